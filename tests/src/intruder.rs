@@ -59,7 +59,8 @@ impl Handler<Deed> for Intruder {
             Deed::SayWithMemory(message, times) => {
                 let memory = tensorpost_core::os::Memfd::create("forged", 4096).expect("memory");
                 let (one, _other) = std::os::unix::net::UnixStream::pair().expect("descriptors");
-                let fds = [memory.as_fd(), memory.as_fd(), memory.as_fd(), one.as_fd()];
+                let memory = memory.as_fd();
+                let fds = [memory, memory, memory, memory, one.as_fd()];
                 (0..times).for_each(|_| say(&message, &fds));
             }
             Deed::SendLingering(message) => {

@@ -1,7 +1,6 @@
-//! The memory of a link that was busy and is not any more.
+//! The memory of a link that was busy and is not any more, and of a pool that was full and is empty.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use tensorpost::prelude::*;
@@ -11,21 +10,61 @@ use super::{Bound, Row, bodies};
 /// In bytes.
 const MOST: f64 = (64 << 10) as f64;
 /// It has to be given back within a minute; nobody wants to wait that long here.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes of the largest memory of a link that a process writes, or reads.
+/// Bytes of the largest memory of a link, one way, that a process has mapped: of the words and of the rings, what is resident.
 fn largest(pid: u32) -> anyhow::Result<u64> {
-    let mut largest = 0;
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let path = entry?.path();
-        // One may close meanwhile.
-        let Ok(target) = fs::read_link(&path) else { continue };
-        if target.to_string_lossy().contains("tensorpost-link") {
-            // In units of 512 bytes, whatever the block size is.
-            largest = largest.max(fs::metadata(&path).map_or(0, |link| link.blocks() * 512));
+    let maps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut words, mut rings, mut of_link) = (0, 0, None);
+    for line in maps.lines() {
+        if let Some(kib) = line.strip_prefix("Rss:") {
+            let bytes = kib.trim().trim_end_matches(" kB").parse::<u64>()? << 10;
+            match of_link.take() {
+                Some(true) => rings = bytes.max(rings),
+                Some(false) => words = bytes.max(words),
+                None => {}
+            }
+        } else if line.contains("memfd:tensorpost-link") || line.contains("memfd:tensorpost-rings") {
+            of_link = Some(line.contains("tensorpost-rings"));
         }
     }
-    Ok(largest)
+    Ok(words + rings)
+}
+
+/// Shared memory that this process has in memory, in bytes.
+fn shared() -> anyhow::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("RssShmem:"));
+    let kib: u64 = kib.unwrap_or_default().trim().trim_end_matches(" kB").parse()?;
+    Ok(kib << 10)
+}
+
+/// Bytes that a pool takes for a moment.
+const PEAK: usize = 512 << 20;
+
+/// What is left of a pool's memory when nothing was in it for a while, over what it had.
+fn emptied_pool(node: &Node) -> anyhow::Result<Row> {
+    let stream = node.host_stream()?;
+    let before = shared()?;
+    let bytes = vec![1_u8; PEAK / 8];
+    let tensors = (0..8).map(|_| stream.from_slice(&[bytes.len()], &bytes));
+    let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+    stream.synchronize()?;
+    let peak = shared()?.saturating_sub(before);
+    drop(tensors);
+    let since = Instant::now();
+    loop {
+        let now = shared()?.saturating_sub(before);
+        if now * 20 <= peak || since.elapsed() > PATIENCE {
+            return Ok(Row::new(
+                "memory of a pool that is empty, over what it held",
+                format!("{} over {} MiB after {:.1} s", now >> 20, peak >> 20, since.elapsed().as_secs_f64()),
+                now as f64 / peak.max(1) as f64,
+                Some(Bound::AtMost(0.05)),
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
@@ -42,10 +81,13 @@ pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
         }
     })?;
     let (bytes, after) = idle;
-    Ok(vec![Row::new(
-        "memory of a link that is idle, KiB",
-        format!("{} KiB after {:.1} s, at its peak {}", bytes >> 10, after.as_secs_f64(), peak >> 10),
-        bytes as f64 / 1024.0,
-        Some(Bound::AtMost(MOST / 1024.0)),
-    )])
+    Ok(vec![
+        Row::new(
+            "memory of a link that is idle, KiB",
+            format!("{} KiB after {:.1} s, at its peak {}", bytes >> 10, after.as_secs_f64(), peak >> 10),
+            bytes as f64 / 1024.0,
+            Some(Bound::AtMost(MOST / 1024.0)),
+        ),
+        emptied_pool(node)?,
+    ])
 }

@@ -1,6 +1,8 @@
 //! Every limit of the system, in one place, with the arithmetic that ties them together (MBX-2). Those of the node, its protocol
 //! and what it shows stand in [`node::limits`](crate::node::limits). `tests/sources/dependencies.rs` holds that.
 
+use std::time::Duration;
+
 /// Most dimensions of a tensor.
 pub const MAX_RANK: usize = 8;
 
@@ -48,6 +50,19 @@ pub const MAX_MAILBOX: u32 = 1 << 16;
 
 /// Bytes of the data ring between an ordered pair of processes.
 pub const RING_BYTES: usize = 1 << 20;
+
+/// Bytes that the two rings of a link, one way, may have touched and keep while nothing goes over it; of more, their memory is
+/// given back. With the three pages of its words a silent link is below 64 KiB then.
+pub const IDLE_RING_BYTES: usize = 48 << 10;
+
+/// How often a process looks for links over which nothing has gone since the last such look, and for chunks that nothing was in.
+pub const IDLE_LOOK: Duration = Duration::from_secs(5);
+
+/// The same where nothing moves and somebody holds its memory, who may let go of it without a word.
+pub const LATE_IDLE_LOOK: Duration = Duration::from_secs(60);
+
+/// Fresh memory that a process offers at one such look: each costs it some 30 us.
+pub const MAX_OFFERS_PER_LOOK: usize = 64;
 
 /// Largest body in bytes that travels inside the ring; a larger one travels as a host lease.
 pub const MAX_INLINE_BODY: usize = 64 << 10;

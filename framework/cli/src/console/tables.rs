@@ -64,15 +64,26 @@ pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
             process.state.to_string().into(),
             Cell::count(Some(u64::from(process.restarts))),
             Cell::count(process.open.map(|open| open as u64)),
+            process.resident.map_or_else(|| Cell::count(None), size),
             Cell::count(process.dead_letters),
             Cell::count(process.rejected),
             process.last_end.clone().unwrap_or_default().into(),
         ]
     };
     Table {
-        titles: &["PROCESS", ">PID", "STATE", ">RESTARTS", ">OPEN", ">DEAD LETTERS", ">REJECTED", "LAST END"],
+        titles: &[
+            "PROCESS",
+            ">PID",
+            "STATE",
+            ">RESTARTS",
+            ">OPEN",
+            ">RESIDENT",
+            ">DEAD LETTERS",
+            ">REJECTED",
+            "LAST END",
+        ],
         rows: processes.iter().map(row).collect(),
-        dispensable: &[7, 6, 5],
+        dispensable: &[8, 7, 6, 5],
     }
 }
 

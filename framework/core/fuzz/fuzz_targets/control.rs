@@ -54,6 +54,8 @@ enum Step {
 enum Said {
     Link { to: u8, life: u8, number: u8 },
     LinkAck { to: u8, life: u8, number: u8 },
+    Rings { to: u8, life: u8, number: u8 },
+    RingsAnswer { to: u8, life: u8, number: u8, is_taken: bool },
     RefuseLink { to: u8, life: u8, number: u8, errno: Option<i32> },
     Publish { owner: Option<u8>, index: u8, bytes: u64 },
     Want { owner: u8, life: u8, index: u8, write: bool },
@@ -83,10 +85,18 @@ fn message(control: &Control<'_>, who: u8, said: Said) -> (ToNode, usize) {
     match said {
         Said::Link { to, life, number } => {
             let link_message = LinkMessage::Link { number: number.into() };
-            (ToNode::Route { to: process(to, life), link_message }, 4)
+            (ToNode::Route { to: process(to, life), link_message }, 5)
         }
         Said::LinkAck { to, life, number } => {
             let link_message = LinkMessage::LinkAck { number: number.into() };
+            plain(ToNode::Route { to: process(to, life), link_message })
+        }
+        Said::Rings { to, life, number } => {
+            let link_message = LinkMessage::Rings { number: number.into() };
+            (ToNode::Route { to: process(to, life), link_message }, 1)
+        }
+        Said::RingsAnswer { to, life, number, is_taken } => {
+            let link_message = LinkMessage::RingsAnswer { number: number.into(), is_taken };
             plain(ToNode::Route { to: process(to, life), link_message })
         }
         Said::RefuseLink { to, life, number, errno } => {

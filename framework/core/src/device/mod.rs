@@ -106,6 +106,21 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// [`DeviceError::OutOfMemory`], or [`DeviceError::Refused`] for zero bytes.
     fn create_chunk(&self, bytes: u64) -> Result<NewChunk, DeviceError>;
 
+    /// Whether [`give_back`](Self::give_back) does anything. A GPU's memory comes and goes with whole mappings alone.
+    fn gives_back(&self) -> bool {
+        false
+    }
+
+    /// Gives the memory of so many bytes of a chunk that was made here back to the system: they are zero from here on, for all who
+    /// have the chunk mapped, and take memory again when they are written.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where it does not; [`DeviceError::Refused`] for bytes outside of the chunk; what the system says.
+    fn give_back(&self, chunk: &ChunkMapping, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        let what = format!("giving {bytes} bytes at {offset} of {chunk:?} back");
+        Err(DeviceError::Unsupported { device: self.id(), what })
+    }
+
     /// Maps a chunk of a peer. `bytes` is its length as the peer's [`ChunkMapping::len`] says.
     ///
     /// # Errors

@@ -110,10 +110,37 @@ impl fmt::Debug for Block {
     }
 }
 
+/// What a look for idle chunks has found.
+#[derive(Debug, Default)]
+pub struct Idle {
+    /// Those that are.
+    pub chunks: Vec<IdleChunk>,
+    /// Some are empty, and were not at the last look.
+    pub lately: bool,
+    /// Some are in use.
+    pub in_use: bool,
+}
+
+/// A chunk that nothing is in.
+#[derive(Debug)]
+pub struct IdleChunk {
+    /// Its index.
+    pub index: u32,
+    /// Its length in bytes.
+    pub bytes: u64,
+    cut: u64,
+}
+
 struct Chunk {
     bytes: u64,
     used: u64,
     blocks: u32,
+    /// Blocks that were ever cut out of it.
+    cut: u64,
+    /// How many of them at the last [look](SubAllocator::idle).
+    seen: u64,
+    /// How many when its memory was given back last.
+    given_back: u64,
     /// `None` for a chunk that holds one tensor at a time.
     parts: Option<Parts>,
 }
@@ -216,7 +243,15 @@ impl SubAllocator {
             let units = (bytes / ALLOCATION_UNIT) as u32; // at most LARGEST_CHUNK / ALLOCATION_UNIT
             Parts::new(units)
         });
-        self.chunks.entry(index).or_insert(Chunk { bytes, used: 0, blocks: 0, parts });
+        self.chunks.entry(index).or_insert(Chunk {
+            bytes,
+            used: 0,
+            blocks: 0,
+            cut: 0,
+            seen: 0,
+            given_back: 0,
+            parts,
+        });
     }
 
     /// Gives a block's room back.
@@ -232,6 +267,35 @@ impl SubAllocator {
         chunk.blocks -= 1;
         if let Some(parts) = &mut chunk.parts {
             parts.free(block.place);
+        }
+    }
+
+    /// Looks for chunks whose memory can be given back: that have had blocks since it last was, and have none, and had none since the
+    /// last look.
+    pub fn idle(&mut self) -> Idle {
+        let mut idle = Idle::default();
+        for (&index, chunk) in self.chunks.iter_mut().filter(|(_, chunk)| chunk.cut != chunk.given_back) {
+            let was = std::mem::replace(&mut chunk.seen, chunk.cut);
+            if chunk.blocks > 0 {
+                idle.in_use = true;
+            } else if was == chunk.cut {
+                idle.chunks.push(IdleChunk { index, bytes: chunk.bytes, cut: chunk.cut });
+            } else {
+                idle.lately = true;
+            }
+        }
+        idle
+    }
+
+    /// Whether nothing was cut out of a chunk since it was found.
+    pub fn is_idle(&self, found: &IdleChunk) -> bool {
+        self.chunks.get(&found.index).is_some_and(|chunk| chunk.blocks == 0 && chunk.cut == found.cut)
+    }
+
+    /// The memory of a chunk was given back.
+    pub fn note_given_back(&mut self, found: &IdleChunk) {
+        if let Some(chunk) = self.chunks.get_mut(&found.index) {
+            chunk.given_back = found.cut;
         }
     }
 
@@ -257,6 +321,7 @@ impl Chunk {
         };
         self.used += room;
         self.blocks += 1;
+        self.cut += 1;
         Some(Block { chunk: index, offset, bytes, place })
     }
 }

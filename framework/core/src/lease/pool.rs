@@ -12,6 +12,8 @@
 //! An allocation looks at few of the blocks that are still in use (`sweep`), and the next allocation at the next few: a
 //! process that is far ahead of its GPU has hundreds in quarantine. Only if that finds nothing does an allocation look
 //! at all of them.
+//!
+//! A chunk that nothing is in for a while gives its memory back, and stays (`idle`).
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -35,6 +37,7 @@ use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
 use crate::observe::trace::{LeaseName, What};
 
 mod forwards;
+mod idle;
 #[cfg(feature = "foreign")]
 mod lending;
 #[cfg(feature = "foreign")]
@@ -42,6 +45,7 @@ mod lent;
 mod report;
 mod sole;
 mod waiting;
+pub(crate) use idle::LookAgain;
 #[cfg(feature = "foreign")]
 pub(crate) use lending::LetGo;
 pub use report::PoolStats;

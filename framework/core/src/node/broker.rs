@@ -23,7 +23,7 @@ use crate::node::deaths::Deaths;
 #[cfg(feature = "hosts")]
 use crate::node::foreign::Foreign;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
-use crate::node::link_messages::{Answer, LinkMessages};
+use crate::node::link_messages::LinkMessages;
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::reclaim::Reclaims;
 use crate::node::registry::{NameError, Registry, check_name};
@@ -31,9 +31,10 @@ use crate::node::roster::Roster;
 use crate::node::watches::Watches;
 use crate::os::foreign;
 use crate::os::remedy::OPEN_FILES;
-use crate::transport::WhyRefused;
-use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
+use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown, Whereabouts};
+
+mod links;
 
 /// A message on its way to a process, with its descriptors.
 #[derive(Debug)]
@@ -54,6 +55,10 @@ pub(crate) enum Complaint {
     LinkMessageAgain(ProcessId),
     #[error("it answered half of a link that {0} has not sent it, or has answered it before")]
     NoSuchHalf(ProcessId),
+    #[error("it offered {0} fresh rings, to which it has no link, or before the last were answered")]
+    OfferAgain(ProcessId),
+    #[error("it answered an offer that {0} has not made, or has answered it before")]
+    NoSuchOffer(ProcessId),
     #[error("it wrote to itself by way of the node")]
     ToItself,
     #[error("it published {0:?}, which belongs to another process")]
@@ -305,28 +310,10 @@ impl Broker {
         }
         let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
         match message {
-            ToNode::Route { to, link_message: LinkMessage::Link { number } } => {
-                expect(&descriptors, "a link", 4)?;
-                self.half(from, to, number, Ok(descriptors), out)
-            }
-            ToNode::Route { to, link_message: LinkMessage::LinkAck { number } } => {
-                expect(&descriptors, "the answer to a link", 0)?;
-                if self.answers(from, to, number, out)? {
-                    let link_message = LinkMessage::LinkAck { number };
-                    let message = FromNode::LinkMessage { from, link_message };
-                    out.push(Delivery { to, message, descriptors });
-                }
-                Ok(())
-            }
+            ToNode::Route { to, link_message } => self.link_message(from, to, link_message, descriptors, out),
             ToNode::RefuseLink { peer, number, why } => {
                 expect(&descriptors, "the refusal of a link", 0)?;
-                if self.answers(from, peer, number, out)? {
-                    out.push(refused((peer, from), number, from, why));
-                    // It may have sent its own while it refused: that is void too, and nobody waits for it.
-                    let own = self.link_messages.void(peer, from);
-                    out.extend(own.map(|number| refused((from, peer), number, from, why)));
-                }
-                Ok(())
+                self.refuse_link(from, peer, number, why, out)
             }
             ToNode::PublishChunk { chunk, device, bytes } => {
                 let got = descriptors.len();
@@ -415,85 +402,6 @@ impl Broker {
         }
     }
 
-    /// A half of a link to `to`, with its descriptors, or with why the node lacks them.
-    pub(crate) fn half(
-        &mut self,
-        from: ProcessId,
-        to: ProcessId,
-        number: u64,
-        descriptors: io::Result<Vec<OwnedFd>>,
-        out: &mut Vec<Delivery>,
-    ) -> Result<(), Complaint> {
-        if !self.may_write(from, to, out)? {
-            return Ok(());
-        }
-        if !self.link_messages.half(from, to, number) {
-            return Err(Complaint::LinkMessageAgain(to));
-        }
-        // WIRE-1: the page that the node can release, whichever the process would rather show.
-        let clocks = || self.deaths.clocks(from).transpose();
-        let whole = descriptors.and_then(|mut descriptors| {
-            if let (Some(first), Some(clocks)) = (descriptors.first_mut(), clocks()?) {
-                *first = clocks;
-            }
-            Ok(descriptors)
-        });
-        match whole {
-            Ok(descriptors) => {
-                let message = FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } };
-                out.push(Delivery { to, message, descriptors });
-                Ok(())
-            }
-            Err(error) => {
-                // Nobody waits for what does not come: neither for this half, nor for an answer to the other.
-                let why = WhyRefused::of(&error);
-                let others = self.link_messages.void(from, to);
-                out.push(refused((from, to), number, ProcessId::NODE, why));
-                out.extend(others.map(|number| refused((to, from), number, ProcessId::NODE, why)));
-                Err(Complaint::NoHalf(to, error))
-            }
-        }
-    }
-
-    /// Whether this is the answer to a half, and to be acted upon.
-    fn answers(
-        &mut self,
-        from: ProcessId,
-        to: ProcessId,
-        number: u64,
-        out: &mut Vec<Delivery>,
-    ) -> Result<bool, Complaint> {
-        if !self.may_write(from, to, out)? {
-            return Ok(false);
-        }
-        match self.link_messages.answer(from, to, number) {
-            Answer::Due => Ok(true),
-            Answer::Late => Ok(false),
-            Answer::Forged => Err(Complaint::NoSuchHalf(to)),
-        }
-    }
-
-    /// Whether a link message can go to `to`. Its sender is told where it cannot.
-    fn may_write(&self, from: ProcessId, to: ProcessId, out: &mut Vec<Delivery>) -> Result<bool, Complaint> {
-        if to == from {
-            return Err(Complaint::ToItself);
-        }
-        if self.roster.lifecycle(to) {
-            return Ok(true);
-        }
-        let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
-        match self.lifecycle.get(&to.slot()) {
-            Some(last) if to.incarnation() <= *last => {
-                answer(FromNode::Exited { process: to });
-                Ok(false)
-            }
-            _ => {
-                answer(FromNode::Nobody { process: to });
-                Err(Complaint::UnknownProcess(to))
-            }
-        }
-    }
-
     fn want_chunk(&mut self, question: Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
         let owner = question.chunk.owner;
         // What the asker itself has published, and what the dead had, was read before this.
@@ -566,13 +474,6 @@ pub(crate) struct Kept {
     pub(crate) watched: usize,
     /// Pages of processes, and processes that have reported tainted ranges.
     pub(crate) deaths: usize,
-}
-
-/// The half of `whose` first leads to no link with the second.
-fn refused(whose: (ProcessId, ProcessId), number: u64, by: ProcessId, why: WhyRefused) -> Delivery {
-    let (to, peer) = whose;
-    let message = FromNode::LinkRefused { peer, number, by, name: String::new(), why };
-    Delivery { to, message, descriptors: Vec::new() }
 }
 
 fn no_chunk(question: &Question) -> Delivery {

@@ -4,6 +4,7 @@ use super::*;
 use crate::device::Access;
 use crate::ids::DeviceId;
 use crate::node::limits::MAX_NAME;
+use crate::transport::control_channel::LinkMessage;
 use crate::transport::lifecycle::Whereabouts;
 
 const NODE: ProcessId = ProcessId::NODE;
@@ -40,9 +41,9 @@ fn ask(
 fn link_messages_go_to_the_life_that_they_name() {
     let mut broker = broker();
     let link = |to| ToNode::Route { to, link_message: LinkMessage::Link { number: 1 } };
-    let (out, result) = ask(&mut broker, 1, link(process(2)), 4);
+    let (out, result) = ask(&mut broker, 1, link(process(2)), 5);
     result.unwrap();
-    assert_eq!((out[0].to, out[0].descriptors.len()), (process(2), 4));
+    assert_eq!((out[0].to, out[0].descriptors.len()), (process(2), 5));
     assert!(
         matches!(out[0].message, FromNode::LinkMessage { from, link_message: LinkMessage::Link { number: 1 } } if from == process(1))
     );
@@ -54,7 +55,7 @@ fn link_messages_go_to_the_life_that_they_name() {
     assert_eq!(told, [NODE, process(1)]);
     // The next life of the slot does not get what was meant for the last.
     broker.joined(ProcessId::new(2, 1).unwrap());
-    let (out, result) = ask(&mut broker, 1, link(process(2)), 4);
+    let (out, result) = ask(&mut broker, 1, link(process(2)), 5);
     result.unwrap();
     assert_eq!(out[0].to, process(1));
     assert!(matches!(out[0].message, FromNode::Exited { process: exited } if exited == process(2)));
@@ -68,9 +69,9 @@ fn nothing_is_believed() {
     let stranger = ProcessId::new(200, 7).unwrap();
     let chunk =
         |owner| ToNode::PublishChunk { chunk: ChunkId { owner, index: 0 }, device: DeviceId::HOST, bytes: 1 };
-    assert!(matches!(ask(&mut broker, 1, link(process(2)), 3).1, Err(Complaint::Descriptors { got: 3, .. })));
-    assert!(matches!(ask(&mut broker, 1, link(process(1)), 4).1, Err(Complaint::ToItself)));
-    let (out, result) = ask(&mut broker, 1, link(stranger), 4);
+    assert!(matches!(ask(&mut broker, 1, link(process(2)), 4).1, Err(Complaint::Descriptors { got: 4, .. })));
+    assert!(matches!(ask(&mut broker, 1, link(process(1)), 5).1, Err(Complaint::ToItself)));
+    let (out, result) = ask(&mut broker, 1, link(stranger), 5);
     assert!(matches!(result, Err(Complaint::UnknownProcess(p)) if p == stranger));
     assert!(matches!(out[0].message, FromNode::Nobody { .. }), "the sender is answered all the same");
     assert!(matches!(ask(&mut broker, 1, chunk(process(2)), 2).1, Err(Complaint::ForeignChunk(_))));

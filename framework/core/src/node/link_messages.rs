@@ -8,6 +8,9 @@
 //!
 //! A refusal is for both halves: whoever refuses a half, or loses it, has no use for its own. So a process may answer a
 //! half that is void by then, because it had not heard of that. Such an answer is dropped, once for each half.
+//!
+//! Over a link that stands a process offers fresh memory for its rings, and again when that was answered: what waits for the
+//! receiver is one offer at most, which it paces itself.
 
 use std::collections::HashMap;
 
@@ -26,6 +29,10 @@ struct Halves {
     stands: bool,
     /// The last that was answered.
     answered: u64,
+    /// The last offer of fresh rings behind the half.
+    offered: u64,
+    /// The last of them that was answered.
+    offer_answered: u64,
 }
 
 /// What an answer to a half is.
@@ -58,6 +65,27 @@ impl LinkMessages {
         }
         halves.answered = number;
         if halves.stands && number == halves.last { Answer::Due } else { Answer::Late }
+    }
+
+    /// Whether `from` may offer these rings. They are the ones to be answered then.
+    pub(crate) fn offer(&mut self, from: ProcessId, to: ProcessId, number: u64) -> bool {
+        let Some(halves) = self.0.get_mut(&(from, to)) else { return false };
+        let is_taken = halves.stands && halves.answered == halves.last;
+        if !is_taken || halves.offered != halves.offer_answered || number <= halves.offered {
+            return false;
+        }
+        halves.offered = number;
+        true
+    }
+
+    /// `from` answers the rings that `to` has offered: whether there are such.
+    pub(crate) fn offer_answered(&mut self, from: ProcessId, to: ProcessId, number: u64) -> bool {
+        let Some(halves) = self.0.get_mut(&(to, from)) else { return false };
+        if halves.offered == halves.offer_answered || number != halves.offered {
+            return false;
+        }
+        halves.offer_answered = number;
+        true
     }
 
     /// Both halves of a link are void: that of `one`, and the one that the other has sent, whose number is returned.

@@ -16,7 +16,11 @@ fn say(
     to: u16,
     link_message: LinkMessage,
 ) -> Result<Vec<Delivery>, Complaint> {
-    let descriptors = if matches!(link_message, LinkMessage::Link { .. }) { 4 } else { 0 };
+    let descriptors = if matches!(link_message, LinkMessage::Link { .. }) {
+        5
+    } else {
+        usize::from(matches!(link_message, LinkMessage::Rings { .. }))
+    };
     let (told, result) = ask(broker, from, ToNode::Route { to: process(to), link_message }, descriptors);
     result.map(|()| told)
 }
@@ -119,4 +123,38 @@ fn a_half_that_the_node_loses_is_void_with_the_other() {
     let mut told = Vec::new();
     let result = broker.half(process(1), process(2), 6, lack(), &mut told);
     assert!(matches!(result, Err(Complaint::LinkMessageAgain(_))) && told.is_empty(), "it has a link");
+}
+
+// Fresh rings are offered over a link that stands, and one at a time: what waits for a process is not for another to pile up.
+#[test]
+fn rings_are_offered_once_until_they_were_answered() {
+    let mut broker = broker();
+    let rings = |number| LinkMessage::Rings { number };
+    let answer = |number| LinkMessage::RingsAnswer { number, is_taken: true };
+    let is_too_much = |told| matches!(told, Err(Complaint::OfferAgain(to)) if to == process(2));
+    let is_forged = |told| matches!(told, Err(Complaint::NoSuchOffer(to)) if to == process(1));
+    assert!(is_too_much(say(&mut broker, 1, 2, rings(1))), "there is no link");
+    say(&mut broker, 1, 2, half(1)).unwrap();
+    assert!(is_too_much(say(&mut broker, 1, 2, rings(1))), "it is not taken");
+    say(&mut broker, 2, 1, LinkMessage::LinkAck { number: 1 }).unwrap();
+    assert!(is_forged(say(&mut broker, 2, 1, answer(1))), "nothing was offered");
+    for number in 1..5 {
+        let told = say(&mut broker, 1, 2, rings(number)).unwrap();
+        assert!(matches!(&told[..], [one] if one.to == process(2) && one.descriptors.len() == 1));
+        for again in 0..1000 {
+            assert!(is_too_much(say(&mut broker, 1, 2, rings(again))));
+        }
+        assert!(is_forged(say(&mut broker, 2, 1, answer(number + 1))));
+        assert_eq!(say(&mut broker, 2, 1, answer(number)).unwrap().len(), 1);
+        assert!(is_forged(say(&mut broker, 2, 1, answer(number))));
+        assert!(is_too_much(say(&mut broker, 1, 2, rings(number))), "no number twice");
+    }
+    // Of the node's own lack its sender hears at once, and may try again.
+    let mut told = Vec::new();
+    broker.offer(process(1), process(2), 9, None, &mut told).unwrap();
+    let refusal = LinkMessage::RingsAnswer { number: 9, is_taken: false };
+    assert!(matches!(&told[..], [one] if one.to == process(1)
+        && matches!(&one.message, FromNode::LinkMessage { from, link_message }
+            if *from == process(2) && format!("{link_message:?}") == format!("{refusal:?}"))));
+    assert_eq!(say(&mut broker, 1, 2, rings(10)).unwrap().len(), 1);
 }

@@ -190,7 +190,7 @@ impl ProcessRuntime for ProcessActors {
 }
 
 fn run_reader_on_a_thread(transport: &Arc<Transport>) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("no runtime for the node's reader: {error}"))?;
     let transport = Arc::clone(transport);
     let spawned = std::thread::Builder::new().name("tensorpost-reader".into()).spawn(move || {

@@ -32,7 +32,7 @@ pub use futex::Woken;
 pub use launcher::Launcher;
 pub use mapping::{Access, Mapping};
 pub use memfd::{BadMemfd, Memfd};
-pub use process::PidFd;
+pub use process::{PidFd, resident_bytes};
 pub use punctual::Punctual;
 pub use remedy::{remedy, remedy_of_start};
 pub use seqpacket::Seqpacket;

@@ -14,6 +14,13 @@ use rustix::process::{
 /// The link to the program that this process runs.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
+/// Bytes of this process that are in memory; 0 where the kernel does not say.
+pub fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
+}
+
 /// Asks the kernel to kill this process when its parent, whose number is `parent`, ends.
 ///
 /// The signal comes when the parent's *thread* that spawned this process ends, so spawn from a thread that lives
@@ -125,6 +132,17 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     const ROLE: &str = "TENSORPOST_TEST_ROLE";
+
+    // Beside other tests, which take memory and give it back.
+    #[test]
+    fn memory_that_is_touched_is_resident() {
+        const TOUCHED: usize = 64 << 20;
+        let touched = vec![1_u8; TOUCHED];
+        let resident = resident_bytes();
+        assert!(resident >= TOUCHED as u64, "{resident} bytes with {} touched", touched.len());
+        let all = rustix::system::sysinfo();
+        assert!(resident < all.totalram as u64 * u64::from(all.mem_unit), "{resident} bytes");
+    }
 
     #[test]
     fn a_name_is_cut_where_it_tells_least() {

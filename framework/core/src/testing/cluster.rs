@@ -22,8 +22,9 @@
 //! # }
 //! ```
 
-use std::sync::Arc;
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -36,6 +37,7 @@ use crate::actor::Address;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::ids::{ActorId, ChunkId, ProcessId};
+use crate::lease::pool::LookAgain;
 use crate::lease::{LeaseId, PoolOptions};
 use crate::message::GpuMessage;
 use crate::message::wire::Kind;
@@ -427,6 +429,33 @@ impl Cluster {
     pub fn forge_notice(&self, from: usize, to: usize, notice: Entry) -> bool {
         let link = self.link(from, to);
         link.post(notice).is_ok_and(|is_posted| is_posted) && link.publish_notices()
+    }
+
+    /// Process `i` looks for what was not used since it last did; whether it is to look again.
+    pub fn look_for_idle(&self, i: usize) -> bool {
+        self.transport(i).look_for_idle() != LookAgain::Never
+    }
+
+    /// Process `i` moves rings whose peers have taken fresh memory, as its reader does when it has nothing else to do.
+    pub fn move_rings(&self, i: usize) {
+        self.transport(i).move_rings_if_due();
+    }
+
+    /// Bytes that the rings from process `from` to process `to` have touched.
+    pub fn ring_bytes(&self, from: usize, to: usize) -> usize {
+        self.link(from, to).rings_out().0
+    }
+
+    /// What keeps the memory of those rings, in both processes.
+    pub fn ring_memory(&self, from: usize, to: usize) -> Vec<Weak<dyn Any + Send + Sync>> {
+        let mut memory = self.link(from, to).rings_out().1;
+        memory.extend(self.link(to, from).rings_in());
+        memory
+    }
+
+    /// Process `from` marks its data ring to process `to`, or its return ring, as going on in memory that it has not offered.
+    pub fn forge_move(&self, from: usize, to: usize, data: bool) {
+        self.link(from, to).move_unoffered(data);
     }
 
     /// Whether process `from` has given process `to` up.

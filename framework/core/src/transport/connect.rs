@@ -36,8 +36,8 @@ pub(crate) enum BadHalf {
     Memory(#[from] BadMemfd),
     #[error("its clock page is not what it has to be: {0}")]
     Clock(#[from] BadClockPage),
-    #[error("its link message came with {0} descriptors instead of 4")]
-    Descriptors(usize),
+    #[error("its link message came with {0} descriptors instead of {1}")]
+    Descriptors(usize, usize),
     #[error("its ring cannot be: {0}")]
     Ring(#[from] crate::transport::ring::BadCapacity),
     #[error("it sent its half twice")]
@@ -50,7 +50,7 @@ pub(crate) enum BadHalf {
 
 impl BadHalf {
     /// What the system said that this process lacks, where nothing is wrong with the half.
-    fn lack(&self) -> Option<&std::io::Error> {
+    pub(super) fn lack(&self) -> Option<&std::io::Error> {
         let (BadHalf::Io(error)
         | BadHalf::Memory(BadMemfd::Os(error))
         | BadHalf::Clock(BadClockPage::Os(error) | BadClockPage::Memory(BadMemfd::Os(error)))) = self
@@ -133,8 +133,8 @@ impl Transport {
         let mut descriptors =
             vec![self.domain.own_page().export_fd()?, self.wakeups.export()?, link.export()?];
         let link_message = LinkMessage::Link { number: link.number() };
-        link.send_half(|bell| {
-            descriptors.push(bell);
+        link.send_half(|rings_and_bell| {
+            descriptors.extend(rings_and_bell);
             let route = ToNode::Route { to: link.peer, link_message };
             self.control.send(route, descriptors).map_err(std::io::Error::other)
         })?;
@@ -173,8 +173,8 @@ impl Transport {
 
     fn take_half(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
         let count = descriptors.len();
-        let [clock, wake_page, memory, bell] =
-            <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
+        let [clock, wake_page, memory, rings, bell] =
+            <[OwnedFd; 5]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count, 5))?;
         // LEASE-4: memory of the lives before this one is still about, and is taken as that of the dead.
         self.lifecycle.exited.note_before(from);
         // There is such a process, whatever the node had said before.
@@ -186,7 +186,7 @@ impl Transport {
         fault::point("transport.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
         self.domain.add_peer(from, ClockPage::open(clock)?);
-        link.connect(wake_page, memory, bell)?;
+        link.connect(wake_page, memory, rings, bell)?;
         fault::point("transport.link.connected");
         Ok(())
     }

@@ -118,8 +118,8 @@ pub enum ToNode {
 /// From one process to another, by way of the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum LinkMessage {
-    /// Here is my half of the link between us. Descriptors: the sender's clock page, its wake page, the memory of its
-    /// rings to you, the bell with which you ring it.
+    /// Here is my half of the link between us. Descriptors: the sender's clock page, its wake page, its words for you, the
+    /// memory of its rings to you, the bell with which you ring it.
     Link {
         /// Greater than that of every half before: the answer names it.
         number: u64,
@@ -128,6 +128,19 @@ pub enum LinkMessage {
     LinkAck {
         /// Of the half.
         number: u64,
+    },
+    /// Here is fresh memory for my rings to you, in which they go on once they say so. Descriptors: one. Over a link that
+    /// stands, and again when the last was answered.
+    Rings {
+        /// Greater than that of every such memory before: the answer names it.
+        number: u64,
+    },
+    /// I have mapped your fresh rings, or I cannot.
+    RingsAnswer {
+        /// Of the rings.
+        number: u64,
+        /// Whether they are mapped.
+        is_taken: bool,
     },
 }
 

@@ -22,6 +22,8 @@ pub(crate) enum Notice {
     Forward { chunk: u32, entry: u32, generation: u32, to: ProcessId },
     /// The writer could not read the frame that ends at this position of its inbound ring, and took none of its leases.
     Rejected { end: u64 },
+    /// Behind this the ring is in the memory that the writer has offered last (`link/renewal.rs`).
+    Moved,
 }
 
 /// Why an entry was refused.
@@ -37,6 +39,7 @@ const RELEASE: u64 = 1;
 const HOLD: u64 = 2;
 const REJECTED: u64 = 3;
 const FORWARD: u64 = 4;
+const MOVED: u64 = 5;
 
 pub(crate) fn checksum(words: &Entry) -> u64 {
     let mut bytes = [0; 56];
@@ -88,6 +91,13 @@ pub(crate) fn rejected(end: u64) -> Entry {
     words
 }
 
+/// The ring goes on in other memory.
+pub(crate) fn moved() -> Entry {
+    let mut words = [MOVED, 0, 0, 0, 0, 0, 0, 0];
+    words[7] = checksum(&words);
+    words
+}
+
 /// Reads an entry that `writer` wrote.
 pub(crate) fn parse(words: &Entry, writer: ProcessId) -> Result<Notice, BadEntry> {
     if words[7] != checksum(words) {
@@ -122,6 +132,7 @@ pub(crate) fn parse(words: &Entry, writer: ProcessId) -> Result<Notice, BadEntry
             Ok(Notice::Forward { chunk, entry, generation, to })
         }
         REJECTED => Ok(Notice::Rejected { end: words[1] }),
+        MOVED => Ok(Notice::Moved),
         other => Err(BadEntry::Field { field: "kind", value: other }),
     }
 }
@@ -155,13 +166,18 @@ mod tests {
         assert_eq!(parse(&forward(id(), to), writer), Ok(notice));
         assert!(parse(&forward(id(), writer), writer).is_err(), "to itself");
         assert_eq!(parse(&rejected(640), writer), Ok(Notice::Rejected { end: 640 }));
+        assert_eq!(parse(&moved(), writer), Ok(Notice::Moved));
     }
 
     #[test]
     fn every_flipped_bit_is_found() {
-        for words in
-            [release(id(), &[]), hold(id(), ProcessId::NODE), forward(id(), ProcessId::NODE), rejected(8)]
-        {
+        for words in [
+            release(id(), &[]),
+            hold(id(), ProcessId::NODE),
+            forward(id(), ProcessId::NODE),
+            rejected(8),
+            moved(),
+        ] {
             for bit in 0..512 {
                 let mut damaged = words;
                 damaged[bit / 64] ^= 1 << (bit % 64);

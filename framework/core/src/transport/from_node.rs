@@ -30,6 +30,12 @@ impl Transport {
                     link.wake_senders();
                 }
             }
+            FromNode::LinkMessage { from, link_message: LinkMessage::Rings { number } } => {
+                self.rings_came(from, number, descriptors);
+            }
+            FromNode::LinkMessage { from, link_message: LinkMessage::RingsAnswer { number, is_taken } } => {
+                self.offer_answered(from, number, is_taken);
+            }
             FromNode::LinkRefused { peer, number, by, name, why } => {
                 self.half_refused(peer, number, LinkRefused::there(by, &name, why));
             }
@@ -77,10 +83,15 @@ impl Transport {
     /// cannot go on without them. Any thread; never blocks.
     #[allow(clippy::wrong_self_convention, reason = "as for `from_node`")]
     pub fn from_node_starved(&self, message: &FromNode) -> bool {
-        let FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } } = message else {
-            return false;
-        };
-        self.half_lost(*from, *number);
+        match message {
+            FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } } => {
+                self.half_lost(*from, *number);
+            }
+            FromNode::LinkMessage { from, link_message: LinkMessage::Rings { number } } => {
+                self.rings_lost(*from, *number);
+            }
+            _ => return false,
+        }
         self.wakeups.wake_reader();
         true
     }

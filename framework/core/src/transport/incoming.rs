@@ -46,6 +46,7 @@ use crate::observe::context::TraceContext;
 use crate::observe::text::shown;
 use crate::tensor::DType;
 use crate::tensor::{Layout, Tensor};
+use crate::transport::ring::RingCorrupt;
 
 /// Frames taken from one link before the others get their turn.
 const BATCH: usize = 128;
@@ -104,6 +105,13 @@ impl Transport {
                     }
                 }
                 Err(error) => {
+                    if matches!(error, RingCorrupt::Moved { .. })
+                        && let Some(bytes) = link.fresh_data()
+                    {
+                        drop(inbound.data.follow(bytes));
+                        any = true;
+                        continue;
+                    }
                     tracing::error!(peer = %link.peer, %error, "a ring is corrupt; its process is given up");
                     self.counters.rejected.fetch_add(1, Ordering::Relaxed);
                     self.give_up(link);

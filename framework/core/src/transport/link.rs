@@ -16,9 +16,10 @@
 //! | `leases` | both return rings, and how many leases each side has of the other's memory |
 //! | `credits` | what this process's actors are done with |
 //! | `senders` | who waits here for room there |
+//! | `renewal` | fresh memory for rings that are idle, that to the peer and that from it |
 //!
 //! **Locks**, in the order in which they may nest: `inbound` (receiver); `notices_in` (leases); then, none of them inside
-//! another, `out` (sender), `notices_out` (leases), credits, `guests` (senders), and a pool's own. Nothing of the user's runs
+//! another, `out` (sender), `notices_out` (leases), credits, `guests` (senders), the two of renewal, and a pool's own. Nothing of the user's runs
 //! under any of them but `inbound`, under which messages are decoded.
 //!
 //! **On a crash** of the peer see `endings`. **On cancellation** of a send its claim gives everything back.
@@ -30,6 +31,7 @@ mod granted;
 mod granted_tests;
 mod leases;
 mod receiver;
+mod renewal;
 mod sender;
 mod senders;
 
@@ -42,11 +44,13 @@ pub(crate) use self::credits::{AWAY, CLOSED, Credit, NOBODY};
 use self::leases::Leases;
 pub(crate) use self::receiver::Inbound;
 use self::receiver::ReceiverSide;
+use self::renewal::Renewal;
+pub(crate) use self::renewal::RingUse;
 use self::sender::SenderSide;
 pub(crate) use self::sender::{Claim, Draft, wants_credit};
 use self::senders::Senders;
 use super::connect::BadHalf;
-use super::pages::{LinkMemory, WakePage};
+use super::pages::{LinkMemory, RingMemory, WakePage};
 use crate::ids::ProcessId;
 use crate::os::Ears;
 use crate::transport::ring::{Consumer, EntryConsumer, EntryProducer, Producer};
@@ -67,6 +71,8 @@ pub(crate) struct Link {
     senders: Senders,
     /// The credits granted to the peer.
     credits: Credits,
+    /// Fresh memory for idle rings.
+    renewal: Renewal,
 }
 
 impl Link {
@@ -82,26 +88,33 @@ impl Link {
             leases: Leases::new(),
             senders: Senders::new(),
             credits,
+            renewal: Renewal::default(),
         })
     }
 
     /// Connects the peer's half.
-    pub(crate) fn connect(&self, wake_page: OwnedFd, memory: OwnedFd, bell: OwnedFd) -> Result<(), BadHalf> {
+    pub(crate) fn connect(
+        &self,
+        wake_page: OwnedFd,
+        memory: OwnedFd,
+        rings: OwnedFd,
+        bell: OwnedFd,
+    ) -> Result<(), BadHalf> {
         let wake_page = WakePage::open(wake_page)?;
         let memory = LinkMemory::open(memory)?;
+        let (data, returns) = RingMemory::open(rings)?.into_bytes();
         self.connection.take_half(&wake_page, &memory, bell)?;
+        let (own_data, own_returns) = self.connection.take_rings().ok_or(BadHalf::Twice)?;
+        let (data_tail, return_tail) = memory.tails();
         let (data_head, return_head) = memory.heads();
+        let (own_data_tail, own_return_tail) = self.connection.memory.tails();
         let (own_data_head, own_return_head) = self.connection.memory.heads();
-        let (tail, bytes) = self.connection.memory.data();
-        self.sender.open(Producer::new(tail, data_head, bytes)?);
-        let (tail, bytes) = self.connection.memory.returns();
-        self.leases.open_out(EntryProducer::new(tail, return_head, bytes)?);
-        let (tail, bytes) = memory.data();
-        self.receiver.open(Consumer::new(tail, own_data_head, bytes)?);
-        let (tail, bytes) = memory.returns();
-        self.leases.open_in(EntryConsumer::new(tail, own_return_head, bytes)?);
+        self.sender.open(Producer::new(own_data_tail, data_head.clone(), own_data)?);
+        self.leases.open_out(EntryProducer::new(own_return_tail, return_head, own_returns)?);
+        self.receiver.open(Consumer::new(data_tail.clone(), own_data_head, data)?);
+        self.leases.open_in(EntryConsumer::new(return_tail.clone(), own_return_head, returns)?);
         // Last: who finds a cursor moved reads what it tells of.
-        self.receiver.watch([memory.data().0, memory.returns().0, memory.heads().0]);
+        self.receiver.watch([data_tail, return_tail, data_head]);
         Ok(())
     }
 

@@ -24,6 +24,7 @@ use super::{TransmitError, Transport};
 use crate::clock::ClockDomain;
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{DeviceId, ProcessId};
+use crate::lease::pool::LookAgain;
 use crate::lease::{Lease, LeaseId, Pool, PoolOptions, Writers};
 use crate::limits::CHUNK_BYTES;
 use crate::tensor::{DType, DeviceStream, TensorError};
@@ -179,6 +180,11 @@ impl Memory {
     pub(super) fn take_unsettled(&self) -> bool {
         // The load first: nearly always there is nothing.
         self.unsettled.load(Ordering::Relaxed) && self.unsettled.swap(false, Ordering::AcqRel)
+    }
+
+    /// Gives back the memory of chunks that nothing was in for a while. When it is worth to look again.
+    pub(super) fn look_for_idle(&self) -> LookAgain {
+        self.pools().iter().map(|pool| pool.look_for_idle()).max().unwrap_or(LookAgain::Never)
     }
 
     /// Drops the leases of a process that has ended (LEASE-4).

@@ -23,8 +23,8 @@
 //!
 //! # The parts
 //! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes across parts
-//! (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `from_node`, `endings`, `route`) owns nothing and takes
-//! no lock of its own.
+//! (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`, `from_node`, `endings`, `route`) owns nothing
+//! and takes no lock of its own.
 //!
 //! | part | owns |
 //! |---|---|
@@ -91,6 +91,7 @@ mod process;
 mod publish;
 mod reader;
 mod refused;
+mod renewal;
 mod returns;
 pub mod ring;
 mod route;
@@ -138,7 +139,7 @@ use crate::lease::{Pool, PoolOptions};
 use crate::limits::MAX_ACTORS;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
-use crate::os::remedy_of_start;
+use crate::os::{remedy_of_start, resident_bytes};
 use crate::stream;
 use control_channel::{ControlChannel, ControlChannelClosed, Location};
 use inbox::Inbox;
@@ -315,6 +316,7 @@ impl Transport {
             dead_letters: stats.dead_letters,
             bytes_not_copied: stats.bytes_not_copied,
             open: self.actors.open(Ordering::Relaxed),
+            resident_bytes: resident_bytes(),
             actors,
             ..ProcessMetrics::default()
         };

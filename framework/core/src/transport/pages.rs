@@ -3,10 +3,12 @@
 //! | memory | one per | written by | holds |
 //! |---|---|---|---|
 //! | wake page | process | it | its sleep word, and whether it wants to be woken for room |
-//! | link memory | ordered pair | the sender | its tails, both rings, and of the other direction: its cursors, the credits that it grants, and which of its actors take messages |
+//! | link memory | ordered pair | the sender | its tails, and of the other direction: its cursors, the credits that it grants, and which of its actors take messages |
+//! | ring memory | ordered pair | the sender | both rings |
 //!
 //! Everything of a link is in memory of its own, so that the next life of a peer's slot begins with zeros while the last
-//! one is still read to the end.
+//! one is still read to the end. The rings are apart from the words, because their memory is given back when they are idle, and
+//! that is possible only as a whole: see `link/renewal.rs`.
 //!
 //! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable mapping, so a
 //! peer can read it and nothing else, whatever it tries.
@@ -41,10 +43,12 @@ const DATA_HEAD: usize = 2 * LINE;
 const RETURN_HEAD: usize = 3 * LINE;
 const CREDITS: usize = PAGE;
 const MAILBOX_STATES: usize = 2 * PAGE;
-const RETURNS: usize = 3 * PAGE;
+const LINK_BYTES: usize = 3 * PAGE;
+
+const RETURNS: usize = 0;
 const RETURN_BYTES: usize = RETURN_SLOTS * LINE;
 const DATA: usize = RETURNS + RETURN_BYTES;
-const LINK_BYTES: usize = DATA + RING_BYTES;
+const RINGS_BYTES: usize = DATA + RING_BYTES;
 
 const _: () = assert!(MAX_ACTORS * 8 <= PAGE && DATA.is_multiple_of(PAGE));
 
@@ -89,7 +93,7 @@ impl Shared {
 
     fn bytes(&self, offset: usize, len: usize) -> NativeBytes {
         // SAFETY: the range lies in the mapping, which `NativeBytes` keeps; each region is used by one producer or one
-        // consumer of this process, because `rings_out` and `rings_in` are called once per link.
+        // consumer of this process: each `RingMemory` is taken apart once.
         unsafe { NativeBytes::from_raw(self.location(offset), len, self.mapping.clone()) }
     }
 
@@ -131,7 +135,7 @@ impl WakePage {
     }
 }
 
-/// The memory of one direction of a link, written by its sender.
+/// The words of one direction of a link, written by its sender.
 #[derive(Debug)]
 pub(crate) struct LinkMemory(Shared);
 
@@ -151,14 +155,9 @@ impl LinkMemory {
         memfd::read_only_fd(self.0.fd.as_fd())
     }
 
-    /// Tail and bytes of the data ring.
-    pub(crate) fn data(&self) -> (NativeWord, NativeBytes) {
-        (self.0.word(DATA_TAIL), self.0.bytes(DATA, RING_BYTES))
-    }
-
-    /// Tail and bytes of the return ring.
-    pub(crate) fn returns(&self) -> (NativeWord, NativeBytes) {
-        (self.0.word(RETURN_TAIL), self.0.bytes(RETURNS, RETURN_BYTES))
+    /// The tails of the data ring and of the return ring.
+    pub(crate) fn tails(&self) -> (NativeWord, NativeWord) {
+        (self.0.word(DATA_TAIL), self.0.word(RETURN_TAIL))
     }
 
     /// The writer's cursors into the data ring and the return ring of the other direction.
@@ -176,5 +175,31 @@ impl LinkMemory {
     /// it, and it changes once in a life.
     pub(crate) fn mailbox_states(&self) -> NativeWords {
         self.0.words(MAILBOX_STATES, MAX_ACTORS)
+    }
+}
+
+/// The rings of one direction of a link, written by its sender.
+#[derive(Debug)]
+pub(crate) struct RingMemory(Shared);
+
+impl RingMemory {
+    /// This process's own.
+    pub(crate) fn create() -> io::Result<Self> {
+        Shared::create("tensorpost-rings", RINGS_BYTES).map(RingMemory)
+    }
+
+    /// A peer's, to read.
+    pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
+        Shared::open(fd, RINGS_BYTES).map(RingMemory)
+    }
+
+    /// A descriptor for the peer.
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        memfd::read_only_fd(self.0.fd.as_fd())
+    }
+
+    /// The bytes of the data ring and of the return ring. They keep the memory, and not its descriptor.
+    pub(crate) fn into_bytes(self) -> (NativeBytes, NativeBytes) {
+        (self.0.bytes(DATA, RING_BYTES), self.0.bytes(RETURNS, RETURN_BYTES))
     }
 }

@@ -27,6 +27,7 @@
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsRawFd, RawFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,7 +37,9 @@ use tokio::io::unix::AsyncFd;
 use super::attention::Attention;
 use super::incoming::FrameBuffer;
 use super::link::Link;
+use super::renewal::IdleLooks;
 use super::{Transport, wake_reasons};
+use crate::limits::IDLE_LOOK;
 use crate::os::step_aside;
 use crate::stream::turn::Turn;
 use crate::transport::doorbell::Sleeper;
@@ -55,6 +58,9 @@ impl AsRawFd for Listening {
 /// The reader steps aside so often before it has the runtime look at its descriptors and timers, and wake whom
 /// `tokio::task::yield_now` put off: a system call.
 const STEPS_PER_LOOK: u32 = 8;
+
+/// After so many looks at which there was something a reader that never parks looks for links that are idle: one clock is read.
+const LOOKS_PER_IDLE_LOOK: u32 = 1 << 16;
 
 /// So often the reader parks before it counts again on how many cores it may run: somebody may take some away.
 const PARKS_PER_COUNT: u32 = 64;
@@ -171,6 +177,9 @@ impl Transport {
     /// # Errors
     /// The doorbell cannot be waited for: there is no tokio runtime with I/O, or no descriptor left.
     ///
+    /// # Panics
+    /// The runtime has no time.
+    ///
     /// # Cancel safety
     /// Dropping it between two polls loses nothing; frames stay in their rings.
     pub async fn run(self: Arc<Self>) -> io::Result<()> {
@@ -185,8 +194,15 @@ impl Transport {
         let limit = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (mut cores, mut parks) = (limit, 0_u32);
         let (mut buffer, mut attention, mut steps) = (FrameBuffer::default(), Attention::default(), 0);
+        let (mut idle_looks, mut finds) = (IdleLooks::default(), 0_u32);
+        // One for all sleeps: to make one and to take it back would be paid for by each message that wakes the reader.
+        let mut alarm = pin!(tokio::time::sleep(IDLE_LOOK));
         while !self.lifecycle.is_stopped() {
             if self.look_at_links(&mut buffer, &mut attention, false) {
+                finds = finds.wrapping_add(1);
+                if finds.is_multiple_of(LOOKS_PER_IDLE_LOOK) {
+                    self.give_back_idle(&mut idle_looks);
+                }
                 spin.found();
                 make_way(&mut steps).await;
                 continue;
@@ -194,10 +210,14 @@ impl Transport {
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
                 Step::Yield => make_way(&mut steps).await,
-                // In this order, none of which may change places: what it wants, that it is parked, that it sleeps, and
+                // First what has time. Then in this order, none of which may change places: what it wants, that it is parked, that it sleeps, and
                 // then the last look. Whoever publishes something does so first and then reads these words, so it either
                 // sees them and rings, or the last look sees what it has published.
                 Step::Park => {
+                    let idle_look = self.give_back_idle(&mut idle_looks).map(Into::into);
+                    if let Some(at) = idle_look.filter(|at| *at != alarm.deadline()) {
+                        alarm.as_mut().reset(at);
+                    }
                     // WANTS: written before the fence in `prepare`.
                     let wanted = self.wanted_wake_reasons();
                     wants.store(wanted, Ordering::Relaxed);
@@ -216,6 +236,7 @@ impl Transport {
                             rung = ears.readable() => rung?.clear_ready(),
                             // Another task of this thread, or another thread, goes on while the reader sleeps.
                             () = self.wakeups.deferred_came() => {}
+                            () = &mut alarm, if idle_look.is_some() => {}
                         }
                     }
                     // Both before the next look, so that nobody pays for waking a reader that looks.

@@ -57,6 +57,8 @@ impl Returns for Transport {
 
 impl Surroundings for Transport {
     fn drain_returns(&self) {
+        // Memory comes back, which may be idle soon.
+        self.wakeups.note_memory_moved();
         for link in self.links.all().iter() {
             self.drain_link(link);
         }
@@ -156,7 +158,9 @@ impl Transport {
         }
     }
 
-    fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) {
+    /// Whether the notice says that the ring goes on in other memory.
+    fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) -> bool {
+        let mut moved = false;
         let result =
             entry::parse(entry, link.peer).map_err(|error| error.to_string()).and_then(
                 |notice| match notice {
@@ -197,12 +201,17 @@ impl Transport {
                         self.take_back(link, end);
                         Ok(())
                     }
+                    Notice::Moved => {
+                        moved = true;
+                        Ok(())
+                    }
                 },
             );
         if let Err(error) = result {
             self.counters.rejected.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(peer = %link.peer, error, "a notice about a lease was refused");
         }
+        moved
     }
 
     /// The peer could not read the frame that ends at `end`: the grants in it are void.

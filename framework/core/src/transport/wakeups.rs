@@ -14,7 +14,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -36,6 +36,12 @@ pub(super) struct Wakeups {
     deferred_came: Notify,
     /// Whether there are so many cores that a thread may look for what comes.
     spare_cores: AtomicBool,
+    /// A peer has taken fresh memory for rings of this process, which the reader moves.
+    offer_taken: AtomicBool,
+    /// No look for what is idle is due, and the reader is to be told when memory moves.
+    is_all_idle: AtomicBool,
+    /// How often it was.
+    memory_moved: AtomicU64,
 }
 
 impl Wakeups {
@@ -47,7 +53,41 @@ impl Wakeups {
             deferred: Deferred::new(),
             deferred_came: Notify::new(),
             spare_cores: AtomicBool::new(false),
+            offer_taken: AtomicBool::new(false),
+            is_all_idle: AtomicBool::new(false),
+            memory_moved: AtomicU64::new(0),
         })
+    }
+
+    /// Memory of this process has come back. Wakes the reader where it has looked for what is idle for the last time; at all other
+    /// times one load. Where this and that cross nobody is told until the next time: it only takes longer.
+    pub(super) fn note_memory_moved(&self) {
+        if self.is_all_idle.load(Ordering::Relaxed) && self.is_all_idle.swap(false, Ordering::AcqRel) {
+            self.memory_moved.fetch_add(1, Ordering::Relaxed);
+            self.wake_reader();
+        }
+    }
+
+    /// How often memory has come back while all was idle.
+    pub(super) fn memory_moved(&self) -> u64 {
+        self.memory_moved.load(Ordering::Relaxed)
+    }
+
+    /// Whether the reader has looked for what is idle for the last time.
+    pub(super) fn set_all_idle(&self, is_all_idle: bool) {
+        if self.is_all_idle.load(Ordering::Relaxed) != is_all_idle {
+            self.is_all_idle.store(is_all_idle, Ordering::Release);
+        }
+    }
+
+    /// Rings can move. The reader, which is woken after this, looks for them.
+    pub(super) fn note_offer_taken(&self) {
+        self.offer_taken.store(true, Ordering::Release);
+    }
+
+    /// Whether rings can move since the last time that this was asked.
+    pub(super) fn take_offer_taken(&self) -> bool {
+        self.offer_taken.load(Ordering::Relaxed) && self.offer_taken.swap(false, Ordering::AcqRel)
     }
 
     /// The reader has counted the cores.

@@ -49,6 +49,10 @@ fn clocks() -> OwnedFd {
     ClockPage::create().expect("memory").export_fd().expect("descriptors")
 }
 
+fn half(bell: OwnedFd) -> Vec<OwnedFd> {
+    vec![clocks(), sealed(8 << 20), sealed(8 << 20), sealed(8 << 20), bell]
+}
+
 /// Sends these as the liar's half of a link to B, and looks that B gives the liar up and serves C.
 fn refused(what: &str, descriptors: Vec<OwnedFd>) {
     let (cluster, to, inbox) = scene();
@@ -72,20 +76,22 @@ fn refused(what: &str, descriptors: Vec<OwnedFd>) {
 fn descriptors_of_something_else_are_refused() {
     let big = || sealed(8 << 20);
     refused("none at all", vec![]);
-    refused("too few", vec![clocks(), big(), big()]);
-    refused("too many", vec![clocks(), big(), big(), file(), file()]);
-    refused("a file for the clocks", vec![file(), big(), big(), file()]);
-    refused("a socket for the clocks", vec![socket(), big(), big(), file()]);
-    refused("clocks without a header", vec![big(), big(), big(), file()]);
-    refused("a file for the wake page", vec![clocks(), file(), big(), file()]);
-    refused("a short wake page", vec![clocks(), sealed(64), big(), file()]);
-    refused("a wake page that can be cut short", vec![clocks(), unsealed(), big(), file()]);
-    refused("a file for the rings", vec![clocks(), big(), file(), file()]);
-    refused("rings that end early", vec![clocks(), big(), sealed(4096), file()]);
-    refused("rings that others can write", vec![clocks(), big(), unsealed(), file()]);
-    refused("a file for the doorbell", vec![clocks(), big(), big(), file()]);
-    refused("a socket of packets for the doorbell", vec![clocks(), big(), big(), packets()]);
-    refused("memory for the doorbell", vec![clocks(), big(), big(), sealed(4096)]);
+    refused("too few", vec![clocks(), big(), big(), big()]);
+    refused("too many", vec![clocks(), big(), big(), big(), file(), file()]);
+    refused("a file for the clocks", vec![file(), big(), big(), big(), file()]);
+    refused("a socket for the clocks", vec![socket(), big(), big(), big(), file()]);
+    refused("clocks without a header", vec![big(), big(), big(), big(), file()]);
+    refused("a file for the wake page", vec![clocks(), file(), big(), big(), file()]);
+    refused("a short wake page", vec![clocks(), sealed(64), big(), big(), file()]);
+    refused("a wake page that can be cut short", vec![clocks(), unsealed(), big(), big(), file()]);
+    refused("a file for the words", vec![clocks(), big(), file(), big(), file()]);
+    refused("words that others can write", vec![clocks(), big(), unsealed(), big(), file()]);
+    refused("a file for the rings", vec![clocks(), big(), big(), file(), file()]);
+    refused("rings that end early", vec![clocks(), big(), big(), sealed(4096), file()]);
+    refused("rings that others can write", vec![clocks(), big(), big(), unsealed(), file()]);
+    refused("a file for the doorbell", vec![clocks(), big(), big(), big(), file()]);
+    refused("a socket of packets for the doorbell", vec![clocks(), big(), big(), big(), packets()]);
+    refused("memory for the doorbell", vec![clocks(), big(), big(), big(), sealed(4096)]);
 }
 
 // What is refused above is refused for what is wrong with it.
@@ -98,7 +104,7 @@ fn a_half_with_nothing_wrong_is_taken() {
     let bell = bell.into();
     let link_message =
         FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link { number: 1 } };
-    cluster.transport(B).from_node(link_message, vec![clocks(), sealed(8 << 20), sealed(8 << 20), bell]);
+    cluster.transport(B).from_node(link_message, half(bell));
     cluster.run_until_idle();
     assert!(!cluster.gave_up(B, LIAR));
 }
@@ -109,12 +115,46 @@ fn a_second_half_ends_the_link() {
     cluster.connect();
     let link_message =
         FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link { number: 1 } };
-    cluster.transport(B).from_node(link_message, vec![clocks(), sealed(8 << 20), sealed(8 << 20), file()]);
+    cluster.transport(B).from_node(link_message, half(file()));
     cluster.run_until_idle();
     assert!(cluster.gave_up(B, LIAR));
     cluster.send(B, &to, 1);
     cluster.run_until_idle();
     assert_eq!(inbox.take_one().message, 1);
+}
+
+/// Offers these as the liar's fresh rings to B, which goes on with C whatever becomes of that.
+fn offered(what: &str, offers: Vec<Vec<OwnedFd>>) -> bool {
+    let (cluster, to, inbox) = scene();
+    cluster.connect();
+    for (number, descriptors) in (1..).zip(offers) {
+        let link_message = FromNode::LinkMessage {
+            from: cluster.process(LIAR),
+            link_message: LinkMessage::Rings { number },
+        };
+        cluster.transport(B).from_node(link_message, descriptors);
+    }
+    cluster.run_until_idle();
+    cluster.send(B, &to, 8);
+    cluster.run_until_idle();
+    assert_eq!(inbox.take_one().message, 8, "{what}");
+    cluster.gave_up(B, LIAR)
+}
+
+#[test]
+fn fresh_rings_are_believed_as_those_of_a_half_are() {
+    let big = || sealed(8 << 20);
+    assert!(!offered("nothing wrong with them", vec![vec![big()]]));
+    for (what, descriptors) in [
+        ("none", vec![]),
+        ("two", vec![big(), big()]),
+        ("a file", vec![file()]),
+        ("rings that end early", vec![sealed(4096)]),
+        ("rings that others can write", vec![unsealed()]),
+    ] {
+        assert!(offered(what, vec![descriptors]), "{what}");
+    }
+    assert!(offered("again, before they were used", vec![vec![big()], vec![big()]]));
 }
 
 #[test]

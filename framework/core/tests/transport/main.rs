@@ -11,6 +11,7 @@ mod exclusive;
 mod forged_links;
 mod growth;
 mod holds;
+mod idle;
 mod leases;
 #[cfg(feature = "foreign")]
 mod lending;

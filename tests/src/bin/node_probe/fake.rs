@@ -97,7 +97,7 @@ pub(crate) struct Transport {
 impl ProcessRuntime for Transport {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
         if let FromNode::LinkMessage { from, .. } = message {
-            assert!(descriptors.len() == 4 || descriptors.is_empty());
+            assert!(descriptors.len() == 5 || descriptors.is_empty());
             self.waiting.fetch_add(1, Ordering::SeqCst);
             self.received.fetch_add(1, Ordering::SeqCst);
             let _ = self.to_actors.send(from);
@@ -201,8 +201,9 @@ impl Transport {
     pub(crate) fn send_link_message(&self, to: ProcessId) {
         self.sent.fetch_add(1, Ordering::SeqCst);
         // A process that sends anything but memory and local sockets is given up.
-        let pairs = [(); 2].map(|()| std::os::unix::net::UnixStream::pair().unwrap());
-        let descriptors = pairs.into_iter().flat_map(|(one, other)| [one.into(), other.into()]).collect();
+        let pairs = [(); 3].map(|()| std::os::unix::net::UnixStream::pair().unwrap());
+        let descriptors =
+            pairs.into_iter().flat_map(|(one, other)| [one.into(), other.into()]).take(5).collect();
         self.control
             .send(ToNode::Route { to, link_message: LinkMessage::Link { number: 1 } }, descriptors)
             .unwrap();

@@ -6,9 +6,12 @@
 #![expect(unsafe_code, reason = "vouches for the mappings it makes")]
 
 use std::any::Any;
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+
+use rustix::mm::{Advice, madvise};
 
 use super::{Access, Backend, ChunkMapping, DeviceError, DeviceKind, NewChunk, StreamBackend};
 use crate::clock::{ClockDomain, OwnClock};
@@ -66,6 +69,21 @@ impl Backend for HostBackend {
         let mapping = map(memfd.as_fd(), bytes, Access::ReadWrite)?;
         let read_only = memfd.read_only_fd().map_err(DeviceError::os("open a chunk again, read-only"))?;
         Ok(NewChunk { mapping, read_only, read_write: memfd.into_fd() })
+    }
+
+    fn gives_back(&self) -> bool {
+        true
+    }
+
+    fn give_back(&self, chunk: &ChunkMapping, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        let range = chunk.range(offset, bytes).filter(|_| chunk.device() == self.id());
+        let at = range.ok_or_else(|| DeviceError::Refused {
+            what: format!("{bytes} bytes at {offset} are not inside of {chunk:?}"),
+        })?;
+        // SAFETY: the range is a part of the mapping, which is this process's own and shared: its pages become zero in the file, and
+        // nothing of this process but tensors is there. Whoever reads them meanwhile reads what was there, or zeros.
+        let given = unsafe { madvise(at as *mut c_void, bytes as usize, Advice::LinuxRemove) };
+        given.map_err(|error| DeviceError::os("give memory of a chunk back")(error.into()))
     }
 
     fn import_chunk(

@@ -294,3 +294,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_chunk_is_idle_when_nothing_was_in_it_between_two_looks() {
+    let mut pool = SubAllocator::new(1 << 20, 1, 8 << 20);
+    pool.add_chunk(0, 1 << 20);
+    assert!(pool.idle().chunks.is_empty(), "nothing was ever written");
+    let block = pool.allocate(1000).expect("room");
+    assert!(pool.idle().in_use);
+    pool.free(block);
+    // It was in use at the last look, or has been since.
+    let found = pool.idle();
+    assert!(matches!(&found.chunks[..], [one] if one.index == 0 && one.bytes == 1 << 20), "{found:?}");
+    let block = pool.allocate(1000).expect("room");
+    assert!(!pool.is_idle(&found.chunks[0]));
+    pool.free(block);
+    assert!(!pool.is_idle(&found.chunks[0]), "something was written meanwhile");
+    let lately = pool.idle();
+    assert!(lately.lately && lately.chunks.is_empty());
+    let found = pool.idle();
+    assert!(pool.is_idle(&found.chunks[0]));
+    pool.note_given_back(&found.chunks[0]);
+    let nothing = pool.idle();
+    assert!(nothing.chunks.is_empty() && !nothing.lately && !nothing.in_use, "it is given back once");
+}

@@ -237,3 +237,122 @@ fn a_full_pool_says_who_has_it_without_a_look_at_each_tensor() {
     let stats = pool.stats();
     assert_eq!((stats.held_bytes, stats.allocations, stats.lent_bytes), (0, 0, 0));
 }
+
+/// A transport that keeps descriptors of the chunks, as the node does.
+#[derive(Default)]
+struct Files(Mutex<Vec<OwnedFd>>);
+
+impl Files {
+    /// Bytes of memory that the chunks take.
+    fn resident(&self) -> i64 {
+        let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).expect("a file").st_blocks;
+        // In units of 512 bytes, whatever the block size is.
+        self.0.lock().iter().map(|fd| 512 * blocks(fd)).sum()
+    }
+}
+
+impl Surroundings for Files {
+    fn drain_returns(&self) {}
+
+    fn publish_chunk(
+        &self,
+        _: ChunkId,
+        _: DeviceId,
+        _: u64,
+        read_only: OwnedFd,
+        _: OwnedFd,
+    ) -> Result<(), DeviceError> {
+        self.0.lock().push(read_only);
+        Ok(())
+    }
+
+    fn wanted(&self) {}
+}
+
+const MANY: u64 = 1 << 20;
+
+/// A pool of one chunk, and a stream to write it with.
+fn seen_pool() -> (Arc<Pool>, Arc<Files>, crate::tensor::DeviceStream) {
+    let domain = ClockDomain::new(process(0), ClockPage::create().expect("memory"));
+    let options = PoolOptions { budget: MANY, first_chunk: MANY };
+    let pool = Pool::new(process(0), HostBackend::new(), Arc::clone(&domain), options, 0);
+    let files = Arc::new(Files::default());
+    let surroundings: Weak<dyn Surroundings> = Arc::downgrade(&(Arc::clone(&files) as Arc<dyn Surroundings>));
+    pool.surround(surroundings);
+    let stream = crate::tensor::DeviceStream::new(Arc::clone(&pool), domain).expect("a stream");
+    (pool, files, stream)
+}
+
+fn written(stream: &crate::tensor::DeviceStream) -> crate::tensor::Tensor {
+    let bytes = vec![7_u8; MANY as usize];
+    stream.from_slice(&[bytes.len()], &bytes).expect("memory").freeze()
+}
+
+/// What the second of two looks finds.
+fn two_looks(pool: &Pool) -> Vec<crate::device::pool::IdleChunk> {
+    pool.idle();
+    pool.idle().chunks
+}
+
+#[test]
+fn memory_that_nothing_is_in_goes_and_comes_again() {
+    let (pool, files, stream) = seen_pool();
+    let tensor = written(&stream);
+    tensor.as_slice::<u8>().expect("written");
+    assert_eq!(files.resident(), MANY as i64);
+    drop(tensor);
+    stream.synchronize().expect("it runs");
+    assert!(pool.idle().lately, "it may be wanted again at once");
+    let found = pool.idle().chunks;
+    pool.give_back(&found);
+    assert_eq!(files.resident(), 0);
+    assert_eq!(pool.look_for_idle(), LookAgain::Never, "there is nothing more to give back");
+    let again = written(&stream);
+    assert!(again.as_slice::<u8>().expect("written").iter().all(|byte| *byte == 7));
+    assert_eq!(files.resident(), MANY as i64);
+}
+
+// LEASE-1.
+#[test]
+fn memory_that_somebody_holds_or_still_uses_stays() {
+    let (pool, files, stream) = seen_pool();
+    let tensor = written(&stream);
+    tensor.as_slice::<u8>().expect("written");
+    let id = tensor.lease().id();
+    pool.grant(id, process(1)).expect("it is open");
+    drop(tensor);
+    stream.synchronize().expect("it runs");
+    assert!(two_looks(&pool).is_empty() && pool.look_for_idle() == LookAgain::Late);
+    // Given back, with a last use that has not passed.
+    let unfinished = Ticket { process: process(0), slot: 0, value: 1 << 40 };
+    pool.release(id, process(1), &[unfinished]).expect("it held that");
+    pool.close_emptied();
+    assert!(two_looks(&pool).is_empty() && pool.look_for_idle() == LookAgain::Late);
+    // Taken early, by somebody whose stream would wait.
+    let found = {
+        let mut state = pool.state.lock();
+        state.open_quarantine();
+        state.allocator.idle();
+        state.allocator.idle().chunks
+    };
+    assert_eq!(found.len(), 1, "the allocator has it");
+    pool.give_back(&found);
+    assert_eq!(files.resident(), MANY as i64);
+}
+
+#[test]
+fn what_is_allocated_meanwhile_keeps_its_memory() {
+    let (pool, _files, stream) = seen_pool();
+    drop(written(&stream));
+    stream.synchronize().expect("it runs");
+    let found = two_looks(&pool);
+    assert_eq!(found.len(), 1);
+    let tensor = written(&stream);
+    tensor.as_slice::<u8>().expect("written");
+    pool.give_back(&found);
+    assert!(tensor.as_slice::<u8>().expect("written").iter().all(|byte| *byte == 7));
+    drop(tensor);
+    stream.synchronize().expect("it runs");
+    pool.give_back(&found);
+    assert_eq!(two_looks(&pool).len(), 1, "that was not idle when it was found");
+}

@@ -96,6 +96,8 @@ pub struct ProcessFigures {
     pub last_end: Option<String>,
     /// Messages delivered and not done with.
     pub open: Option<usize>,
+    /// Host memory that it has in use.
+    pub resident: Option<u64>,
     /// Messages that no actor took.
     pub dead_letters: Option<u64>,
     /// Frames that were malformed or forged.
@@ -172,6 +174,7 @@ impl Figures {
             restarts: process.restarts,
             last_end: process.last_end.as_deref().map(printable),
             open: process.metrics.as_ref().map(|metrics| metrics.open),
+            resident: process.metrics.as_ref().map(|metrics| metrics.resident_bytes),
             dead_letters: process.metrics.as_ref().map(|metrics| metrics.dead_letters),
             rejected: process.metrics.as_ref().map(|metrics| metrics.rejected),
         });

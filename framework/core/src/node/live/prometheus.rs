@@ -119,6 +119,7 @@ fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>) {
             ("tensorpost_bytes_in_flight", "Own bytes that others have leases on", metrics.bytes_in_flight),
             ("tensorpost_bytes_held", "Own bytes that anybody holds", metrics.bytes_held),
             ("tensorpost_pool_bytes", "Bytes of all pools, used or not", metrics.pool_bytes),
+            ("tensorpost_resident_bytes", "Bytes of host memory in use", metrics.resident_bytes),
         ] {
             text.gauge(name, help, &labels, value);
         }

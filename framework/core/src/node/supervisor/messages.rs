@@ -183,15 +183,26 @@ impl State {
     pub(super) fn starved(&mut self, index: usize, bytes: &[u8]) {
         let Some(worker) = self.workers.at_mut(index) else { return };
         let (from, runs) = (worker.process, !matches!(worker.phase, WorkerPhase::Greeting { .. }));
-        // Both ends of a link are told, and it costs nobody anything else.
-        if let Ok(Up::Node(ToNode::Route { to, link_message: LinkMessage::Link { number } })) = decode(bytes)
+        // Both ends of a link are told, and it costs nobody anything else. Nor does it where a link only renews its rings.
+        if let Ok(Up::Node(ToNode::Route { to, link_message })) = decode(bytes)
             && runs
         {
             let mut deliveries = Vec::new();
-            let lack = Err(rustix::io::Errno::MFILE.into());
-            let result = self.broker.half(from, to, number, lack, &mut deliveries);
-            self.deliver(deliveries);
-            return self.note(from, result);
+            let result = match link_message {
+                LinkMessage::Link { number } => {
+                    let lack = Err(rustix::io::Errno::MFILE.into());
+                    Some(self.broker.half(from, to, number, lack, &mut deliveries))
+                }
+                LinkMessage::Rings { number } => {
+                    Some(self.broker.offer(from, to, number, None, &mut deliveries))
+                }
+                // They have no descriptors.
+                LinkMessage::LinkAck { .. } | LinkMessage::RingsAnswer { .. } => None,
+            };
+            if let Some(result) = result {
+                self.deliver(deliveries);
+                return self.note(from, result);
+            }
         }
         // What it sent is lost, and whoever waits for that would wait for ever: its end is told to all of them. Before it
         // comes to this the node starts no more workers (`launch`).

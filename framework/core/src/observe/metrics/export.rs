@@ -18,6 +18,7 @@ pub(crate) fn export(metrics: &Metrics) {
         gauge!("tensorpost_bytes_in_flight", &labels).set(process.bytes_in_flight as f64);
         gauge!("tensorpost_bytes_held", &labels).set(process.bytes_held as f64);
         gauge!("tensorpost_pool_bytes", &labels).set(process.pool_bytes as f64);
+        gauge!("tensorpost_resident_bytes", &labels).set(process.resident_bytes as f64);
         process.actors.iter().for_each(|actor| export_actor(name, actor));
     }
 }

@@ -91,6 +91,10 @@ pub struct ProcessMetrics {
     pub bytes_held: u64,
     /// Bytes of its pools, used or not.
     pub pool_bytes: u64,
+    /// Bytes of memory that it has in use, on the host: its own, and what it shares and has touched. Of a process with a GPU most are
+    /// its driver's.
+    #[serde(default)]
+    pub resident_bytes: u64,
     /// Its actors.
     pub actors: Vec<ActorMetrics>,
 }

@@ -27,8 +27,8 @@ use crate::transport::LinkRefused;
 use crate::transport::connect::BadHalf;
 use crate::transport::deferred::DeferredFor;
 use crate::transport::doorbell::Ringer;
-use crate::transport::pages::{LinkMemory, WakePage};
-use crate::transport::ring::{Native, NativeWord, NativeWords, Sound};
+use crate::transport::pages::{LinkMemory, RingMemory, WakePage};
+use crate::transport::ring::{Native, NativeBytes, NativeWord, NativeWords, Sound};
 use crate::transport::wake_reasons;
 
 /// See the module.
@@ -40,8 +40,10 @@ pub(super) struct Connection {
     pub(super) memory: LinkMemory,
     /// What the peer rings here.
     _ear: Ear,
-    /// The peer's end of it, until it is sent.
-    bell: Mutex<Option<Bell>>,
+    /// The peer's end of it and a descriptor of the rings to it, until they are sent.
+    unsent: Mutex<Option<(OwnedFd, Bell)>>,
+    /// The rings to the peer, until its half comes.
+    rings: Mutex<Option<(NativeBytes, NativeBytes)>>,
     /// What the peer writes for this process, once it came.
     half: OnceLock<Half>,
     /// The peer has mapped `memory`.
@@ -75,11 +77,14 @@ impl Connection {
     /// This process's half, which nobody has yet.
     pub(super) fn new(number: u64, ears: &Ears) -> io::Result<Self> {
         let (ear, bell) = ears.doorbell()?;
+        let rings = RingMemory::create()?;
+        let unsent = (rings.export()?, bell);
         Ok(Connection {
             number,
             memory: LinkMemory::create()?,
             _ear: ear,
-            bell: Mutex::new(Some(bell)),
+            unsent: Mutex::new(Some(unsent)),
+            rings: Mutex::new(Some(rings.into_bytes())),
             half: OnceLock::new(),
             acknowledged: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -90,6 +95,11 @@ impl Connection {
             #[cfg(any(test, feature = "testing"))]
             rung: AtomicU64::new(0),
         })
+    }
+
+    /// The rings to the peer, once.
+    pub(super) fn take_rings(&self) -> Option<(NativeBytes, NativeBytes)> {
+        self.rings.lock().take()
     }
 
     /// The peer's half has come, with its words in `memory`.
@@ -111,23 +121,25 @@ impl Connection {
 }
 
 impl Link {
-    /// A descriptor of this process's half.
+    /// A descriptor of the words of this process's half.
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
         self.connection.memory.export()
     }
 
-    /// Has `send` send the half, with the descriptor with which the peer rings here: that is there once, and the peer alone
-    /// has it. Nothing is sent of a link that was refused meanwhile: the node would take the half for one that stands.
+    /// Has `send` send the half, with a descriptor of the rings and that with which the peer rings here: they are there once, and
+    /// the peer alone has the bell. Nothing is sent of a link that was refused meanwhile: the node would take the half for one that
+    /// stands.
     pub(crate) fn send_half<E: From<io::Error>>(
         &self,
-        send: impl FnOnce(OwnedFd) -> Result<(), E>,
+        send: impl FnOnce([OwnedFd; 2]) -> Result<(), E>,
     ) -> Result<(), E> {
         // While it is sent: a refusal comes to the node behind it, or keeps it back.
-        let mut bell = self.connection.bell.lock();
+        let mut unsent = self.connection.unsent.lock();
         if self.connection.refused.get().is_some() {
             return Ok(());
         }
-        send(bell.take().map(OwnedFd::from).ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?)
+        let (rings, bell) = unsent.take().ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?;
+        send([rings, bell.into()])
     }
 
     /// The number of this process's half.
@@ -177,7 +189,7 @@ impl Link {
     /// It never opens, for this reason. Whoever finds it broken finds that. A half that has not gone to the node by then does
     /// not go.
     pub(crate) fn refuse(&self, why: LinkRefused) {
-        let _sent_or_not = self.connection.bell.lock();
+        let _sent_or_not = self.connection.unsent.lock();
         let _ = self.connection.refused.set(why);
         self.break_off();
     }

@@ -18,8 +18,9 @@ use parking_lot::Mutex;
 
 use super::Link;
 use crate::limits::{MAX_FORWARDED, MAX_FORWARDS};
+use crate::transport::entry;
 use crate::transport::ring::entries::PushError;
-use crate::transport::ring::{Entry, EntryConsumer, EntryProducer, RingCorrupt};
+use crate::transport::ring::{Entry, EntryConsumer, EntryProducer, NativeBytes, RingCorrupt};
 use crate::transport::wake_reasons;
 
 /// See the module.
@@ -177,22 +178,49 @@ impl Link {
     }
 
     /// Has `handle` take each notice that the peer has posted; true if there was one. All of it under one lock: what another
-    /// thread took is in the lease table when this returns.
+    /// thread took is in the lease table when this returns. `handle` says whether the ring goes on in other memory.
     ///
     /// # Errors
     /// The ring is corrupt. The lock is free again.
-    pub(crate) fn drain_notices(&self, mut handle: impl FnMut(&Entry)) -> Result<bool, RingCorrupt> {
+    pub(crate) fn drain_notices(&self, mut handle: impl FnMut(&Entry) -> bool) -> Result<bool, RingCorrupt> {
         let mut found = false;
+        // Unmapped when the lock is free again.
+        let mut _left = None;
         let mut notices = self.leases.notices_in.lock();
         let Some(ring) = notices.as_mut() else { return Ok(false) };
         while let Some(entry) = ring.pop()? {
             found = true;
-            handle(&entry);
+            if handle(&entry) {
+                let fresh = self.renewal.fresh_returns();
+                _left = Some(ring.follow(fresh.ok_or(RingCorrupt::Moved { at: ring.position() })?));
+            }
         }
         if ring.publish_head() {
             self.ring(wake_reasons::ROOM);
         }
         Ok(found)
+    }
+
+    /// How far this process has written, and how many bytes of the ring it has touched. `None` while the link is not connected.
+    pub(super) fn notices_written(&self) -> Option<(u64, usize)> {
+        self.leases.notices_out.lock().as_ref().map(|out| (out.ring.position(), out.ring.touched()))
+    }
+
+    /// Whether the peer has taken all notices, and there is room for one that nobody has promised any to: then no release finds a
+    /// full ring because of it (LEASE-2), as with the rejection of a frame.
+    pub(super) fn notices_are_taken(&self) -> bool {
+        let taken = |out: &mut NoticesOut| out.ring.unconsumed().is_ok_and(|left| left == 0);
+        self.leases.notices_out.lock().as_mut().is_some_and(taken) && self.has_room_for_holds(1)
+    }
+
+    /// Has the return ring go on in `bytes`, and says so in it. For the reader, which posts holds, and has looked whether there
+    /// [is room](Self::notices_are_taken). Returns the memory that is left; `bytes`, where somebody has posted something since.
+    pub(super) fn move_notices(&self, bytes: NativeBytes) -> Result<NativeBytes, NativeBytes> {
+        let mut guard = self.leases.notices_out.lock();
+        let Some(out) = guard.as_mut() else { return Err(bytes) };
+        let left = out.ring.move_to(entry::moved(), bytes)?;
+        self.leases.unpublished.store(true, Ordering::Relaxed);
+        Ok(left)
     }
 
     /// Leases on this process's memory that the peer was granted.
@@ -251,6 +279,18 @@ impl Link {
     /// The peer has given a lease back: a sender may have lacked that.
     pub(crate) fn count_released(&self) {
         self.leases.released.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What keeps the return ring to the peer.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn notices_memory(&self) -> Option<std::sync::Weak<dyn std::any::Any + Send + Sync>> {
+        self.leases.notices_out.lock().as_ref().map(|out| out.ring.memory())
+    }
+
+    /// What keeps the return ring from the peer.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn notices_in_memory(&self) -> Option<std::sync::Weak<dyn std::any::Any + Send + Sync>> {
+        self.leases.notices_in.lock().as_ref().map(|ring| ring.memory())
     }
 
     /// Keeps notices to the peer from being published while a test looks.

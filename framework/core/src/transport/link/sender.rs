@@ -32,10 +32,13 @@ use crate::observe::survey::SentReport;
 use crate::testing::forge::Tamper;
 use crate::transport::forwards::Forwards;
 use crate::transport::outgoing::{Destination, NotNow, TransmitError};
-use crate::transport::ring::{Producer, RingCorrupt};
+use crate::transport::ring::{NativeBytes, Producer, RingCorrupt};
 
 /// So many frames under way are remembered before it is looked which of them the peer has passed.
 const REMEMBERED: usize = 64;
+
+/// Bytes of the buffer for the beginnings of frames that an idle link keeps.
+const KEPT_HEAD: usize = 1 << 10;
 
 /// See the module.
 #[derive(Debug)]
@@ -252,6 +255,42 @@ impl SenderSide {
     /// Whether replies wait for room.
     pub(super) fn has_replies(&self) -> bool {
         self.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty())
+    }
+
+    /// How far this process has written, and how many bytes of the ring it has touched. `None` while the link is not connected.
+    pub(super) fn written(&self) -> Option<(u64, usize)> {
+        self.out.lock().as_ref().map(|out| (out.ring.position(), out.ring.touched()))
+    }
+
+    /// Whether the peer has read everything, and no frame is about to be written.
+    pub(super) fn is_read(&self) -> bool {
+        let is_read =
+            |out: &mut Outbound| out.claimed == 0 && out.ring.unconsumed().is_ok_and(|left| left == 0);
+        self.out.lock().as_mut().is_some_and(is_read)
+    }
+
+    /// Has the data ring go on in `bytes`, and says so in it. Returns the memory that is left; `bytes`, where something is under way.
+    pub(super) fn move_ring(&self, bytes: NativeBytes) -> Result<NativeBytes, NativeBytes> {
+        let mut guard = self.out.lock();
+        // What was claimed is room that the mark must not take.
+        let Some(out) = guard.as_mut().filter(|out| out.claimed == 0) else { return Err(bytes) };
+        let left = out.ring.move_to(bytes)?;
+        self.unpublished.store(true, Ordering::Relaxed);
+        Ok(left)
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn memory(&self) -> Option<std::sync::Weak<dyn std::any::Any + Send + Sync>> {
+        self.out.lock().as_ref().map(|out| out.ring.memory())
+    }
+
+    /// Gives back what tables and buffers have grown by.
+    pub(super) fn shrink(&self) {
+        if let Some(out) = self.out.lock().as_mut() {
+            out.in_flight.shrink_to(REMEMBERED);
+            out.outbox.shrink_to(0);
+            out.head.shrink_to(KEPT_HEAD);
+        }
     }
 
     /// How far the peer has read.

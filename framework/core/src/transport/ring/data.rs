@@ -10,6 +10,9 @@
 //! Where a record does not fit before the end of the ring, a pad leads to the beginning; both become visible
 //! together. A record with its header takes at most half the ring, so the pad and the record always fit an empty
 //! one.
+//!
+//! The producer may go on in other memory that both have ([`Producer::move_to`], [`Consumer::follow`]): a header with a marker of
+//! its own is then the last thing in the memory before.
 
 use super::ends::{Content, ReadingEnd, WritingEnd};
 use super::error::{RingCorrupt, RingError};
@@ -21,6 +24,8 @@ const UNIT: u64 = 8;
 /// Markers that neither zeroed memory nor text looks like.
 const RECORD: u32 = 0xB10C_DA7A;
 const PAD: u32 = 0xB10C_0FAD;
+/// Behind this the ring is in other memory.
+const MOVED: u32 = 0xB10C_60E5;
 
 #[inline]
 fn header(length: u64, marker: u32) -> u64 {
@@ -107,6 +112,22 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         Ok((self.capacity - self.unconsumed()?) as usize)
     }
 
+    /// Goes on in `bytes`, which nobody has written or read, from the next record on, and returns the memory that it leaves. The
+    /// consumer is told in its turn, with the next [`publish`](Self::publish), and [follows](Consumer::follow).
+    ///
+    /// # Errors
+    /// `bytes` comes back where the consumer is not known to be done with all that was written, or where they are of another length:
+    /// nothing has changed.
+    pub fn move_to(&mut self, bytes: P::Bytes) -> Result<P::Bytes, P::Bytes> {
+        // An empty ring has room for the mark.
+        if self.tail.at != self.head.seen || bytes.len() != self.bytes.len() {
+            return Err(bytes);
+        }
+        self.bytes.write_word(self.offset() as usize, header(0, MOVED));
+        self.tail.at += HEADER;
+        Ok(self.go_on_in(bytes))
+    }
+
     #[inline]
     fn offset(&self) -> u64 {
         self.tail.at & (self.capacity - 1)
@@ -175,7 +196,8 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
     /// then be something else.
     ///
     /// # Errors
-    /// [`RingCorrupt`] where the peer's cursor or the record's header cannot be right; `out` is as it was.
+    /// [`RingCorrupt`] where the peer's cursor or the record's header cannot be right; `out` is as it was. Of these,
+    /// [`RingCorrupt::Moved`] is for who has the memory that the producer has moved to: [`follow`](Self::follow) it.
     #[inline]
     pub fn peek(&mut self, out: &mut Vec<u8>) -> Result<Option<u64>, RingCorrupt> {
         if self.is_empty()? {
@@ -188,7 +210,9 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
             (length, marker) = self.header(at);
         }
         if marker != RECORD {
-            return Err(RingCorrupt::Marker { at, marker });
+            // Not behind a pad, which leads to a record.
+            let moved = marker == MOVED && length == 0 && at == self.head.at;
+            return Err(if moved { RingCorrupt::Moved { at } } else { RingCorrupt::Marker { at, marker } });
         }
         // Both ends of the room are multiples of 8, so a length that fits fits rounded up.
         let room = (self.tail.seen - at).min(self.capacity - self.offset(at)).min(self.capacity / 2) - HEADER;
@@ -200,6 +224,15 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
         self.bytes.read((self.offset(at) + HEADER) as usize, out);
         self.reading = at + footprint(u64::from(length));
         Ok(Some(self.reading))
+    }
+
+    /// Moves past the mark that was found by [`peek`](Self::peek) as [`RingCorrupt::Moved`], and reads on in `bytes`, the memory
+    /// that the producer has moved to. Returns the memory that is left.
+    pub fn follow(&mut self, bytes: P::Bytes) -> P::Bytes {
+        debug_assert_eq!(bytes.len(), self.bytes.len(), "a ring moves to memory of its own length");
+        self.head.at += HEADER;
+        self.reading = self.head.at;
+        std::mem::replace(&mut self.bytes, bytes)
     }
 
     /// Moves past the record that was [`peek`](Self::peek)ed, and returns the position. Without one, nothing moves.

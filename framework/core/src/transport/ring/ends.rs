@@ -44,6 +44,8 @@ pub struct WritingEnd<P: Platform, O: Orders, C: Content> {
     pub(super) bytes: P::Bytes,
     /// In positions.
     pub(super) capacity: u64,
+    /// The position at which it has begun to write `bytes`.
+    began: u64,
     kind: PhantomData<fn() -> (O, C)>,
 }
 
@@ -60,8 +62,21 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
             head: PeerCursor::new(head, Cursor::Head, C::UNIT),
             capacity: (bytes.len() / C::POSITION_BYTES) as u64,
             bytes,
+            began: 0,
             kind: PhantomData,
         })
+    }
+
+    /// Bytes of its memory that it has written to, or left out, at most.
+    pub fn touched(&self) -> usize {
+        let positions = (self.tail.at - self.began).min(self.capacity);
+        positions as usize * C::POSITION_BYTES
+    }
+
+    /// What is written from here on goes into `bytes`. Returns what it leaves.
+    pub(super) fn go_on_in(&mut self, bytes: P::Bytes) -> P::Bytes {
+        self.began = self.tail.at;
+        std::mem::replace(&mut self.bytes, bytes)
     }
 
     /// Makes everything written since the last time visible to the reader, with one store. Says whether there was
@@ -102,6 +117,14 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
     #[inline]
     pub fn unconsumed(&mut self) -> Result<u64, RingCorrupt> {
         Ok(self.tail.at - self.consumed()?)
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl<O: Orders, C: Content> WritingEnd<super::Native, O, C> {
+    /// What keeps its memory.
+    pub(crate) fn memory(&self) -> std::sync::Weak<dyn std::any::Any + Send + Sync> {
+        self.bytes.memory()
     }
 }
 
@@ -178,5 +201,13 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
         let limit = self.head.published.saturating_add(self.capacity);
         // TAIL acquire: pairs with `WritingEnd::publish`.
         Ok(self.tail.refresh(O::TAIL_ACQUIRE, limit)? == self.head.at)
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl<O: Orders, C: Content> ReadingEnd<super::Native, O, C> {
+    /// What keeps its memory.
+    pub(crate) fn memory(&self) -> std::sync::Weak<dyn std::any::Any + Send + Sync> {
+        self.bytes.memory()
     }
 }

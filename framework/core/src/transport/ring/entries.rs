@@ -69,6 +69,21 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
     }
 }
 
+impl<P: Platform, O: Orders> EntryProducer<P, O> {
+    /// Appends `mark`, and goes on in `bytes`, which nobody has written or read. Returns the memory that it leaves. Who reads the
+    /// mark [follows](EntryConsumer::follow).
+    ///
+    /// # Errors
+    /// `bytes` comes back where the consumer is not known to have taken all entries, or where they are of another length: nothing
+    /// has changed.
+    pub fn move_to(&mut self, mark: Entry, bytes: P::Bytes) -> Result<P::Bytes, P::Bytes> {
+        if self.tail.at != self.head.seen || bytes.len() != self.bytes.len() || self.push(mark).is_err() {
+            return Err(bytes);
+        }
+        Ok(self.go_on_in(bytes))
+    }
+}
+
 /// The reading end. What is in an entry is for the caller to check (WIRE-1).
 pub type EntryConsumer<P = Native, O = Sound> = ReadingEnd<P, O, Entries>;
 
@@ -87,6 +102,12 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
         let entry = std::array::from_fn(|i| self.bytes.read_word(offset + i * size_of::<u64>()));
         self.head.at += 1;
         Ok(Some(entry))
+    }
+
+    /// Reads on in `bytes`: the entry that was taken last says that the producer has moved to them. Returns what is left.
+    pub fn follow(&mut self, bytes: P::Bytes) -> P::Bytes {
+        debug_assert_eq!(bytes.len(), self.bytes.len(), "a ring moves to memory of its own length");
+        std::mem::replace(&mut self.bytes, bytes)
     }
 }
 

@@ -63,6 +63,12 @@ pub enum RingCorrupt {
         /// What it says.
         marker: u32,
     },
+    /// The ring goes on in other memory, which is for its reader to have. Where that has none, the peer has not said so before.
+    #[error("the ring goes on in other memory from {at} on, which the peer has not sent; give up this peer")]
+    Moved {
+        /// Position of the header.
+        at: u64,
+    },
     /// A record is longer than any may be, or than what is left of the ring or of what was published.
     #[error("the ring record at {at} says {length} bytes where at most {limit} can be; give up this peer")]
     Length {

@@ -192,6 +192,12 @@ impl NativeBytes {
         NativeBytes { start: NonNull::from(&**memory).cast(), len, _keep: Arc::new(Arc::clone(memory)) }
     }
 
+    /// What keeps the memory, for tests that look whether it has gone.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn memory(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
+        Arc::downgrade(&self._keep)
+    }
+
     /// Where `count` bytes from `offset` on start.
     #[inline]
     fn range(&self, offset: usize, count: usize) -> NonNull<u8> {

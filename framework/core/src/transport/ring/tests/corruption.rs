@@ -53,10 +53,11 @@ impl Exposed {
 
 const RECORD: u32 = 0xB10C_DA7A;
 const PAD: u32 = 0xB10C_0FAD;
+const MOVED: u32 = 0xB10C_60E5;
 
 /// Numbers that are more often nearly right than not.
 fn number() -> impl Strategy<Value = u64> {
-    let marker = prop_oneof![Just(RECORD), Just(PAD), any::<u32>()];
+    let marker = prop_oneof![Just(RECORD), Just(PAD), Just(MOVED), any::<u32>()];
     prop_oneof![
         (0..=2 * CAPACITY as u64),
         (0..=CAPACITY as u64 / 4).prop_map(|n| n * 8),
@@ -197,6 +198,8 @@ fn a_header_is_checked_before_it_is_believed() {
         (u32::MAX, RECORD, 16, RingCorrupt::Length { at: 0, length: u32::MAX, limit: 8 }),
         (57, RECORD, 128, RingCorrupt::Length { at: 0, length: 57, limit: 56 }),
         (120, PAD, 128, RingCorrupt::Pad { at: 0, length: 120 }),
+        (0, MOVED, 8, RingCorrupt::Moved { at: 0 }),
+        (8, MOVED, 16, RingCorrupt::Marker { at: 0, marker: MOVED }),
     ];
     for (length, marker, tail, expected) in cases {
         let mut ring = exposed();
@@ -215,7 +218,7 @@ fn a_record_and_a_pad_at_the_end_are_checked_too() {
         (16, PAD, 256 - 32, RingCorrupt::Pad { at: 96, length: 16 }),
         (32, PAD, 256 - 32, RingCorrupt::Pad { at: 96, length: 32 }),
         (u32::MAX, PAD, 256 - 32, RingCorrupt::Pad { at: 96, length: u32::MAX }),
-        // Nothing behind it, and a pad behind it.
+        // Nothing behind it, and a pad behind it, and a mark.
         (24, PAD, 128, RingCorrupt::Pad { at: 96, length: 24 }),
         (24, PAD, 256 - 32, RingCorrupt::Marker { at: 128, marker: PAD }),
     ];

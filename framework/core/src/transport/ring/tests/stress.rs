@@ -104,3 +104,85 @@ fn a_million_entries_arrive_and_no_wake_up_is_lost() {
     }
     sending.join().expect("the producer finishes");
 }
+
+/// Now and then the ring goes on in other memory, which the consumer has by then.
+#[test]
+fn records_and_entries_arrive_in_order_from_rings_that_move() {
+    const MOVES: u64 = 300;
+    const BETWEEN: u64 = 100;
+    let (mut producer, mut consumer) = data::in_memory(1024).expect("a power of two");
+    let (mut pushes, mut pops) = entries::in_memory(8).expect("a power of two");
+    let mark = [u64::MAX; 8];
+    let (offers, fresh) = std::sync::mpsc::channel();
+    let (more, fresh_entries) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut tries = 0;
+            for i in 0..MOVES * BETWEEN {
+                while producer.reserve(length(i)).is_err() {
+                    producer.publish();
+                    pause(&mut tries);
+                }
+                let mut reservation = producer.reserve(length(i)).expect("it fitted just now");
+                reservation.write(0, &i.to_ne_bytes());
+                reservation.commit();
+                while pushes.push([i; 8]).is_err() {
+                    pushes.publish();
+                    producer.publish();
+                    pause(&mut tries);
+                }
+                if i % BETWEEN != 0 {
+                    continue;
+                }
+                let (bytes, theirs) = NativeBytes::in_memory(1024);
+                assert!(producer.move_to(bytes).is_err(), "not before all is read");
+                producer.publish();
+                pushes.publish();
+                while producer.unconsumed().expect("sound") > 0 || pushes.unconsumed().expect("sound") > 0 {
+                    pause(&mut tries);
+                }
+                drop(theirs);
+                let (bytes, theirs) = NativeBytes::in_memory(1024);
+                offers.send(theirs).expect("it reads on");
+                producer.move_to(bytes).expect("all is read");
+                let (bytes, theirs) = NativeBytes::in_memory(8 * entries::ENTRY_BYTES);
+                more.send(theirs).expect("it reads on");
+                pushes.move_to(mark, bytes).expect("all is read");
+            }
+            producer.publish();
+            pushes.publish();
+        });
+        let (mut out, mut tries, mut moves) = (Vec::new(), 0, 0);
+        for i in 0..MOVES * BETWEEN {
+            loop {
+                match consumer.peek(&mut out) {
+                    Ok(Some(_)) => break,
+                    Ok(None) => {}
+                    Err(RingCorrupt::Moved { .. }) => {
+                        consumer.follow(fresh.recv().expect("offered before"));
+                        moves += 1;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+                consumer.publish_head();
+                pause(&mut tries);
+            }
+            assert_eq!((out.len(), &out[..8]), (length(i), &i.to_ne_bytes()[..]));
+            consumer.consume();
+            consumer.publish_head();
+            let entry = loop {
+                match pops.pop().expect("sound") {
+                    Some(entry) if entry == mark => {
+                        drop(pops.follow(fresh_entries.recv().expect("offered before")))
+                    }
+                    Some(entry) => break entry,
+                    None => pause(&mut tries),
+                }
+                pops.publish_head();
+            };
+            assert_eq!(entry, [i; 8]);
+            pops.publish_head();
+        }
+        assert_eq!(moves, MOVES);
+    });
+}

@@ -1,0 +1,247 @@
+//! Giving back what this process holds and does not use: memory of links that were busy, and of pools. This says when, and what is
+//! said to peers; how is in `link/renewal.rs` and `lease/pool/idle.rs`.
+//!
+//! Used by the reader, when it has nothing else to do, and by what the node passes on.
+//!
+//! **Invariants.** Nothing of this is on a message's way: the reader looks at its links for it when it is about to sleep, at most once
+//! in [`IDLE_LOOK`], and a process in which nothing has moved since does not wake up for it. A link that has been silent for that long
+//! is below [`IDLE_RING_BYTES`](crate::limits::IDLE_RING_BYTES) after two such looks, if its peer runs.
+//!
+//! **Locks.** See `link/renewal.rs`; messages to the node go under none of them.
+//!
+//! **On a crash** of a peer its link is no longer looked at. **On cancellation** of the reader the next one begins anew.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::connect::BadHalf;
+use super::control_channel::{LinkMessage, ToNode};
+use super::link::{Link, RingUse};
+use super::pages::RingMemory;
+use super::{Transport, wake_reasons};
+use crate::ids::ProcessId;
+use crate::lease::pool::LookAgain;
+use crate::limits::{IDLE_LOOK, LATE_IDLE_LOOK, MAX_OFFERS_PER_LOOK};
+
+/// When a reader looks for what is idle.
+#[derive(Debug, Default)]
+pub(super) struct IdleLooks {
+    next: Option<Instant>,
+    /// How much had moved at the last look.
+    moved: u64,
+}
+
+impl IdleLooks {
+    /// Takes a look, if one is due by now. When the next one is, if there is to be one; `moved` changes when messages and memory have
+    /// moved.
+    pub(super) fn turn(
+        &mut self,
+        moved: u64,
+        now: impl FnOnce() -> Instant,
+        look: impl FnOnce() -> LookAgain,
+    ) -> Option<Instant> {
+        let has_moved = self.moved != moved;
+        if self.next.is_none() && !has_moved {
+            return None;
+        }
+        let now = now();
+        let soon = now + IDLE_LOOK;
+        self.next = match self.next {
+            // For the first time since all was idle.
+            None => Some(soon),
+            Some(next) if next <= now => match look() {
+                LookAgain::Soon => Some(soon),
+                _ if has_moved => Some(soon),
+                LookAgain::Late => Some(now + LATE_IDLE_LOOK),
+                LookAgain::Never => None,
+            },
+            // A late look is too late for that.
+            Some(next) if has_moved => Some(next.min(soon)),
+            next => next,
+        };
+        self.moved = moved;
+        self.next
+    }
+}
+
+impl Transport {
+    /// A number that changes when messages have gone or come, or memory has come back while all was idle.
+    fn moved(&self) -> u64 {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        of(&self.counters.sent)
+            .wrapping_add(of(&self.counters.received))
+            .wrapping_add(self.wakeups.memory_moved())
+    }
+
+    /// Moves rings that can, and looks for what is idle if that is due. When the next look is.
+    pub(super) fn give_back_idle(&self, looks: &mut IdleLooks) -> Option<Instant> {
+        self.move_rings_if_due();
+        let next = looks.turn(self.moved(), Instant::now, || self.look_for_idle());
+        self.wakeups.set_all_idle(next.is_none());
+        next
+    }
+
+    /// Gives back what was idle at the last look and is now, and looks for what is. When it is worth to look again.
+    pub(crate) fn look_for_idle(&self) -> LookAgain {
+        // Holders that have let go need not have woken this process.
+        self.take_in_returns();
+        let memory = self.memory.look_for_idle();
+        if self.look_for_idle_links() { LookAgain::Soon } else { memory }
+    }
+
+    /// Moves rings whose peers have taken fresh memory since the last time.
+    pub(crate) fn move_rings_if_due(&self) {
+        if self.wakeups.take_offer_taken() {
+            self.links.all().iter().for_each(|link| self.move_rings(link));
+        }
+    }
+
+    /// Looks at all links, and offers fresh memory for rings that are idle, and moves those whose peers have it. Whether there is
+    /// something that another look may find.
+    fn look_for_idle_links(&self) -> bool {
+        let (mut again, mut offers) = (false, 0);
+        for link in self.links.all().iter() {
+            self.move_rings(link);
+            match link.look_at_rings() {
+                RingUse::Small => continue,
+                RingUse::Idle if offers < MAX_OFFERS_PER_LOOK => {
+                    offers += 1;
+                    // For want of descriptors there is another look.
+                    if let Err(error) = self.offer_rings(link) {
+                        tracing::debug!(peer = %link.peer, %error, "no fresh memory for an idle link");
+                    }
+                }
+                RingUse::Idle | RingUse::Busy => {}
+            }
+            again = true;
+        }
+        again
+    }
+
+    fn offer_rings(&self, link: &Link) -> std::io::Result<()> {
+        let rings = RingMemory::create()?;
+        let descriptor = rings.export()?;
+        let link_message = LinkMessage::Rings { number: link.offer(rings) };
+        let route = ToNode::Route { to: link.peer, link_message };
+        self.control.send(route, vec![descriptor]).map_err(std::io::Error::other)
+    }
+
+    /// Has the rings to a peer go on in memory that it has taken, where that is so.
+    fn move_rings(&self, link: &Arc<Link>) {
+        if link.move_rings() {
+            // The peer sleeps, and has both memories until it reads on.
+            self.publish_soon(link, wake_reasons::FRAMES);
+        }
+    }
+
+    /// A peer offers fresh memory for its rings. It is told whether this process has taken it.
+    pub(super) fn rings_came(&self, from: ProcessId, number: u64, descriptors: Vec<OwnedFd>) {
+        // Of one that was given up, or whose link does not stand, nothing is taken.
+        let link = self.links.to(from).filter(|link| link.is_connected() && !link.is_past());
+        let taken = link.as_ref().map(|link| take_rings(link, descriptors));
+        if let (Some(link), Some(Err(error))) = (&link, &taken) {
+            if error.lack().is_some() {
+                tracing::debug!(peer = %from, %error, "no room for the fresh rings of an idle link");
+            } else {
+                tracing::error!(peer = %from, %error, "fresh rings were refused, and their sender is given up");
+                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.give_up(link);
+            }
+        }
+        self.answer_offer(from, number, taken.is_some_and(|taken| taken.is_ok()));
+    }
+
+    /// The descriptor of such memory is lost: this process may open no more files.
+    pub(super) fn rings_lost(&self, from: ProcessId, number: u64) {
+        self.answer_offer(from, number, false);
+    }
+
+    fn answer_offer(&self, to: ProcessId, number: u64, is_taken: bool) {
+        let link_message = LinkMessage::RingsAnswer { number, is_taken };
+        if self.control.send(ToNode::Route { to, link_message }, Vec::new()).is_err() {
+            tracing::debug!(peer = %to, "the node has ended before it heard of fresh rings");
+        }
+    }
+
+    /// A peer has answered an offer.
+    pub(super) fn offer_answered(&self, from: ProcessId, number: u64, is_taken: bool) {
+        if self.links.to(from).is_some_and(|link| link.answered(number, is_taken)) {
+            self.wakeups.note_offer_taken();
+        }
+    }
+}
+
+fn take_rings(link: &Link, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
+    let count = descriptors.len();
+    let [rings] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count, 1))?;
+    link.take_offer(RingMemory::open(rings)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A reader that parks at `after` the beginning, when so much has moved; whether it looked.
+    fn park(looks: &mut IdleLooks, begin: Instant, after: Duration, moved: u64, again: LookAgain) -> bool {
+        let looked = Cell::new(false);
+        looks.turn(
+            moved,
+            || begin + after,
+            || {
+                looked.set(true);
+                again
+            },
+        );
+        looked.get()
+    }
+
+    #[test]
+    fn who_is_silent_looks_once_more_and_then_never() {
+        let (begin, mut looks) = (Instant::now(), IdleLooks::default());
+        assert_eq!(looks.turn(0, || unreachable!("nothing has ever moved"), || unreachable!()), None);
+        assert!(
+            !park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never),
+            "a message is not its own silence"
+        );
+        assert!(!park(&mut looks, begin, IDLE_LOOK / 2, 5, LookAgain::Never), "nor is the next one");
+        assert!(park(&mut looks, begin, IDLE_LOOK, 5, LookAgain::Never));
+        assert_eq!(
+            looks.turn(5, || unreachable!("it sleeps until something moves"), || unreachable!()),
+            None
+        );
+        let next = looks.turn(6, || begin + 9 * IDLE_LOOK, || unreachable!("not at once"));
+        assert_eq!(next, Some(begin + 10 * IDLE_LOOK));
+    }
+
+    #[test]
+    fn while_something_is_left_there_is_another_look() {
+        let (begin, mut looks) = (Instant::now(), IdleLooks::default());
+        park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never);
+        for count in 1..5 {
+            assert!(park(&mut looks, begin, count * IDLE_LOOK, 1, LookAgain::Soon));
+            assert!(!park(
+                &mut looks,
+                begin,
+                count * IDLE_LOOK + Duration::from_millis(1),
+                1,
+                LookAgain::Soon
+            ));
+        }
+    }
+
+    #[test]
+    fn what_is_held_is_looked_at_late_and_sooner_when_something_moves() {
+        let (begin, mut looks) = (Instant::now(), IdleLooks::default());
+        park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never);
+        assert!(park(&mut looks, begin, IDLE_LOOK, 1, LookAgain::Late));
+        assert!(!park(&mut looks, begin, 2 * IDLE_LOOK, 1, LookAgain::Late));
+        assert!(!park(&mut looks, begin, 2 * IDLE_LOOK, 2, LookAgain::Late), "not at once");
+        assert!(park(&mut looks, begin, 3 * IDLE_LOOK, 2, LookAgain::Late));
+        assert!(park(&mut looks, begin, 3 * IDLE_LOOK + LATE_IDLE_LOOK, 2, LookAgain::Late));
+    }
+}
