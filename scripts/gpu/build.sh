@@ -23,8 +23,8 @@ cargo build --release -p tensorpost-cli
 cp "$release/tensorpost" "$folder/"
 for source in examples/src/bin/*; do
     name="$(basename "$source" .rs)"
-    # A service runs until it is stopped, and computes on the host. Two have modules in Python beside their sources.
-    case "$name" in 16-torch-stage | 17-python-trainer | 20-service) continue ;; esac
+    # A service runs until it is stopped, and one is two hosts: they compute on the host. Two have modules in Python beside their sources.
+    case "$name" in 16-torch-stage | 17-python-trainer | 18-two-hosts | 20-service) continue ;; esac
     cp "$release/$name" "$folder/examples/"
     # What run.sh, which has no sources to look at, is to call it with, and what it is to print.
     arguments=()

@@ -38,3 +38,9 @@ pub use remedy::{remedy, remedy_of_start};
 pub use seqpacket::Seqpacket;
 pub use spin::AdaptiveSpin;
 pub use time::monotonic_ns;
+
+/// Whether tests that can look at more or at less of the same look at all of it: where `TENSORPOST_THOROUGH` is set, as in CI.
+#[cfg(any(test, feature = "testing"))]
+pub fn thorough() -> bool {
+    std::env::var_os("TENSORPOST_THOROUGH").is_some_and(|value| !value.is_empty())
+}

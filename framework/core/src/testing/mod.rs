@@ -24,11 +24,7 @@ pub(crate) mod under_libtest;
 
 pub use cluster::Cluster;
 
-/// Whether tests that can look at more or at less of the same look at all of it: where `TENSORPOST_THOROUGH` is set, as in CI.
-pub fn thorough() -> bool {
-    std::env::var_os("TENSORPOST_THOROUGH").is_some_and(|value| !value.is_empty())
-}
-
+pub use crate::os::thorough;
 pub use inbox::{Received, Target, TestInbox};
 pub use leaks::{Usage, leaks};
 pub use sending::{Asked, Lack, Prepared, Unsent, Waiter};

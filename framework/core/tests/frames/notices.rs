@@ -130,7 +130,7 @@ fn notices_that_say_what_cannot_be_are_refused() {
         forge::reseal_entry(&mut notice);
         notice
     };
-    for kind in [0, 5, 99, 255] {
+    for kind in [0, 6, 99, 255] {
         scene.is_refused(resealed(&|notice| notice[0] = notice[0] & !0xff | kind), "an unknown kind");
     }
     for count in [5, 6, 255] {

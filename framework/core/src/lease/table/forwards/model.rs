@@ -13,7 +13,7 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::thorough;
+use crate::os::thorough;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Flaw {

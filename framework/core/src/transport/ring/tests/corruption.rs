@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
-use crate::testing::thorough;
+use crate::os::thorough;
 use crate::transport::ring::*;
 
 const CAPACITY: usize = 128;

@@ -1,0 +1,187 @@
+//! Programs that must not compile (`refused/*.rs`), each with what the compiler says (`*.stderr`). After a change of those words
+//! `TENSORPOST_WRITE_REFUSALS=1` writes the files again; read them.
+//!
+//! The compiler is called for each against the library that was built for these tests. Of what well-kept crates for such tests do,
+//! checking the framework and all that it depends on once more takes most of the time.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+/// Relative to this package, as the compiler then names them.
+const REFUSED: &str = "tests/refusals/refused";
+
+/// What the programs name, by whose names cargo's files begin.
+const CRATES: [&str; 3] = ["tensorpost", "serde", "anyhow"];
+
+/// A program that has to compile.
+const ACCEPTED: &str = "
+use tensorpost::prelude::*;
+
+#[derive(Clone, Serialize, Deserialize, GpuMessage)]
+struct Frame;
+
+struct Pass;
+
+#[stage]
+impl Pass {
+    fn create() -> anyhow::Result<Self> {
+        Ok(Pass)
+    }
+
+    fn process(&mut self, frame: Frame) -> Frame {
+        frame
+    }
+}
+
+fn main() {}
+";
+
+/// The compiler with the framework at hand.
+struct Compiler {
+    /// Where cargo puts what it builds for tests.
+    dependencies: PathBuf,
+    libraries: [PathBuf; CRATES.len()],
+    /// For the little that is written; it goes with the test.
+    scratch: tempfile::TempDir,
+}
+
+impl Compiler {
+    /// With the newest libraries beside this program that fit: builds with other features leave theirs there too, all of the
+    /// same sources, as cargo builds what has changed before it starts a test.
+    fn new() -> Self {
+        let program = std::env::current_exe().expect("this program has a path");
+        let dependencies = program.parent().expect("it is in a folder").to_owned();
+        let [frameworks, serdes, anyhows] = CRATES.map(|name| newest(&dependencies, name));
+        let scratch = tempfile::tempdir().expect("a folder");
+        let accepted = scratch.path().join("accepted.rs");
+        fs::write(&accepted, ACCEPTED).expect("the folder can be written to");
+        let mut compiler = Self { dependencies, libraries: Default::default(), scratch };
+        let mut said = String::new();
+        for framework in &frameworks {
+            for serde in &serdes {
+                for anyhow in &anyhows {
+                    compiler.libraries = [framework, serde, anyhow].map(PathBuf::clone);
+                    match compiler.refusal(&accepted) {
+                        None => return compiler,
+                        Some(words) => said = words,
+                    }
+                }
+            }
+        }
+        panic!("nothing compiles with what is in {}: {said}", compiler.dependencies.display());
+    }
+
+    /// What the compiler says of a program that it does not take.
+    fn refusal(&self, program: &Path) -> Option<String> {
+        let name = program.file_stem().expect("a program has a name");
+        let output = Command::new("rustc")
+            .args([
+                "--edition=2024",
+                "--crate-type=bin",
+                "--emit=metadata",
+                "--crate-name=refused",
+                "-Awarnings",
+                "-o",
+            ])
+            .arg(self.scratch.path().join(name))
+            .arg("-L")
+            .arg(format!("dependency={}", self.dependencies.display()))
+            .args(
+                CRATES
+                    .iter()
+                    .zip(&self.libraries)
+                    .map(|(name, path)| format!("--extern={name}={}", path.display())),
+            )
+            .arg(program)
+            .env_remove("RUST_LOG")
+            .output()
+            .expect("rustc is in the PATH");
+        (!output.status.success()).then(|| normal(&String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+/// The libraries of a crate, the newest first.
+fn newest(folder: &Path, name: &str) -> Vec<PathBuf> {
+    let prefix = format!("lib{name}-");
+    let of_it =
+        |path: &PathBuf| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&prefix));
+    let mut libraries: Vec<(SystemTime, PathBuf)> = fs::read_dir(folder)
+        .expect("the folder of this program can be read")
+        .map(|entry| entry.expect("its entries can be read").path())
+        .filter(|path| path.extension() == Some(OsStr::new("rlib")) && of_it(path))
+        .map(|path| (path.metadata().and_then(|about| about.modified()).expect("it has a time"), path))
+        .collect();
+    libraries.sort();
+    libraries.into_iter().rev().map(|(_, path)| path).collect()
+}
+
+/// What ends the compiler's words, or says where to find more of them.
+const ABOUT_ITSELF: [&str; 5] = [
+    "error: aborting due to",
+    "Some errors have detailed",
+    "For more information about",
+    "the full name for the type has been written to",
+    "consider using `--verbose`",
+];
+
+/// Without what depends on the machine, on features, or on the sources of the framework.
+fn normal(said: &str) -> String {
+    let mut lines = Vec::new();
+    let mut in_a_list = false;
+    let mut elsewhere = false;
+    for line in said.lines() {
+        // The types that have a trait.
+        if in_a_list && (line.starts_with("            ") || line.ends_with(" others")) {
+            continue;
+        }
+        in_a_list = line.contains("the following other types implement")
+            || line.contains("the following type implements");
+        let place = line.split_once("--> ").map(|(_, place)| place);
+        let of_a_place = line.trim_start_matches([' ', '.']).trim_start_matches(|c: char| c.is_ascii_digit());
+        elsewhere = match place {
+            Some(place) => !place.starts_with(REFUSED),
+            None => elsewhere && (of_a_place.is_empty() || of_a_place.trim_start().starts_with('|')),
+        };
+        if !in_a_list && !elsewhere && !ABOUT_ITSELF.iter().any(|words| line.contains(words)) {
+            lines.push(line);
+        }
+    }
+    format!("{}\n", lines.join("\n").trim_end())
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_words_that_help() {
+    let compiler = Compiler::new();
+    let mut programs: Vec<PathBuf> =
+        fs::read_dir(REFUSED).expect("the programs").map(|entry| entry.expect("an entry").path()).collect();
+    programs.retain(|path| path.extension() == Some(OsStr::new("rs")));
+    assert!(programs.len() >= 38, "{} programs", programs.len());
+    let write = std::env::var_os("TENSORPOST_WRITE_REFUSALS").is_some();
+    let programs = Mutex::new(programs);
+    let wrong = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let Some(program) = programs.lock().expect("no thread has panicked").pop() else { break };
+            let expected = program.with_extension("stderr");
+            let said = compiler.refusal(&program);
+            if let (true, Some(said)) = (write, &said) {
+                fs::write(&expected, said).expect("the words can be written");
+                continue;
+            }
+            let expected = fs::read_to_string(&expected).unwrap_or_else(|error| error.to_string());
+            let said = said.unwrap_or_else(|| "it compiles\n".to_owned());
+            if said != expected {
+                let text = format!("{}: the compiler says\n{said}\nand not\n{expected}", program.display());
+                wrong.lock().expect("no thread has panicked").push(text);
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let wrong = wrong.into_inner().expect("no thread has panicked");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
