@@ -1,6 +1,6 @@
 //! The actors of the tests of nodes on two hosts.
 
-use tensorpost::actor::ActorId;
+use tensorpost::actor::{ActorId, MAX_MAILBOX};
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::numbers;
@@ -69,6 +69,42 @@ pub(crate) struct MayGo;
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Open;
 
+/// "Send so many at once there, open the gate, and say what went wrong."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<String>)]
+pub(crate) struct Flood {
+    pub(crate) to: Lie,
+    pub(crate) gate: Address<Open>,
+    pub(crate) items: u32,
+}
+
+/// "Have it flood the mailbox, with an address that says that there is room for all of it."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<String>)]
+pub(crate) struct HaveFlooded {
+    pub(crate) via: Address<Flood>,
+    pub(crate) to: Address<Count>,
+    pub(crate) gate: Address<Open>,
+    pub(crate) items: u32,
+}
+
+/// An address that is written as if its mailbox took more.
+pub(crate) struct Lie(pub(crate) Address<Count>);
+
+impl Serialize for Lie {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let written = serde_json::to_value(&self.0).map_err(serde::ser::Error::custom)?;
+        let place = |what| &written[1][what];
+        (&written[0], (place("process"), place("index"), MAX_MAILBOX)).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lie {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Address::deserialize(deserializer).map(Lie)
+    }
+}
+
 /// "Fail."
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Fail;
@@ -99,6 +135,7 @@ impl RemoteActor for Echoer {
 
     fn handles(on: &mut Handles<Self>) {
         on.message::<Echo>().message::<PassOn>().message::<Fail>().message::<Never>().message::<HasPart>();
+        on.message::<Flood>().message::<HaveFlooded>();
     }
 }
 
@@ -123,6 +160,32 @@ impl Handler<PassOn> for Echoer {
                 to.send(Item { number, tensor }).await.expect("it is accepted");
             }
         })
+    }
+}
+
+impl Handler<Flood> for Echoer {
+    type Result = ResponseFuture<Vec<String>>;
+
+    fn handle(&mut self, Flood { to: Lie(to), gate, items }: Flood, _: &mut Context<Self>) -> Self::Result {
+        let stream = self.0.stream();
+        Box::pin(async move {
+            // The first attempt of each is made by the call.
+            let sends: Vec<_> = (0..items)
+                .map(|number| to.send(Count { number, tensor: numbers(&stream, number, 10) }))
+                .collect();
+            gate.send(Open).await.expect("the gate is there");
+            let sent = futures_util::future::join_all(sends).await;
+            sent.into_iter().filter_map(|sent| sent.err().map(|error| error.to_string())).collect()
+        })
+    }
+}
+
+impl Handler<HaveFlooded> for Echoer {
+    type Result = ResponseFuture<Vec<String>>;
+
+    fn handle(&mut self, have: HaveFlooded, _: &mut Context<Self>) -> Self::Result {
+        let HaveFlooded { via, to, gate, items } = have;
+        Box::pin(async move { via.ask(Flood { to: Lie(to), gate, items }).await.expect("an answer") })
     }
 }
 

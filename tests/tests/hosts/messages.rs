@@ -7,7 +7,9 @@ use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, numbers, until_free};
 
-use crate::actors::{Count, Echo, Fail, Gatekeeper, HasPart, Hold, HowMany, Item, Open, PassOn};
+use crate::actors::{
+    Count, Counter, Echo, Echoer, Fail, Gatekeeper, HasPart, HaveFlooded, Hold, HowMany, Item, Open, PassOn,
+};
 use crate::{Other, find, head};
 
 /// The bytes of a tensor's elements.
@@ -109,6 +111,22 @@ fn a_slow_consumer_holds_its_senders_up_and_nothing_is_lost(builder: Builder) {
     other.end();
 }
 
+/// WIRE-1: of two workers of one host, that is. See `an_address_that_lies_about_a_mailbox_costs_nobody_a_link`.
+fn an_address_that_another_host_forges_breaks_no_link(builder: Builder) {
+    let node = head(builder);
+    let other = Other::start(&node);
+    let liar = find::<HaveFlooded>(&node, "echo");
+    let counter = node.spawn::<Counter>(()).mailbox(4).start().expect("an actor");
+    let gatekeeper = node.spawn::<Gatekeeper>(()).start().expect("an actor");
+    let flooder = node.spawn::<Echoer>(()).start().expect("an actor");
+    deliver(&node, &counter.address(), Hold(gatekeeper.address()));
+    let (via, to, gate) = (flooder.address(), counter.address(), gatekeeper.address());
+    let wrong = ask(&node, &liar, HaveFlooded { via, to, gate, items: 64 });
+    assert_eq!(wrong, Vec::<String>::new());
+    assert_eq!(ask(&node, &counter.address(), HowMany), (64, Vec::new()));
+    other.end();
+}
+
 fn watches_see_ends_and_restarts_on_the_other_host(builder: Builder) {
     let node = head(builder);
     let other = Other::start(&node);
@@ -158,6 +176,7 @@ pub(crate) fn cases() -> Vec<Case> {
         asks_and_tensors_go_there_and_back_to_the_bit,
         an_address_in_a_message_leads_back,
         a_slow_consumer_holds_its_senders_up_and_nothing_is_lost,
+        an_address_that_another_host_forges_breaks_no_link,
         watches_see_ends_and_restarts_on_the_other_host,
         parts_stay_on_their_host,
     ]

@@ -147,7 +147,6 @@ fn post<M: GpuMessage>(
         correlation: 0,
         key: address.key(),
         has_context: false,
-        capacity: location.capacity,
     };
     let expect = || answer.take().map(|answer| expect::<M>(transport, location, actor, answer));
     transport

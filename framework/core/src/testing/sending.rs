@@ -98,7 +98,6 @@ impl Prepared {
             correlation,
             key: to.key,
             has_context: false,
-            capacity: to.location.capacity,
         };
         let encoded = match codec::encode(&message, Vec::new()) {
             Ok(encoded) => encoded,

@@ -19,7 +19,7 @@ use parking_lot::RwLock;
 
 use super::inbox::Inbox;
 use super::links::Links;
-use super::{TransportError, wake_reasons};
+use super::{Link, TransportError, wake_reasons};
 use crate::limits::MAX_ACTORS;
 use crate::observe::hang_probe::ActorProbe;
 use crate::observe::metrics::ActorMetrics;
@@ -88,6 +88,7 @@ impl Actors {
         if index >= MAX_ACTORS {
             return Err(TransportError::TooManyActors);
         }
+        let capacity = inbox.capacity();
         let before = {
             let mut inboxes = self.inboxes.write();
             if inboxes.len() <= index {
@@ -95,11 +96,11 @@ impl Actors {
             }
             std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
         };
-        if matches!(before, Slot::Withdrawn { .. }) {
-            // The node gives a location out again when it has given out all others.
-            for link in links.all().iter() {
-                link.reopen(index as u16);
-            }
+        drop(before);
+        // Only now: a link that is made meanwhile reads the place (`tell_new`). And where nobody was before, too: a frame that
+        // named it too early has closed it.
+        for link in links.all().iter() {
+            link.open_mailbox(index as u16, capacity);
         }
         Ok(())
     }
@@ -112,18 +113,21 @@ impl Actors {
         });
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
-        // Only now: a link that is made meanwhile reads the place, and closes the index by itself (`Links::to_new`).
+        // Only now: a link that is made meanwhile reads the place, and closes the index by itself (`tell_new`).
         for link in links.all().iter() {
             link.close(index, away);
             link.ring(wake_reasons::CREDIT);
         }
     }
 
-    /// Tells `each` of the places where an actor was, and whether it is started anew.
-    pub(super) fn each_withdrawn(&self, mut each: impl FnMut(u16, bool)) {
+    /// Has a new link say which mailboxes there are, and which are closed.
+    pub(super) fn tell_new(&self, link: &Link) {
         for (index, slot) in self.inboxes.read().iter().enumerate() {
-            if let Slot::Withdrawn { away, .. } = slot {
-                each(index as u16, *away);
+            let index = index as u16; // there are MAX_ACTORS
+            match slot {
+                Slot::Free => {}
+                Slot::Taken(inbox) => link.open_mailbox_at(index, inbox.capacity(), 0),
+                Slot::Withdrawn { away, .. } => link.close(index, *away),
             }
         }
     }

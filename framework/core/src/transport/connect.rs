@@ -116,7 +116,7 @@ impl Transport {
         let link = Arc::new(Link::new(peer, self.links.number_half(), self.wakeups.ears())?);
         // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after, and then its
         // withdrawal finds this link (`Actors::withdraw`).
-        self.actors.each_withdrawn(|index, away| link.close(index, away));
+        self.actors.tell_new(&link);
         Ok(link)
     }
 

@@ -471,6 +471,12 @@ impl Transport {
             let away = self.actors.is_away(index);
             if self.actors.inbox(index).is_none() {
                 link.close(index, away);
+                // One may have come between the look and the word, and has opened what this has closed.
+                if let (Some(inbox), Some(received)) =
+                    (self.actors.inbox(index), inbound.received.get(usize::from(index)))
+                {
+                    link.open_mailbox_at(index, inbox.capacity(), *received);
+                }
             }
             let why = if away { Refusal::Restarting } else { Refusal::NoSuchActor };
             return self.refuse_frame(link, inbound, frame, &why);

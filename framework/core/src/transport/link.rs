@@ -40,7 +40,7 @@ use std::os::fd::OwnedFd;
 
 use self::connection::Connection;
 use self::credits::Credits;
-pub(crate) use self::credits::{AWAY, CLOSED, Credit};
+pub(crate) use self::credits::{AWAY, CLOSED, Credit, NOBODY};
 use self::leases::Leases;
 pub(crate) use self::receiver::Inbound;
 use self::receiver::ReceiverSide;
@@ -127,8 +127,13 @@ impl Link {
     pub(crate) fn stamp(&self, index: u16) -> u64 {
         let head = self.sender.consumed();
         let opened = u64::from(self.is_open()) + 2 * u64::from(self.is_broken());
-        // Its last two bits are all that it says, and where they go no count comes.
-        let mailbox_state = self.mailbox_state(index) << 62;
+        // In two bits, where no count comes.
+        let mailbox_state = match self.mailbox_state(index) {
+            NOBODY => 0,
+            CLOSED => 3,
+            AWAY => 2,
+            _ => 1,
+        } << 62;
         self.handled(index)
             .wrapping_add(mailbox_state)
             .wrapping_add(head)

@@ -63,8 +63,6 @@ pub(crate) struct Destination {
     pub(crate) key: u64,
     /// Whether the body ends with the context of a span.
     pub(crate) has_context: bool,
-    /// Of the mailbox, per sending process.
-    pub(crate) capacity: u32,
 }
 
 /// What a frame still lacks. Waiting helps.
@@ -370,15 +368,8 @@ impl Transport {
         asked: Option<Credit>,
         acknowledges: bool,
     ) {
-        let destination = Destination {
-            kind,
-            index: 0,
-            actor: ActorId(0),
-            correlation,
-            key: 0,
-            has_context: false,
-            capacity: 0,
-        };
+        let destination =
+            Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, has_context: false };
         // A reply does not overtake those that wait. Replies need no order, but the first ones have waited longest.
         let claim = if link.has_backlog() {
             Err(TransmitError::NotNow(NotNow::RingFull))
@@ -457,7 +448,6 @@ impl Transport {
                 correlation: header.correlation,
                 key: 0,
                 has_context: false,
-                capacity: 0,
             };
             match self.claim(link, &destination, &encoded) {
                 Ok(claim) => {

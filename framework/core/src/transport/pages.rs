@@ -170,8 +170,9 @@ impl LinkMemory {
         self.0.words(CREDITS, MAX_ACTORS)
     }
 
-    /// Whether each of the writer's actors takes messages: zero, or [`CLOSED`](super::link::CLOSED) or
-    /// [`AWAY`](super::link::AWAY). Apart from the credits: each send looks at it, and it changes once in a life.
+    /// How many messages of the peer each of the writer's actors takes at a time; [`NOBODY`](super::link::NOBODY),
+    /// [`CLOSED`](super::link::CLOSED) or [`AWAY`](super::link::AWAY) where there is none. Apart from the credits: each send looks at
+    /// it, and it changes once in a life.
     pub(crate) fn mailbox_states(&self) -> NativeWords {
         self.0.words(MAILBOX_STATES, MAX_ACTORS)
     }

@@ -43,6 +43,37 @@ fn a_mailbox_takes_its_capacity_from_each_sender() {
     assert_eq!(at_other.take_one().message, 1);
 }
 
+/// WIRE-1: anybody may have written what an address says of a mailbox. Its own process says how much it takes.
+#[test]
+fn an_address_that_lies_about_a_mailbox_costs_nobody_a_link() {
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<u32>(1, 2);
+    for says in [1000, 0, 1] {
+        let mut lie = to;
+        lie.location.capacity = says;
+        cluster.send(0, &lie, 0);
+        cluster.send(0, &lie, 1);
+        assert_eq!(cluster.try_send(0, &lie, 2), Err((2, Unsent::NotNow(Lack::Credit))), "it says {says}");
+        cluster.run_until_idle();
+        assert!(!cluster.gave_up(1, 0), "it says {says}");
+        assert_eq!(inbox.take().len(), 2);
+        cluster.run_until_idle();
+    }
+    // It names a place where nobody is: whoever comes there is reached all the same, by those who know it.
+    let mut early = to;
+    early.location.index += 1;
+    cluster.send(0, &early, 7);
+    cluster.run_until_idle();
+    assert_eq!(cluster.transport(1).stats().dead_letters, 1);
+    let (next, at_next) = cluster.inbox::<u32>(1, 3);
+    assert_eq!(next.location.index, early.location.index);
+    (0..3).for_each(|n| cluster.send(0, &next, n));
+    assert_eq!(cluster.try_send(0, &next, 3), Err((3, Unsent::NotNow(Lack::Credit))));
+    cluster.run_until_idle();
+    assert_eq!(at_next.take().len(), 3);
+    assert!(!cluster.gave_up(1, 0));
+}
+
 #[test]
 fn messages_of_one_sender_arrive_in_order() {
     let cluster = Cluster::new(2);

@@ -206,9 +206,10 @@ impl Link {
         self.connection.half.get().and_then(load).unwrap_or(0)
     }
 
-    /// [`CLOSED`] when the peer has no actor `index`, [`AWAY`] when it is started anew, or else another number.
+    /// [`CLOSED`] when the peer's actor `index` has gone, [`AWAY`] when it is started anew, [`NOBODY`] where there was none yet, or
+    /// else how many messages of this process its mailbox takes at a time.
     pub(crate) fn mailbox_state(&self, index: u16) -> u64 {
-        // CREDIT acquire: pairs with `close` and `reopen`.
+        // CREDIT acquire: pairs with `close` and `open`.
         let load = |half: &Half| half.mailbox_states.load(usize::from(index), Ordering::Acquire);
         self.connection.half.get().and_then(load).unwrap_or(0)
     }

@@ -3,7 +3,8 @@
 //! The receiver of messages grants: it counts on its half what its actors are done with, and the sender compares that
 //! with what it has sent. Used when a message's receipt drops, and when an actor comes or goes.
 //!
-//! **Invariants.** A count is published before anybody is rung for it. A word has one writer, the process that grants
+//! **Invariants.** How many messages a mailbox takes is what its own process says on the link, and not what an address says: so
+//! an address that lies about it costs nobody a link (WIRE-1). A count is published before anybody is rung for it. A word has one writer, the process that grants
 //! (ONE-WRITER). A peer has no more messages in a mailbox than its capacity (MBX-2).
 //!
 //! **Locks.** One, and nothing inside of it.
@@ -15,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::Link;
 use super::granted::Granted;
-pub(crate) use super::granted::{AWAY, CLOSED, Credit};
+pub(crate) use super::granted::{AWAY, CLOSED, Credit, NOBODY};
 use crate::stream::turn;
 use crate::transport::pages::LinkMemory;
 
@@ -41,19 +42,23 @@ impl Link {
         self.credits.0.lock().count(index).unwrap_or(CLOSED)
     }
 
-    /// Another actor has come to the location `index`: the credits go on where the messages taken stand.
-    pub(crate) fn reopen(&self, index: u16) {
-        let received = self.receiver.received(index);
-        // That lock is given back before this one is taken: the reader takes them the other way round.
-        let mut handled = self.credits.0.lock();
-        if handled.count(index).is_some_and(|count| count >= AWAY) {
-            // Those of the last actor are done with: they were handled, or dropped when it stopped.
-            handled.set(index, received.unwrap_or(0));
-        }
+    /// An actor has come to the location `index`, and takes so many messages of the peer at a time. That is said here, by the
+    /// one who holds the peer to it: what an address says of it was written by anybody (WIRE-1).
+    pub(crate) fn open_mailbox(&self, index: u16, capacity: u32) {
+        // Where one was before, its credits go on where the messages taken stand. That lock is given back before the other one
+        // is taken: the reader takes them the other way round.
+        let was_closed = self.credits.0.lock().is_closed(index);
+        let received = if was_closed { self.receiver.received(index).unwrap_or(0) } else { 0 };
+        self.open_mailbox_at(index, capacity, received);
+    }
+
+    /// As [`open_mailbox`](Self::open_mailbox), for the reader, which knows how many messages it has `received` for the place.
+    pub(crate) fn open_mailbox_at(&self, index: u16, capacity: u32, received: u64) {
+        self.credits.0.lock().open(index, capacity, received);
     }
 
     /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next life.
     pub(crate) fn close(&self, index: u16, away: bool) {
-        self.credits.0.lock().set(index, if away { AWAY } else { CLOSED });
+        self.credits.0.lock().close(index, if away { AWAY } else { CLOSED });
     }
 }

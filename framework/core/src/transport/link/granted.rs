@@ -9,7 +9,10 @@ use crate::sync::Ordering;
 use crate::transport::ring::NativeWords;
 use crate::transport::wake_reasons;
 
-/// In a mailbox-state word: the actor is gone, or never was.
+/// In a mailbox-state word: nobody was there yet, as far as the peer has heard.
+pub(crate) const NOBODY: u64 = 0;
+
+/// In a mailbox-state word: the actor is gone.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
 /// In a mailbox-state word: the actor failed and is started anew, somewhere.
@@ -53,17 +56,32 @@ impl Granted {
         self.actors.get(usize::from(index)).map(|handled| handled.count)
     }
 
-    pub(super) fn set(&mut self, index: u16, count: u64) {
+    /// No more messages at `index`: [`CLOSED`] or [`AWAY`], as `why` says.
+    pub(super) fn close(&mut self, index: u16, why: u64) {
         let index = usize::from(index);
         let Some(handled) = self.actors.get_mut(index) else { return };
-        (handled.count, handled.told) = (count, count);
+        (handled.count, handled.told) = (why, why);
+        // CREDIT release: pairs with `Link::mailbox_state`.
+        self.mailbox_states.store(index, why, Ordering::Release);
+    }
+
+    /// Whether the last actor at `index` is gone, or away.
+    pub(super) fn is_closed(&self, index: u16) -> bool {
+        self.count(index).is_some_and(|count| count >= AWAY)
+    }
+
+    /// An actor is at `index` whose mailbox takes so many messages of a peer. Where it comes after another, `received` messages
+    /// were taken for that one, and all are done with.
+    pub(super) fn open(&mut self, index: u16, capacity: u32, received: u64) {
+        let was_closed = self.is_closed(index);
+        let index = usize::from(index);
+        let Some(handled) = self.actors.get_mut(index) else { return };
         // CREDIT release, all: pair with `Link::handled` and `Link::mailbox_state`.
-        if count < AWAY {
-            self.credits.store(index, count, Ordering::Release);
-            self.mailbox_states.store(index, 0, Ordering::Release);
-        } else {
-            self.mailbox_states.store(index, count, Ordering::Release);
+        if was_closed {
+            (handled.count, handled.told) = (received, received);
+            self.credits.store(index, received, Ordering::Release);
         }
+        self.mailbox_states.store(index, u64::from(capacity), Ordering::Release);
     }
 
     /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the delay in

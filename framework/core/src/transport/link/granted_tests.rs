@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering;
 
-use super::granted::{AWAY, CLOSED, Credit, Granted};
+use super::granted::{AWAY, CLOSED, Credit, Granted, NOBODY};
 use crate::limits::MAX_ACTORS;
 use crate::os::monotonic_ns;
 use crate::transport::ring::NativeWords;
@@ -35,7 +35,7 @@ fn half_a_mailbox_makes_one_ring_and_each_credit_is_published() {
             if granted.one_more(credit(capacity), at) {
                 rings.push(count);
             }
-            assert_eq!(words(&granted), (Some(count), Some(0)));
+            assert_eq!(words(&granted), (Some(count), Some(NOBODY)));
         }
         assert_eq!(rings[..3], told, "a mailbox of {capacity}");
     }
@@ -56,11 +56,25 @@ fn who_is_told_that_an_actor_has_gone_needs_no_more() {
     let at = monotonic_ns();
     let mut granted = granted(at);
     assert!(!granted.one_more(credit(8), at));
-    granted.set(INDEX, AWAY);
+    granted.close(INDEX, AWAY);
     assert!(!granted.one_more(credit(8), at));
     assert_eq!((granted.count(INDEX), words(&granted)), (Some(AWAY), (Some(1), Some(AWAY))));
-    granted.set(INDEX, 5);
-    assert_eq!((granted.count(INDEX), words(&granted)), (Some(5), (Some(5), Some(0))));
-    granted.set(INDEX + 1, CLOSED);
+    granted.open(INDEX, 7, 5);
+    assert_eq!((granted.count(INDEX), words(&granted)), (Some(5), (Some(5), Some(7))));
+    granted.close(INDEX + 1, CLOSED);
+    assert_eq!(granted.count(INDEX + 1), None);
+}
+
+#[test]
+fn who_comes_first_says_what_it_takes_and_who_comes_next_goes_on() {
+    let mut granted = granted(monotonic_ns());
+    // A message that came too early was refused, and counts.
+    granted.one_more(credit(0), 0);
+    granted.open(INDEX, 4, 0);
+    assert_eq!((granted.count(INDEX), words(&granted)), (Some(1), (Some(1), Some(4))));
+    granted.close(INDEX, CLOSED);
+    granted.open(INDEX, 2, 9);
+    assert_eq!((granted.count(INDEX), words(&granted)), (Some(9), (Some(9), Some(2))));
+    granted.open(INDEX + 1, 2, 9);
     assert_eq!(granted.count(INDEX + 1), None);
 }

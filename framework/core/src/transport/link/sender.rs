@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::{AWAY, CLOSED, Credit, Link};
+use super::{AWAY, CLOSED, Credit, Link, NOBODY};
 use crate::lease::{Lease, LeaseId};
 use crate::limits::{MAX_ACTORS, MAX_GRANTED};
 use crate::message::codec::Encoded;
@@ -325,15 +325,17 @@ impl Link {
         if !wants_credit(destination.kind) {
             return Ok(());
         }
-        match self.mailbox_state(destination.index) {
+        let capacity = match self.mailbox_state(destination.index) {
             CLOSED => return Err(TransmitError::NoSuchActor),
             AWAY => return Err(TransmitError::Restarting),
-            _ => {}
-        }
+            // Whoever comes there takes one at least, and until then the peer refuses it.
+            NOBODY => 1,
+            capacity => capacity,
+        };
         let window = self.window(destination.index).ok_or(TransmitError::NoSuchActor)?;
         let sent = window.sent.load(Ordering::Relaxed);
         // A peer that claims to have handled more than was sent gets no more than a full window for it.
-        let is_full = |handled: u64| sent.saturating_sub(handled) >= u64::from(destination.capacity);
+        let is_full = |handled: u64| sent.saturating_sub(handled) >= capacity;
         if is_full(window.handled.load(Ordering::Relaxed)) {
             // Only now: the receiver writes that word with each message, and to look at it takes the cache line away.
             let handled = self.handled(destination.index);
