@@ -5,7 +5,6 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tensorpost_tests::random::build::build;
 use tensorpost_tests::random::draw::{Faults, draw};
@@ -138,23 +137,13 @@ fn fresh_seeds_with_faults() {
 #[test]
 fn specs_that_found_something() {
     let folder = tempfile::tempdir().expect("a folder");
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let Some(Found { name, spec, times, what }) = FOUND.get(next.fetch_add(1, Ordering::Relaxed)) {
-            println!("{name}: {what}");
-            let file = folder.path().join(format!("{name}.json"));
-            std::fs::write(&file, spec).expect("a file");
-            let times = if seconds().is_some() { *times } else { 1 };
-            play(&["--times", &times.to_string(), "--replay", path(&file)]);
-        }
-    };
-    // A run waits for processes about half of its time.
-    std::thread::scope(|scope| {
-        let workers = [scope.spawn(work), scope.spawn(work)];
-        for worker in workers {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        }
-    });
+    for Found { name, spec, times, what } in FOUND {
+        println!("{name}: {what}");
+        let file = folder.path().join(format!("{name}.json"));
+        std::fs::write(&file, spec).expect("a file");
+        let times = if seconds().is_some() { *times } else { 1 };
+        play(&["--times", &times.to_string(), "--replay", path(&file)]);
+    }
 }
 
 #[test]

@@ -147,7 +147,7 @@ async fn broken_connections_lose_double_and_reorder_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_open_connection_is_noticed_and_replaced() {
     // All of it; then one lane alone, while the control stream is whole.
-    let half_open = async |which| {
+    for which in [None, Some(1)] {
         let attempts = through(&Security::loopback(), 400, |relay, calm| async move {
             tokio::time::sleep(Duration::from_millis(30)).await;
             relay.change(which, Weather::HalfOpen);
@@ -156,8 +156,7 @@ async fn a_half_open_connection_is_noticed_and_replaced() {
         })
         .await;
         assert!(attempts > 1, "{which:?}: {attempts}");
-    };
-    tokio::join!(half_open(None), half_open(Some(1)));
+    }
 }
 
 /// HOST-9: what a gateway has not taken is bounded, whoever says more waits, and nothing of it is lost.
