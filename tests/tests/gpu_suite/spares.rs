@@ -32,18 +32,24 @@ fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid.cast_signed()).expect("a process"), Signal::KILL).expect("it runs");
 }
 
+/// Kills its process while a spare waits, and says when it serves again. The process, and that of the spare.
+fn killed_and_back(node: &Node, stream: &DeviceStream, doubler: &Spawned<Doubler>) -> (u32, u32) {
+    doubles(node, stream, &doubler.address());
+    let (before, spare) = (status(node, doubler.worker()).pid, until_spare(node, doubler));
+    let start = Instant::now();
+    kill(before);
+    doubles_at_last(node, stream, &doubler.address(), 1);
+    println!("it serves again after {:?}", start.elapsed());
+    (before, spare)
+}
+
 pub(crate) fn a_worker_goes_on_in_a_spare_that_has_opened_the_device(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().unwrap();
     let stream = node.stream(&device).unwrap();
     let doubler = node.spawn::<Doubler>(()).device(device).restart(SOON).spares(1).start().unwrap();
     for _ in 0..2 {
-        doubles(&node, &stream, &doubler.address());
-        let (before, spare) = (status(&node, doubler.worker()).pid, until_spare(&node, &doubler));
-        let start = Instant::now();
-        kill(before);
-        doubles_at_last(&node, &stream, &doubler.address(), 1);
-        println!("it serves again after {:?}", start.elapsed());
+        let (_, spare) = killed_and_back(&node, &stream, &doubler);
         assert_eq!(status(&node, doubler.worker()).pid, spare);
     }
 }
@@ -59,12 +65,7 @@ pub(crate) fn spares_end_with_their_mps_group_and_are_replaced(builder: Builder)
     let stream = node.stream(&device).unwrap();
     let doubler = node.spawn::<Doubler>(()).device(device).restart(SOON).spares(1).start().unwrap();
     for restarts in 1..=2 {
-        doubles(&node, &stream, &doubler.address());
-        let (before, spare) = (status(&node, doubler.worker()).pid, until_spare(&node, &doubler));
-        let start = Instant::now();
-        kill(before);
-        doubles_at_last(&node, &stream, &doubler.address(), 1);
-        println!("it serves again after {:?}", start.elapsed());
+        let (before, spare) = killed_and_back(&node, &stream, &doubler);
         let now = status(&node, doubler.worker());
         assert!(now.pid != before && now.pid != spare && now.restarts == restarts, "{now:?}");
         assert_ne!(until_spare(&node, &doubler), spare);
