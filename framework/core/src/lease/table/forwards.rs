@@ -373,7 +373,8 @@ impl<T: Measured> Record<T> {
     }
 
     /// Takes one lease that `by` has forwarded to `to`; whether there was one. That of another would be missed by the hold that
-    /// it is for, which may come when its forwarder has long let go.
+    /// it is for, which may come when its forwarder has long let go. And the oldest first: what `by` had forwarded before it let go
+    /// of its last lease [goes](LeaseTable::end_pass) with a pass, and what it forwards since, with another lease, has to last.
     fn take_forward(&mut self, to: ProcessId, by: ProcessId) -> bool {
         let good = |forward: &Forward| forward.good && forward.by == by;
         let Some(index) = self.forwards.iter().position(|forward| good(forward) && forward.to == Some(to))
@@ -382,7 +383,8 @@ impl<T: Measured> Record<T> {
         };
         self.forwards[index].count -= 1;
         if self.forwards[index].count == 0 {
-            self.forwards.swap_remove(index);
+            // In their order.
+            self.forwards.remove(index);
         }
         true
     }
@@ -392,6 +394,7 @@ impl<T: Measured> Record<T> {
         let is_it = |forward: &&mut Forward| own(forward) && forward.to.is_none_or(|known| known == to);
         if let Some(known) = self.forwards.iter_mut().find(is_it) {
             known.count = known.count.saturating_add(1);
+            known.good |= good;
             return;
         }
         let mut new = Forward { by, to: Some(to), count: 1, good, expires: None };
