@@ -62,8 +62,8 @@ pub(crate) struct Zip<A: Item, B: Item> {
     waiting: Waiting<(A, Held), (B, Held)>,
     /// Under at-least-once delivery: who waits for what waits here.
     pairing: Option<Pairing>,
-    /// Of each source that makes nothing more before something is acknowledged: all that it has under way.
-    still: HashMap<u16, Vec<ItemId>>,
+    /// Of each source that makes nothing more before something is acknowledged: what it said last, if nothing was let go since.
+    still: HashMap<u16, Standing>,
     /// Where items are paired by key, left and right: those of which a fork says that nothing more comes there.
     settled: [Recent; 2],
     /// Those that were let go at a standstill. Their source may hear of it late: in a batch, they are done with when others are.
@@ -72,6 +72,22 @@ pub(crate) struct Zip<A: Item, B: Item> {
     ended: [bool; 2],
     /// How often the whole pipeline has stood still since the last pair.
     standstills: u32,
+}
+
+/// A source that makes nothing more before something is acknowledged.
+struct Standing {
+    /// All that it has under way.
+    ids: Vec<ItemId>,
+    /// What it makes then.
+    next: Option<ItemId>,
+}
+
+impl Standing {
+    /// Whether one of these shows that the source has gone on since it said so: its word takes another way than its items.
+    fn is_over<'a>(&self, mut came: impl Iterator<Item = &'a ItemId>) -> bool {
+        let Some(next) = self.next else { return false };
+        came.any(|id| id.source == next.source && id.number > next.number)
+    }
 }
 
 /// Items of late. What is older than the newest [`MAX_WAITING`] is forgotten (MBX-2): a standstill over it is noticed when
@@ -229,8 +245,10 @@ impl<A: Item, B: Item> Zip<A, B> {
             let is_here = waiting[side].contains(id) || self.settled[side].contains(id);
             is_here && waiting.iter().any(|waiting| waiting.contains(id))
         };
+        let stands =
+            |still: &Standing| !still.is_over(waiting.iter().flatten()) && still.ids.iter().all(here);
         let mut sources = pairing.sides[side].sources.iter();
-        sources.all(|source| self.still.get(source).is_some_and(|ids| ids.iter().all(here)))
+        sources.all(|source| self.still.get(source).is_some_and(stands))
     }
 
     /// Where neither side can go on, because each waits for partners that only the other could bring, the oldest half goes.
@@ -256,6 +274,8 @@ impl<A: Item, B: Item> Zip<A, B> {
         let mut oldest: Vec<_> =
             sides.flat_map(|left| self.waiting.held(left).map(move |held| (held.age(), left))).collect();
         oldest.sort_unstable();
+        // Their sources may go on now. Those that do not say so again.
+        self.still.clear();
         for (age, left) in oldest.into_iter().take(count) {
             for held in self.waiting.remove(left, None, |held| held.age() == age) {
                 self.let_go.extend(held.ids());
@@ -333,9 +353,10 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
                     self.end_standstill(out);
                 }
             }
-            Partners::Still { source, ids } => {
-                self.still.insert(source, ids.to_vec());
-                let under_way: HashSet<_> = self.still.values().flatten().copied().collect();
+            Partners::Still { source, ids, next } => {
+                self.still.insert(source, Standing { ids, next });
+                let under_way: HashSet<_> =
+                    self.still.values().flat_map(|still| &still.ids).copied().collect();
                 for settled in self.settled.iter_mut().chain([&mut self.let_go]) {
                     settled.retain(|id| !self.still.contains_key(&id.source) || under_way.contains(id));
                 }

@@ -65,6 +65,8 @@ pub(super) struct Branch<T: Item> {
     hurried: Cell<bool>,
     /// The item that waits to be accepted.
     held_up: Cell<Option<ItemId>>,
+    /// The bytes of an item that waits for room.
+    wanted: Cell<Option<u64>>,
     /// Whoever waits for room is told here; one at a time does, the actor.
     changed: Notify,
     /// Whoever waits until everything was answered. Not the same: a stage that ends still takes items.
@@ -167,6 +169,7 @@ impl<T: Item> Branch<T> {
             handled: Cell::new(0),
             hurried: Cell::new(false),
             held_up: Cell::new(None),
+            wanted: Cell::new(None),
             changed: Notify::new(),
             emptied: Notify::new(),
             meter: meter.clone(),
@@ -271,9 +274,16 @@ impl<T: Item> Branch<T> {
 
     /// Waits until one more item, with so many bytes, may go.
     async fn room(&self, bytes: u64) {
+        self.wanted.set(Some(bytes));
         while !self.has_room(bytes) {
             self.changed.notified().await;
         }
+        self.wanted.set(None);
+    }
+
+    /// Whether an item waits for others to be answered before it may go.
+    pub(super) fn is_full(&self) -> bool {
+        self.wanted.get().is_some_and(|bytes| !self.has_room(bytes))
     }
 
     /// From now on nothing waits for room.

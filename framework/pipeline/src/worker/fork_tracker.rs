@@ -38,10 +38,18 @@ pub(super) struct ForkTracker {
     source: u16,
     /// Of a source: whom to tell that it makes nothing more, and since when it does not.
     tell_still: Vec<Address<Control>>,
-    still: Cell<Option<(Instant, Option<ItemId>)>>,
+    still: RefCell<Option<Still>>,
     branches: usize,
     open: RefCell<HashMap<ItemId, Open>>,
     telling: Cell<bool>,
+}
+
+/// An actor that may make nothing more before something is acknowledged.
+struct Still {
+    since: Instant,
+    next: Option<ItemId>,
+    /// Whether that is what it waits for.
+    is_full: Box<dyn Fn() -> bool>,
 }
 
 /// An item that is not settled everywhere.
@@ -72,19 +80,31 @@ impl ForkTracker {
         let wanted = !(tell.is_empty() && tell_still.is_empty());
         wanted.then(|| {
             let (open, telling) = (RefCell::default(), Cell::new(false));
-            Rc::new(ForkTracker { tell, source, tell_still, still: Cell::new(None), branches, open, telling })
+            Rc::new(ForkTracker {
+                tell,
+                source,
+                tell_still,
+                still: RefCell::default(),
+                branches,
+                open,
+                telling,
+            })
         })
     }
 
-    /// From now on nothing more is made before something is acknowledged; `next` is the item that waits for that.
-    pub(super) fn stand(self: &Rc<Self>, next: Option<ItemId>) {
-        self.still.set(Some((Instant::now(), next)));
+    /// From now on, for as long as `is_full`, nothing more is made before something is acknowledged; `next` is the item that waits
+    /// for that.
+    pub(super) fn stand(self: &Rc<Self>, next: Option<ItemId>, is_full: impl Fn() -> bool + 'static) {
+        if self.tell_still.is_empty() {
+            return;
+        }
+        *self.still.borrow_mut() = Some(Still { since: Instant::now(), next, is_full: Box::new(is_full) });
         self.begin_telling();
     }
 
     /// It goes on.
     pub(super) fn go_on(&self) {
-        self.still.set(None);
+        *self.still.borrow_mut() = None;
     }
 
     /// An item is about to be sent on these branches: what is to go with it on each.
@@ -144,13 +164,15 @@ impl ForkTracker {
     }
 
     fn tell_all(&self) {
-        if let Some((since, next)) = self.still.get()
+        if let Some(Still { since, next, is_full }) = &*self.still.borrow()
             && since.elapsed() >= PAUSE
+            && is_full()
         {
             let open = self.open.borrow();
-            let ids: Vec<_> = open.keys().copied().filter(|id| Some(*id) != next).collect();
+            let ids: Vec<_> = open.keys().copied().filter(|id| Some(*id) != *next).collect();
             for join in &self.tell_still {
-                let _ = join.try_send(Control::Still { source: self.source, ids: ids.clone() });
+                let still = Control::Still { source: self.source, ids: ids.clone(), next: *next };
+                let _ = join.try_send(still);
             }
         }
         for PartnerArgs { to, left, branches } in &self.tell {
@@ -172,7 +194,7 @@ async fn tell(fork_tracker: Weak<ForkTracker>) {
     loop {
         tokio::time::sleep(PAUSE).await;
         let Some(fork_tracker) = fork_tracker.upgrade() else { return };
-        if fork_tracker.open.borrow().is_empty() && fork_tracker.still.get().is_none() {
+        if fork_tracker.open.borrow().is_empty() && fork_tracker.still.borrow().is_none() {
             fork_tracker.telling.set(false);
             return;
         }
@@ -196,7 +218,7 @@ mod tests {
             tell,
             source: 0,
             tell_still,
-            still: Cell::new(None),
+            still: RefCell::default(),
             branches,
             open,
             telling: Cell::new(true),

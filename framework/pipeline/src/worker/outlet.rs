@@ -165,11 +165,14 @@ impl<T: Item> Outlet<T> {
         move || branches.iter().map(|branch| branch.toward()).collect()
     }
 
-    /// The actor makes nothing more before something is acknowledged; `next` waits for that. Of a source, those who pair its
-    /// items want to know.
+    /// Where `next` waits for an acknowledgement, or there is none and all is made, the actor makes nothing more before one comes.
+    /// Of a source, those who pair its items want to know.
     pub(super) fn stand(&self, next: Option<ItemId>) {
         if let Some(fork_tracker) = &self.fork_tracker {
-            fork_tracker.stand(next);
+            let branches = self.branches.clone();
+            // What waits for a connection, or for another life of its receiver, goes on by itself.
+            let is_full = move || next.is_none() || branches.iter().any(|branch| branch.is_full());
+            fork_tracker.stand(next, is_full);
         }
     }
 
