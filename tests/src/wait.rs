@@ -7,6 +7,7 @@ use std::task::{self, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::Node;
 use tensorpost::prelude::*;
 use tensorpost_core::lease::Pool;
@@ -18,6 +19,26 @@ pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "it did not come about that {what}");
         std::thread::sleep(Duration::from_micros(500));
     }
+}
+
+/// Stops a process (`SIGSTOP`), and waits until all of it stands: one thread takes the signal, and where processors are few
+/// the others go on, and answer what they are asked, until that one has had its turn.
+pub fn stop(pid: u32) {
+    let process = Pid::from_raw(pid.cast_signed()).expect("a process");
+    kill_process(process, Signal::STOP).expect("it lives");
+    until("all of it has stopped", || has_stopped(pid));
+}
+
+/// Whether each thread of a process stands still because of a signal.
+pub fn has_stopped(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+    threads.into_iter().all(|thread| {
+        // One that has ended meanwhile is looked for again.
+        let Ok(thread) = thread else { return false };
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state is behind the name, which is in brackets.
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    })
 }
 
 /// Waits until nobody holds memory of the node's own pool.

@@ -10,7 +10,7 @@ use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder, Case};
-use tensorpost_tests::wait::{ask, deliver, until};
+use tensorpost_tests::wait::{ask, deliver, stop, until};
 
 const ELEMENTS: usize = 1000;
 
@@ -429,7 +429,7 @@ fn a_stopped_worker_keeps_nobody_waiting(builder: Builder) {
     chain.until_handled(4);
     let out: Vec<Item> = (0..4).map(|_| chain.out.blocking_recv().unwrap()).collect();
     let (dead, stopped) = (chain.process(0), chain.pid(2));
-    kill_process(stopped, Signal::STOP).unwrap();
+    stop(stopped.as_raw_nonzero().get().cast_unsigned());
     let killed = Instant::now();
     kill_process(chain.pid(0), Signal::KILL).unwrap();
     let report = chain.look(1);

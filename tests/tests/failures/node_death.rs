@@ -11,13 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::prelude::*;
 use tensorpost_core::os::PidFd;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::players;
-use tensorpost_tests::wait::until;
+use tensorpost_tests::wait::{stop, until};
 
 /// Set in the program that is a node to be killed: `isolated` or `mps`.
 const SCENE: &str = "TENSORPOST_TESTS_NODE";
@@ -159,7 +158,7 @@ fn a_node_that_is_killed_in_the_middle_of_traffic_leaves_nothing(_: Builder) {
         assert!(memory.len() > 2 * pids.len(), "the look finds memory while it is there: {memory:?}");
         if round > 0 {
             // Those who cannot act any more end too.
-            kill_process(Pid::from_raw(pids[round].cast_signed()).unwrap(), Signal::STOP).unwrap();
+            stop(pids[round]);
         }
         let took = running.kill(&workers);
         println!("round {round}: the workers have ended after {took:?}");

@@ -11,7 +11,7 @@ use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Trace, text};
 use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
-use tensorpost_tests::wait::{ask, numbers, until};
+use tensorpost_tests::wait::{ask, numbers, stop, until};
 
 /// A node with its console at a path of its own, and a holder.
 struct Scene {
@@ -211,15 +211,14 @@ fn a_node_that_traces_anyway_gives_the_interval_and_goes_on(builder: Builder) {
 fn a_stopped_worker_is_named(builder: Builder) {
     let scene = Scene::new(builder);
     let pid = ask(&scene.node, &scene.holder.address(), Check).pid;
-    let pid = Pid::from_raw(pid.cast_signed()).unwrap();
-    kill_process(pid, Signal::STOP).unwrap();
+    stop(pid);
     let traced = scene.attach().trace(Duration::from_millis(100)).unwrap();
     assert!(traced.silent().contains(&"held".to_owned()));
-    kill_process(pid, Signal::CONT).unwrap();
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::CONT).unwrap();
     // It has been told to begin and to end.
     scene.until_tracing(false);
     scene.works();
-    until("the memory is given back", || !has_a_ring(pid.as_raw_nonzero().get().cast_unsigned()));
+    until("the memory is given back", || !has_a_ring(pid));
     end(scene.node);
 }
 

@@ -14,7 +14,7 @@ use tensorpost_tests::chrome::{Event, Trace, text};
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
-use tensorpost_tests::wait::{ask, deliver, numbers, until};
+use tensorpost_tests::wait::{ask, deliver, numbers, stop, until};
 
 /// Passed on from worker to worker.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
@@ -273,10 +273,8 @@ fn a_process_that_does_not_answer_is_named_and_one_that_ends_is_left_out(builder
     let node = builder.start().unwrap();
     let silent = node.spawn::<Holder>(()).name("silent").start().unwrap();
     let other = node.spawn::<Holder>(()).name("other").start().unwrap();
-    let pid = Pid::from_raw(ask(&node, &silent.address(), Check).pid.cast_signed()).unwrap();
-    kill_process(pid, Signal::STOP).unwrap();
-    // Its threads stop when they next enter the kernel, one after the other.
-    until("all of it has stopped", || has_stopped(pid));
+    let pid = ask(&node, &silent.address(), Check).pid;
+    stop(pid);
     // On a machine that is busy the other one may be late once.
     until("only the stopped one is silent", || {
         let metrics = node.metrics().unwrap();
@@ -284,7 +282,7 @@ fn a_process_that_does_not_answer_is_named_and_one_that_ends_is_left_out(builder
         assert!(metrics.actor(silent.actor()).is_none());
         metrics.silent.len() == 1 && metrics.actor(other.actor()).is_some()
     });
-    kill_process(pid, Signal::KILL).unwrap();
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
     node.supervisor().await_end(silent.worker());
     until("the others answer", || {
         let metrics = node.metrics().unwrap();
@@ -293,15 +291,6 @@ fn a_process_that_does_not_answer_is_named_and_one_that_ends_is_left_out(builder
     });
     drop(node.shutdown(Duration::from_secs(20)));
     assert!(node.metrics().is_err());
-}
-
-fn has_stopped(pid: Pid) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
-    tasks.into_iter().all(|task| {
-        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
-        // The state is behind the name, which is in brackets.
-        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
-    })
 }
 
 fn a_trace_can_be_written_while_everything_goes_on(builder: Builder) {

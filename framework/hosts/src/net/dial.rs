@@ -80,6 +80,8 @@ impl Dial {
                     wait = BACKOFF.0;
                     peer.cut_of(link).await;
                 }
+                // Both sides end a session. Where the other was first, it refuses the attempt that was under way.
+                Err(DialError::Refused { .. }) if peer.is_over() => return Ok(()),
                 Err(refused @ DialError::Refused { .. }) => return Err(refused),
                 Err(error) => {
                     tracing::debug!(target: "tensorpost::hosts", "{error}; trying again in {wait:?}");
@@ -226,7 +228,7 @@ impl Dial {
     }
 
     /// What the other side's code means: see `service.rs`.
-    fn status(&self, status: &Status) -> DialError {
+    pub(super) fn status(&self, status: &Status) -> DialError {
         let (to, why) = (self.to.clone(), status.message().to_owned());
         match status.code() {
             Code::FailedPrecondition | Code::PermissionDenied | Code::InvalidArgument => {

@@ -45,16 +45,19 @@ impl Io {
         self.peer
     }
 
+    /// An error comes with the connection, so that its caller says when it closes.
     pub(super) async fn accept(
         stream: TcpStream,
         peer: SocketAddr,
         security: &Security,
         place: OwnedSemaphorePermit,
-    ) -> io::Result<Self> {
-        prepare(&stream)?;
+    ) -> Result<Self, (io::Error, TcpStream)> {
+        if let Err(error) = prepare(&stream) {
+            return Err((error, stream));
+        }
         let inner: Pin<Box<dyn Both>> = match security.server() {
             None => Box::pin(stream),
-            Some(config) => Box::pin(TlsAcceptor::from(config).accept(stream).await?),
+            Some(config) => Box::pin(TlsAcceptor::from(config).accept(stream).into_fallible().await?),
         };
         Ok(Io { inner, peer, _place: Some(place) })
     }
@@ -96,9 +99,12 @@ impl Io {
     }
 }
 
-pub(super) async fn within<T>(time: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {} s", time.as_secs()));
-    tokio::time::timeout(time, work).await.map_err(late)?
+async fn within<T>(time: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(time, work).await.map_err(|_| late(time))?
+}
+
+pub(super) fn late(time: Duration) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {} s", time.as_secs()))
 }
 
 impl Connected for Io {

@@ -16,7 +16,7 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use super::io::{Io, within};
+use super::io::{Io, late};
 use super::service::{Admission, Hosts, Peers};
 use super::{CONNECTION_WINDOW, STREAM_WINDOW};
 use crate::introduction::Introduction;
@@ -177,12 +177,19 @@ async fn shake_hands(
     refused: Arc<Refused>,
     ready: mpsc::Sender<io::Result<Io>>,
 ) {
-    match within(INTRODUCTION, Io::accept(stream, from, &security, place)).await {
-        Ok(io) => {
+    // A refusal is counted before its connection closes, so that whoever sees the end finds the count. `open` is that connection;
+    // where it took too long, `shaking` has it.
+    let mut shaking = std::pin::pin!(Io::accept(stream, from, &security, place));
+    match tokio::time::timeout(INTRODUCTION, shaking.as_mut()).await {
+        Ok(Ok(io)) => {
             drop(stranger);
             // It fails where the listener ends.
             let _ = ready.send(Ok(io)).await;
         }
-        Err(error) => refused.note(Kind::Key, from, &error),
+        Ok(Err((error, open))) => {
+            refused.note(Kind::Key, from, &error);
+            drop(open);
+        }
+        Err(_) => refused.note(Kind::Key, from, &late(INTRODUCTION)),
     }
 }

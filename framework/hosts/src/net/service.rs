@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -15,7 +16,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use parking_lot::Mutex;
 use tonic::body::Body;
 use tonic::server::{Grpc, NamedService, StreamingService};
-use tonic::{Response, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
 use super::codec::{BytesCodec, Outgoing};
 use super::peer::Peer;
@@ -164,13 +165,32 @@ impl Hosts {
     }
 
     async fn first(&self, stream: &mut Streaming<Bytes>, from: SocketAddr) -> Result<Bytes, Status> {
-        match tokio::time::timeout(INTRODUCTION, stream.message()).await {
+        self.first_within(INTRODUCTION, stream, from).await
+    }
+
+    pub(super) async fn first_within(
+        &self,
+        time: Duration,
+        stream: &mut Streaming<Bytes>,
+        from: SocketAddr,
+    ) -> Result<Bytes, Status> {
+        match tokio::time::timeout(time, stream.message()).await {
             Ok(Ok(Some(bytes))) => Ok(bytes),
             Ok(Ok(None)) => Err(self.refuse(Kind::Garbage, from, &"it ended before it said who it is")),
-            // Longer than any message may be, or the connection is broken.
-            Ok(Err(status)) => Err(self.refuse(Kind::Garbage, from, &status.message().to_owned())),
-            Err(_) => Err(self.refuse(Kind::Garbage, from, &"it did not say who it is")),
+            // Longer than any message may be.
+            Ok(Err(status)) if status.code() == Code::OutOfRange => {
+                Err(self.refuse(Kind::Garbage, from, &status.message().to_owned()))
+            }
+            Ok(Err(status)) => Err(self.not_heard(from, status.message())),
+            Err(_) => Err(self.not_heard(from, "it did not say who it is in time")),
         }
+    }
+
+    /// A connection that broke, or was silent, before it said who it is. It counts as garbage does, but its end may be honest, on a
+    /// machine or behind a network that was slow: a host that takes the answer for a refusal gives this one up for good.
+    fn not_heard(&self, from: SocketAddr, why: &str) -> Status {
+        self.refused.note(Kind::Garbage, from, &why);
+        Status::unavailable(why)
     }
 
     async fn greeting(&self, stream: &mut Streaming<Bytes>, from: SocketAddr) -> Result<Hello, Status> {

@@ -14,6 +14,7 @@ use tensorpost::node::{Node, ProcessId, StartError, WorkerId, WorkerState};
 use tensorpost_core::ids::ChunkId;
 use tensorpost_core::node::NewActor;
 use tensorpost_core::transport::control_channel::{FromNode, Location};
+use tensorpost_tests::wait;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -210,8 +211,8 @@ fn chunks(node: &FakeNode) -> Result<()> {
     start(node, asker, "wants-chunk", "99")?;
 
     let status = supervisor.worker(owner).context("status")?;
-    let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("pid")?;
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP)?;
+    // All of it: its control thread would say that there is none, and then the death below is part of the shutdown.
+    wait::stop(status.pid);
     transport.want_chunk(chunk(7));
     supervisor.kill_worker(owner);
     transport.wait_for(|message| {
@@ -247,7 +248,7 @@ fn late(node: &FakeNode) -> Result<()> {
     let (slow, good) = (supervisor.spawn_worker("slow")?, supervisor.spawn_worker("good")?);
     start(node, slow, "hang-at-stop", "")?;
     start(node, good, "quiet", "")?;
-    let report = node.supervisor().shutdown(Duration::from_millis(500))?;
+    let report = node.supervisor().shutdown(Duration::from_secs(2))?;
     for worker in &report.workers {
         println!("{}: killed {:?}", worker.name, worker.killed);
     }
@@ -260,8 +261,7 @@ fn stuck(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let (stuck, good) = (supervisor.spawn_worker("stuck")?, supervisor.spawn_worker("good")?);
     let status = supervisor.worker(stuck).context("status")?;
-    let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("pid")?;
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP)?;
+    wait::stop(status.pid);
     // Anything that the node sends to a worker, often.
     let fault = tensorpost::testing::fault::Fault::new(
         "nowhere",

@@ -2,9 +2,14 @@
 
 use std::time::Duration;
 
+use futures_util::stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tonic::codec::EncodeBody;
+use tonic::{Status, Streaming};
 
+use super::super::codec::{BytesCodec, Outgoing};
+use super::super::service::Hosts;
 use super::*;
 use crate::frame::{Body, Frame};
 use crate::limits::{MAX_STRANGERS, MAX_VIOLATIONS};
@@ -54,11 +59,18 @@ async fn another_key_or_none_is_refused_and_counted() {
     let listener = zero.listen(&key).await;
     connected(&one, &listener, &key).await.expect("the same key");
     let intruder = Gateway::new(1, 0);
-    for wrong in [&other, &Security::loopback()] {
+    for (wrong, times) in [(&other, 1), (&Security::loopback(), 2)] {
         let refused = connected(&intruder, &listener, wrong).await;
         assert!(matches!(refused, Err(DialError::Unreachable { .. })), "{refused:?}");
+        // Who dials with another key sees by itself that the listener's is wrong, and the listener hears of it later.
+        let counted = async {
+            while zero.refused.count(Kind::Key) < times {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), counted).await.expect("it is counted");
     }
-    // Something else altogether.
+    // Something else altogether. The listener hangs up, and has counted it before.
     let mut stream = TcpStream::connect(listener.address()).await.expect("a connection");
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("it is open");
     let mut rest = Vec::new();
@@ -165,6 +177,51 @@ async fn garbage_over_a_connection_with_the_key_is_refused_and_counted() {
     }
     assert_eq!(zero.refused.count(Kind::Garbage), 8);
     served(&zero, &one).await;
+}
+
+/// An honest host whose machine was slow gives nobody up for it.
+#[tokio::test]
+async fn who_says_nothing_in_time_may_come_again() {
+    let zero = Gateway::new(0, 1);
+    let hosts = Hosts {
+        introduction: Arc::new(introduction()),
+        peers: Arc::default(),
+        refused: Arc::clone(&zero.refused),
+        admission: None,
+    };
+    let nothing = stream::pending::<Result<Outgoing, Status>>();
+    let nothing = EncodeBody::new_client(BytesCodec(64), nothing, None, None);
+    let mut silent = Streaming::new_request(BytesCodec(64), nothing, None, None);
+    let from = SocketAddr::from(([127, 0, 0, 1], 1));
+    let late = hosts.first_within(Duration::from_millis(1), &mut silent, from).await.expect_err("silence");
+    let told = dial(from, &Security::loopback(), 1).status(&late);
+    assert!(
+        matches!(&told, DialError::Unreachable { why, .. } if why.contains("did not say who it is")),
+        "{told}"
+    );
+    assert_eq!(zero.refused.count(Kind::Garbage), 1);
+}
+
+/// Both sides of a session end while a connection of it is being made: nobody is left to be told of the refusal.
+#[tokio::test]
+async fn who_is_refused_after_the_end_of_its_own_session_has_ended_in_order() {
+    let security = Security::loopback();
+    let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
+    let listener = zero.listen(&security).await;
+    let between = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+    let dial = dial(between.local_addr().expect("an address"), &security, 1);
+    let peer = Arc::clone(&one.peer);
+    let dialling = tokio::spawn(async move { dial.keep(&peer).await });
+    let (mut from, _) = between.accept().await.expect("it dials");
+    // Its attempt is under way, and has not come to the listener.
+    zero.peer.end();
+    one.peer.end();
+    let mut to = TcpStream::connect(listener.address()).await.expect("it listens");
+    let passing = tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
+    let kept = tokio::time::timeout(Duration::from_secs(20), dialling).await.expect("in time");
+    kept.expect("it ended").expect("its session was over");
+    assert_eq!(zero.refused.count(Kind::Stranger), 1, "it was refused");
+    passing.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

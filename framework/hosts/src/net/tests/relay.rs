@@ -48,6 +48,13 @@ impl Relay {
         Relay { address, connections }
     }
 
+    /// Waits until so many connections were made.
+    pub(super) async fn until_made(&self, count: usize) {
+        while self.connections.lock().len() < count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// For one connection of those that live, chosen by a number, or for all.
     pub(super) fn change(&self, which: Option<u64>, weather: Weather) {
         let mut all = self.connections.lock();
