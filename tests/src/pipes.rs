@@ -61,12 +61,14 @@ pub struct CountArgs {
     pub fails: Vec<u64>,
     /// A number on which its process dies, unless the file was there before: it makes it.
     pub dies_once: Option<(u64, PathBuf)>,
+    /// A number that it makes behind a door.
+    pub door: Option<(u64, Door)>,
 }
 
 impl CountArgs {
     /// So many, with a small tensor each.
     pub fn to(count: u64) -> Self {
-        CountArgs { count: Some(count), elements: 4, fails: Vec::new(), dies_once: None }
+        CountArgs { count: Some(count), elements: 4, fails: Vec::new(), dies_once: None, door: None }
     }
 
     /// Until it is stopped.
@@ -93,6 +95,9 @@ impl Source for Count {
             anyhow::bail!("no {number} yet");
         }
         die_once(&self.args.dies_once, number);
+        if let Some((_, door)) = self.args.door.as_ref().filter(|(at, _)| *at == number) {
+            door.pass()?;
+        }
         self.next += 1;
         let elements = self.args.elements;
         let tensor = (elements > 0).then(|| numbers(&self.stream, number as u32, elements));

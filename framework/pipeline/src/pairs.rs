@@ -33,8 +33,7 @@ pub(super) enum Partners<'n> {
     /// Nothing more comes of these on one side; `again` where they come again, on both.
     Alone { left: bool, ids: &'n [ItemId], again: bool },
     /// A source makes nothing more before one of these, which are all of its items that are under way, is acknowledged.
-    /// It makes `next` then, which may have gone to some of its receivers.
-    Still { source: u16, ids: Vec<ItemId>, next: Option<ItemId> },
+    Still { source: u16, ids: &'n [ItemId] },
     /// Nothing moves in the whole pipeline.
     Standstill,
     /// Nothing more comes on one side, unless it is sent again.

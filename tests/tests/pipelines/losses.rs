@@ -28,7 +28,7 @@ pub(crate) fn program(builder: Builder) -> Builder {
         windowed(none, Orders::default()),
         forked_again(none, Orders::default(), Orders::default(), Orders::default(), 0),
         two_sources(none, CountArgs::to(0), 0),
-        waits(none, Orders::default()),
+        waits(none, CountArgs::endless(), Orders::default()),
         reversed(none, Gate::new().door()),
     ]
     .iter()
@@ -253,9 +253,9 @@ fn a_join_in_which_both_sides_stand_still_goes_on(builder: Builder) {
 }
 
 /// An endless source, and one of a single item that takes its time, and has another key.
-fn waits(folder: &Path, orders: Orders) -> Pipeline {
+fn waits(folder: &Path, endless: CountArgs, orders: Orders) -> Pipeline {
     let pipeline = Pipeline::new("waits");
-    let one = pipeline.source::<Count>(CountArgs::endless()).named("one");
+    let one = pipeline.source::<Count>(endless).named("one");
     let other = pipeline.source::<Count>(CountArgs::to(1)).named("other").stage::<Obey>(orders);
     let both = one.join(other, |item| item.number + 1, |item| item.number).map("left", |pair| Ok(pair.left));
     both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
@@ -263,11 +263,14 @@ fn waits(folder: &Path, orders: Orders) -> Pipeline {
 
 /// One side cannot go on, but the other can, so the join keeps what it has; and a cancel ends it all the same.
 fn a_cancel_ends_a_run_whose_halves_wait(builder: Builder) {
-    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let (node, folder, gate, fifth) = (builder.start().unwrap(), folder(), Gate::new(), Gate::new());
     let orders = Orders { door: Some((0, gate.door())), ..Orders::default() };
-    let (pipeline, items) = watch(waits(folder.path(), orders).at_least_once(4));
+    let endless = CountArgs { door: Some((4, fifth.door())), ..CountArgs::endless() };
+    let (pipeline, items) = watch(waits(folder.path(), endless, orders).at_least_once(4));
     let running = node.run_pipeline(&pipeline).unwrap();
     let arrival = gate.arrival();
+    // A source that is stopped before it makes its fifth item sends only four.
+    fifth.pass_one();
     until("the window is full", || items("zip") == 4);
     running.cancel();
     until("the source has ended", || items("zip") == 5);

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use tensorpost_core::api::actor::Env;
@@ -58,12 +59,13 @@ pub(crate) type KeyOf<A, B> = dyn Fn(&Either<A, B>) -> u64 + Send + Sync;
 
 /// Puts those together that have the same bond.
 pub(crate) struct Zip<A: Item, B: Item> {
-    key: Option<std::sync::Arc<KeyOf<A, B>>>,
+    key: Option<Arc<KeyOf<A, B>>>,
     waiting: Waiting<(A, Held), (B, Held)>,
     /// Under at-least-once delivery: who waits for what waits here.
     pairing: Option<Pairing>,
-    /// Of each source that makes nothing more before something is acknowledged: what it said last, if nothing was let go since.
-    still: HashMap<u16, Standing>,
+    /// Of each source that makes nothing more before something is acknowledged: all that it has under way. Its word is kept
+    /// until it may have gone on, because a half was let go or something newer came. It says so again while it stands.
+    still: HashMap<u16, HashSet<ItemId>>,
     /// Where items are paired by key, left and right: those of which a fork says that nothing more comes there.
     settled: [Recent; 2],
     /// Those that were let go at a standstill. Their source may hear of it late: in a batch, they are done with when others are.
@@ -72,22 +74,6 @@ pub(crate) struct Zip<A: Item, B: Item> {
     ended: [bool; 2],
     /// How often the whole pipeline has stood still since the last pair.
     standstills: u32,
-}
-
-/// A source that makes nothing more before something is acknowledged.
-struct Standing {
-    /// All that it has under way.
-    ids: Vec<ItemId>,
-    /// What it makes then.
-    next: Option<ItemId>,
-}
-
-impl Standing {
-    /// Whether one of these shows that the source has gone on since it said so: its word takes another way than its items.
-    fn is_over<'a>(&self, mut came: impl Iterator<Item = &'a ItemId>) -> bool {
-        let Some(next) = self.next else { return false };
-        came.any(|id| id.source == next.source && id.number > next.number)
-    }
 }
 
 /// Items of late. What is older than the newest [`MAX_WAITING`] is forgotten (MBX-2): a standstill over it is noticed when
@@ -230,6 +216,37 @@ fn remove_from<T>(
 }
 
 impl<A: Item, B: Item> Zip<A, B> {
+    fn new(key: Option<Arc<KeyOf<A, B>>>) -> Self {
+        Zip {
+            key,
+            waiting: Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 },
+            pairing: None,
+            still: HashMap::new(),
+            settled: Default::default(),
+            let_go: Recent::default(),
+            ended: [false; 2],
+            standstills: 0,
+        }
+    }
+
+    /// An item came. A source that did not name it when it stood still has made more since then.
+    fn came(&mut self, held: &Held) {
+        if self.still.is_empty() {
+            return;
+        }
+        for id in held.ids() {
+            if self.still.get(&id.source).is_some_and(|under_way| !under_way.contains(&id)) {
+                self.still.remove(&id.source);
+            }
+        }
+    }
+
+    /// Whether a half is part of what its sources wait for, as far as they have said so. What is newer than their word may
+    /// have a partner on the way, which they could not know of.
+    fn is_waited_for(&self, held: &Held) -> bool {
+        held.ids().iter().any(|id| self.still.get(&id.source).is_none_or(|under_way| under_way.contains(id)))
+    }
+
     /// Whether nothing comes on one side any more, as things are: each of its sources waits until something is acknowledged
     /// of which all waits here.
     fn stands(&self, left: bool, pairing: &Pairing, waiting: &[HashSet<ItemId>; 2]) -> bool {
@@ -245,10 +262,8 @@ impl<A: Item, B: Item> Zip<A, B> {
             let is_here = waiting[side].contains(id) || self.settled[side].contains(id);
             is_here && waiting.iter().any(|waiting| waiting.contains(id))
         };
-        let stands =
-            |still: &Standing| !still.is_over(waiting.iter().flatten()) && still.ids.iter().all(here);
         let mut sources = pairing.sides[side].sources.iter();
-        sources.all(|source| self.still.get(source).is_some_and(stands))
+        sources.all(|source| self.still.get(source).is_some_and(|ids| ids.iter().all(here)))
     }
 
     /// Where neither side can go on, because each waits for partners that only the other could bring, the oldest half goes.
@@ -261,24 +276,32 @@ impl<A: Item, B: Item> Zip<A, B> {
         if !(self.stands(true, pairing, &waiting) && self.stands(false, pairing, &waiting)) {
             return;
         }
-        self.let_go_oldest(1, out);
+        self.let_go_oldest(1, Self::is_waited_for, out);
     }
 
-    /// Lets so many halves go, those that have waited longest, of a side that has not ended where any waits there: its
-    /// sender may go on then.
-    fn let_go_oldest(&mut self, count: usize, out: &mut Out<Pair<A, B>>) {
+    /// Lets so many halves of a kind go, those that have waited longest, of a side that has not ended where any waits there:
+    /// its sender may go on then.
+    fn let_go_oldest(&mut self, count: usize, which: fn(&Self, &Held) -> bool, out: &mut Out<Pair<A, B>>) {
+        let this = &*self;
         let goes_on =
-            |left: &bool| !self.ended[usize::from(!*left)] && self.waiting.held(*left).next().is_some();
+            |left: &bool| !this.ended[usize::from(!*left)] && this.waiting.held(*left).next().is_some();
         let any_goes_on = [true, false].iter().any(goes_on);
         let sides = [true, false].into_iter().filter(|left| !any_goes_on || goes_on(left));
-        let mut oldest: Vec<_> =
-            sides.flat_map(|left| self.waiting.held(left).map(move |held| (held.age(), left))).collect();
+        let of_side = move |left: bool| {
+            let held = this.waiting.held(left).filter(move |held| which(this, held));
+            held.map(move |held| (held.age(), left))
+        };
+        let mut oldest: Vec<_> = sides.flat_map(of_side).collect();
         oldest.sort_unstable();
-        // Their sources may go on now. Those that do not say so again.
-        self.still.clear();
         for (age, left) in oldest.into_iter().take(count) {
             for held in self.waiting.remove(left, None, |held| held.age() == age) {
-                self.let_go.extend(held.ids());
+                let ids = held.ids();
+                // The standstill is over: its sources may go on, and a second half that goes could be the partner of what they
+                // make. News of forks, and words of sources from before they heard of this, come all the same.
+                for id in &ids {
+                    self.still.remove(&id.source);
+                }
+                self.let_go.extend(ids);
                 out.leave_over(held, "no partner came for it before both sides stood still");
             }
         }
@@ -293,17 +316,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
 
     fn create(key: Option<String>, _: &Env) -> anyhow::Result<Self> {
         let key = key.map(|name| closures::find::<KeyOf<A, B>>(&name)).transpose()?;
-        let waiting = Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 };
-        Ok(Zip {
-            key,
-            waiting,
-            pairing: None,
-            still: HashMap::new(),
-            settled: Default::default(),
-            let_go: Recent::default(),
-            ended: [false; 2],
-            standstills: 0,
-        })
+        Ok(Zip::new(key))
     }
 
     fn process(&mut self, item: Either<A, B>, out: &mut Out<Pair<A, B>>) -> anyhow::Result<()> {
@@ -316,6 +329,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             "{MAX_WAITING} items wait for partners that do not come; one of the flows drops them"
         );
         let held = out.hold();
+        self.came(&held);
         let pair = match item {
             Either::Left(item) => self.waiting.left(bond, (item, held)),
             Either::Right(item) => self.waiting.right(bond, (item, held)),
@@ -353,10 +367,9 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
                     self.end_standstill(out);
                 }
             }
-            Partners::Still { source, ids, next } => {
-                self.still.insert(source, Standing { ids, next });
-                let under_way: HashSet<_> =
-                    self.still.values().flat_map(|still| &still.ids).copied().collect();
+            Partners::Still { source, ids } => {
+                self.still.insert(source, ids.iter().copied().collect());
+                let under_way: HashSet<_> = self.still.values().flatten().copied().collect();
                 for settled in self.settled.iter_mut().chain([&mut self.let_go]) {
                     settled.retain(|id| !self.still.contains_key(&id.source) || under_way.contains(id));
                 }
@@ -364,7 +377,8 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             }
             // At most once nobody waits for a half.
             Partners::Standstill if self.pairing.is_some() => {
-                self.let_go_oldest(share(self.waiting.count, self.standstills), out);
+                // Nothing moves, so nothing is on its way either.
+                self.let_go_oldest(share(self.waiting.count, self.standstills), |_, _| true, out);
                 self.standstills = self.standstills.saturating_add(1);
             }
             Partners::Standstill => {}
@@ -386,11 +400,132 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
 
 #[cfg(test)]
 mod tests {
+    use serde::{Deserialize, Serialize};
+    use tensorpost_core::api::message::GpuMessage;
+
     use super::*;
+    use crate::item::Tag;
+    use crate::out::Current;
+    use crate::worker::ack_guard::AckGuard;
+    use crate::worker::args::Side;
+    use crate::worker::retained::Retained;
+
+    #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+    #[gpu_message(crate = tensorpost_core)]
+    struct Number(u64);
+
+    fn id(number: u64) -> ItemId {
+        ItemId { source: 0, number }
+    }
+
+    fn ids(numbers: &[u64]) -> Vec<ItemId> {
+        numbers.iter().copied().map(id).collect()
+    }
+
+    /// A join by number of the two branches of one source.
+    struct Joined {
+        zip: Zip<Number, Number>,
+        retained: Retained,
+    }
+
+    impl Joined {
+        fn new() -> Self {
+            let key = |half: &Either<Number, Number>| match half {
+                Either::Left(Number(number)) | Either::Right(Number(number)) => *number,
+            };
+            let side = || Side { lanes: Vec::new(), room: 8, sources: vec![0] };
+            let mut joined = Joined { zip: Zip::new(Some(Arc::new(key))), retained: Retained::default() };
+            joined.told(Partners::Begin(Pairing { sides: [side(), side()] }));
+            joined
+        }
+
+        /// A half comes. Says whether its partner waited for it.
+        fn came(&mut self, half: Either<Number, Number>) -> bool {
+            let (Either::Left(Number(number)) | Either::Right(Number(number))) = &half;
+            let tag = Tag::of(id(*number));
+            let current = Current { tag, ack_guard: AckGuard::default(), holds: true };
+            let mut out = Out::during(Some(current), &self.retained);
+            self.zip.process(half, &mut out).expect("there is room for it");
+            !out.take().is_empty()
+        }
+
+        fn left(&mut self, number: u64) -> bool {
+            self.came(Either::Left(Number(number)))
+        }
+
+        fn right(&mut self, number: u64) -> bool {
+            self.came(Either::Right(Number(number)))
+        }
+
+        /// News come. Says which halves are left over then.
+        fn told(&mut self, news: Partners<'_>) -> Vec<u64> {
+            let mut out = Out::during(None, &self.retained);
+            self.zip.partners(PartnerNews(news), &mut out);
+            out.take_left_over().iter().map(|(tag, _)| tag.id.number).collect()
+        }
+
+        /// The fork says that nothing more comes of these on the left.
+        fn no_left(&mut self, numbers: &[u64]) -> Vec<u64> {
+            self.told(Partners::Alone { left: true, ids: &ids(numbers), again: false })
+        }
+
+        /// The source says that it waits for one of these.
+        fn still(&mut self, numbers: &[u64]) -> Vec<u64> {
+            self.told(Partners::Still { source: 0, ids: &ids(numbers) })
+        }
+    }
+
+    const NONE: [u64; 0] = [];
+
+    /// The news of the fork come again and again, faster than they are read on a busy machine.
+    #[test]
+    fn a_standstill_is_over_when_a_half_was_let_go() {
+        let mut joined = Joined::new();
+        assert!(!joined.right(0) && !joined.right(3));
+        assert_eq!(joined.no_left(&[0, 3]), NONE, "the source may go on");
+        assert_eq!(joined.still(&[0, 3]), [0]);
+        assert_eq!(joined.no_left(&[0, 3]), NONE, "the source may have heard of 0");
+        assert!(!joined.right(4));
+        assert_eq!(joined.no_left(&[3]), NONE);
+        assert_eq!(joined.still(&[3, 4]), NONE, "the left half of 4 comes");
+        assert!(joined.left(4));
+        assert_eq!(joined.no_left(&[3]), NONE, "the source may have heard of 4");
+        assert_eq!(joined.still(&[3]), [3]);
+    }
+
+    /// The source had said so several times before it heard that a half was let go.
+    #[test]
+    fn a_half_that_is_newer_than_the_word_of_its_source_keeps_its_partner() {
+        let mut joined = Joined::new();
+        assert!(!joined.right(0));
+        assert_eq!(joined.no_left(&[0]), NONE);
+        assert_eq!(joined.still(&[0]), [0]);
+        assert_eq!(joined.still(&[0]), NONE);
+        assert!(!joined.right(1));
+        assert_eq!(joined.no_left(&[0]), NONE, "read before the left half of 1");
+        assert_eq!(joined.still(&[0]), NONE, "said before 1 was made");
+        assert_eq!(joined.no_left(&[0]), NONE);
+        assert_eq!(
+            joined.told(Partners::Ended { left: false }),
+            NONE,
+            "its end came before that of the left"
+        );
+        assert!(joined.left(1));
+    }
+
+    /// Those of one batch are done with together, so their source stands still until the last of them is let go.
+    #[test]
+    fn a_source_that_does_not_hear_of_a_half_says_again_that_it_waits() {
+        let mut joined = Joined::new();
+        assert!(!joined.right(5) && !joined.right(6));
+        assert_eq!(joined.no_left(&[5, 6]), NONE);
+        assert_eq!(joined.still(&[5, 6]), [5]);
+        assert_eq!(joined.still(&[5, 6]), [6]);
+        assert_eq!(joined.still(&[5, 6]), NONE);
+    }
 
     #[test]
     fn what_is_remembered_is_bounded_and_the_newest() {
-        let id = |number| ItemId { source: 0, number };
         let mut recent = Recent::default();
         recent.extend((0..3 * MAX_WAITING as u64).map(id));
         recent.extend([id(3 * MAX_WAITING as u64 - 1)]);

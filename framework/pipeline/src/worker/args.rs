@@ -202,8 +202,6 @@ pub(crate) enum Control {
         source: u16,
         /// Its items.
         ids: Vec<ItemId>,
-        /// The one that it makes next, which may have gone to some of its receivers; none where it has made all.
-        next: Option<ItemId>,
     },
     /// Nothing moves in the whole pipeline. Whoever keeps halves lets some go; after a death, whoever waits for what is missing
     /// in an order goes on without it.

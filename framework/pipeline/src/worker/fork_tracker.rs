@@ -10,7 +10,8 @@
 //! A [`join`](crate::Flow::join) pairs by keys, and no fork knows whether a key still comes. There a half is
 //! let go only at a standstill: each source that could bring a partner makes nothing more before something is
 //! acknowledged, and says so with all that it has under way; each of these items waits in the join, on each side or
-//! with the word of a fork that nothing of it comes there.
+//! with the word of a fork that nothing of it comes there. With that half the standstill is over: the source may go on, and
+//! says so again while it does not.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -27,6 +28,9 @@ use crate::item::{ItemId, Tag};
 /// Between two rounds of notices. The halves of nearly all items are settled together, well within it, and then nothing
 /// is told; a half that waits for no partner waits about so long.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// A source that has stood for so long says so. After each half that a join lets go, the next one waits for that.
+const STANDS: Duration = Duration::from_millis(10);
 
 /// Ids in one message.
 const MOST: usize = 1024;
@@ -165,14 +169,13 @@ impl ForkTracker {
 
     fn tell_all(&self) {
         if let Some(Still { since, next, is_full }) = &*self.still.borrow()
-            && since.elapsed() >= PAUSE
+            && since.elapsed() >= STANDS
             && is_full()
         {
             let open = self.open.borrow();
             let ids: Vec<_> = open.keys().copied().filter(|id| Some(*id) != *next).collect();
             for join in &self.tell_still {
-                let still = Control::Still { source: self.source, ids: ids.clone(), next: *next };
-                let _ = join.try_send(still);
+                let _ = join.try_send(Control::Still { source: self.source, ids: ids.clone() });
             }
         }
         for PartnerArgs { to, left, branches } in &self.tell {

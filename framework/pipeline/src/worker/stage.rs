@@ -213,7 +213,7 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
                 async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local(),
             ),
             Control::Still { source, ids, next } => {
-                Some(async move { core.partners(Partners::Still { source, ids, next }).await }.boxed_local())
+                Some(async move { core.partners(Partners::Still { source, ids: &ids }).await }.boxed_local())
             }
             Control::Stop => None,
         };
