@@ -11,7 +11,7 @@ use tensorpost::published::{Subscriber, Topic};
 use tensorpost_core::observe::hang_probe::notes;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
-use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, Seen};
 use tensorpost_tests::pipes::{Count, CountArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs};
 use tensorpost_tests::wait::{ask, deliver, until};
@@ -292,7 +292,7 @@ pub(crate) fn program(builder: Builder) -> Builder {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    cases![
+    let mut cases = cases![
         a_stopped_worker_does_not_answer_and_is_restarted,
         a_worker_that_goes_on_after_a_report_is_the_same,
         an_actor_stuck_in_its_handler_is_named,
@@ -302,7 +302,9 @@ pub(crate) fn cases() -> Vec<Case> {
         only_the_last_in_a_row_is_to_blame,
         who_moves_or_has_nothing_to_do_is_not_reported,
         sources_stages_and_topics_that_wait_are_not_reported,
-        nothing_is_noted_without_a_limit,
         with_a_limit_waits_and_handlers_are_noted,
-    ]
+    ];
+    // The notes of its process are those of all nodes in it.
+    cases.extend(harness::alone(cases![nothing_is_noted_without_a_limit]));
+    cases
 }

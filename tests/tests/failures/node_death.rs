@@ -162,7 +162,6 @@ fn a_node_that_is_killed_in_the_middle_of_traffic_leaves_nothing(_: Builder) {
         }
         let took = running.kill(&workers);
         println!("round {round}: the workers have ended after {took:?}");
-        assert!(took < Duration::from_secs(1), "{took:?}");
         nothing_is_left(&running, &pids, &memory);
     }
 }

@@ -5,7 +5,7 @@ use tensorpost::message::EncodeError;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
-use tensorpost_tests::wait::{ask, deliver, numbers, until_free};
+use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
 use crate::actors::{
     Count, Counter, Echo, Echoer, Fail, Gatekeeper, HasPart, HaveFlooded, Hold, HowMany, Item, Open, PassOn,
@@ -123,6 +123,8 @@ fn an_address_that_another_host_forges_breaks_no_link(builder: Builder) {
     let (via, to, gate) = (flooder.address(), counter.address(), gatekeeper.address());
     let wrong = ask(&node, &liar, HaveFlooded { via, to, gate, items: 64 });
     assert_eq!(wrong, Vec::<String>::new());
+    // They were sent by others than who asks.
+    until("all of them are counted", || ask(&node, &counter.address(), HowMany).0 >= 64);
     assert_eq!(ask(&node, &counter.address(), HowMany), (64, Vec::new()));
     other.end();
 }

@@ -212,7 +212,7 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
             Control::Alone { left, ids, again } => Some(
                 async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local(),
             ),
-            Control::Still { source, ids, next } => {
+            Control::Still { source, ids } => {
                 Some(async move { core.partners(Partners::Still { source, ids: &ids }).await }.boxed_local())
             }
             Control::Stop => None,
