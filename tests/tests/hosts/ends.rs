@@ -1,14 +1,18 @@
 //! The end of a host, in order and not.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, kill_process};
 use tensorpost::actor::{AskFailure, EndReason, Refusal, SendFailure};
 use tensorpost::prelude::*;
+use tensorpost_core::os::PidFd;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
-use tensorpost_tests::wait::{ask, until};
+use tensorpost_tests::wait::{ask, deliver, until};
 
-use crate::actors::{Echo, Never};
+use crate::actors::{Echo, Echoer, Item, Never, PassOn};
 use crate::{Other, find, head};
 
 fn the_end_of_the_head_ends_the_others(builder: Builder) {
@@ -28,6 +32,57 @@ fn an_agent_whose_gateway_dies_ends(builder: Builder) {
     ask(&node, &echo, Echo::empty());
     let status = other.ends_without("gateway");
     assert_eq!(status.code(), Some(1), "its workers were killed");
+}
+
+/// HOST-10: it says nothing to the head, and can end nobody. Until the head's verdict, 5 s later, its workers have ended by
+/// themselves, and what they had sent stays where it is.
+fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
+    /// 10 s after the last beat that was answered, and one for the ends of processes.
+    const BOUND: Duration = Duration::from_secs(11);
+
+    let node = head(builder);
+    let stopped = Other::start(&node);
+    // Of the other agent the gateway alone stands still: its node looks as well.
+    let mut ends = Other::serving(&node);
+    let hosts = node.hosts().expect("hosts");
+    let placed = node.spawn::<Echoer>(()).on(&hosts[2]).restart(Restart::on_failure(3));
+    let placed = placed.start().expect("an actor there");
+    let (echo, again) = (find::<Echo>(&node, "echo"), find::<Echo>(&node, "again"));
+    let workers = [&echo, &again, &placed.address()]
+        .map(|address| PidFd::open(ask(&node, address, Echo::empty()).pid).expect("a process"));
+    let (to, mut items) = node.channel::<Item>().expect("a channel");
+    deliver(&node, &find::<PassOn>(&node, "echo"), PassOn { to, items: u32::MAX });
+    let came = Arc::new(AtomicU64::new(0));
+    let coming = Arc::clone(&came);
+    let taking = std::thread::spawn(move || {
+        while items.blocking_recv().is_ok() {
+            coming.fetch_add(1, Relaxed);
+        }
+    });
+    until("items come", || came.load(Relaxed) > 100);
+    let mut watch = node.watch(&echo);
+    let (gateway, other_gateway) = (stopped.gateway(), ends.gateway());
+    stopped.stop();
+    for gateway in [gateway, other_gateway] {
+        kill_process(gateway, Signal::STOP).expect("it is there");
+    }
+    let since = Instant::now();
+
+    for worker in workers {
+        assert!(worker.wait(Some(Duration::from_secs(20))).expect("a process"), "it works on");
+    }
+    assert_eq!(ends.end_of().code(), Some(1), "its workers were killed");
+    assert!(since.elapsed() < BOUND, "{:?}", since.elapsed());
+    assert!(watch.try_recv().is_none(), "the head has spoken its verdict before");
+
+    // The gateway has more of them, and a session that is not over.
+    let before = came.load(Relaxed);
+    kill_process(gateway, Signal::CONT).expect("it is there");
+    let event = watch.blocking_recv().expect("an event");
+    assert!(event.is_final() && event.to_string().contains("host 1"), "{event}");
+    assert_eq!(came.load(Relaxed), before, "sent by a worker that had ended");
+    drop((placed, echo, again, watch, node));
+    taking.join().expect("it ended");
 }
 
 fn a_lost_host_answers_its_asks_with_its_name(builder: Builder) {
@@ -65,6 +120,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases![
         the_end_of_the_head_ends_the_others,
         an_agent_whose_gateway_dies_ends,
+        workers_of_an_agent_that_stands_still_end_by_themselves,
         a_lost_host_answers_its_asks_with_its_name,
     ]
 }

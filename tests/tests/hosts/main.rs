@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal};
 use tensorpost::hosts::Hosts;
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::{self, Builder};
@@ -92,8 +93,7 @@ impl Other {
     pub(crate) fn ends_without(&mut self, worker: &str) -> ExitStatus {
         let stdin = self.stdin.as_mut().expect("it listens");
         writeln!(stdin, "{worker}").expect("it listens");
-        until("it ends", || self.child.try_wait().expect("a child").is_some());
-        self.child.wait().expect("it has ended")
+        self.end_of()
     }
 
     /// Waits until it has ended by itself, in order.
@@ -110,8 +110,32 @@ impl Other {
 
     /// As a starter of hosts does it.
     pub(crate) fn terminate(&self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it is there");
+    }
+
+    /// The process of its gateway.
+    pub(crate) fn gateway(&self) -> Pid {
+        let own = self.child.id().to_string();
+        let all = std::fs::read_dir("/proc").expect("processes").flatten();
+        let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let is_it = |pid: &i32| {
+            // It may have ended since it was listed.
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let rest = stat.split_once("(tp:gateway) ").map(|(_, rest)| rest);
+            rest.and_then(|rest| rest.split(' ').nth(1)) == Some(&own)
+        };
+        all.find(is_it).and_then(Pid::from_raw).expect("it has one")
+    }
+
+    /// Has its node stand still.
+    pub(crate) fn stop(&self) {
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::STOP).expect("it is there");
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) fn end_of(&mut self) -> ExitStatus {
+        until("it ends", || self.child.try_wait().expect("a child").is_some());
+        self.child.wait().expect("it has ended")
     }
 
     pub(crate) fn kill(&mut self) {

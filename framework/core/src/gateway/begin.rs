@@ -21,11 +21,12 @@ use tokio::time::sleep;
 
 use super::run::Gateway;
 use super::store::Store;
-use super::{Command, Newcomer, began};
+use super::{Command, Newcomer, failed};
 use crate::limits::MAX_GATEWAY_WAITS;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
 use crate::transport::hosts::Settings;
+use crate::transport::works_until::WorksUntil;
 
 /// This host among the others.
 pub(super) struct Node {
@@ -33,12 +34,21 @@ pub(super) struct Node {
     /// On the head.
     pub(super) roster: Option<Arc<Roster>>,
     pub(super) verdict: Option<Arc<Mutex<Head>>>,
+    /// On an agent.
+    pub(super) heartbeat: Option<Heartbeat>,
     pub(super) peers: Arc<Peers>,
     pub(super) refused: Arc<Refused>,
     /// How others are dialled.
     pub(super) dial: Dial,
     /// Dropped, it takes no connections any more.
     pub(super) listener: Option<Listener>,
+}
+
+/// What an agent knows of its head, and until when its workers may work.
+pub(super) struct Heartbeat {
+    agent: Arc<Mutex<Agent>>,
+    /// What all processes of this host look at.
+    pub(super) works_until: Arc<WorksUntil>,
 }
 
 /// Runs the gateway on this thread, until it has left.
@@ -54,7 +64,7 @@ pub(super) fn run(
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return began(transport, Err(format!("there is no runtime for its gateway: {error}"))),
+        Err(error) => return failed(transport, format!("there is no runtime for its gateway: {error}")),
     };
     runtime.block_on(async {
         let stream = transport.pool_for(crate::ids::DeviceId::HOST).map_err(|error| error.to_string());
@@ -67,7 +77,7 @@ pub(super) fn run(
         };
         match started {
             Ok(gateway) => gateway.run(commands).await,
-            Err(why) => began(transport, Err(why)),
+            Err(why) => failed(transport, why),
         }
     });
 }
@@ -118,6 +128,7 @@ async fn start(
             own,
             roster: Some(roster),
             verdict: Some(verdict),
+            heartbeat: None,
             peers,
             refused,
             dial: dial(String::new()),
@@ -143,21 +154,40 @@ async fn start(
     let to_head = dial(with_port(&settings.head));
     let deadline = Duration::from_millis(settings.join_deadline);
     let (admitted, asked) = to_head.join(&request, deadline).await.map_err(|error| error.to_string())?;
-    let beats = Arc::new(Mutex::new(Agent::new(asked)));
-    tokio::spawn(watch_head(Arc::clone(&beats), to.clone()));
+    let works_until = WorksUntil::create();
+    let works_until =
+        works_until.map_err(|error| format!("its workers cannot be told when to end: {error}"))?;
+    let told = Arc::clone(&works_until);
+    let agent = Agent::new(asked).telling(move |until| told.set(until.after_boot()));
+    let agent = Arc::new(Mutex::new(agent));
+    tokio::spawn(watch_head(Arc::clone(&agent), to.clone()));
     let address = advertised(settings.advertise.as_deref(), listener.address());
     let own = Member { who: admitted.you, name, address };
     let head = Member { who: admitted.head, name: String::new(), address: to_head.to.clone() };
-    let node =
-        Node { own, roster: None, verdict: None, peers, refused, dial: to_head, listener: Some(listener) };
-    node.dial_host(head, Pulse::Agent(beats), &to);
+    let node = Node {
+        own,
+        roster: None,
+        verdict: None,
+        heartbeat: Some(Heartbeat { agent: Arc::clone(&agent), works_until }),
+        peers,
+        refused,
+        dial: to_head,
+        listener: Some(listener),
+    };
+    node.dial_host(head, Pulse::Agent(agent), &to);
     for other in admitted.others {
-        node.dial_host(other, Pulse::Link(LinkPulse::default()), &to);
+        node.dial_host(other, node.link_pulse(), &to);
     }
     Ok(Gateway::new(transport, stream, node, to))
 }
 
 impl Node {
+    /// That of another agent.
+    fn link_pulse(&self) -> Pulse {
+        let of_agent = |heartbeat: &Heartbeat| LinkPulse::of_agent(Arc::clone(&heartbeat.agent));
+        Pulse::Link(self.heartbeat.as_ref().map(of_agent).unwrap_or_default())
+    }
+
     /// A peer for this host, and the memory of what goes between the two.
     fn peer(&self, member: &Member, pulse: Pulse, to: &UnboundedSender<Command>) -> (Arc<Peer>, Arc<Store>) {
         let store = Arc::new(Store::new(member.who.host.0, to.clone()));
@@ -181,7 +211,7 @@ impl Node {
 
     /// Takes connections of a host that the head has told of, and that dials this one.
     pub(super) fn expect_host(&self, member: Member, to: &UnboundedSender<Command>) {
-        let (peer, store) = self.peer(&member, Pulse::Link(LinkPulse::default()), to);
+        let (peer, store) = self.peer(&member, self.link_pulse(), to);
         if self.peers.add(Arc::clone(&peer)) {
             let _ = to.send(Command::Joined(Box::new(Newcomer { member, peer, store })));
         }

@@ -34,6 +34,7 @@ mod proxy;
 mod run;
 mod store;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,7 +124,7 @@ pub(crate) fn begin(transport: &Arc<Transport>, settings: Settings) {
     let thread = std::thread::Builder::new().name("tensorpost-gateway".to_owned());
     let spawned = thread.spawn(move || begin::run(&own, settings, to, commands));
     if let Err(error) = spawned {
-        began(transport, Err(format!("there is no thread for its gateway: {error}")));
+        failed(transport, format!("there is no thread for its gateway: {error}"));
     }
 }
 
@@ -132,8 +133,15 @@ fn tell(transport: &Transport, said: FromGateway) {
     let _ = transport.control().send(ToNode::Hosts(said), Vec::new());
 }
 
-fn began(transport: &Transport, result: Result<u16, String>) {
-    tell(transport, FromGateway::Began { result });
+/// This host is of its node, with the page that says until when its workers may work where it is an agent.
+fn began(transport: &Transport, host: u16, works_until: Option<OwnedFd>) {
+    let said = FromGateway::Began { result: Ok(host) };
+    let _ = transport.control().send(ToNode::Hosts(said), works_until.into_iter().collect());
+}
+
+/// This host is of no node.
+fn failed(transport: &Transport, why: String) {
+    tell(transport, FromGateway::Began { result: Err(why) });
 }
 
 /// A host, for people.

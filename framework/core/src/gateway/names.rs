@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tensorpost_hosts::ids::{ActorId as HostActor, HostId, HostLife, Life};
 use tensorpost_hosts::join::Member;
@@ -313,6 +314,10 @@ impl Gateway {
         }
         self.tell_members();
         if host == 0 {
+            if let Some(heartbeat) = self.node.heartbeat.as_ref().filter(|_| !lost) {
+                // A head that has left gives nobody another life, and this host ends in order.
+                heartbeat.works_until.set(Duration::MAX);
+            }
             let why = format!("this host ends: {why}");
             tell(&self.transport, FromGateway::NodeGone { why, cut_off: lost });
         }

@@ -19,7 +19,7 @@ use super::names::{Local, Lookup};
 use super::note::Note;
 use super::outbound::Mailbox;
 use super::store::Store;
-use super::{Command, LEAVE, Newcomer, began, shown, tell};
+use super::{Command, LEAVE, Newcomer, began, failed, shown, tell};
 use crate::ids::ActorId;
 use crate::limits::MAX_WAITING_NOTES;
 use crate::tensor::DeviceStream;
@@ -129,10 +129,17 @@ impl Gateway {
     /// Runs until it has left.
     pub(super) async fn run(mut self, mut commands: UnboundedReceiver<Command>) {
         let Some(mut told) = self.told.take() else { return };
+        let works_until = self.node.heartbeat.as_ref().map(|heartbeat| heartbeat.works_until.export());
+        let works_until = match works_until.transpose() {
+            Ok(works_until) => works_until,
+            Err(error) => {
+                return failed(&self.transport, format!("its workers cannot be told when to end: {error}"));
+            }
+        };
         // Before it passes any address on.
         self.transport.set_host(self.own());
         self.tell_members();
-        began(&self.transport, Ok(self.own()));
+        began(&self.transport, self.own(), works_until);
         loop {
             tokio::select! {
                 command = commands.recv() => match command {

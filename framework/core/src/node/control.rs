@@ -21,7 +21,7 @@ use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 9;
+pub(crate) const PROTOCOL: u32 = 10;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]
@@ -64,7 +64,8 @@ pub(crate) enum Up {
 /// From the node to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Down {
-    /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's epoch page.
+    /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's epoch page, and on an agent
+    /// of several hosts the page that says until when it may work (`transport/works_until.rs`).
     Welcome { identity: Identity, log_filter: String },
     /// The worker does not, and should say why and exit.
     Refused { why: String },

@@ -37,7 +37,7 @@ pub use punctual::Punctual;
 pub use remedy::{remedy, remedy_of_start};
 pub use seqpacket::Seqpacket;
 pub use spin::AdaptiveSpin;
-pub use time::monotonic_ns;
+pub use time::{monotonic_ns, since_boot, sleep_until_since_boot};
 
 /// Whether tests that can look at more or at less of the same look at all of it: where `TENSORPOST_THOROUGH` is set, as in CI.
 #[cfg(any(test, feature = "testing"))]

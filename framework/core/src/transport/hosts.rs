@@ -90,7 +90,8 @@ pub enum ToGateway {
 /// From the gateway to its node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum FromGateway {
-    /// Whether this host is of its node now, as which number.
+    /// Whether this host is of its node now, as which number. With it comes, on an agent, the page that says until when its workers
+    /// may work (`transport/works_until.rs`).
     Began {
         /// Why not.
         result: Result<u16, String>,

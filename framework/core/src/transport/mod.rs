@@ -104,6 +104,7 @@ mod waiting;
 mod wake_reasons;
 mod wakeups;
 mod watching;
+pub(crate) mod works_until;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -44,6 +44,15 @@ pub enum Pulse {
 pub struct LinkPulse {
     sent: AtomicU64,
     last: Mutex<Option<Moment>>,
+    /// What this host knows of its head.
+    agent: Option<Arc<Mutex<Agent>>>,
+}
+
+impl LinkPulse {
+    /// Of a host that this agent reaches beside its head: when its time is over, nothing goes there either.
+    pub fn of_agent(agent: Arc<Mutex<Agent>>) -> Self {
+        LinkPulse { agent: Some(agent), ..LinkPulse::default() }
+    }
 }
 
 impl Pulse {
@@ -60,6 +69,17 @@ impl Pulse {
                     pulse.sent.fetch_add(1, Relaxed) + 1
                 })
             }
+        }
+    }
+
+    /// Whether this host may say nothing any more, because the head may have given its actors to others (HOST-10). A machine that
+    /// wakes may run this before any timer.
+    fn is_over(&self, now: Moment) -> bool {
+        match self {
+            Pulse::Agent(agent) | Pulse::Link(LinkPulse { agent: Some(agent), .. }) => {
+                agent.lock().is_over(now)
+            }
+            Pulse::Head(..) | Pulse::Link(_) => false,
         }
     }
 
@@ -258,15 +278,19 @@ impl Peer {
         self.wakers.all();
     }
 
-    /// The next frame to send over a connection; nothing once it is over.
+    /// The next frame to send over a connection; nothing once it is over. It does not come while this host may say nothing.
     pub(super) async fn next_frame(&self, link: Link) -> Option<Frame> {
         loop {
             let look = self.until(&self.wakers.frames, |state| {
                 if state.session.link() != Some(link) {
                     return Some(None);
                 }
+                let now = Moment::now();
+                if self.pulse.is_over(now) {
+                    return None;
+                }
                 let answer = || state.answers.pop_front().map(|number| Frame::Answer { number });
-                let beat = self.pulse.beat(Moment::now()).map(|number| Frame::Beat { number });
+                let beat = self.pulse.beat(now).map(|number| Frame::Beat { number });
                 let frame = beat.or_else(answer).or_else(|| state.session.next_frame(link));
                 frame.map(Some)
             });
@@ -277,11 +301,14 @@ impl Peer {
         }
     }
 
-    /// The next piece to send over a connection; nothing once it is over.
+    /// The next piece to send over a connection, as [`next_frame`](Self::next_frame).
     pub(super) async fn next_piece(&self, link: Link) -> Option<Piece> {
         self.until(&self.wakers.pieces, |state| {
             if state.session.link() != Some(link) {
                 return Some(None);
+            }
+            if self.pulse.is_over(Moment::now()) {
+                return None;
             }
             state.session.next_piece(link).map(Some)
         })

@@ -1,6 +1,7 @@
 //! The side of a host that is supervised.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use super::Moment;
 use super::steps::{Step, Steps};
@@ -15,7 +16,18 @@ pub struct Agent {
     sent: VecDeque<(u64, Moment)>,
     last_beat: Option<Moment>,
     works_until: Moment,
+    tell: Tell,
     over: bool,
+}
+
+/// Who is told until when workers may work.
+#[derive(Default)]
+struct Tell(Option<Box<dyn Fn(Moment) + Send>>);
+
+impl fmt::Debug for Tell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "told" } else { "nobody" })
+    }
 }
 
 /// An answer to a beat that was never sent, or to one that was answered.
@@ -34,7 +46,17 @@ impl Agent {
 
     pub(super) fn with_steps(asked: Moment, steps: Steps) -> Self {
         let works_until = asked.after(AGENT_GRACE);
-        Agent { steps, next: 1, sent: VecDeque::new(), last_beat: None, works_until, over: false }
+        let (sent, tell) = (VecDeque::new(), Tell::default());
+        Agent { steps, next: 1, sent, last_beat: None, works_until, tell, over: false }
+    }
+
+    /// Has `tell` write down [until when](Self::works_until) workers may work, where they look by themselves: now, and each time
+    /// that it rises. It is called under whatever lock the agent is in, so it does not wait.
+    #[must_use]
+    pub fn telling(mut self, tell: impl Fn(Moment) + Send + 'static) -> Self {
+        tell(self.works_until);
+        self.tell = Tell(Some(Box::new(tell)));
+        self
     }
 
     /// The number of the beat that is to be sent now, if one is.
@@ -70,7 +92,14 @@ impl Agent {
         };
         let Some((_, sent)) = self.sent.drain(..=at).next_back() else { return Ok(()) };
         let from = if self.steps.does(Step::CountFromSending) { sent } else { now };
-        self.works_until = self.works_until.max(from.after(AGENT_GRACE));
+        let until = from.after(AGENT_GRACE);
+        if until > self.works_until {
+            self.works_until = until;
+            // Of one whose time is over, workers that have not looked yet end all the same.
+            if let Some(tell) = self.tell.0.as_ref().filter(|_| !self.over) {
+                tell(until);
+            }
+        }
         Ok(())
     }
 
@@ -122,6 +151,19 @@ mod tests {
         agent.answered(1, at(111)).expect("it was sent");
         assert!(agent.is_over(at(112)), "late");
         assert_eq!(agent.beat(at(112)), None);
+    }
+
+    #[test]
+    fn each_rise_is_told_until_it_is_over() {
+        let (told, all) = std::sync::mpsc::channel();
+        let mut agent = Agent::new(at(100)).telling(move |until| told.send(until).expect("it is heard"));
+        assert_eq!((agent.beat(at(101)), agent.beat(at(102))), (Some(1), Some(2)));
+        agent.answered(2, at(103)).expect("it was sent");
+        agent.answered(1, at(104)).expect("it was sent");
+        assert_eq!(agent.beat(at(110)), Some(3));
+        assert!(agent.is_over(at(113)));
+        agent.answered(3, at(114)).expect("it was sent");
+        assert_eq!(all.try_iter().collect::<Vec<_>>(), [at(110), at(112)]);
     }
 
     #[test]

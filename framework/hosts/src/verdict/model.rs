@@ -2,7 +2,7 @@
 //! machines, stopped processes, clocks that drift.
 //!
 //! Each seed draws the faults of 90 seconds. What must hold: workers of the agent do not work after the head has spoken its
-//! verdict, because next lives of their actors may then begin; a verdict is final; without a fault nobody ends; and when an
+//! verdict, because next lives of their actors may then begin, and nothing that they had sent leaves the host; a verdict is final; without a fault nobody ends; and when an
 //! agent's workers have ended, the verdict comes within the head's grace and a second. Then each step is left out in turn, and some
 //! seed must break this.
 
@@ -150,7 +150,12 @@ fn run(random: &mut Random, faults: &Faults, steps: Steps) -> Result<Outcome, St
                 agent.answered(number, clock).map_err(|error| error.to_string())?;
             }
             works_until = agent.works_until();
-            if agent.is_over(clock) {
+            let is_over = agent.is_over(clock);
+            // What its workers had sent lies in it, however long it stood still.
+            if let Some(verdict) = verdict.filter(|_| !is_over || !steps.does(Step::HoldBack)) {
+                return Err(format!("a message leaves at {now}, and the verdict was spoken at {verdict}"));
+            }
+            if is_over {
                 over = over.or(Some(now));
             }
             if let Some(number) = agent.beat(clock) {
@@ -226,7 +231,7 @@ fn a_host_that_is_gone_gets_its_verdict_in_time() {
 #[test]
 fn each_step_is_needed() {
     use Step::*;
-    for step in [CountFromSending, Margin, StopBeating, Final, BootClock, WorkersLook] {
+    for step in [CountFromSending, Margin, StopBeating, Final, BootClock, WorkersLook, HoldBack] {
         let steps = Steps { left_out: Some(step) };
         let noticed = (0..SEEDS).any(|number| seed(number, steps).is_err());
         assert!(noticed, "without {step:?} nothing is wrong in {SEEDS} runs");

@@ -17,6 +17,9 @@ pub(crate) enum Step {
     /// A worker ends by itself when its time is over. (Of the model.)
     #[cfg(test)]
     WorkersLook,
+    /// Nothing leaves a host whose time is over. (Of the model: a [`Peer`](crate::net::Peer) does it.)
+    #[cfg(test)]
+    HoldBack,
 }
 
 /// Which steps are taken: all of them, where programs run.

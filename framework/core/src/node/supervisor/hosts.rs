@@ -7,6 +7,9 @@
 //! answers the head for it any more (HOST-10). **On the end of the node elsewhere**
 //! this host's node ends too: at once where the head may give its actors other lives (HOST-10), in order where the head has left.
 
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -18,8 +21,10 @@ use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::hosts::{FromGateway, Host, Settings, ToGateway};
 use crate::transport::lifecycle::EndReason;
+use crate::transport::works_until::WorksUntil;
 
 use super::run::State;
+use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Supervisor, WorkerId};
 
 /// What the node knows of its hosts.
@@ -28,11 +33,21 @@ pub(super) struct Hosts {
     /// Whoever waits for this host to be one of its node.
     beginning: Option<Reply<Result<u16, String>>>,
     members: Vec<Host>,
+    /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose gateway may be stopped.
+    works_until: Option<Arc<WorksUntil>>,
     /// Whoever waits until there are so many.
     awaiting: Vec<(usize, Reply<Vec<Host>>)>,
 }
 
 impl Hosts {
+    /// With what a worker is welcomed, beside its other pages.
+    pub(super) fn with_works_until(&self, mut descriptors: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
+        if let Some(works_until) = &self.works_until {
+            descriptors.push(works_until.export()?);
+        }
+        Ok(descriptors)
+    }
+
     fn tell_awaiting(&mut self) {
         let members = &self.members;
         for (_, reply) in self.awaiting.extract_if(.., |(count, _)| members.len() >= *count) {
@@ -138,22 +153,42 @@ impl State {
         self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
     }
 
+    /// When to look whether the workers may work on.
+    pub(super) fn next_look_at_works_until(&self) -> Option<Instant> {
+        if self.stopping.as_ref().is_some_and(Stopping::is_late) {
+            return None; // everything was killed
+        }
+        let left = self.hosts.works_until.as_ref()?.left();
+        // What is never does not need to be waited for.
+        Instant::now().checked_add(left)
+    }
+
+    /// HOST-10: the workers have to end by now, and nobody has said so, because the gateway is stopped.
+    pub(super) fn check_works_until(&mut self) {
+        let is_over = self.hosts.works_until.as_ref().is_some_and(|until| until.left().is_zero());
+        if is_over && !self.stopping.as_ref().is_some_and(Stopping::is_late) {
+            let text =
+                "this host ends: its gateway has heard no answer of the head for too long, or is stopped";
+            self.journal.node(Severity::Error, None, text.to_owned());
+            let (reply, _nobody_waits) = sync_channel(1);
+            self.begin_stopping(Instant::now(), reply);
+        }
+    }
+
     /// Takes what concerns the node as a whole, before the broker takes the rest.
-    pub(super) fn hear_gateway(&mut self, from: ProcessId, message: &ToNode) {
+    pub(super) fn hear_gateway(&mut self, from: ProcessId, message: &ToNode, descriptors: &mut Vec<OwnedFd>) {
         let ToNode::Hosts(said) = message else { return };
         if self.broker.foreign.gateway() != Some(from) {
             return; // the broker complains
         }
         match said {
             FromGateway::Began { result } => {
-                if let Ok(host) = result {
-                    // Before any actor has an id, and any worker but the gateway a process.
-                    self.broker.roster.host = *host;
-                }
-                let result = result.clone().map_err(|why| shown(why, MAX_FAILURE_TEXT));
-                if let Some(reply) = self.hosts.beginning.take() {
-                    let _ = reply.try_send(result);
-                }
+                let Some(reply) = self.hosts.beginning.take() else { return };
+                let began = match result {
+                    Ok(host) => self.began(*host, descriptors.pop()),
+                    Err(why) => Err(shown(why.clone(), MAX_FAILURE_TEXT)),
+                };
+                let _ = reply.try_send(began);
             }
             FromGateway::Members(members) => {
                 self.hosts.members.clone_from(members);
@@ -173,6 +208,20 @@ impl State {
             }
             _ => {}
         }
+    }
+
+    /// This host is one of its node: before any actor has an id, and any worker but the gateway a process.
+    fn began(&mut self, host: u16, works_until: Option<OwnedFd>) -> Result<u16, String> {
+        self.hosts.works_until = match works_until {
+            Some(page) => Some(WorksUntil::open(page).map_err(|error| error.to_string())?),
+            // HOST-10: its workers would not know when to end.
+            None if host != 0 => {
+                return Err("its gateway does not say until when workers may work".to_owned());
+            }
+            None => None,
+        };
+        self.broker.roster.host = host;
+        Ok(host)
     }
 
     /// A worker's process has ended.

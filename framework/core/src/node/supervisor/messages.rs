@@ -157,9 +157,12 @@ impl State {
         };
         let log_filter = self.settings.worker_log.clone();
         let process = worker.process;
-        match self.broker.deaths.descriptors(process) {
+        let descriptors = self.broker.deaths.descriptors(process);
+        #[cfg(feature = "hosts")]
+        let descriptors = descriptors.and_then(|pages| self.hosts.with_works_until(pages));
+        match descriptors {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter }, descriptors),
-            Err(error) => return worker.give_up(format!("its clock page could not be handed over: {error}")),
+            Err(error) => return worker.give_up(format!("its pages could not be handed over: {error}")),
         }
         // After the welcome, and before anything else: what died before it came (DEATH-3), and where actors are that
         // moved.
@@ -170,9 +173,15 @@ impl State {
 
     /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for an answer
     /// gets it.
-    pub(super) fn broker_message(&mut self, from: ProcessId, message: ToNode, descriptors: Vec<OwnedFd>) {
+    pub(super) fn broker_message(
+        &mut self,
+        from: ProcessId,
+        message: ToNode,
+        #[cfg_attr(not(feature = "hosts"), expect(unused_mut, reason = "a gateway's has a page in it"))]
+        mut descriptors: Vec<OwnedFd>,
+    ) {
         #[cfg(feature = "hosts")]
-        self.hear_gateway(from, &message);
+        self.hear_gateway(from, &message, &mut descriptors);
         let mut deliveries = Vec::new();
         let result = self.broker.handle(from, message, descriptors, &mut deliveries);
         self.deliver(deliveries);

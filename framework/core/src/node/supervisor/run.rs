@@ -254,6 +254,8 @@ impl State {
     fn check_deadlines(&mut self) {
         let now = Instant::now();
         self.tick_deaths(now);
+        #[cfg(feature = "hosts")]
+        self.check_works_until();
         let time = self.settings.start_deadline;
         for worker in self.workers.iter_mut() {
             let doing = match worker.phase {
@@ -297,6 +299,8 @@ impl State {
 
     fn next_event(&mut self) -> Option<Instant> {
         let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
+        #[cfg(feature = "hosts")]
+        let stopping = stopping.into_iter().chain(self.next_look_at_works_until()).min();
         let workers = self.workers.iter().filter_map(|worker| {
             let start = match worker.phase {
                 WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } => {

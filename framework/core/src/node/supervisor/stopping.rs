@@ -35,6 +35,12 @@ impl Stopping {
         Some(self.ask_at.map_or(end, |ask| ask.min(end)))
     }
 
+    /// Whether everything that was left was killed.
+    #[cfg(feature = "hosts")]
+    pub(super) fn is_late(&self) -> bool {
+        self.late
+    }
+
     pub(super) fn into_report(
         self,
         restarts: Vec<RestartReport>,

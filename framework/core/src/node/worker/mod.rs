@@ -3,6 +3,8 @@
 //! * When the node ends, the worker ends at once: the kernel kills it, and its own control thread does too when the
 //!   socket closes, in case the node only lost the thread that started it. Nothing is written, and nobody is waited
 //!   for.
+//! * On an agent of several hosts it ends at once, too, when the head may give its actors to other hosts (HOST-10): see
+//!   `transport/works_until.rs`. Neither its node nor its gateway need be able to say so.
 //! * On a clean exit the actors are stopped, what is still queued for the node is sent, and the status is 0.
 //! * A panic on the main thread ends the worker with its usual status, after an event in the log.
 
@@ -14,6 +16,7 @@ mod user_metrics;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use tracing_subscriber::layer::SubscriberExt;
@@ -39,6 +42,7 @@ use crate::observe::trace::{Ring, TraceRing};
 use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, process, vital};
 use crate::transport::control_channel::ControlChannel;
+use crate::transport::works_until::WorksUntil;
 
 pub(crate) use self::inherited::VARIABLE;
 
@@ -49,6 +53,9 @@ fn starved() -> String {
 
 /// The status with which a worker exits that the node refused, or that could not be opened.
 const EXIT_REFUSED: i32 = 78;
+
+/// How long a worker that has to end waits for its last word to be written.
+const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// Makes the telemetry of a worker of this name.
 pub type WorkerTelemetry = Box<dyn FnOnce(&str) -> Telemetry + Send>;
@@ -97,7 +104,12 @@ impl Worker {
         telemetry: Option<WorkerTelemetry>,
     ) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
-        let (identity, log_filter, pages) = handshake(types, &socket, &mut receiving)?;
+        let (identity, log_filter, Pages { own: pages, works_until }) =
+            handshake(types, &socket, &mut receiving)?;
+        if let Some(works_until) = works_until {
+            // Before anything of it works: it may have been started too late.
+            end_in_time(works_until)?;
+        }
         process::show_process_as(&identity.name);
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
@@ -185,7 +197,7 @@ fn handshake(
     types: KnownTypes,
     socket: &Arc<Seqpacket>,
     receiving: &mut Receiving,
-) -> Result<(Identity, String, ProcessPages), String> {
+) -> Result<(Identity, String, Pages), String> {
     let build = Build::of_this_process(types).map_err(|error| {
         format!("this worker's own program cannot be looked at: {error}; is /proc mounted?")
     })?;
@@ -213,14 +225,44 @@ fn handshake(
     }
 }
 
-fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<ProcessPages, String> {
+/// What a worker is given.
+struct Pages {
+    own: ProcessPages,
+    /// On an agent of several hosts.
+    works_until: Option<Arc<WorksUntil>>,
+}
+
+fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<Pages, String> {
     let count = descriptors.len();
-    let [clocks, epoch_page] = <[OwnedFd; 2]>::try_from(descriptors)
-        .map_err(|_| format!("the node's welcome came with {count} descriptors instead of 2"))?;
+    let mut descriptors = descriptors.into_iter();
+    let (Some(clocks), Some(epoch_page), works_until, None) =
+        (descriptors.next(), descriptors.next(), descriptors.next(), descriptors.next())
+    else {
+        return Err(format!("the node's welcome came with {count} descriptors instead of 2 or 3"));
+    };
     let clocks = ClockPage::adopt(clocks).map_err(|error| format!("this process's clock page: {error}"))?;
     let epoch_page =
         EpochPage::open(epoch_page).map_err(|error| format!("the node's epoch page: {error}"))?;
-    Ok(ProcessPages { clocks, epoch_page })
+    let works_until = works_until.map(WorksUntil::open).transpose().map_err(|error| error.to_string())?;
+    Ok(Pages { own: ProcessPages { clocks, epoch_page }, works_until })
+}
+
+/// Has this process end at the moment until which its host may work, on a thread that nothing else can hold up.
+fn end_in_time(works_until: Arc<WorksUntil>) -> Result<(), String> {
+    let thread = vital::spawn("tensorpost-until", move || {
+        works_until.await_end();
+        // Whoever reads what it writes may be stopped, and then nobody waits for that.
+        let (said, is_said) = std::sync::mpsc::channel();
+        let saying = std::thread::Builder::new().spawn(move || {
+            say("its host has had no answer of the head for too long, so another host may run its actors; it ends");
+            let _ = said.send(());
+        });
+        if saying.is_ok() {
+            let _ = is_said.recv_timeout(LAST_WORD);
+        }
+        end_at_once()
+    });
+    thread.map(drop).map_err(|error| format!("there is no thread that ends it in time: {error}"))
 }
 
 /// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.

@@ -3,11 +3,16 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+
 use super::relay::{Relay, Weather};
 use super::*;
-use crate::limits::{MAX_EVENTS, MAX_NOTES};
+use crate::frame::Frame;
+use crate::limits::{AGENT_GRACE, MAX_EVENTS, MAX_NOTES};
 use crate::session::Claim;
 use crate::testing::Random;
+use crate::verdict::{Agent, Moment};
 
 /// Bytes that say which message and span they are of.
 fn content(from: u16, number: u64, span: u64) -> Bytes {
@@ -187,6 +192,35 @@ async fn who_says_more_than_is_taken_waits() {
     assert!(sent <= most, "{sent}");
     for number in 0..sent {
         assert_eq!(zero.next().await, Some(Event::Note(note(number))));
+    }
+}
+
+/// HOST-10: a machine that wakes may run this before any timer.
+#[tokio::test]
+async fn nothing_leaves_an_agent_whose_time_is_over() {
+    let now = Moment::now();
+    let long_ago = Moment::since_boot(now.after_boot().saturating_sub(2 * AGENT_GRACE));
+    for (asked, leaves) in [(now, true), (long_ago, false)] {
+        let agent = Arc::new(Mutex::new(Agent::new(asked)));
+        let pulses = [Pulse::Agent(Arc::clone(&agent)), Pulse::Link(LinkPulse::of_agent(Arc::clone(&agent)))];
+        for pulse in pulses {
+            let (other, memory) = (Gateway::new(0, 1), Arc::new(Buffers::default()));
+            other.serve(1, 5);
+            let session = Session::new(who(1), who(0), Bounds::default());
+            let one = Peer::new(session, Arc::clone(&memory) as Arc<dyn Memory>, pulse, Arc::default());
+            let (theirs, answer) = other.peer.accept(&one.dial()).expect("a connection");
+            let link = one.answered(&answer).expect("a connection");
+            let served = other.peer.next_frame(theirs).await.expect("a beat");
+            assert!(matches!(served, Frame::Beat { .. }), "{served:?}");
+            let served = other.peer.next_frame(theirs).await.expect("a mailbox");
+            one.take(link, served).expect("it is no lie");
+            let span = content(1, 1, 1);
+            let posted = one
+                .with(|session| session.post(To::Send(actor(0, 1)), Bytes::new(), vec![span.len() as u64]));
+            memory.lend(posted.expect("room").post, vec![span]);
+            let (frame, piece) = (one.next_frame(link).now_or_never(), one.next_piece(link).now_or_never());
+            assert_eq!((frame.is_some(), piece.is_some()), (leaves, leaves), "{one:?}: {frame:?}, {piece:?}");
+        }
     }
 }
 

@@ -1,0 +1,148 @@
+//! Until when the workers of an agent may work (HOST-10): a page with one moment of the boot clock.
+//!
+//! The head may start the next lives of an agent's actors on other hosts once it has not heard that agent for some time, and before
+//! that the agent's workers have to end. Their node ends them when its gateway says so, but either may be stopped, and a machine may
+//! be suspended. So each worker looks by itself, on a thread that does nothing else: it sleeps until that moment, and ends its process
+//! unless the moment has moved on. On a message's way nobody looks.
+//!
+//! The gateway makes the page when its host has joined, and moves the moment with each beat that the head answers. It gives the page
+//! to its node, which hands it to every worker and looks at it too. On a head, and on a node of one host, there is none.
+//!
+//! **Invariants.** ONE-WRITER: the gateway writes it, all others map it read-only. WIRE-1: who takes it checks size, seals and header.
+//!
+//! **On the gateway's crash**, and while it is stopped, the moment stays, and comes.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+#[cfg(any(test, feature = "hosts"))]
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+#[cfg(any(test, feature = "hosts"))]
+use crate::os::Memfd;
+use crate::os::{Access, BadMemfd, Mapping, memfd, since_boot, sleep_until_since_boot};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TPUNTIL1");
+const MOMENT_AT: usize = 64;
+const BYTES: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct WorksUntil {
+    mapping: Mapping,
+    #[cfg_attr(not(any(test, feature = "hosts")), expect(dead_code, reason = "only a node passes it on"))]
+    fd: OwnedFd,
+}
+
+/// Why a descriptor is no such page (WIRE-1).
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BadWorksUntil {
+    #[error("the descriptor is no page that says until when workers may work")]
+    Memory(#[from] BadMemfd),
+    #[error("the memory is no page that says until when workers may work: it begins with {0:#x}")]
+    Header(u64),
+    #[error("could not map the page that says until when workers may work")]
+    Os(#[from] io::Error),
+}
+
+impl WorksUntil {
+    /// The gateway's own, which nobody else can map writable. Its moment has passed until it is [moved](Self::set).
+    #[cfg(any(test, feature = "hosts"))]
+    pub(crate) fn create() -> io::Result<Arc<Self>> {
+        let memfd = Memfd::create("tensorpost-works-until", BYTES as u64)?;
+        let mapping = Mapping::map(memfd.as_fd(), BYTES, Access::ReadWrite)?;
+        if let Some(word) = mapping.word64(0) {
+            word.store(MAGIC, Ordering::Release);
+        }
+        memfd.seal_future_write()?;
+        Ok(Arc::new(WorksUntil { mapping, fd: memfd.into_fd() }))
+    }
+
+    /// Maps the gateway's, read-only, after checking it (WIRE-1).
+    ///
+    /// # Errors
+    /// It is no such page.
+    pub(crate) fn open(fd: OwnedFd) -> Result<Arc<Self>, BadWorksUntil> {
+        memfd::check_one_writer(fd.as_fd(), BYTES as u64)?;
+        let mapping = Mapping::map(fd.as_fd(), BYTES, Access::ReadOnly)?;
+        match mapping.watch64(0).map_or(0, |word| word.load()) {
+            MAGIC => Ok(Arc::new(WorksUntil { mapping, fd })),
+            other => Err(BadWorksUntil::Header(other)),
+        }
+    }
+
+    /// A read-only descriptor of it.
+    ///
+    /// # Errors
+    /// What `open` says.
+    #[cfg(any(test, feature = "hosts"))]
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        memfd::read_only_fd(self.fd.as_fd())
+    }
+
+    /// Moves the moment, to so long after the machine's start; on a page that this process does not write, nothing happens.
+    #[cfg(any(test, feature = "hosts"))]
+    pub(crate) fn set(&self, until: Duration) {
+        let nanoseconds = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
+        if let Some(word) = self.mapping.word64(MOMENT_AT) {
+            word.store(nanoseconds, Ordering::Release);
+        }
+    }
+
+    /// The moment, as time since the machine's start.
+    pub(crate) fn get(&self) -> Duration {
+        Duration::from_nanos(self.mapping.watch64(MOMENT_AT).map_or(0, |word| word.load()))
+    }
+
+    /// What is left until then.
+    pub(crate) fn left(&self) -> Duration {
+        self.get().saturating_sub(since_boot())
+    }
+
+    /// Sleeps until nothing is left.
+    pub(crate) fn await_end(&self) {
+        while !self.left().is_zero() {
+            sleep_until_since_boot(self.get());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_read_it_and_cannot_move_it() {
+        let gateway = WorksUntil::create().unwrap();
+        let worker = WorksUntil::open(gateway.export().unwrap()).unwrap();
+        // A node passes on what it was given.
+        let passed_on = WorksUntil::open(worker.export().unwrap()).unwrap();
+        assert!(worker.left().is_zero(), "nobody works before it was moved");
+        gateway.set(since_boot() + Duration::from_secs(100));
+        worker.set(Duration::ZERO);
+        assert_eq!((worker.get(), passed_on.get()), (gateway.get(), gateway.get()));
+        assert!(passed_on.left() > Duration::from_secs(50));
+        gateway.set(Duration::MAX);
+        assert!(worker.left() > Duration::from_secs(1 << 32));
+        let blank = Memfd::create("blank", BYTES as u64).unwrap();
+        let open_to_all = blank.as_fd().try_clone_to_owned().unwrap();
+        assert!(matches!(WorksUntil::open(open_to_all), Err(BadWorksUntil::Memory(_))));
+        blank.seal_future_write().unwrap();
+        assert!(matches!(WorksUntil::open(blank.into_fd()), Err(BadWorksUntil::Header(0))));
+    }
+
+    #[test]
+    fn who_waits_goes_on_waiting_while_it_moves() {
+        let gateway = WorksUntil::create().unwrap();
+        let worker = WorksUntil::open(gateway.export().unwrap()).unwrap();
+        let begin = since_boot();
+        gateway.set(begin + Duration::from_millis(20));
+        let waiting = std::thread::spawn(move || {
+            worker.await_end();
+            since_boot()
+        });
+        gateway.set(begin + Duration::from_millis(60));
+        assert!(waiting.join().unwrap() >= begin + Duration::from_millis(60));
+    }
+}
