@@ -105,6 +105,15 @@ impl<'de> Deserialize<'de> for Lie {
     }
 }
 
+/// "Hand it on to the next, after a while; the last says so."
+#[derive(Serialize, Deserialize, GpuMessage)]
+pub(crate) struct Bounce {
+    pub(crate) left: u32,
+    pub(crate) next: Address<Bounce>,
+    pub(crate) after: Address<Bounce>,
+    pub(crate) last: Address<Item>,
+}
+
 /// "Fail."
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Fail;
@@ -135,7 +144,7 @@ impl RemoteActor for Echoer {
 
     fn handles(on: &mut Handles<Self>) {
         on.message::<Echo>().message::<PassOn>().message::<Fail>().message::<Never>().message::<HasPart>();
-        on.message::<Flood>().message::<HaveFlooded>();
+        on.message::<Flood>().message::<HaveFlooded>().message::<Bounce>();
     }
 }
 
@@ -186,6 +195,24 @@ impl Handler<HaveFlooded> for Echoer {
     fn handle(&mut self, have: HaveFlooded, _: &mut Context<Self>) -> Self::Result {
         let HaveFlooded { via, to, gate, items } = have;
         Box::pin(async move { via.ask(Flood { to: Lie(to), gate, items }).await.expect("an answer") })
+    }
+}
+
+impl Handler<Bounce> for Echoer {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, bounce: Bounce, _: &mut Context<Self>) -> Self::Result {
+        let stream = self.0.stream();
+        Box::pin(async move {
+            // As one that works for so long.
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            let Bounce { left, next, after, last } = bounce;
+            if left == 0 {
+                return last.send(Item { number: 0, tensor: numbers(&stream, 0, 10) }).await.expect("room");
+            }
+            let on = Bounce { left: left - 1, next: after, after: next.clone(), last };
+            next.send(on).await.expect("it is there");
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, until};
 
-use crate::actors::{Echo, Echoer, Item, Never, PassOn};
+use crate::actors::{Bounce, Echo, Echoer, Item, Never, PassOn};
 use crate::{Other, find, head};
 
 fn the_end_of_the_head_ends_the_others(builder: Builder) {
@@ -22,6 +22,34 @@ fn the_end_of_the_head_ends_the_others(builder: Builder) {
     ask(&node, &echo, Echo::empty());
     assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
     other.ends();
+}
+
+/// All hosts drain together: at no moment is anything queued or running on both.
+fn what_is_under_way_between_hosts_outlives_a_shutdown(builder: Builder) {
+    let node = head(builder);
+    let mut others = [Other::serving(&node), Other::serving(&node)];
+    let hosts = node.hosts().expect("hosts");
+    let there = [1, 2].map(|at| node.spawn::<Echoer>(()).on(&hosts[at]).start().expect("an actor there"));
+    let here = node.spawn::<Echoer>(()).start().expect("an actor here");
+    let (last, mut items) = node.channel::<Item>().expect("a channel");
+    // Between the two agents, and between one of them and the head.
+    for [first, second] in [[&there[0], &there[1]], [&here, &there[1]]] {
+        let (next, after) = (second.address(), first.address());
+        let bounce = Bounce { left: 21, next, after, last: last.clone() };
+        deliver(&node, &first.address(), bounce);
+    }
+    let taking = std::thread::spawn(move || {
+        let mut count = 0;
+        while items.blocking_recv().is_ok() {
+            count += 1;
+        }
+        count
+    });
+    drop((there, here, last));
+    assert!(node.shutdown(Duration::from_secs(20)).expect("a report").is_clean());
+    others.iter_mut().for_each(Other::ends);
+    drop(node);
+    assert_eq!(taking.join().expect("it ended"), 2, "lost on the way");
 }
 
 /// HOST-10: nobody answers the head for it any more.
@@ -119,6 +147,7 @@ fn a_lost_host_answers_its_asks_with_its_name(builder: Builder) {
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         the_end_of_the_head_ends_the_others,
+        what_is_under_way_between_hosts_outlives_a_shutdown,
         an_agent_whose_gateway_dies_ends,
         workers_of_an_agent_that_stands_still_end_by_themselves,
         a_lost_host_answers_its_asks_with_its_name,

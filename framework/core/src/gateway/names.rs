@@ -152,8 +152,17 @@ impl Gateway {
                 }
             }
             Note::Left { host: other, why, lost } if host == 0 => self.gone(other, &why, lost),
-            Note::Joined { .. } | Note::Left { .. } => {
+            Note::Drain { round, within } if host == 0 => {
+                tell(&self.transport, FromGateway::Drain { round, within });
+            }
+            Note::Drained { round, activity } if self.node.roster.is_some() => {
+                tell(&self.transport, FromGateway::Drained { host, round, activity });
+            }
+            Note::Joined { .. } | Note::Left { .. } | Note::Drain { .. } => {
                 tracing::warn!(host, "it says who is of the node, which only the head does; dropped");
+            }
+            Note::Drained { .. } => {
+                tracing::warn!(host, "it tells this host what only the head asks for; dropped");
             }
             Note::Leaving => self.gone(host, "has left the node", false),
         }

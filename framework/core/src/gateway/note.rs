@@ -12,6 +12,7 @@ use crate::message::raw::RawMessage;
 use crate::observe::text::shown;
 use crate::transport::AskFailure;
 use crate::transport::control_channel::Location;
+use crate::transport::hosts::HostActivity;
 use crate::transport::inbox::Refusal;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
@@ -34,6 +35,10 @@ pub(super) enum Note {
     Left { host: u16, why: String, lost: bool },
     /// This host leaves the node, in order.
     Leaving,
+    /// The head: the node shuts down, in this time. What is under way on your host? Answered by [`Note::Drained`].
+    Drain { round: u64, within: u64 },
+    /// What is.
+    Drained { round: u64, activity: HostActivity },
 }
 
 /// Why another host's note is none.

@@ -191,6 +191,11 @@ impl Gateway {
             ToGateway::Withdraw { actor } => self.withdraw(actor),
             ToGateway::Find { ticket, name } => self.find(ticket, name),
             ToGateway::Local { actor, at } => self.local_is(actor, at),
+            ToGateway::Drain { round, within } => {
+                let hosts: Vec<_> = self.hosts.keys().copied().collect();
+                hosts.into_iter().for_each(|host| self.note_to(host, &Note::Drain { round, within }));
+            }
+            ToGateway::Drained { round, activity } => self.note_to(0, &Note::Drained { round, activity }),
         }
     }
 

@@ -225,6 +225,8 @@ impl Broker {
             }
             FromGateway::Began { .. }
             | FromGateway::Members(_)
+            | FromGateway::Drain { .. }
+            | FromGateway::Drained { .. }
             | FromGateway::HostGone { .. }
             | FromGateway::NodeGone { .. } => {}
         }

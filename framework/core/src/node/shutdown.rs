@@ -10,6 +10,10 @@
 //! `STILL_ROUNDS` rounds, a tenth of a second; an unread message makes its receiver busy
 //! ([`Activity::busy`](crate::node::host::Activity)). The same holds where a process has given up a peer that broke the
 //! protocol: it never receives what that peer had sent and goes on sending.
+//!
+//! The head of several hosts asks them too: each asks its own processes, once in a round, and answers with their sums. What is on its
+//! way between two hosts is in no count, but keeps the sender's gateway busy until the other host's mailbox has taken it, and an ask
+//! until it is answered. So whoever was sent to between two rounds shows it by its counts, as within a host.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitStatus;
@@ -38,13 +42,29 @@ pub(crate) enum Verdict {
     Quiet,
 }
 
+/// Who is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Party {
+    /// A process of this host.
+    Process(ProcessId),
+    /// All those of another host.
+    #[cfg(feature = "hosts")]
+    Host(u16),
+}
+
+impl From<ProcessId> for Party {
+    fn from(process: ProcessId) -> Self {
+        Party::Process(process)
+    }
+}
+
 /// The rounds of one shutdown.
 #[derive(Default)]
 pub(crate) struct Rounds {
     round: u64,
-    waiting: HashSet<ProcessId>,
-    answers: HashMap<ProcessId, Activity>,
-    before: HashMap<ProcessId, Activity>,
+    waiting: HashSet<Party>,
+    answers: HashMap<Party, Activity>,
+    before: HashMap<Party, Activity>,
     unchanged: u32,
     changed_rounds: u32,
     deaths: bool,
@@ -55,29 +75,45 @@ impl Rounds {
         Rounds { deaths, ..Rounds::default() }
     }
 
-    /// Begins a round; every one of `processes` is to be asked, with the number returned.
-    pub(crate) fn begin(&mut self, processes: impl Iterator<Item = ProcessId>) -> u64 {
+    /// Begins a round; every one of `parties` is to be asked, with the number returned.
+    pub(crate) fn begin(&mut self, parties: impl Iterator<Item = impl Into<Party>>) -> u64 {
         self.round += 1;
-        self.waiting = processes.collect();
+        self.waiting = parties.map(Into::into).collect();
         self.before = std::mem::take(&mut self.answers);
         self.round
     }
 
-    /// `process` answered in `round`.
-    pub(crate) fn answer(&mut self, process: ProcessId, round: u64, activity: Activity) -> Verdict {
-        if round != self.round || !self.waiting.remove(&process) {
+    /// `party` answered in `round`.
+    pub(crate) fn answer(&mut self, party: impl Into<Party>, round: u64, activity: Activity) -> Verdict {
+        let party = party.into();
+        if round != self.round || !self.waiting.remove(&party) {
             return Verdict::Waiting;
         }
         self.deaths |= activity.leaves_unread;
-        self.answers.insert(process, activity);
+        self.answers.insert(party, activity);
         self.verdict()
     }
 
-    /// `process` has ended.
-    pub(crate) fn left(&mut self, process: ProcessId) -> Verdict {
+    /// `party` has ended.
+    pub(crate) fn left(&mut self, party: impl Into<Party>) -> Verdict {
+        let party = party.into();
         self.deaths = true;
-        self.answers.remove(&process);
-        if self.waiting.remove(&process) { self.verdict() } else { Verdict::Waiting }
+        self.answers.remove(&party);
+        if self.waiting.remove(&party) { self.verdict() } else { Verdict::Waiting }
+    }
+
+    /// The sums of a round that all have answered.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn total(&self) -> Option<Activity> {
+        let none = Activity { leaves_unread: self.deaths, ..Activity::default() };
+        self.waiting.is_empty().then(|| {
+            self.answers.values().fold(none, |sum, activity| Activity {
+                sent: sum.sent.wrapping_add(activity.sent),
+                received: sum.received.wrapping_add(activity.received),
+                busy: sum.busy || activity.busy,
+                leaves_unread: sum.leaves_unread || activity.leaves_unread,
+            })
+        })
     }
 
     fn verdict(&mut self) -> Verdict {

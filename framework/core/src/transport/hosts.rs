@@ -48,6 +48,19 @@ pub(crate) fn starter_of(host: u16) -> ActorId {
     ActorId::numbered(host, 1)
 }
 
+/// What all processes of a host have sent and received among themselves, and whether anything is under way there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostActivity {
+    /// Messages that they have handed to each other.
+    pub sent: u64,
+    /// Messages that they have taken from each other.
+    pub received: u64,
+    /// Whether any has anything queued, running or on its way out, to another host too.
+    pub busy: bool,
+    /// Whether the counts need not agree: one has died or was given up.
+    pub leaves_unread: bool,
+}
+
 /// From the node to its gateway.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ToGateway {
@@ -84,6 +97,21 @@ pub enum ToGateway {
         actor: ActorId,
         /// Where.
         at: Whereabouts,
+    },
+    /// The head: ask all other hosts what is under way there, because the node shuts down. Answered by [`FromGateway::Drained`] for
+    /// each.
+    Drain {
+        /// Echoed in the answers.
+        round: u64,
+        /// Milliseconds until the head ends all that is left.
+        within: u64,
+    },
+    /// The answer of this host to [`FromGateway::Drain`].
+    Drained {
+        /// From the question.
+        round: u64,
+        /// Of this host.
+        activity: HostActivity,
     },
 }
 
@@ -131,6 +159,22 @@ pub enum FromGateway {
     },
     /// Something has happened to an actor of another host, and it goes on.
     Lifecycle(Lifecycle),
+    /// The head shuts the node down, and asks what is under way here; answered by [`ToGateway::Drained`].
+    Drain {
+        /// Echoed in the answer.
+        round: u64,
+        /// Milliseconds until the head ends all that is left.
+        within: u64,
+    },
+    /// On the head: what is under way on another host.
+    Drained {
+        /// Which.
+        host: u16,
+        /// From the question.
+        round: u64,
+        /// Of that host.
+        activity: HostActivity,
+    },
     /// A host is lost, or has left: for the log. What it had is told actor by actor.
     HostGone {
         /// Which, and why.

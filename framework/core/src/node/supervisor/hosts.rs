@@ -4,7 +4,8 @@
 //! broker's affair (`node/foreign.rs`).
 //!
 //! **On the gateway's death** the other hosts are out of reach. The head goes on without them; an agent ends at once, because nobody
-//! answers the head for it any more (HOST-10). **On the end of the node elsewhere**
+//! answers the head for it any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in each of
+//! its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of the node elsewhere**
 //! this host's node ends too: at once where the head may give its actors other lives (HOST-10), in order where the head has left.
 
 use std::io;
@@ -15,17 +16,19 @@ use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
 use crate::node::broker::Delivery;
+use crate::node::host::Activity;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT};
+use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, ToNode};
-use crate::transport::hosts::{FromGateway, Host, Settings, ToGateway};
+use crate::transport::hosts::{FromGateway, Host, HostActivity, Settings, ToGateway};
 use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
 
 use super::run::State;
 use super::stopping::Stopping;
-use super::{Closed, Command, Reply, Supervisor, WorkerId};
+use super::{Closed, Command, Reply, Supervisor, WorkerId, deadline_after};
 
 /// What the node knows of its hosts.
 #[derive(Default)]
@@ -54,6 +57,18 @@ impl Hosts {
             // Who has given up waiting does not take it.
             let _ = reply.try_send(members.clone());
         }
+    }
+}
+
+impl From<Activity> for HostActivity {
+    fn from(Activity { sent, received, busy, leaves_unread }: Activity) -> Self {
+        HostActivity { sent, received, busy, leaves_unread }
+    }
+}
+
+impl From<HostActivity> for Activity {
+    fn from(HostActivity { sent, received, busy, leaves_unread }: HostActivity) -> Self {
+        Activity { sent, received, busy, leaves_unread }
     }
 }
 
@@ -153,6 +168,73 @@ impl State {
         self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
     }
 
+    fn tell_gateway(&mut self, said: ToGateway) {
+        if let Some(to) = self.broker.foreign.gateway() {
+            let message = FromNode::Hosts(said);
+            self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
+        }
+    }
+
+    /// The hosts that this one, as their head, shuts down with itself: an agent asks nobody.
+    pub(super) fn other_hosts(&self) -> Vec<Party> {
+        if self.broker.roster.host != 0 {
+            return Vec::new();
+        }
+        let numbers = self.hosts.members.iter().map(|host| host.number);
+        numbers.filter(|number| *number != 0).map(Party::Host).collect()
+    }
+
+    /// Asks them what is under way there. `left`: until this shutdown's deadline.
+    pub(super) fn ask_other_hosts(&mut self, round: u64, left: Duration) {
+        if !self.other_hosts().is_empty() {
+            let within = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            self.tell_gateway(ToGateway::Drain { round, within });
+        }
+    }
+
+    /// The head shuts all hosts down, and asks whether anything is under way here. The first time this begins the shutdown of this
+    /// host; from then on the head says when it goes on.
+    fn drain_for_head(&mut self, round: u64, within: u64) {
+        if self.stopping.is_none() {
+            self.journal.node(Severity::Info, None, "the head shuts the node down".to_owned());
+            let (reply, _nobody_waits) = sync_channel(1);
+            // Behind the head's deadline there is time for its actors' end, as when the head says nothing before it leaves.
+            let within = Duration::from_millis(within).saturating_add(DROP_DEADLINE);
+            self.begin_stopping(deadline_after(within), reply);
+        }
+        match self.stopping.as_mut().filter(|stopping| stopping.is_draining()) {
+            Some(stopping) => {
+                stopping.drain_with_others(round);
+                self.begin_round();
+            }
+            // It is about to leave, and then nobody waits for it.
+            None => {
+                let activity = HostActivity { busy: true, ..HostActivity::default() };
+                self.tell_gateway(ToGateway::Drained { round, activity });
+            }
+        }
+    }
+
+    /// Tells the head what all processes of this host have said, if it waits for that and they have.
+    pub(super) fn answer_head(&mut self) {
+        let Some(stopping) = &mut self.stopping else { return };
+        let Some(total) = stopping.total() else { return };
+        if let Some(round) = stopping.drains_with_others.as_mut().and_then(|drains| drains.asked.take()) {
+            self.tell_gateway(ToGateway::Drained { round, activity: total.into() });
+        }
+    }
+
+    /// These are the hosts of the node now.
+    fn members_are(&mut self, members: Vec<Host>) {
+        let before = std::mem::replace(&mut self.hosts.members, members);
+        for host in before {
+            if self.hosts.members.iter().all(|member| member.number != host.number) {
+                self.answered(|rounds| rounds.left(Party::Host(host.number)));
+            }
+        }
+        self.hosts.tell_awaiting();
+    }
+
     /// When to look whether the workers may work on.
     pub(super) fn next_look_at_works_until(&self) -> Option<Instant> {
         if self.stopping.as_ref().is_some_and(Stopping::is_late) {
@@ -191,8 +273,11 @@ impl State {
                 let _ = reply.try_send(began);
             }
             FromGateway::Members(members) => {
-                self.hosts.members.clone_from(members);
-                self.hosts.tell_awaiting();
+                self.members_are(members.clone());
+            }
+            FromGateway::Drain { round, within } => self.drain_for_head(*round, *within),
+            FromGateway::Drained { host, round, activity } => {
+                self.activity(Party::Host(*host), *round, (*activity).into());
             }
             FromGateway::HostGone { why, lost } => {
                 let severity = if *lost { Severity::Error } else { Severity::Info };
@@ -204,6 +289,9 @@ impl State {
                 let now = Instant::now();
                 let deadline = if *cut_off { now } else { now + DROP_DEADLINE };
                 let (reply, _nobody_waits) = sync_channel(1);
+                if let Some(stopping) = &mut self.stopping {
+                    stopping.drain_alone();
+                }
                 self.begin_stopping(deadline, reply);
             }
             _ => {}
@@ -229,11 +317,11 @@ impl State {
         if self.broker.foreign.gateway() != Some(process) {
             return;
         }
-        self.hosts.members.clear();
+        self.members_are(Vec::new());
         if let Some(reply) = self.hosts.beginning.take() {
             let _ = reply.try_send(Err(format!("its gateway ended: {why}")));
         }
-        if self.broker.roster.host != 0 && self.stopping.is_none() {
+        if self.broker.roster.host != 0 && self.stopping.as_ref().is_none_or(Stopping::is_led) {
             // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
             let text =
                 format!("this host ends, because its gateway has, and with it the way to the head: {why}");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::ids::ProcessId;
 use crate::node::control::Down;
 use crate::node::host::Activity;
-use crate::node::shutdown::{Phase, Rounds, ShutdownReport, Verdict, WorkerEnd};
+use crate::node::shutdown::{Party, Phase, Rounds, ShutdownReport, Verdict, WorkerEnd};
 use crate::observe::log::Severity;
 
 use super::record::{Worker, WorkerPhase};
@@ -17,6 +17,12 @@ use super::{Closed, Reply, RestartReport, SpawnError};
 /// How long the system may take to end a process that was killed, before a shutdown goes on without it.
 const KILL_GRACE: Duration = Duration::from_secs(10);
 
+/// A round of the head, if it waits for this host's answer.
+#[cfg(feature = "hosts")]
+pub(super) struct DrainsWithOthers {
+    pub(super) asked: Option<u64>,
+}
+
 pub(super) struct Stopping {
     began: Instant,
     deadline: Instant,
@@ -25,6 +31,9 @@ pub(super) struct Stopping {
     ask_at: Option<Instant>,
     drained: bool,
     late: bool,
+    /// On an agent whose head shuts all hosts down, which says when nothing is under way.
+    #[cfg(feature = "hosts")]
+    pub(super) drains_with_others: Option<DrainsWithOthers>,
     ends: Vec<WorkerEnd>,
     replies: Vec<Reply<ShutdownReport>>,
 }
@@ -33,6 +42,33 @@ impl Stopping {
     pub(super) fn next_event(&self) -> Option<Instant> {
         let end = if self.late { self.deadline + KILL_GRACE } else { self.deadline };
         Some(self.ask_at.map_or(end, |ask| ask.min(end)))
+    }
+
+    /// Whether it still waits until nothing is under way.
+    #[cfg(feature = "hosts")]
+    pub(super) fn is_draining(&self) -> bool {
+        self.phase == Phase::Draining && !self.late
+    }
+
+    /// What all processes of this host have said, once they have.
+    #[cfg(feature = "hosts")]
+    pub(super) fn total(&self) -> Option<Activity> {
+        self.rounds.total()
+    }
+
+    /// Nobody else says from now on when nothing is under way.
+    #[cfg(feature = "hosts")]
+    pub(super) fn drain_alone(&mut self) {
+        if self.drains_with_others.take().is_some() {
+            self.ask_at = Some(Instant::now());
+        }
+    }
+
+    /// Another host's head says it: what it asked is all that is asked.
+    #[cfg(feature = "hosts")]
+    pub(super) fn drain_with_others(&mut self, round: u64) {
+        self.ask_at = None;
+        self.drains_with_others = Some(DrainsWithOthers { asked: Some(round) });
     }
 
     /// Whether everything that was left was killed.
@@ -50,7 +86,18 @@ impl Stopping {
         (report, self.replies)
     }
 
+    /// Whether another host, the head, says when nothing is under way.
+    pub(super) fn is_led(&self) -> bool {
+        #[cfg(feature = "hosts")]
+        return self.drains_with_others.is_some();
+        #[cfg(not(feature = "hosts"))]
+        false
+    }
+
     fn follow(&mut self, verdict: Verdict) {
+        if self.is_led() {
+            return;
+        }
         match verdict {
             Verdict::Waiting => {}
             Verdict::AskAgain(after) => self.ask_at = Some(Instant::now() + after),
@@ -64,14 +111,17 @@ impl Stopping {
 }
 
 impl State {
-    /// Begins a shutdown, or joins the one that is on: the earlier deadline holds.
+    /// Begins a shutdown, or joins the one that is on: the earlier deadline holds. While a head shuts all hosts down, its own does,
+    /// unless this one has no time left.
     pub(super) fn begin_stopping(&mut self, deadline: Instant, reply: Reply<ShutdownReport>) {
+        let now = Instant::now();
         if let Some(stopping) = &mut self.stopping {
-            stopping.deadline = stopping.deadline.min(deadline);
+            if deadline <= now || !stopping.is_led() {
+                stopping.deadline = stopping.deadline.min(deadline);
+            }
             stopping.replies.push(reply);
             return;
         }
-        let now = Instant::now();
         self.stopping = Some(Stopping {
             began: now,
             deadline,
@@ -80,6 +130,8 @@ impl State {
             ask_at: Some(now),
             drained: false,
             late: false,
+            #[cfg(feature = "hosts")]
+            drains_with_others: None,
             ends: Vec::new(),
             replies: vec![reply],
         });
@@ -169,26 +221,46 @@ impl State {
         if stopping.phase != Phase::Draining || stopping.late || stopping.ask_at.is_none_or(|at| at > now) {
             return;
         }
-        // The round begins with all who are asked, this process among them, before the first answer can come.
         stopping.ask_at = None;
+        self.begin_round();
+    }
+
+    /// Asks all once more whether anything is under way.
+    pub(super) fn begin_round(&mut self) {
+        #[cfg(feature = "hosts")]
+        let others = self.other_hosts();
+        #[cfg(not(feature = "hosts"))]
+        let others = [];
+        let Some(stopping) = &mut self.stopping else { return };
+        // The round begins with all who are asked, this process among them, before the first answer can come.
         let mut workers: Vec<_> = self.workers.iter_mut().filter(|worker| worker.is_running()).collect();
         let asked = workers.iter().map(|worker| worker.process).chain([ProcessId::NODE]);
-        let round = stopping.rounds.begin(asked);
+        let round = stopping.rounds.begin(asked.map(Party::from).chain(others));
         let mut own = self.process_runtime.activity();
         for worker in &mut workers {
             // An actor that is being created may send before it is said to have started.
             own.busy |= !worker.pending.is_empty();
             worker.send(&Down::Probe { round }, Vec::new());
         }
-        let verdict = stopping.rounds.answer(ProcessId::NODE, round, own);
-        stopping.follow(verdict);
+        #[cfg(feature = "hosts")]
+        let left = stopping.deadline.saturating_duration_since(Instant::now());
+        self.answered(|rounds| rounds.answer(ProcessId::NODE, round, own));
+        #[cfg(feature = "hosts")]
+        self.ask_other_hosts(round, left);
     }
 
-    pub(super) fn activity(&mut self, process: ProcessId, round: u64, activity: Activity) {
+    pub(super) fn activity(&mut self, party: impl Into<Party>, round: u64, activity: Activity) {
+        self.answered(|rounds| rounds.answer(party, round, activity));
+    }
+
+    /// Whoever was asked has answered, or never will.
+    pub(super) fn answered(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
         if let Some(stopping) = self.stopping.as_mut().filter(|stopping| stopping.phase == Phase::Draining) {
-            let verdict = stopping.rounds.answer(process, round, activity);
+            let verdict = answer(&mut stopping.rounds);
             stopping.follow(verdict);
         }
+        #[cfg(feature = "hosts")]
+        self.answer_head();
     }
 
     /// Kills every worker, because of the deadline or because somebody is in a hurry.
@@ -218,11 +290,8 @@ impl State {
         }
         if let Some(stopping) = &mut self.stopping {
             stopping.ends.push(end_of(worker, exit));
-            if stopping.phase == Phase::Draining {
-                let verdict = stopping.rounds.left(worker.process);
-                stopping.follow(verdict);
-            }
         }
+        self.answered(|rounds| rounds.left(worker.process));
     }
 }
 
