@@ -3,9 +3,12 @@
 //! The other host is this binary again, with the same arguments and a variable that says what it is.
 
 mod actors;
+mod broken;
 mod ends;
 mod messages;
 mod placed;
+#[path = "../../../framework/hosts/src/net/tests/relay.rs"]
+mod relay;
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -23,9 +26,9 @@ use crate::actors::{Counter, Echoer, program};
 const OTHER: &str = "TENSORPOST_TEST_HOST";
 
 /// The other host: an agent, with actors that others find by their names, until its standard input ends.
-fn be_the_other() -> ! {
+fn be_the_other(lanes: u16) -> ! {
     let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
-    let node = program(Node::builder()).hosts(hosts.name("other")).start().expect("it joins");
+    let node = program(Node::builder()).hosts(hosts.name("other").lanes(lanes)).start().expect("it joins");
     assert!(!node.is_head());
     let echo = node.spawn::<Echoer>(()).name("echo").start().expect("an actor");
     let counter = node.spawn::<Counter>(()).name("counter").mailbox(4).start().expect("an actor");
@@ -60,7 +63,12 @@ pub(crate) struct Other {
 
 impl Other {
     pub(crate) fn start(head: &Node) -> Self {
-        let mut child = Self::run(head, "1");
+        Self::start_at(&address(head), 1)
+    }
+
+    /// One that reaches the head at this address, with so many lanes.
+    pub(crate) fn start_at(head: &str, lanes: u16) -> Self {
+        let mut child = Self::run(head, &lanes.to_string());
         let stdin = child.stdin.take();
         let mut line = [0; 6];
         child.stdout.take().expect("its output").read_exact(&mut line).expect("it is ready");
@@ -71,18 +79,17 @@ impl Other {
     /// One that only serves. It has joined when this returns.
     pub(crate) fn serving(head: &Node) -> Self {
         let before = head.hosts().expect("hosts").len();
-        let other = Other { child: Self::run(head, "serves"), stdin: None };
+        let other = Other { child: Self::run(&address(head), "serves"), stdin: None };
         let hosts = head.await_hosts(before + 1, Duration::from_secs(20)).expect("hosts");
         assert_eq!(hosts.len(), before + 1, "it did not join");
         other
     }
 
-    fn run(head: &Node, as_what: &str) -> Child {
-        let address = head.hosts().expect("hosts")[0].address.clone();
+    fn run(head: &str, as_what: &str) -> Child {
         Command::new(std::env::current_exe().expect("this program"))
             .args(std::env::args_os().skip(1))
             .env(OTHER, as_what)
-            .env("TENSORPOST_HEAD", address)
+            .env("TENSORPOST_HEAD", head)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -151,6 +158,10 @@ impl Drop for Other {
     }
 }
 
+pub(crate) fn address(head: &Node) -> String {
+    head.hosts().expect("hosts")[0].address.clone()
+}
+
 pub(crate) fn head(builder: Builder) -> Node {
     builder.hosts(Hosts::head("127.0.0.1:0").name("first")).start().expect("a head")
 }
@@ -163,7 +174,10 @@ fn main() {
     let _ = program(Node::builder()).run_if_worker();
     match std::env::var(OTHER).as_deref() {
         Ok("serves") => placed::serve(),
-        Ok(_) => be_the_other(),
-        Err(_) => harness::run(program, [messages::cases(), placed::cases(), ends::cases()].concat()),
+        Ok(lanes) => be_the_other(lanes.parse().expect("a number of lanes")),
+        Err(_) => {
+            let cases = [messages::cases(), broken::cases(), placed::cases(), ends::cases()];
+            harness::run(program, cases.concat())
+        }
     }
 }

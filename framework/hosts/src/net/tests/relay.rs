@@ -1,4 +1,4 @@
-//! Stands between two hosts, and breaks their connections.
+//! Stands between two hosts, and breaks their connections. The tests of nodes on two hosts (`tests/tests/hosts`) have it too.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,19 +48,23 @@ impl Relay {
         Relay { address, connections }
     }
 
-    /// Waits until so many connections were made.
+    /// Waits until so many connections live.
     pub(super) async fn until_made(&self, count: usize) {
-        while self.connections.lock().len() < count {
+        while self.live() < count {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
-    /// For one connection of those that live, chosen by a number, or for all.
-    pub(super) fn change(&self, which: Option<u64>, weather: Weather) {
+    fn live(&self) -> usize {
         let mut all = self.connections.lock();
         all.retain(|connection| !connection.is_closed());
-        let len = all.len() as u64;
-        for (index, connection) in all.iter().enumerate() {
+        all.len()
+    }
+
+    /// For one connection of those that live, chosen by a number, or for all.
+    pub(super) fn change(&self, which: Option<u64>, weather: Weather) {
+        let len = self.live() as u64;
+        for (index, connection) in self.connections.lock().iter().enumerate() {
             if which.is_none_or(|which| which % len.max(1) == index as u64) {
                 // A connection that has ended needs no weather.
                 let _ = connection.send(weather);

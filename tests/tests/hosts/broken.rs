@@ -1,0 +1,106 @@
+//! A relay between two nodes that cuts their connections, in order and with resets, half-opens them, and slows them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use tensorpost_core::os::thorough;
+use tensorpost_tests::cases;
+use tensorpost_tests::faults::plan::Draw;
+use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_tests::wait::{ask, deliver, numbers, until_free};
+
+use crate::actors::{Count, Echo, HowMany, Item, PassOn};
+use crate::relay::{Relay, Weather};
+use crate::{Other, address, find, head};
+
+const LANES: u16 = 2;
+/// Items of the other host beside as many messages to it.
+const ITEMS: u32 = 30;
+
+/// Draws a break, and brings it about.
+async fn break_one(relay: &Relay, draw: &mut Draw, half_open: bool) {
+    let whole = usize::from(LANES) + 1;
+    // Else it falls into a handshake.
+    if draw.below(4) > 0 {
+        relay.until_made(whole).await;
+    }
+    // Some way into what there is to say.
+    tokio::time::sleep(Duration::from_micros(draw.bits() % 15_000)).await;
+    relay.until_made(1).await;
+    let which = (draw.below(3) > 0).then(|| draw.bits());
+    if draw.below(4) == 0 {
+        relay.change(None, Weather::Slow(Duration::from_millis(draw.bits() % 5)));
+    }
+    let weather = if half_open { Weather::HalfOpen } else { Weather::Cut { reset: draw.below(2) == 0 } };
+    relay.change(which, weather);
+}
+
+/// HOST-3, HOST-4: messages and tensors in both directions, at all times.
+fn broken_connections_lose_double_and_reorder_nothing(builder: Builder) {
+    let breaks = if thorough() { 1_000 } else { 12 };
+    let node = head(builder);
+    let to = address(&node).parse().expect("an address");
+    let (calm, broken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let (until_calm, count) = (Arc::clone(&calm), Arc::clone(&broken));
+    let (started, relay_at) = std::sync::mpsc::channel();
+    let (join, joined) = tokio::sync::oneshot::channel::<()>();
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let breaking = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let relay = Relay::start(to).await;
+            started.send(relay.address).expect("somebody waits");
+            joined.await.expect("it joins");
+            let mut draw = Draw::new(0x1d5e_a5ed);
+            for number in 0..breaks {
+                // What is half open is noticed after 4 s, so there is one in a hundred.
+                break_one(&relay, &mut draw, number % 100 == 50).await;
+                count.fetch_add(1, Relaxed);
+            }
+            relay.change(None, Weather::Fair);
+            until_calm.store(true, Relaxed);
+            // What passes until then passes through it.
+            let _ = ended.await;
+        });
+    });
+    let relay_at = relay_at.recv().expect("it starts");
+    let other = Other::start_at(&relay_at.to_string(), LANES);
+    let (counter, how_many) = (find::<Count>(&node, "counter"), find::<HowMany>(&node, "counter"));
+    let (echo, pass_on) = (find::<Echo>(&node, "echo"), find::<PassOn>(&node, "echo"));
+    let (to, mut items) = node.channel::<Item>().expect("a channel");
+    let stream = node.host_stream().expect("a stream");
+    join.send(()).expect("it waits");
+
+    let mut sent = 0;
+    while !calm.load(Relaxed) || sent < 3 * ITEMS {
+        deliver(&node, &pass_on, PassOn { to: to.clone(), items: ITEMS });
+        for _ in 0..ITEMS {
+            // Without pieces, of one, and of several.
+            let length = [0, 100, 100_000][sent as usize % 3];
+            deliver(&node, &counter, Count { number: sent, tensor: numbers(&stream, sent, length) });
+            sent += 1;
+        }
+        let echoed = ask(&node, &echo, Echo { number: sent.into(), ..Echo::empty() });
+        assert_eq!(echoed.number, u64::from(sent));
+        for number in 0..ITEMS {
+            let item = items.blocking_recv().expect("it comes");
+            let should: Vec<u32> = (number..).take(100).collect();
+            assert_eq!((item.number, item.tensor.to_vec::<u32>().expect("numbers")), (number, should));
+        }
+        assert!(items.try_recv().is_none(), "an item more than was sent");
+    }
+    assert_eq!(ask(&node, &how_many, HowMany), (sent, Vec::new()));
+    assert_eq!(broken.load(Relaxed), breaks);
+    until_free(&node);
+    other.end();
+    drop(end);
+    breaking.join().expect("it went well");
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    // In all of its length it waits for ten half-open connections, and a thousand others.
+    let deadline = Duration::from_secs(if thorough() { 400 } else { 60 });
+    let cases = cases![broken_connections_lose_double_and_reorder_nothing];
+    cases.into_iter().map(|case| case.within(deadline)).collect()
+}
