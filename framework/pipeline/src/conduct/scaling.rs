@@ -46,6 +46,8 @@ pub(super) struct Scaling {
     stages: BTreeMap<usize, Scaled>,
     /// What is under way to add replicas.
     steps: FuturesUnordered<LocalBoxFuture<'static, Step>>,
+    /// All members have ended, and nobody looks at what is under way any more.
+    over: bool,
 }
 
 /// One of them.
@@ -124,7 +126,7 @@ impl Scaling {
             let begins_with = here.begins_with;
             (stage, Scaled { further, places, target: begins_with, most: begins_with, auto })
         });
-        Scaling { stages: stages.collect(), steps: FuturesUnordered::new() }
+        Scaling { stages: stages.collect(), steps: FuturesUnordered::new(), over: false }
     }
 
     /// The next step that is done; none while nothing is under way.
@@ -184,7 +186,7 @@ impl Conductor {
     /// Adds or removes replicas where there are not so many as there are to be. What is under way already counts.
     fn reach_target(&mut self, stage: usize) {
         // What is under way is finished by those who are there.
-        if self.stopping || self.killed {
+        if self.stopping || self.killed || self.scaling.over {
             return;
         }
         let Some(scaled) = self.scaling.stages.get_mut(&stage) else { return };
@@ -410,6 +412,7 @@ impl Conductor {
 
     /// Takes back what only starts: there is nothing left for it to do.
     pub(super) async fn scale_no_more(&mut self) {
+        self.scaling.over = true;
         for scaled in self.scaling.stages.values_mut() {
             scaled.target = scaled.count();
             for state in &scaled.places {
