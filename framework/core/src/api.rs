@@ -126,6 +126,8 @@ pub mod message {
 pub mod node {
     pub use crate::ids::ProcessId;
     pub use crate::limits::{DEFAULT_HOST_BUDGET, MAX_PROCESSES};
+    #[doc(hidden)]
+    pub use crate::node::Deferred;
     pub use crate::node::limits::{DROP_DEADLINE, START_DEADLINE};
     pub use crate::node::{
         ActorError, BuildMismatch, Closed, Console, Group, Hang, HangReport, LocationError, MpsError,

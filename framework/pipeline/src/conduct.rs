@@ -15,14 +15,12 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use futures_util::stream::FuturesUnordered;
-use tensorpost_core::api::actor::{
-    Ask, AskError, AskFailure, Channel, EndReason, Registry, Send, SendError, SendFailure,
-};
+use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Registry, Send};
 use tensorpost_core::api::node::{ProcessId, Restart, Supervisor};
 use tokio::sync::mpsc;
 
 use super::error::PipelineError;
-use super::launch::Member;
+use super::launch::{Further, Member};
 use super::plan::Plan;
 use super::progress::{Progress, Reporter};
 use super::report::{Death, Report, Waiting};
@@ -31,14 +29,18 @@ use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
 
+mod autoscale;
 mod causes;
 mod closing;
 mod lives;
 mod orders;
 mod orphans;
+mod scaling;
 
+use causes::{is_kept_from_its_next_life, is_killed_by_the_node, process_of};
 use lives::Told;
 use orders::{Order, Orders};
+use scaling::Scaling;
 
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);
@@ -52,6 +54,8 @@ pub(super) enum Command {
     Finish(Instant),
     /// Do not wait any longer.
     Kill,
+    /// Have so many replicas of this stage.
+    Scale(usize, u32),
 }
 
 /// How a pipeline is followed.
@@ -115,6 +119,7 @@ struct Conductor {
     /// The sources that are told to stop: which has heard it.
     stops: FuturesUnordered<LocalBoxFuture<'static, Option<usize>>>,
     heard_stop: HashSet<usize>,
+    scaling: Scaling,
 }
 
 /// Follows a pipeline to its end.
@@ -122,6 +127,7 @@ pub(super) async fn conduct(
     plan: Plan,
     settings: Follow,
     members: Vec<Member>,
+    further: HashMap<usize, Further>,
     mut events: Channel<Event>,
     commands: mpsc::UnboundedReceiver<Command>,
 ) -> Result<Report, PipelineError> {
@@ -149,6 +155,7 @@ pub(super) async fn conduct(
         sends: FuturesUnordered::new(),
         stops: FuturesUnordered::new(),
         heard_stop: HashSet::new(),
+        scaling: Scaling::new(&plan, &members, further),
         plan,
         members,
     };
@@ -159,7 +166,7 @@ pub(super) async fn conduct(
         for (index, member) in
             conductor.members.iter().enumerate().filter(|(_, member)| member.source == sources)
         {
-            runs.push(run(index, Vec::new(), member.run.ask(Run)));
+            runs.push(run(index, conductor.brief(index), member.run.ask(Run)));
         }
     }
     let mut ticks = tokio::time::interval(settings.every.max(Duration::from_millis(10)));
@@ -189,19 +196,25 @@ pub(super) async fn conduct(
             () = reached(conductor.kill_at) => conductor.command(Command::Kill),
             Ok(event) = events.recv() => conductor.event(event),
             order = orders.next() => conductor.order(order),
-            _ = looks.tick() => conductor.look_for_stillness(),
-            _ = ticks.tick(), if !settings.progress.is_off() => {
-                reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts(), false);
+            Some(step) = conductor.scaling.next() => if let Some(index) = conductor.scaled(step) {
+                let before = conductor.brief(index);
+                runs.push(run(index, before, conductor.members[index].run.ask(Run)));
+            },
+            _ = looks.tick() => {
+                conductor.look_for_stillness();
+                conductor.scale_by_backlog();
             }
+            _ = ticks.tick(), if !settings.progress.is_off() => conductor.tell(&mut reporter, false),
         }
     }
     drop(runs);
+    conductor.scale_no_more().await;
     conductor.count_again(&mut events, &mut orders).await;
     // An actor tells everything before it answers, so all events of members that answered are in the channel by now.
     while let Some(event) = events.try_recv() {
         conductor.event(event);
     }
-    reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts(), true);
+    conductor.tell(&mut reporter, true);
     conductor.close().await;
     if let (Some(trace), Some(path)) = (&conductor.trace, &settings.trace) {
         // The run is over, and its report counts for more than its trace.
@@ -237,40 +250,24 @@ async fn run(
     (index, ask.await)
 }
 
-/// The process that a member has died with.
-fn process_of(error: &AskError<Run>) -> Option<ProcessId> {
-    match error {
-        AskError::NoReply(AskFailure::ProcessExited(exited)) => Some(exited.process),
-        AskError::NotSent(SendError { reason: SendFailure::ProcessExited(exited), .. }) => {
-            Some(exited.process)
-        }
-        _ => None,
-    }
-}
-
-/// Whether the node has ended the process of a member.
-fn is_killed_by_the_node(error: &AskError<Run>) -> bool {
-    let exited = match error {
-        AskError::NoReply(AskFailure::ProcessExited(exited)) => exited,
-        AskError::NotSent(SendError { reason: SendFailure::ProcessExited(exited), .. }) => exited,
-        _ => return false,
-    };
-    matches!(exited.worker, Some((_, EndReason::KilledByNode(_))))
-}
-
-/// Whether a member was between two lives when the node shut down.
-fn is_kept_from_its_next_life(error: &AskError<Run>) -> bool {
-    matches!(error, AskError::NotSent(SendError { reason: SendFailure::GaveUp(EndReason::NodeStopped), .. }))
-}
-
 impl Conductor {
     /// The last counts of each actor, or the latest that are known.
-    fn all_counts(&self) -> Vec<Counts> {
+    fn known_counts(&self) -> impl Iterator<Item = &Counts> {
         let last = self.members.iter().zip(&self.counts).filter_map(|(member, counts)| {
             let latest = || self.told.latest(member.stage as u16, member.replica);
-            counts.as_ref().or_else(latest).cloned()
+            counts.as_ref().or_else(latest)
         });
-        last.chain(self.told.past().iter().cloned()).collect()
+        last.chain(self.told.past())
+    }
+
+    fn all_counts(&self) -> Vec<Counts> {
+        self.known_counts().cloned().collect()
+    }
+
+    /// Tells how far it is.
+    fn tell(&self, reporter: &mut Reporter, last: bool) {
+        let replicas = self.scaling.replicas(&self.plan);
+        reporter.tell(&self.plan, self.began.elapsed(), &self.all_counts(), &replicas, last);
     }
 
     fn event(&mut self, event: Event) {
@@ -358,6 +355,7 @@ impl Conductor {
                 self.command(Command::Cancel);
             }
             Command::Kill => self.kill(),
+            Command::Scale(stage, count) => self.scale(stage, count),
         }
     }
 
@@ -402,7 +400,9 @@ impl Conductor {
         let dead = |replica: u16| {
             self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica && !dead.restarted)
         };
-        let mut others = self.members.iter().filter(|other| other.stage == of && other.replica != replica);
+        let there = |other: &&Member| self.scaling.is_there(other.stage, other.replica);
+        let mut others =
+            self.members.iter().filter(|other| other.stage == of && other.replica != replica).filter(there);
         // Those who sent to it send again, to another; a source has nobody who would.
         let replaced =
             self.plan.at_least_once.is_some() && !member.source && others.any(|other| !dead(other.replica));
@@ -437,6 +437,7 @@ impl Conductor {
         // Where an actor died and its process goes on, the answer does not say which that is.
         let lives = || self.supervisor.worker(self.members[index].worker).map(|worker| worker.process);
         self.exited.insert(index, process_of(error).or_else(lives));
+        self.scaling.gone(of, replica);
         // A life that the shutdown has kept from beginning is no failure: what it would have had is named as lost.
         if !replaced && !is_kept_from_its_next_life(error) {
             self.fatal_death.get_or_insert(death);
@@ -463,6 +464,7 @@ impl Conductor {
                 self.sends.push(member.control.send(self.exited(index)));
             }
         }
+        self.may_have_left(index);
     }
 
     /// Whether any life of a member has ended before its time.
@@ -492,7 +494,9 @@ impl Conductor {
         // A source that is to make nothing more must not begin anew.
         let stop = (self.stopping && member.source).then_some(Control::Stop);
         // From these no end comes, which it would wait for.
-        stop.into_iter().chain(self.over_before(index)).map(|control| member.control.send(control)).collect()
+        let over = self.over_before(index).chain(self.empty_before(index));
+        let all = stop.into_iter().chain(self.places_behind(index)).chain(over);
+        all.map(|control| member.control.send(control)).collect()
     }
 
     /// What a member must be told before it counts again: as [`brief`](Self::brief), and what nobody makes again.
@@ -540,6 +544,7 @@ impl Conductor {
     fn outcome(mut self, complete: bool) -> Result<Report, PipelineError> {
         self.name_causes();
         let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
+        self.scaling.report(&mut report);
         report.cancelled = self.cancelled;
         report.waiting = self.stood_in.unwrap_or_default();
         report.time_slices = self.time_slices;

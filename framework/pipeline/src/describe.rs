@@ -117,7 +117,8 @@ fn about(plan: &Plan, stage: &StagePlan) -> String {
             Select::By(_) => ", by key",
         };
         let ordered = if stage.ordered { ", order restored" } else { "" };
-        about.push(format!("{} replicas{way}{ordered}", stage.replicas));
+        let least = stage.scale.filter(|_| stage.scales()).map(|scale| format!("{} to ", scale.least));
+        about.push(format!("{}{} replicas{way}{ordered}", least.unwrap_or_default(), stage.replicas));
     }
     let device = stage.on.to_string();
     if device != "host" {

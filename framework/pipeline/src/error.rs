@@ -150,6 +150,14 @@ pub enum PipelineError {
         /// What was done, and which items did not come to their end.
         report: Box<Report>,
     },
+    /// [`Running::scale`](super::Running::scale) asked for what cannot be. The pipeline goes on as it was.
+    #[error("the number of replicas of stage `{stage}` stays as it is: {why}")]
+    Scale {
+        /// The stage.
+        stage: String,
+        /// Why, and what to do.
+        why: String,
+    },
     /// It was told to end at once.
     #[error("the pipeline was killed{}", waiting(.report))]
     Killed {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use super::closures;
 use super::dead::Dead;
 use super::item::Item;
 use super::on_error::OnError;
-use super::plan::{DEAD, Kind, Plan, StagePlan, Tap};
+use super::plan::{DEAD, Kind, Plan, Scale, StagePlan, Tap};
 use super::settings::Settings;
 use super::stages::{Applied, Apply, AsSink, Identity, Items, Iterated, SendTo};
 use super::traits::{Sink, Source, Stage};
@@ -282,7 +283,7 @@ impl<T: Item, At> Flow<T, At> {
             let plan = &mut flow.draft.borrow_mut().plan;
             plan.stages[flow.stage].helper = true;
             // Not behind a loop: what has left it is not to be answered for by a stage in it.
-            let together = plan.stages[before].replicas == 1
+            let together = plan.stages[before].most_replicas() == 1
                 && plan.stages[before].depth <= plan.loops
                 && plan.stages[before].python.is_none();
             plan.stages[flow.stage].beside = together.then_some(before);
@@ -512,6 +513,36 @@ impl<T, I: Item> Flow<T, After<I>> {
     /// Sends every item to every replica.
     pub fn to_all(self) -> Self {
         self.tune(|stage| stage.select = Select::All)
+    }
+
+    /// Allows up to `most` replicas, so that [`Running::scale`](super::Running::scale) can change their number while the
+    /// pipeline runs. It begins with those of [`replicas`](Self::replicas), one unless said otherwise.
+    ///
+    /// Order, where it is [restored](Self::ordered), and delivery are as with a fixed number. A replica that leaves calls the
+    /// stage's `finish`, and what that gives goes on. Not for a stage with [`by_key`](Self::by_key) or [`to_all`](Self::to_all), in a loop, or
+    /// in the worker of another.
+    pub fn replicas_up_to(self, most: u32) -> Self {
+        self.tune(|stage| stage.scale = Some(Scale { least: 1, most, auto: false }))
+    }
+
+    /// Has the pipeline itself keep so many replicas as the stage needs, within these bounds. It adds some when all that are there
+    /// are at work, more waits for each, and none waits for the next stages; and takes one away when the others would have been
+    /// enough for a second. As for [`replicas_up_to`](Self::replicas_up_to).
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u64);
+    /// # fn main() -> anyhow::Result<()> {
+    /// let flow = Pipeline::new("squares").items("count", |_| (0..100).map(Number));
+    /// let flow = flow.map("square", |Number(n)| Ok(Number(n * n))).autoscale(1..=4).ordered();
+    /// let report = flow.for_each("drop", |_| Ok(())).run()?;
+    /// assert!(report.stage("square").is_some_and(|stage| stage.most_replicas <= 4));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn autoscale(self, replicas: RangeInclusive<u32>) -> Self {
+        let (least, most) = replicas.into_inner();
+        self.tune(|stage| stage.scale = Some(Scale { least, most, auto: true }))
     }
 
     /// Gives the items on which the stage fails as a flow of their own.

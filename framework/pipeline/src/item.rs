@@ -41,8 +41,9 @@ impl fmt::Display for ItemId {
 pub(super) struct Order {
     /// The sender that numbered it.
     pub(super) lane: u32,
-    /// The life of that sender: each life begins with number 0.
-    pub(super) life: u32,
+    /// When that life of the sender began, on the clock of the machine: each begins with number 0, and so does whoever takes
+    /// the place of a replica that has left.
+    pub(super) life: u64,
     /// Its number.
     pub(super) number: u64,
     /// Whether nothing more comes with this number.
@@ -148,7 +149,21 @@ pub(super) enum EdgeMessage<T: Item> {
     End {
         /// Edge and replica of the sender.
         lane: u32,
+        /// Whose end it is.
+        of: EndOf,
     },
+}
+
+/// Why nothing more comes from a sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum EndOf {
+    /// All that the sender makes has come.
+    Flow,
+    /// The receiver leaves its stage, and others go on with what comes from here.
+    Receiver,
+    /// The sender leaves its stage, and others go on with what came to it. Nobody waits here for what that means to others: it
+    /// is answered at once.
+    Sender,
 }
 
 /// Makes a generic container of items an item; the derive would not check the tensors of what is inside. It is told from

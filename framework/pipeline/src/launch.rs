@@ -6,16 +6,17 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tensorpost_core::api::actor::{Address, Channel};
-use tensorpost_core::api::node::{ActorError, Node, Restart, StartError, WorkerId};
+use tensorpost_core::api::node::{ActorError, Node, Restart, SpawnError, StartError, Supervisor, WorkerId};
 
 use super::error::PipelineError;
 use super::flow::Draft;
 use super::pairs::Partner;
 use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
-use super::work::{Door, Site, Started, Way, WayTo, Work};
+use super::work::{Door, Site, Started, Starter, Way, WayTo, Work};
 use super::worker::args::{Config, Control, Event, Pairing, PartnerArgs, Run, Side};
 use super::worker::branch::overflow::OverflowArgs;
 
@@ -28,13 +29,20 @@ pub(super) struct Member {
     pub(super) worker: WorkerId,
     pub(super) run: Address<Run>,
     pub(super) control: Address<Control>,
-    /// The name under which others find it.
+    /// Of the actor that takes the items.
+    pub(super) inlet: Option<Address<Control>>,
+    /// Edge and replica, for each way out of it.
     pub(super) lanes: Vec<u32>,
 }
+
+/// The replicas that run, by stage.
+type Replicas = HashMap<usize, Vec<Started>>;
 
 /// A started pipeline.
 pub(super) struct Launched {
     pub(super) members: Vec<Member>,
+    /// How further replicas are started.
+    pub(super) further: HashMap<usize, Further>,
     /// The events of its actors.
     pub(super) event_channel: Channel<Event>,
     /// Its workers. All of them were started for it.
@@ -53,12 +61,12 @@ pub(super) fn launch(
         channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
     let workers = start_workers(node, plan)?;
     match start_actors(node, plan, works, settings, &workers, &events) {
-        Ok(members) => {
+        Ok((members, further)) => {
             for ((home, _), worker) in &workers {
                 let (count, device) = plan.spares(*home);
                 node.supervisor().keep_spares(*worker, count, device);
             }
-            Ok(Launched { members, event_channel, workers: workers.into_values().collect() })
+            Ok(Launched { members, further, event_channel, workers: workers.into_values().collect() })
         }
         Err(error) => {
             // Nobody else closes those that have started.
@@ -75,32 +83,38 @@ fn start_actors(
     settings: &Settings,
     workers: &HashMap<(usize, u16), WorkerId>,
     events: &Address<Event>,
-) -> Result<Vec<Member>, PipelineError> {
-    let mut started: HashMap<usize, Vec<Started>> = HashMap::new();
+) -> Result<(Vec<Member>, HashMap<usize, Further>), PipelineError> {
+    let (mut started, mut further) = (Replicas::new(), HashMap::new());
     let mut members = Vec::new();
     for stage in plan.sinks_first() {
         let mut replicas = Vec::new();
-        for replica in 0..plan.stages[stage].replicas as u16 {
-            let worker =
-                workers[&(plan.home(stage), if plan.stages[stage].beside.is_some() { 0 } else { replica })];
-            let site = site(node, plan, settings, (stage, replica), worker, events, &started)?;
-            let replica_started = Draft::work(works, plan, stage)
-                .start(site)
-                .map_err(|source| not_started(&plan.stages[stage], source))?;
-            members.push(Member {
-                stage,
-                replica,
-                source: plan.stages[stage].kind == Kind::Source,
-                worker,
-                run: replica_started.run.clone(),
-                control: replica_started.control.clone(),
-                lanes: lanes_from(plan, stage, replica),
-            });
-            replicas.push(replica_started);
+        let here = &plan.stages[stage];
+        let mut starters = Vec::new();
+        for replica in 0..here.replicas as u16 {
+            let site = site(node, plan, settings, (stage, replica), events, &started)?;
+            let not_started = |source| not_started(here, source);
+            let starter = Draft::work(works, plan, stage).defer(site).map_err(not_started)?;
+            if u32::from(replica) < here.begins_with {
+                let worker = workers[&(plan.home(stage), if here.beside.is_some() { 0 } else { replica })];
+                let replica_started = starter(worker).map_err(not_started)?;
+                members.push(Member::new(plan, (stage, replica), worker, &replica_started));
+                replicas.push(replica_started);
+            }
+            starters.push(starter);
         }
         started.insert(stage, replicas);
+        if here.scales() {
+            let starters = starters.into_iter().map(Arc::new).collect();
+            further.insert(stage, Further { starters, streams: streams_of(plan, stage) });
+        }
     }
-    Ok(members)
+    Ok((members, further))
+}
+
+/// Streams of the workers in which a stage and others are.
+fn streams_of(plan: &Plan, home: usize) -> usize {
+    let inside = plan.stages.iter().enumerate().filter(|(stage, _)| plan.home(*stage) == home);
+    inside.fold(0, |sum: usize, (_, stage)| sum.saturating_add(stage.streams.max(1)))
 }
 
 /// Why a stage did not start, in the words of who wrote the pipeline down: with the stage's type, and not the actor's around
@@ -132,20 +146,72 @@ fn in_words(actor: &'static str) -> &'static str {
     }
 }
 
+/// The name of the worker of a replica.
+fn worker_name(stage: &StagePlan, replica: u16) -> String {
+    let name = &stage.name;
+    if stage.replicas == 1 { name.clone() } else { format!("{name}.{replica}") }
+}
+
+/// How further replicas of a stage are started.
+pub(super) struct Further {
+    /// By place.
+    starters: Vec<Arc<Starter>>,
+    /// Streams of its workers.
+    streams: usize,
+}
+
+impl Further {
+    /// What starts a worker for a place; it blocks.
+    pub(super) fn worker(
+        &self,
+        supervisor: &Arc<Supervisor>,
+        plan: &Plan,
+        (stage, place): (usize, u16),
+    ) -> impl FnOnce() -> Result<WorkerId, SpawnError> + Send + use<> {
+        let name = worker_name(&plan.stages[stage], place);
+        let (streams, python) = (self.streams, plan.interpreter_of(stage).cloned());
+        let supervisor = Arc::clone(supervisor);
+        move || supervisor.spawn_worker_for(&name, streams, python.as_ref())
+    }
+
+    /// What starts the replica in it; it blocks.
+    pub(super) fn replica(
+        &self,
+        place: u16,
+        worker: WorkerId,
+    ) -> impl FnOnce() -> Result<Started, ActorError> + Send + use<> {
+        let starter = Arc::clone(&self.starters[usize::from(place)]);
+        move || starter(worker)
+    }
+}
+
+impl Member {
+    pub(super) fn new(
+        plan: &Plan,
+        (stage, replica): (usize, u16),
+        worker: WorkerId,
+        started: &Started,
+    ) -> Self {
+        let source = plan.stages[stage].kind == Kind::Source;
+        let (run, control, inlet) = (started.run.clone(), started.control.clone(), started.inlet.clone());
+        Member {
+            stage,
+            replica,
+            source,
+            worker,
+            run,
+            control,
+            inlet,
+            lanes: lanes_from(plan, stage, replica),
+        }
+    }
+}
+
 fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), WorkerId>, PipelineError> {
     let homes = plan.stages.iter().enumerate().filter(|(_, stage)| stage.beside.is_none());
-    // By the stage in whose worker they are.
-    let mut streams: HashMap<usize, usize> = HashMap::new();
-    for (index, stage) in plan.stages.iter().enumerate() {
-        let sum = streams.entry(plan.home(index)).or_default();
-        *sum = sum.saturating_add(stage.streams.max(1));
-    }
     let wanted: Vec<(usize, u16, String)> = homes
         .flat_map(|(index, stage)| {
-            (0..stage.replicas as u16).map(move |replica| {
-                let name = &stage.name;
-                (index, replica, if stage.replicas == 1 { name.clone() } else { format!("{name}.{replica}") })
-            })
+            (0..stage.begins_with as u16).map(move |replica| (index, replica, worker_name(stage, replica)))
         })
         .collect();
     let supervisor = node.supervisor();
@@ -153,7 +219,7 @@ fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), Worke
         let threads: Vec<_> = wanted
             .iter()
             .map(|(stage, replica, name)| {
-                let (streams, python) = (streams[stage], plan.interpreter_of(*stage));
+                let (streams, python) = (streams_of(plan, *stage), plan.interpreter_of(*stage));
                 ((*stage, *replica), scope.spawn(move || supervisor.spawn_worker_for(name, streams, python)))
             })
             .collect();
@@ -186,9 +252,8 @@ fn site<'s>(
     plan: &'s Plan,
     settings: &Settings,
     (stage, replica): (usize, u16),
-    worker: WorkerId,
     events: &Address<Event>,
-    started: &'s HashMap<usize, Vec<Started>>,
+    started: &'s Replicas,
 ) -> Result<Site<'s>, PipelineError> {
     let here = &plan.stages[stage];
     // It was found when the plan was checked; it can only have gone since.
@@ -215,13 +280,12 @@ fn site<'s>(
         trace: settings.trace.is_some(),
         pairing: pairing(plan, stage),
         pace: here.pace,
-        every: settings.told_every().as_millis() as u64,
+        every: plan.told_every(settings).as_millis() as u64,
         events: events.clone(),
     };
     let looked_up = plan.edges_to(stage).any(|(_, edge)| edge.feedback);
     Ok(Site {
         node,
-        worker,
         device,
         mailbox: plan.mailbox(stage),
         own_thread: here.own_thread,
@@ -247,7 +311,7 @@ fn lane(edge: usize, replica: u16) -> u32 {
     (edge as u32) << 16 | u32::from(replica)
 }
 
-fn lanes_from(plan: &Plan, stage: usize, replica: u16) -> Vec<u32> {
+pub(super) fn lanes_from(plan: &Plan, stage: usize, replica: u16) -> Vec<u32> {
     let edges = plan.edges.iter().enumerate().filter(|(_, edge)| edge.from.stage == stage);
     edges.map(|(edge, _)| lane(edge, replica)).collect()
 }
@@ -279,17 +343,17 @@ fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
     Some(Pairing { sides })
 }
 
-fn way<'s>(
-    plan: &'s Plan,
-    stage: usize,
-    replica: u16,
-    output: u8,
-    started: &'s HashMap<usize, Vec<Started>>,
-) -> Way<'s> {
+fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s Replicas) -> Way<'s> {
     let branches = plan.edges_from(stage, output).into_iter().map(|(index, edge)| {
         let to = &plan.stages[edge.to];
         let doors = match started.get(&edge.to) {
-            Some(replicas) => replicas.iter().filter_map(|to| to.inlet.as_deref().map(Door::At)).collect(),
+            // Of these that come and go, only the first is there for good; a life that begins is told of the others.
+            Some(replicas) if to.scales() => {
+                let first = replicas.iter().take(1).filter_map(|to| to.inlet.as_ref().map(Door::At));
+                let others = (1..to.replicas).map(|_| Door::Nobody);
+                first.chain(others).collect()
+            }
+            Some(replicas) => replicas.iter().filter_map(|to| to.inlet.as_ref().map(Door::At)).collect(),
             None => (0..to.replicas as u16).map(|to| Door::Named(name_of(plan, edge.to, to))).collect(),
         };
         let source = plan.stages[stage].kind == Kind::Source;

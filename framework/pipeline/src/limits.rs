@@ -15,6 +15,8 @@
 //! assert!(refused.to_string().contains("replicas"), "{refused}");
 //! ```
 
+use std::time::Duration;
+
 use tensorpost_core::api::actor::MAX_MAILBOX;
 
 /// Items that wait in front of a stage, per sending process, unless the stage says otherwise: one that is ready and some
@@ -43,6 +45,20 @@ pub const MAX_WAITING: usize = 65_536;
 
 /// Events that one actor of a pipeline remembers for a trace; later ones are left out.
 pub const MAX_TRACED: usize = 200_000;
+
+/// Where the number of a stage's replicas changes by itself: the time between two looks at its backlog.
+pub(super) const SCALE_LOOK: Duration = Duration::from_millis(100);
+
+/// Looks in a row at which all its replicas are at work and more waits for each, before there are more of them. A burst that is
+/// over before that changes nothing.
+pub(super) const LOOKS_TO_GROW: u32 = 3;
+
+/// Looks over which one replica less would have been enough, before there is one less. More than to grow: a replica that is
+/// missing holds items up, and one that is idle costs its memory.
+pub(super) const LOOKS_TO_SHRINK: usize = 10;
+
+/// Of 100: how busy the replicas that stay may be when one leaves, so that the next look does not bring it back.
+pub(super) const BUSY_WHEN_SHRUNK: u32 = 70;
 
 // A sender that waits for an older number never waits for credit that newer ones hold.
 const _: () = assert!(

@@ -14,6 +14,9 @@ use super::on_error::OnError;
 use super::pairs::Pairs;
 use super::worker::args::Select;
 use super::worker::branch::overflow::Drops;
+pub(super) use scale::Scale;
+
+mod scale;
 
 /// A pipeline.
 #[derive(Clone)]
@@ -46,7 +49,12 @@ pub(super) struct StagePlan {
     /// Its type, for people.
     pub(super) label: String,
     pub(super) kind: Kind,
+    /// The most that it can have, once the plan is complete.
     pub(super) replicas: u32,
+    /// Those that it begins with, once the plan is complete.
+    pub(super) begins_with: u32,
+    /// How their number may change while the pipeline runs.
+    pub(super) scale: Option<Scale>,
     pub(super) on: On,
     /// In the worker of another stage.
     pub(super) beside: Option<usize>,
@@ -124,6 +132,8 @@ impl StagePlan {
             label: label.to_owned(),
             kind,
             replicas: 1,
+            begins_with: 1,
+            scale: None,
             on: On::default(),
             beside: None,
             own_thread: false,
@@ -260,6 +270,7 @@ impl Plan {
     /// Puts a stage that restores the order behind replicas, wherever no single stage does, or can, and one that chooses by
     /// closures behind a stage whose program has none. To be called once, before the plan is used.
     pub(super) fn complete(mut self) -> Self {
+        self.stages.iter_mut().for_each(StagePlan::complete);
         for stage in 0..self.stages.len() {
             let what = if self.loses_order(stage) && !self.order_is_restored(stage) {
                 "order"
@@ -516,6 +527,7 @@ impl Plan {
                 let why = "items in a loop have no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
+            mistakes.extend(self.scale_mistakes(index));
             mistakes.extend(self.python_mistake(index).map(|why| Mistake::Conflict { stage: name(), why }));
             if stage.spares > 0 && self.restart(index) == Restart::never() {
                 let why = "its spares would never be used, because nothing comes back without a policy; add `.restart(..)`";

@@ -42,6 +42,8 @@ pub struct Snapshot {
 pub struct StageSnapshot {
     /// Its name.
     pub stage: String,
+    /// The number of its replicas now.
+    pub replicas: u32,
     /// Items that it has taken; of a source, made.
     pub items: u64,
     /// Of a source: how many it makes in all, if it knows.
@@ -116,12 +118,19 @@ impl Reporter {
         Reporter { progress, writer, before: (Duration::ZERO, Vec::new()) }
     }
 
-    /// The latest counts of each actor, `elapsed` after the start; `last`: none will come after them.
-    pub(super) fn tell(&mut self, plan: &Plan, elapsed: Duration, counts: &[Counts], last: bool) {
+    /// The latest counts of each actor, `elapsed` after the start, and the replicas of each stage; `last`: none will come after them.
+    pub(super) fn tell(
+        &mut self,
+        plan: &Plan,
+        elapsed: Duration,
+        counts: &[Counts],
+        replicas: &[u32],
+        last: bool,
+    ) {
         if self.progress.is_off() {
             return;
         }
-        let snapshot = snapshot(plan, (elapsed, counts), (self.before.0, &self.before.1));
+        let snapshot = snapshot(plan, replicas, (elapsed, counts), (self.before.0, &self.before.1));
         match &self.progress {
             Progress::Off => {}
             Progress::To(tell) => tell(&snapshot),
@@ -132,9 +141,15 @@ impl Reporter {
     }
 }
 
-fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts])) -> Snapshot {
+fn snapshot(
+    plan: &Plan,
+    replicas: &[u32],
+    now: (Duration, &[Counts]),
+    before: (Duration, &[Counts]),
+) -> Snapshot {
     let seconds = now.0.saturating_sub(before.0).as_secs_f64().max(1e-9);
-    let stages = plan.stages.iter().enumerate().map(|(index, stage)| {
+    let stages = plan.stages.iter().zip(replicas).enumerate().map(|(index, (stage, replicas))| {
+        let replicas = *replicas;
         let sum = |counts: &[Counts], of: fn(&Counts) -> f64| -> f64 {
             counts.iter().filter(|counts| usize::from(counts.stage) == index).map(of).sum()
         };
@@ -142,13 +157,14 @@ fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts
         let taken: fn(&Counts) -> f64 =
             if stage.kind == Kind::Source { items } else { |counts| counts.items_in as f64 };
         let change = |of: fn(&Counts) -> f64| (sum(now.1, of) - sum(before.1, of)).max(0.0);
-        let share = |of: fn(&Counts) -> f64| (change(of) / seconds / f64::from(stage.replicas)).min(1.0);
+        let share = |of: fn(&Counts) -> f64| (change(of) / seconds / f64::from(replicas.max(1))).min(1.0);
         let here = || now.1.iter().filter(|counts| usize::from(counts.stage) == index);
         let toward = now.1.iter().flat_map(|counts| &counts.toward);
         let toward = toward.filter(|toward| usize::from(toward.stage) == index);
         let told = here().count() >= stage.replicas as usize;
         StageSnapshot {
             stage: stage.name.clone(),
+            replicas,
             items: sum(now.1, taken) as u64,
             // Each replica makes all that it says.
             of: told.then(|| here().map(|counts| counts.length).sum::<Option<u64>>()).flatten(),
@@ -183,8 +199,11 @@ fn left(source: &StageSnapshot, elapsed: Duration) -> Option<Duration> {
 
 fn shown(plan: &Plan, snapshot: Snapshot) -> Shown {
     let bytes_in_flight = snapshot.stages.iter().map(|stage| stage.bytes_in_flight).sum();
-    let stages = snapshot.stages.into_iter().map(|stage| {
-        let note = note(&stage);
+    let stages = snapshot.stages.into_iter().zip(&plan.stages).map(|(stage, planned)| {
+        let mut note = note(&stage);
+        if planned.scales() {
+            note = format!("{} of {} replicas, {note}", stage.replicas, planned.replicas);
+        }
         ShownStage { name: stage.stage, done: stage.items, of: stage.of, note, ..ShownStage::default() }
     });
     let left = snapshot.left.filter(|left| !left.is_zero());
@@ -228,7 +247,7 @@ mod tests {
     }
 
     fn source(stage: u16, made: u64, length: Option<u64>, dropped: u64) -> Counts {
-        let toward = vec![Toward { stage: 2, handled: made - dropped, dropped }];
+        let toward = vec![Toward { stage: 2, handled: made - dropped, dropped, ..Toward::default() }];
         Counts { stage, items_out: made, length, toward, ..Counts::default() }
     }
 
@@ -236,7 +255,7 @@ mod tests {
     fn the_last_source_says_how_long_it_takes_and_drops_are_at_the_stage_that_did_without() {
         let (plan, elapsed) = (plan(), Duration::from_secs(10));
         let counts = [source(0, 50, Some(100), 3), source(1, 20, Some(80), 4)];
-        let snapshot = snapshot(&plan, (elapsed, &counts), (Duration::ZERO, &[]));
+        let snapshot = snapshot(&plan, &[1; 3], (elapsed, &counts), (Duration::ZERO, &[]));
         assert_eq!(snapshot.left, Some(Duration::from_secs(30)), "60 are left of one that makes 2 a second");
         assert_eq!([0, 1, 2].map(|stage| snapshot.stages[stage].of), [Some(100), Some(80), None]);
         assert_eq!([0, 1, 2].map(|stage| snapshot.stages[stage].dropped), [0, 0, 7]);
@@ -247,7 +266,7 @@ mod tests {
         let (plan, elapsed) = (plan(), Duration::from_secs(10));
         for other in [source(1, 20, None, 0), source(1, 0, Some(80), 0)] {
             let counts = [source(0, 50, Some(100), 0), other];
-            assert_eq!(snapshot(&plan, (elapsed, &counts), (Duration::ZERO, &[])).left, None);
+            assert_eq!(snapshot(&plan, &[1; 3], (elapsed, &counts), (Duration::ZERO, &[])).left, None);
         }
     }
 }

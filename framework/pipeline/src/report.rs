@@ -74,8 +74,11 @@ pub struct StageReport {
     /// Whether it is a source.
     #[serde(default)]
     pub is_source: bool,
-    /// The number of its replicas.
+    /// The number of its replicas; where that changes, those that it had in the end.
     pub replicas: u32,
+    /// The most that it had at one time.
+    #[serde(default)]
+    pub most_replicas: u32,
     /// Whether its counts may be too low, because a replica died: of its last moments the report has what it had told as
     /// progress, and what its neighbours know. The display marks such counts: `60+`.
     #[serde(default)]
@@ -152,6 +155,7 @@ impl Report {
                 label: stage.label.clone(),
                 is_source: stage.kind == Kind::Source,
                 replicas: stage.replicas,
+                most_replicas: stage.replicas,
                 ..StageReport::default()
             };
             let mut calls = Histogram::default();
@@ -308,7 +312,10 @@ impl fmt::Display for Report {
         for stage in &self.stages {
             rows.push([
                 stage.stage.clone(),
-                stage.replicas.to_string(),
+                match stage.most_replicas > stage.replicas {
+                    true => format!("{} of {}", stage.replicas, stage.most_replicas),
+                    false => stage.replicas.to_string(),
+                },
                 stage.count(stage.items_in),
                 stage.count(stage.items_out),
                 stage.errors.to_string(),

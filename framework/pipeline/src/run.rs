@@ -13,6 +13,7 @@ use super::error::PipelineError;
 use super::flow::{Ending, Pipeline};
 use super::item::Item;
 use super::launch::{Launched, launch};
+use super::plan::Scale;
 use super::progress::Progress;
 use super::report::Report;
 use super::stages::AsSink;
@@ -25,6 +26,8 @@ use super::work::{register_source, register_stage};
 pub struct Running {
     handle: Handle,
     thread: Option<JoinHandle<Result<Report, PipelineError>>>,
+    /// Its stages, with how the number of their replicas may change.
+    stages: Vec<(String, Option<Scale>)>,
     /// Closed when it has ended.
     ended: watch::Receiver<()>,
     deadline: Duration,
@@ -214,14 +217,14 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
     };
     plan.check()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Launched { members, event_channel, workers } = launch(node, &plan, &works, &settings)?;
+    let Launched { members, further, event_channel, workers } = launch(node, &plan, &works, &settings)?;
     let (sender, commands) = mpsc::unbounded_channel();
     let supervisor = Arc::clone(node.supervisor());
     let time_slices = node.time_slices().filter(|_| plan.shares_a_gpu()).map(str::to_owned);
     let follow = Follow {
         time_slices,
         lets_go: !alone,
-        told_every: settings.told_every(),
+        told_every: plan.told_every(&settings),
         hang_limit: settings.hang_limit,
         complete: settings.complete,
         progress: settings.progress,
@@ -232,8 +235,9 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
         registry: node.registry(),
     };
     let (ending, ended) = watch::channel(());
+    let stages = plan.stages.iter().map(|stage| (stage.name.clone(), stage.scale)).collect();
     let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
-        let result = runtime.block_on(conduct(plan, follow, members, event_channel, commands));
+        let result = runtime.block_on(conduct(plan, follow, members, further, event_channel, commands));
         let killed = matches!(result, Err(PipelineError::Killed { .. }));
         for worker in workers.into_iter().filter(|_| !alone) {
             supervisor.let_go(worker);
@@ -248,6 +252,7 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
     Ok(Running {
         handle: Handle(Arc::new(sender)),
         thread: Some(thread),
+        stages,
         ended,
         until: None,
         deadline: settings.deadline,
@@ -264,6 +269,59 @@ impl Running {
     /// A handle that cancels it, for other threads.
     pub fn canceller(&self) -> Canceller {
         Canceller(self.handle.clone())
+    }
+
+    /// Has the stage with this name go on with `replicas` replicas, which its [`replicas_up_to`](super::Flow::replicas_up_to) or
+    /// [`autoscale`](super::Flow::autoscale) allows; the latter goes on from there by itself. Returns at once. A new replica takes items
+    /// when its process has started and its `create` and `prepare` are done. One that leaves takes no more items, finishes
+    /// those that it has and ends. [`StageSnapshot::replicas`](super::StageSnapshot::replicas) says how many there are. Where a replica
+    /// cannot be started, the log says why, and the others go on. A pipeline that ends, or is stopped, does not change any more.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u64);
+    /// # fn main() -> anyhow::Result<()> {
+    /// let flow = Pipeline::new("squares").items("count", |_| (0..1000).map(Number));
+    /// let flow = flow.map("square", |Number(n)| Ok(Number(n * n))).replicas_up_to(3).ordered();
+    /// let running = flow.for_each("drop", |_| Ok(())).pipeline().start()?; // with one replica
+    /// running.scale("square", 3)?;
+    /// assert!(running.scale("square", 4).is_err(), "more than was said");
+    /// assert_eq!(running.wait()?.stage("drop").map(|stage| stage.items_in), Some(1000));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PipelineError::Scale`]: there is no such stage, or the number of its replicas cannot change, or not to this.
+    pub fn scale(&self, stage: &str, replicas: u32) -> Result<(), PipelineError> {
+        let refused = |why: String| Err(PipelineError::Scale { stage: stage.to_owned(), why });
+        let Some(index) = self.stages.iter().position(|(name, _)| name == stage) else {
+            let names: Vec<_> = self.stages.iter().map(|(name, _)| format!("`{name}`")).collect();
+            return refused(format!("there is no such stage; its stages are {}", names.join(", ")));
+        };
+        let Some(scale) = self.stages[index].1 else {
+            return refused(format!(
+                "the number of its replicas is fixed; write it down with `.replicas_up_to({})`",
+                replicas.max(2)
+            ));
+        };
+        if replicas < scale.least {
+            return refused(format!(
+                "it has at least {}; `cancel` ends the pipeline, and `.autoscale({}..={})` allows fewer",
+                scale.least,
+                replicas.max(1),
+                scale.most
+            ));
+        }
+        if replicas > scale.most {
+            return refused(format!(
+                "it can have {} replicas and not {replicas}; write it down with `.replicas_up_to({replicas})` or \
+                 `.autoscale({}..={replicas})`",
+                scale.most, scale.least
+            ));
+        }
+        self.handle.give(Command::Scale(index, replicas));
+        Ok(())
     }
 
     /// Kills its workers at once, and a node of its own with them. Nothing is finished.

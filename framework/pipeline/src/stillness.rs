@@ -49,6 +49,19 @@ impl Stillness {
         }
     }
 
+    /// Another replica takes the place of this one, which has left.
+    pub(super) fn forget(&mut self, member: (u16, u16)) {
+        self.told.remove(&member);
+    }
+
+    /// Whether a member is in a call of its own, or waits for room at the next stages.
+    pub(super) fn is_at_work(&self, member: (u16, u16), now: Instant) -> (bool, bool) {
+        let told = self.told.get(&member);
+        let waits_for_room = |told: &Told| told.waits.iter().any(|wait| matches!(wait, Wait::Room { .. }));
+        let is_silent = self.is_silent(member, now);
+        (is_silent, !is_silent && told.is_some_and(waits_for_room))
+    }
+
     /// Notes that something moved.
     pub(super) fn move_on(&mut self) {
         self.moved = Instant::now();

@@ -1,12 +1,11 @@
 //! The typed part of a stage: registers its actor and starts it with the addresses of those it sends to.
 
-use std::any::Any;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
 use tensorpost_core::api::actor::{Address, RemoteActor};
 use tensorpost_core::api::device::Device;
-use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawned, WorkerId};
+use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawn, WorkerId};
 
 use super::dead::Dead;
 use super::item::{EdgeMessage, Item};
@@ -23,17 +22,20 @@ pub(super) trait Work {
     /// Adds its actors to a program.
     fn register(&self, builder: NodeBuilder) -> NodeBuilder;
 
-    /// Starts one replica.
-    fn start(&self, site: Site<'_>) -> Result<Started, ActorError>;
+    /// Says how a replica is started, in which worker is said then: for those that come later on another thread, which has no
+    /// arguments of its own.
+    fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError>;
 
     /// A stage that passes on what this one makes.
     fn relay(&self) -> Rc<dyn Work>;
 }
 
-/// Where and how a replica is started.
+/// Starts a replica in a worker. Each call starts one.
+pub(super) type Starter = Box<dyn Fn(WorkerId) -> Result<Started, ActorError> + Send + Sync>;
+
+/// How a replica is started.
 pub(super) struct Site<'s> {
     pub(super) node: &'s Node,
-    pub(super) worker: WorkerId,
     pub(super) device: Device,
     pub(super) mailbox: u32,
     pub(super) own_thread: bool,
@@ -76,17 +78,20 @@ pub(super) struct WayTo<'s> {
 
 /// The way to a replica.
 pub(super) enum Door<'s> {
-    /// An `Address<EdgeMessage<T>>`.
-    At(&'s dyn Any),
+    /// Of the actor that takes the items.
+    At(&'s Address<Control>),
     Named(String),
+    /// The place has no replica that would be known for good.
+    Nobody,
 }
 
 /// A replica that runs.
+#[derive(Clone)]
 pub(super) struct Started {
     pub(super) run: Address<Run>,
     pub(super) control: Address<Control>,
-    /// An `Address<EdgeMessage<In>>`; none for sources.
-    pub(super) inlet: Option<Box<dyn Any>>,
+    /// Of the actor that takes the items; none for sources.
+    pub(super) inlet: Option<Address<Control>>,
 }
 
 /// A source.
@@ -127,11 +132,14 @@ impl<S: Source> Work for SourceWork<S> {
         register_source::<S>(builder)
     }
 
-    fn start(&self, site: Site<'_>) -> Result<Started, ActorError> {
+    fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
         let results = outlet::<S::Out>(&site.results);
         let args = SourceArgs { user: self.0.clone(), config: site.config.clone(), results };
-        let started = spawn::<SourceActor<S>>(&site, args)?;
-        Ok(Started { run: started.address(), control: started.address(), inlet: None })
+        let deferred = spawn::<SourceActor<S>>(&site, args).defer()?;
+        Ok(Box::new(move |worker| {
+            let started = deferred.start(worker)?;
+            Ok(Started { run: started.address(), control: started.address(), inlet: None })
+        }))
     }
 
     fn relay(&self) -> Rc<dyn Work> {
@@ -144,12 +152,15 @@ impl<S: Stage> Work for StageWork<S> {
         register_stage::<S>(builder)
     }
 
-    fn start(&self, site: Site<'_>) -> Result<Started, ActorError> {
+    fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
         let (results, dead) = (outlet::<S::Out>(&site.results), outlet::<Dead<S::In>>(&site.dead));
         let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };
-        let started = spawn::<StageActor<S>>(&site, args)?;
-        let inlet: Address<EdgeMessage<S::In>> = started.address();
-        Ok(Started { run: started.address(), control: started.address(), inlet: Some(Box::new(inlet)) })
+        let deferred = spawn::<StageActor<S>>(&site, args).defer()?;
+        Ok(Box::new(move |worker| {
+            let started = deferred.start(worker)?;
+            let inlet: Address<EdgeMessage<S::In>> = started.address();
+            Ok(Started { run: started.address(), control: started.address(), inlet: Some(inlet.cast()) })
+        }))
     }
 
     fn relay(&self) -> Rc<dyn Work> {
@@ -157,9 +168,8 @@ impl<S: Stage> Work for StageWork<S> {
     }
 }
 
-fn spawn<A: RemoteActor>(site: &Site<'_>, args: A::Args) -> Result<Spawned<A>, ActorError> {
-    let mut spawn =
-        site.node.spawn::<A>(args).worker(site.worker).device(site.device.clone()).mailbox(site.mailbox);
+fn spawn<'s, A: RemoteActor>(site: &Site<'s>, args: A::Args) -> Spawn<'s, A> {
+    let mut spawn = site.node.spawn::<A>(args).device(site.device.clone()).mailbox(site.mailbox);
     spawn = spawn.label(format!("{}.{}", site.config.stage, site.config.replica));
     if let Some(name) = &site.name {
         spawn = spawn.name(name);
@@ -168,23 +178,22 @@ fn spawn<A: RemoteActor>(site: &Site<'_>, args: A::Args) -> Result<Spawned<A>, A
     if site.own_thread {
         spawn = spawn.own_thread();
     }
-    spawn.start()
+    spawn
 }
 
 fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs {
     let receiver = |door: &Door<'_>| match door {
-        Door::Named(name) => Some(Receiver::Named(name.clone())),
-        // Flows are typed, so the address is of this type.
-        Door::At(address) => {
-            address.downcast_ref::<Address<EdgeMessage<T>>>().map(|address| Receiver::At(address.cast()))
-        }
+        Door::Named(name) => Receiver::Named(name.clone()),
+        // Flows are typed, so it takes what goes there.
+        Door::At(address) => Receiver::At((*address).clone()),
+        Door::Nobody => Receiver::Nobody,
     };
     let branch = |to: &WayTo<'_>| BranchArgs {
         stage: to.stage.clone(),
         index: to.index,
         lane: to.lane,
         key: way.untyped.then(Address::<EdgeMessage<T>>::usual_key),
-        to: to.to.iter().filter_map(receiver).collect(),
+        to: to.to.iter().map(receiver).collect(),
         select: to.select.clone(),
         number: to.number,
         window: to.window,

@@ -361,6 +361,9 @@ impl Builder<'_> {
         number: fn(&I) -> u64,
     ) -> Flow<T, After<I>> {
         let mut flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
+        if settings.scales {
+            flow = flow.replicas_up_to(settings.replicas + 1);
+        }
         match settings.pick {
             Pick::Turns => {}
             Pick::Least => flow = flow.to_least_loaded(),

@@ -279,6 +279,10 @@ impl<'d> Drawing<'d> {
         let mut stage = self.work(&forms);
         let mut settings = self.settings(open, false);
         self.fails(&mut stage, &mut settings, false);
+        let pairs_again = self.spec.at_least_once.is_some() && self.pairings > 0;
+        let moves =
+            matches!(settings.pick, Pick::Turns | Pick::Least) && !matches!(stage.form, Form::Hold(_));
+        settings.scales = settings.replicas > 1 && moves && !pairs_again && self.chance(50);
         let at = self.push(vec![open.flow], What::Stage(stage), settings);
         self.open(at, false, settings.replicas == 1);
     }
@@ -541,6 +545,7 @@ mod tests {
                 note("error", variant(&settings.on_error));
                 for (what, is) in [
                     ("ordered", settings.ordered),
+                    ("scales", settings.scales),
                     ("beside", settings.beside),
                     ("thread", settings.own_thread),
                     ("mailbox", settings.mailbox.is_some()),
@@ -575,7 +580,7 @@ mod tests {
         }
         let wanted = "op Source|op Stage|op Batch|op Window|op Fork|op Merge|op Zip|op Join|op Loop|op Sink|\
             pick Turns|pick Least|pick Key|pick All|error Fail|error Skip|error Retry|error RetryThenSkip|\
-            error DeadLetter|error RetryThenDeadLetter|has ordered|has beside|has thread|has mailbox|has drops|has every|has bytes|has dead|\
+            error DeadLetter|error RetryThenDeadLetter|has ordered|has scales|has beside|has thread|has mailbox|has drops|has every|has bytes|has dead|\
             has restart|has nested|form Map|form Filter|form FlatMap|form Apply|form Typed|form Hold|work Pass|\
             work Check|work Add|work Copy|fork All|fork Turns|fork Least|fork Key|fork Split|then Unbatch|then Pack|\
             then Gather|fault Inside|fault Outside|how Abort|how Exit|how Panic|how Late|how InKernel|\

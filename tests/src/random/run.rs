@@ -129,6 +129,7 @@ fn follow(
     let mut ends = (0, director.begin);
     while !running.is_finished() {
         director.strike(&workers);
+        director.scale(&running);
         if director.wants_end(&running, &canceller) {
             break;
         }
@@ -266,12 +267,14 @@ struct Director<'p> {
     struck: Vec<usize>,
     stopped: Vec<(Instant, u32)>,
     ended: bool,
+    /// How often it has looked.
+    looks: u32,
 }
 
 impl<'p> Director<'p> {
     fn new(plan: &'p Plan, folder: &Path) -> Self {
         let (log, begin) = (folder.join("log"), Instant::now());
-        Director { plan, log, begin, struck: Vec::new(), stopped: Vec::new(), ended: false }
+        Director { plan, log, begin, struck: Vec::new(), stopped: Vec::new(), ended: false, looks: 0 }
     }
 
     fn has_come(&self, when: When) -> bool {
@@ -306,6 +309,21 @@ impl<'p> Director<'p> {
                     None => signal(pid, Signal::KILL),
                 }
             }
+        }
+    }
+
+    /// Changes the number of replicas where that is to change, some hundred times a second.
+    fn scale(&mut self, running: &Running) {
+        self.looks += 1;
+        if !self.looks.is_multiple_of(7) {
+            return;
+        }
+        let change = self.looks / 7;
+        for op in self.plan.all().iter().filter(|op| op.op.settings.scales) {
+            // Neither up and down in turn, nor the same for all.
+            let count = 1 + (change * 5 + u32::from(op.number) + change / 3) % (op.op.settings.replicas + 1);
+            // It may have ended.
+            let _ = running.scale(&stage_name(op.number, &op.op.what), count);
         }
     }
 

@@ -112,7 +112,11 @@ fn plain(settings: &Settings) -> Settings {
 }
 
 const TUNING: &[fn(&mut Settings)] = &[
-    |settings| (settings.replicas, settings.pick, settings.ordered) = (1, Pick::Turns, false),
+    |settings| {
+        (settings.replicas, settings.scales) = (1, false);
+        (settings.pick, settings.ordered) = (Pick::Turns, false);
+    },
+    |settings| settings.scales = false,
     |settings| settings.pick = Pick::Turns,
     |settings| settings.ordered = false,
     |settings| settings.beside = false,

@@ -264,6 +264,9 @@ pub struct Settings {
     /// Replicas.
     #[serde(skip_serializing_if = "is_one")]
     pub replicas: u32,
+    /// Whether their number changes all the time, from one to one more than `replicas`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub scales: bool,
     /// Which of them takes an item.
     #[serde(skip_serializing_if = "is_default")]
     pub pick: Pick,
@@ -300,6 +303,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             replicas: 1,
+            scales: false,
             pick: Pick::Turns,
             ordered: false,
             beside: false,

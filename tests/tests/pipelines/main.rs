@@ -7,11 +7,12 @@ mod graphs;
 mod live;
 mod losses;
 mod promises;
+mod scaling;
 mod workers;
 
 use tensorpost_tests::harness;
 
-tensorpost_tests::modules!(actors, circles, errors, graphs, live, losses, promises, workers);
+tensorpost_tests::modules!(actors, circles, errors, graphs, live, losses, promises, scaling, workers);
 
 fn main() {
     harness::run(program, cases())

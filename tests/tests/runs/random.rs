@@ -90,6 +90,7 @@ const FOUND: &[Found] = found! {
     "sent-again-to-one-that-had-failed", 5, "no defect: what a dead replica had came again to others, which had failed the pipeline";
     "parts-that-a-batch-keeps", 2, "parts of a batch that a fork had spread kept its other parts unacknowledged, for ever; one more may be";
     "two-lost-by-one-kernel", 5, "of two items at hand that were lost together the second counted as a failure of the stage";
+    "replicas-asked-for-when-all-had-ended", 2, "processes for replicas were started while the dead were counted again, and stayed";
 };
 
 fn play(arguments: &[&str]) -> String {

@@ -65,6 +65,7 @@ mod chunks;
 pub(crate) mod console;
 pub(crate) mod control;
 mod deaths;
+mod deferred;
 #[cfg(feature = "hosts")]
 mod elsewhere;
 mod files;
@@ -120,6 +121,8 @@ use crate::transport::Transport;
 
 pub use self::builder::NodeBuilder;
 pub use self::console::Console;
+#[doc(hidden)]
+pub use self::deferred::Deferred;
 pub use self::group::{Group, Strategy};
 pub use self::handshake::BuildMismatch;
 pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};

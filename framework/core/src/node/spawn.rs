@@ -1,9 +1,9 @@
 //! The typed side of a node: spawning actors, and talking to them from the program that started it.
 
 use std::future::Future;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
+use super::deferred::Deferred;
 use super::group::{Group, Strategy, Supervision};
 use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
@@ -14,7 +14,7 @@ use super::{Node, NodeBuilder};
 use crate::actor::foreign::{RawAddress, RawMessage};
 use crate::actor::{
     Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, link, lookup,
-    register, short, takes,
+    register, short,
 };
 use crate::device::Device;
 use crate::ids::DeviceId;
@@ -423,14 +423,66 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare` returned.
     pub fn start(self) -> Result<Spawned<A>, ActorError> {
         let type_name = std::any::type_name::<A>();
+        if self.spares > Node::MAX_SPARES || self.spares > 0 && !self.how.restart.when().after(true) {
+            return Err(ActorError::Spares(self.spares));
+        }
+        let own_label = A::label(&self.args);
+        let own_worker = self.worker.is_none();
+        let program = A::worker_program(&self.args);
+        let name = self.name.as_deref().or(self.label.as_deref());
+        let name = name.or(own_label.as_deref()).unwrap_or_else(|| short(type_name)).to_owned();
+        let (spares, device) = (self.spares, self.device);
+        #[cfg(feature = "hosts")]
+        if let Some(host) = self.on.as_ref().map(|on| self.node.other_host(on)).transpose()?.flatten() {
+            let whole = [
+                (self.worker.is_none(), "its worker is of this host"),
+                (self.how.group.is_none(), "its group is of this host"),
+                (program.is_none(), "its worker runs a program of this host"),
+                (self.spares == 0, "its spare workers wait on this host"),
+            ];
+            if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {
+                return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
+            }
+            let (node, streams, restart) = (self.node, self.streams, self.how.restart);
+            let deferred = self.defer()?;
+            let to_start =
+                super::elsewhere::ToStart { worker: name, streams, restart, actor: deferred.actor.clone() };
+            let (actor, location, worker) = node.start_on(&host, to_start)?;
+            return Ok(deferred.spawned(actor, location, worker));
+        }
+        let (supervisor, streams, worker) = (Arc::clone(self.node.supervisor()), self.streams, self.worker);
+        let deferred = self.defer()?;
+        let worker = match worker {
+            Some(worker) => worker,
+            None => {
+                let making = Making { program, connections: cuda_connections(streams) };
+                supervisor.spawn_worker_of(&name, making)?
+            }
+        };
+        let started = deferred.start(worker).inspect_err(|_| {
+            if own_worker {
+                // Nobody else knows of it.
+                supervisor.retire(worker);
+            }
+        });
+        if started.is_ok() && spares > 0 {
+            supervisor.keep_spares(worker, spares, device);
+        }
+        started
+    }
+
+    /// Checks it and encodes its arguments, for a start later, in a worker that is given then.
+    ///
+    /// # Errors
+    /// [`ActorError`] says what is wrong with it.
+    #[doc(hidden)]
+    pub fn defer(self) -> Result<Deferred<A>, ActorError> {
+        let type_name = std::any::type_name::<A>();
         if !self.node.types.knows::<A>() {
             return Err(ActorError::UnknownType(type_name));
         }
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
             return Err(ActorError::Mailbox(self.mailbox));
-        }
-        if self.spares > Node::MAX_SPARES || self.spares > 0 && !self.how.restart.when().after(true) {
-            return Err(ActorError::Spares(self.spares));
         }
         let args = codec::encode(&self.args, Vec::new())
             .map_err(|source| ActorError::Args { actor: type_name, source })?;
@@ -438,11 +490,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
             return Err(ActorError::TensorInArgs(type_name));
         }
         let own_label = A::label(&self.args);
-        let own_worker = self.worker.is_none();
-        let program = A::worker_program(&self.args);
-        let name = self.name.as_deref().or(self.label.as_deref());
-        let name = name.or(own_label.as_deref()).unwrap_or_else(|| short(type_name)).to_owned();
-        let new = NewActor {
+        let actor = NewActor {
             label: self.label.or(own_label.filter(|_| self.name.is_none())),
             name: self.name,
             type_name: A::ELSEWHERE.unwrap_or(type_name).to_owned(),
@@ -453,48 +501,6 @@ impl<A: RemoteActor> Spawn<'_, A> {
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };
-        let transport = Arc::clone(self.node.transport());
-        let spawned = |actor, location, worker| Spawned {
-            transport,
-            actor,
-            location,
-            worker,
-            takes: takes::<A>(),
-            kind: PhantomData,
-        };
-        #[cfg(feature = "hosts")]
-        if let Some(host) = self.on.map(|on| self.node.other_host(&on)).transpose()?.flatten() {
-            let whole = [
-                (self.worker.is_none(), "its worker is of this host"),
-                (self.how.group.is_none(), "its group is of this host"),
-                (program.is_none(), "its worker runs a program of this host"),
-                (self.spares == 0, "its spare workers wait on this host"),
-            ];
-            if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {
-                return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
-            }
-            let (streams, restart) = (self.streams, self.how.restart);
-            let to_start = super::elsewhere::ToStart { worker: name, streams, restart, actor: new };
-            let (actor, location, worker) = self.node.start_on(&host, to_start)?;
-            return Ok(spawned(actor, location, worker));
-        }
-        let worker = match self.worker {
-            Some(worker) => worker,
-            None => {
-                let making = Making { program, connections: cuda_connections(self.streams) };
-                self.node.supervisor().spawn_worker_of(&name, making)?
-            }
-        };
-        let started = self.node.supervisor().start_supervised(worker, new, self.how).inspect_err(|_| {
-            if own_worker {
-                // Nobody else knows of it.
-                self.node.supervisor().retire(worker);
-            }
-        });
-        let (actor, location) = started?;
-        if self.spares > 0 {
-            self.node.supervisor().keep_spares(worker, self.spares, self.device);
-        }
-        Ok(spawned(actor, location, worker))
+        Ok(Deferred::new(actor, self.how, self.node.transport(), self.node.supervisor()))
     }
 }

@@ -24,6 +24,10 @@ impl Conductor {
             self.members.iter().for_each(|member| self.supervisor.let_go(member.worker));
         }
         if self.killed {
+            if self.lets_go {
+                // After that, so that nothing comes back.
+                self.members.iter().for_each(|member| self.supervisor.kill_worker(member.worker));
+            }
             return;
         }
         // All of them: one that seemed to be gone may be there, and would keep its worker.

@@ -14,16 +14,21 @@ pub(super) struct Told {
     /// Of the life that runs, as far as anybody knows, by stage and replica.
     latest: HashMap<(u16, u16), Counts>,
     /// The last life of each that has answered, or told anything.
-    lives: HashMap<(u16, u16), u32>,
+    lives: HashMap<(u16, u16), u64>,
     /// Of lives that have ended.
     past: Vec<Counts>,
+    /// Of replicas that have left, one sum for each place, with the last life there.
+    left: HashMap<(u16, u16), Counts>,
 }
 
 impl Told {
     /// Notes the progress of a life. Returns it if that is the one that runs.
     pub(super) fn note(&mut self, counts: Counts) -> Option<&Counts> {
-        self.is_at(&counts);
         let member = (counts.stage, counts.replica);
+        if self.left.get(&member).is_some_and(|left| left.life >= counts.life) {
+            return None; // its last word is in the sum
+        }
+        self.is_at(&counts);
         if self.lives[&member] > counts.life || self.is_past(&counts) {
             self.keep(counts);
             return None;
@@ -49,6 +54,21 @@ impl Told {
         }
     }
 
+    /// A replica has left and these are its last counts: another may take its place.
+    pub(super) fn left(&mut self, counts: Counts) {
+        let member = (counts.stage, counts.replica);
+        self.latest.remove(&member);
+        let life = counts.life;
+        let counts = counts.of_the_past();
+        match self.left.get_mut(&member) {
+            Some(sum) => {
+                sum.absorb(counts);
+                sum.life = life;
+            }
+            None => drop(self.left.insert(member, counts)),
+        }
+    }
+
     /// Keeps what is known of a life that has ended.
     pub(super) fn keep(&mut self, counts: Counts) {
         let counts = counts.of_the_past();
@@ -65,8 +85,8 @@ impl Told {
     }
 
     /// The last of each life that has ended.
-    pub(super) fn past(&self) -> &[Counts] {
-        &self.past
+    pub(super) fn past(&self) -> impl Iterator<Item = &Counts> {
+        self.past.iter().chain(self.left.values())
     }
 
     fn is_past(&self, counts: &Counts) -> bool {
@@ -82,13 +102,13 @@ fn is_same(one: &Counts, other: &Counts) -> bool {
 mod tests {
     use super::*;
 
-    fn counts(life: u32, items_in: u64) -> Counts {
+    fn counts(life: u64, items_in: u64) -> Counts {
         Counts { stage: 1, life, items_in, ..Counts::default() }
     }
 
     /// What is known: of the life that runs, and of each that has ended.
     fn known(told: &Told) -> (Option<u64>, Vec<u64>) {
-        let past = told.past().iter().map(|counts| counts.items_in).collect();
+        let past = told.past().map(|counts| counts.items_in).collect();
         (told.latest(1, 0).map(|counts| counts.items_in), past)
     }
 
@@ -104,6 +124,18 @@ mod tests {
         assert_eq!(known(&told), (Some(2), vec![7]));
         told.ended(1, 0);
         assert_eq!(known(&told), (None, vec![7, 2]), "each counts once");
+    }
+
+    #[test]
+    fn of_replicas_that_have_left_one_sum_is_kept_and_their_last_word_is_in_it() {
+        let mut told = Told::default();
+        for life in 0..100 {
+            assert!(told.note(counts(life, 1)).is_some());
+            told.is_at(&counts(life, 2));
+            told.left(counts(life, 2));
+            assert!(told.note(counts(life, 1)).is_none(), "what is read late is in the sum");
+        }
+        assert_eq!(known(&told), (None, vec![200]));
     }
 
     #[test]

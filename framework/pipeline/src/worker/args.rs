@@ -139,6 +139,19 @@ pub(crate) enum Receiver {
     At(Address<Control>),
     /// A receiver that is started later. It is looked up when it is needed.
     Named(String),
+    /// Nobody yet: a place of a stage whose number of replicas changes.
+    Nobody,
+}
+
+/// A place of a stage whose number of replicas changes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Place {
+    /// No replica is there.
+    Empty,
+    /// A replica that takes items.
+    Open(Address<Control>),
+    /// A replica that takes no more, and ends when it has done what it has.
+    Leaving(Address<Control>),
 }
 
 /// To start a source.
@@ -209,7 +222,19 @@ pub(crate) enum Control {
         /// Whether somebody has died.
         after_a_death: bool,
     },
-    /// The pipeline is over; the actor ends.
+    /// Of the stage with this number, these places have replicas.
+    Places {
+        /// The stage.
+        stage: u16,
+        /// Its places, in order.
+        places: Vec<Place>,
+    },
+    /// From these senders comes something after all: new replicas of the stage before take the places of earlier ones.
+    Opens {
+        /// Edge and replica of each.
+        lanes: Vec<u32>,
+    },
+    /// The pipeline is over, or goes on without this replica; the actor ends.
     Close,
 }
 

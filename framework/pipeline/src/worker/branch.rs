@@ -16,17 +16,18 @@ use std::time::Instant;
 use futures_util::future::FutureExt;
 use tensorpost_core::api::actor::{Address, Ask, AskError, Env};
 use tensorpost_core::api::message;
+use tensorpost_core::api::observe::monotonic_ns;
 use tokio::sync::Notify;
 
 use super::ack_guard::AckGuards;
 use super::answers::{Unanswered, is_final, why};
-use super::args::{BranchArgs, Receiver};
+use super::args::{BranchArgs, Control, Receiver};
 use super::meter::{Cause, Meter, Toward};
 use super::pick::{Choice, Load, Pick};
 use super::waits::Wait;
 use super::window::Window;
 use crate::closures::UnknownClosure;
-use crate::item::{EdgeMessage, Item, ItemId, Order, Tag};
+use crate::item::{EdgeMessage, EndOf, Item, ItemId, Order, Tag};
 use crate::out::Emitted;
 use delivery::{Tried, Turned};
 use overflow::Overflow;
@@ -35,6 +36,7 @@ use watch::Watch;
 mod delivery;
 mod lost;
 pub(crate) mod overflow;
+mod places;
 mod watch;
 
 /// The way to one stage: its replicas, and what was sent to them.
@@ -59,8 +61,13 @@ pub(super) struct Branch<T: Item> {
     window: RefCell<Window>,
     /// Where the receiver drops what it has no room for.
     overflow: Option<Rc<Overflow<T>>>,
-    /// Items that the receiver has said it is done with.
+    /// When this life of the actor began.
+    born: u64,
+    /// Items that the receiver has said it is done with, and that it has accepted.
     handled: Cell<u64>,
+    accepted: Cell<u64>,
+    /// The end was said. Whoever becomes a replica of the receiver has to hear it too.
+    said_end: Cell<Option<EndOf>>,
     /// Set when the actor was stopped: items wait for no room any more.
     hurried: Cell<bool>,
     /// The item that waits to be accepted.
@@ -91,6 +98,10 @@ struct To<T: Item> {
     address: RefCell<Option<Address<EdgeMessage<T>>>>,
     unanswered: Cell<u32>,
     exited: Cell<bool>,
+    /// Whether the place has a replica that takes items.
+    open: Cell<bool>,
+    /// The replica there that was told that it leaves: no other is told so.
+    leaving: RefCell<Option<Address<Control>>>,
 }
 
 /// An item that was sent and is not answered.
@@ -139,11 +150,20 @@ impl<T: Item> Branch<T> {
         env: &Env,
     ) -> Result<Self, UnknownClosure> {
         let to = args.to.into_iter().map(|receiver| {
+            let is_open = !matches!(receiver, Receiver::Nobody);
             let (name, address) = match receiver {
                 Receiver::At(address) => (None, Some(with_key(address.cast(), args.key))),
                 Receiver::Named(name) => (Some(name), None),
+                Receiver::Nobody => (None, None),
             };
-            To { name, address: RefCell::new(address), unanswered: Cell::new(0), exited: Cell::new(false) }
+            To {
+                name,
+                address: RefCell::new(address),
+                unanswered: Cell::new(0),
+                exited: Cell::new(false),
+                open: Cell::new(is_open),
+                leaving: RefCell::default(),
+            }
         });
         Ok(Branch {
             stage: args.stage,
@@ -166,7 +186,10 @@ impl<T: Item> Branch<T> {
                 env.note_dropped(0); // so that there is a counter before the first drop
                 Rc::new(Overflow::new(args))
             }),
+            born: monotonic_ns(),
             handled: Cell::new(0),
+            accepted: Cell::new(0),
+            said_end: Cell::new(None),
             hurried: Cell::new(false),
             held_up: Cell::new(None),
             wanted: Cell::new(None),
@@ -180,7 +203,7 @@ impl<T: Item> Branch<T> {
     pub(super) fn load(&self) -> Load {
         Load {
             unanswered: self.to.iter().map(|to| to.unanswered.get()).sum(),
-            exited: self.to.iter().all(|to| to.exited.get()),
+            exited: self.to.iter().all(To::takes_nothing),
         }
     }
 
@@ -195,11 +218,14 @@ impl<T: Item> Branch<T> {
     /// What became of the items that went this way.
     pub(super) fn toward(&self) -> Toward {
         let dropped = self.overflow.as_ref().map_or(0, |overflow| overflow.dropped());
-        Toward { stage: self.index, handled: self.handled.get(), dropped }
+        let kept = self.overflow.as_ref().map_or(0, |overflow| overflow.waiting());
+        let waiting = kept + u32::from(self.held_up.get().is_some());
+        let (handled, accepted) = (self.handled.get(), self.accepted.get());
+        Toward { stage: self.index, handled, accepted, waiting, dropped }
     }
 
     fn replica(&self, at: usize) -> Load {
-        Load { unanswered: self.to[at].unanswered.get(), exited: self.to[at].exited.get() }
+        Load { unanswered: self.to[at].unanswered.get(), exited: self.to[at].takes_nothing() }
     }
 
     pub(super) async fn send(
@@ -262,14 +288,14 @@ impl<T: Item> Branch<T> {
         tag.lane = self.modes.resend.then_some(self.lane);
         if self.number.is_some() {
             let number = self.window.borrow_mut().number();
-            tag.order = Some(Order { lane: self.lane, life: self.env.incarnation(), number, last: true });
+            tag.order = Some(Order { lane: self.lane, life: self.born, number, last: true });
         }
     }
 
     /// Whether one more item, with so many bytes, may go.
     fn has_room(&self, bytes: u64) -> bool {
         self.hurried.get()
-            || self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, self.number)
+            || self.window.borrow().has_room(bytes, self.most_items(), self.max_bytes, self.number)
     }
 
     /// Waits until one more item, with so many bytes, may go.
@@ -292,10 +318,11 @@ impl<T: Item> Branch<T> {
         self.changed.notify_one();
     }
 
-    /// Tells all replicas that nothing more comes: each has to hear it from each of its senders.
-    pub(super) async fn end(self: &Rc<Self>) {
-        for at in 0..self.to.len() {
-            self.tell_end(at).await;
+    /// Tells all replicas that nothing more comes: each has to hear it from each of its senders. `of` says why.
+    pub(super) async fn end(self: &Rc<Self>, of: EndOf) {
+        self.said_end.set(Some(of));
+        for at in (0..self.to.len()).filter(|at| self.to[*at].open.get()) {
+            self.tell_end(at, of).await;
         }
     }
 
@@ -380,6 +407,7 @@ impl<T: Item> Branch<T> {
 
     /// An item was accepted: follows it until it is answered.
     fn follow(self: &Rc<Self>, ask: Ask<EdgeMessage<T>>, mut underway: Underway<T>) {
+        self.accepted.update(|accepted| accepted + 1);
         // Counted before the task runs: `idle` and the window must see the item from the moment it was accepted.
         self.begin(underway.to, underway.bytes);
         // In a chain the items that it came from are not done with before it is. One that leaves the last loop around it
@@ -436,9 +464,10 @@ impl<T: Item> Branch<T> {
     }
 
     /// Sends the end. A receiver that is gone need not know it; its next life has to hear it too, so it is said again there.
-    async fn tell_end(self: &Rc<Self>, at: usize) {
+    async fn tell_end(self: &Rc<Self>, at: usize, of: EndOf) {
         let Ok(address) = self.address(at).await else { return };
-        let mut ask = address.ask(EdgeMessage::End { lane: self.lane });
+        let end = move |lane| EdgeMessage::End { lane, of };
+        let mut ask = address.ask(end(self.lane));
         let refused = ask.accepted().await.err();
         if refused.is_some() && !self.restarts {
             self.to[at].exited.set(true);
@@ -456,7 +485,7 @@ impl<T: Item> Branch<T> {
                 && branch.restarts
                 && !is_final(error)
             {
-                answer = address.ask(EdgeMessage::End { lane: branch.lane }).await;
+                answer = address.ask(end(branch.lane)).await;
             }
             if answer.is_err() && !branch.restarts {
                 branch.to[at].exited.set(true);

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::observe::monotonic_ns;
 use tokio::sync::Notify;
 
 use super::args::{Config, Event};
@@ -23,6 +24,8 @@ pub(super) struct Part {
     pub(super) config: Config,
     pub(super) meter: Meter,
     pub(super) env: Env,
+    /// When this life began.
+    born: u64,
     finished: Cell<bool>,
     /// The actor has ended.
     gone: Cell<bool>,
@@ -44,6 +47,7 @@ impl Part {
             config,
             meter,
             env: env.clone(),
+            born: monotonic_ns(),
             finished: Cell::new(false),
             gone: Cell::new(false),
             changed: Notify::new(),
@@ -164,7 +168,7 @@ impl Part {
 
     fn counts(&self) -> Counts {
         let mut counts = self.meter.counts();
-        counts.life = self.env.incarnation();
+        counts.life = self.born;
         counts.toward = (self.toward.borrow())();
         counts.bytes_not_copied = self.env.stats().bytes_not_copied;
         (counts.stream_waits, counts.stream_waited) = self.env.stream().waits();

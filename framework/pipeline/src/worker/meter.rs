@@ -62,6 +62,10 @@ pub(crate) struct Toward {
     pub(crate) stage: u16,
     /// Items that it has said it is done with.
     pub(crate) handled: u64,
+    /// Items that it has accepted.
+    pub(crate) accepted: u64,
+    /// Items that wait here for room there.
+    pub(crate) waiting: u32,
     /// Items that were dropped because it had no room.
     pub(crate) dropped: u64,
 }
@@ -71,8 +75,8 @@ pub(crate) struct Toward {
 pub(crate) struct Counts {
     pub(crate) stage: u16,
     pub(crate) replica: u16,
-    /// Which life of the actor counted.
-    pub(crate) life: u32,
+    /// When the life of the actor that counted began, on the clock of the machine.
+    pub(crate) life: u64,
     pub(crate) items_in: u64,
     pub(crate) items_out: u64,
     /// Of a source with a rate: times that passed without an item.
@@ -118,6 +122,45 @@ impl Counts {
     pub(crate) fn of_the_past(mut self) -> Self {
         self.length = self.length.map(|_| self.items_out);
         self
+    }
+
+    /// Adds those of another life that is over for good: of replicas that have left, one sum is kept and not each.
+    pub(crate) fn absorb(&mut self, other: Counts) {
+        self.items_in += other.items_in;
+        self.items_out += other.items_out;
+        self.missed += other.missed;
+        self.errors += other.errors;
+        self.retries += other.retries;
+        self.skipped += other.skipped;
+        self.dead_letters += other.dead_letters;
+        self.lost += other.lost;
+        self.lost_tainted += other.lost_tainted;
+        self.lost_outside += other.lost_outside;
+        self.lost_unread += other.lost_unread;
+        self.resent += other.resent;
+        self.busy += other.busy;
+        self.waiting += other.waiting;
+        self.active += other.active;
+        self.calls.merge(&other.calls);
+        self.bytes_not_copied += other.bytes_not_copied;
+        self.stream_waits += other.stream_waits;
+        self.stream_waited = self.stream_waited.zip(other.stream_waited).map(|(one, other)| one + other);
+        let named = |named: &[Lost]| MAX_NAMED.saturating_sub(named.len());
+        self.failures.extend(other.failures.into_iter().take(MAX_NAMED.saturating_sub(self.failures.len())));
+        self.lost_items.extend(other.lost_items.into_iter().take(named(&self.lost_items)));
+        self.left_over += other.left_over;
+        self.left_over_items.extend(other.left_over_items.into_iter().take(named(&self.left_over_items)));
+        for of in other.toward {
+            match self.toward.iter_mut().find(|toward| toward.stage == of.stage) {
+                Some(toward) => {
+                    toward.handled += of.handled;
+                    toward.accepted += of.accepted;
+                    toward.dropped += of.dropped;
+                }
+                None => self.toward.push(of),
+            }
+        }
+        self.fatal = self.fatal.take().or(other.fatal);
     }
 }
 

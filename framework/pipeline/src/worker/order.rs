@@ -13,14 +13,14 @@ pub(super) struct Reorder<T> {
 }
 
 struct Lane<T> {
-    life: u32,
+    life: u64,
     next: u64,
     /// By number: what came, and whether all of it has.
     waiting: BTreeMap<u64, (Vec<T>, bool)>,
 }
 
 impl<T> Lane<T> {
-    fn of(life: u32) -> Self {
+    fn of(life: u64) -> Self {
         Lane { life, next: 0, waiting: BTreeMap::new() }
     }
 }

@@ -8,14 +8,14 @@ use smallvec::SmallVec;
 use tensorpost_core::api::actor::Env;
 
 use super::ack_guard::AckGuard;
-use super::args::{BranchArgs, OutletArgs};
+use super::args::{BranchArgs, OutletArgs, Place};
 use super::branch::{Branch, Modes, NotYet, Unsendable};
 use super::fork_tracker::ForkTracker;
 use super::meter::{Meter, Toward};
 use super::pick::{Choice, Pick};
 use super::waits::Wait;
 use crate::closures::UnknownClosure;
-use crate::item::{Item, ItemId, Order, Tag};
+use crate::item::{EndOf, Item, ItemId, Order, Tag};
 use crate::out::Emitted;
 
 /// An item that could not go at once.
@@ -154,6 +154,13 @@ impl<T: Item> Outlet<T> {
         }
     }
 
+    /// The replicas of a stage are others than before. Waits for nobody.
+    pub(super) fn places(&self, stage: u16, places: &[Place]) {
+        for branch in self.branches.iter().filter(|branch| branch.leads_to(stage)) {
+            branch.places(places);
+        }
+    }
+
     /// What the actor waits for at the receivers.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> + '_ {
         self.branches.iter().flat_map(|branch| branch.waits())
@@ -191,14 +198,14 @@ impl<T: Item> Outlet<T> {
 
     /// Says that nothing more comes, and waits until everything was answered and the receivers are done.
     pub(super) async fn end(&self) {
-        self.say_end().await;
+        self.say_end(EndOf::Flow).await;
         self.ended().await;
     }
 
-    /// Says that nothing more comes.
+    /// Says that nothing more comes; `of` says why.
     ///
     /// The end comes after all answers where it can: then nothing is lost after it.
-    pub(super) async fn say_end(&self) {
+    pub(super) async fn say_end(&self, of: EndOf) {
         for branch in &self.branches {
             branch.drained().await;
         }
@@ -207,7 +214,7 @@ impl<T: Item> Outlet<T> {
         }
         // The beginning of a loop ends before the rest of it.
         for branch in self.branches.iter().filter(|branch| !branch.feedback) {
-            branch.end().await;
+            branch.end(of).await;
         }
     }
 

@@ -118,9 +118,11 @@ impl<S: Source> actix::Handler<Control> for SourceActor<S> {
         match control {
             Control::Stop => self.core.stop(),
             Control::Close => ctx.stop(),
+            Control::Places { stage, places } => self.core.results.places(stage, &places),
             Control::Exited { .. }
             | Control::NotAgain { .. }
             | Control::GoOn { .. }
+            | Control::Opens { .. }
             | Control::Alone { .. }
             | Control::Still { .. } => {}
         }

@@ -209,6 +209,15 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
                 ctx.stop();
                 None
             }
+            Control::Places { stage, places } => {
+                core.results.places(stage, &places);
+                core.dead.places(stage, &places);
+                None
+            }
+            Control::Opens { lanes } => {
+                core.opens(&lanes);
+                None
+            }
             Control::Alone { left, ids, again } => Some(
                 async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local(),
             ),
@@ -320,7 +329,7 @@ impl<S: Stage> Core<S> {
             EdgeMessage::Item(tag, item) => (None, Some(Came::Item(tag, item, ack_guard))),
             EdgeMessage::Gap(order) => (None, Some(Came::Gap(order))),
             // Boxed, as all that is rare: it would be part of the future of every item.
-            EdgeMessage::End { lane } => return self.ended(vec![lane], Some(ack_guard)).boxed_local().await,
+            EdgeMessage::End { lane, of } => return self.end_came(lane, of, ack_guard).boxed_local().await,
         };
         if self.restores() {
             self.order.borrow_mut().put(order, came);

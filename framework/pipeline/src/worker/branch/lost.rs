@@ -65,7 +65,7 @@ impl<T: Item> Branch<T> {
         let mut tried = Tried::default();
         loop {
             let mut there =
-                (0..count).map(|step| (first + step) % count).filter(|at| !self.to[*at].exited.get());
+                (0..count).map(|step| (first + step) % count).filter(|at| !self.to[*at].takes_nothing());
             let up = there.clone().find(|at| !tried.has(*at));
             let Some(at) = up.or_else(|| there.next()) else { return };
             let Ok(address) = self.address(at).await else {

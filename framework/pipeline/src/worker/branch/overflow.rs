@@ -68,6 +68,11 @@ impl<T> Overflow<T> {
         self.dropped.get()
     }
 
+    /// Items that wait here.
+    pub(super) fn waiting(&self) -> u32 {
+        self.waiting.borrow().len() as u32
+    }
+
     /// Keeps an item. Returns the one for which there is no room.
     fn keep(&self, item: Emitted<T>) -> Option<Emitted<T>> {
         let mut waiting = self.waiting.borrow_mut();

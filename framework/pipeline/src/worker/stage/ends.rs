@@ -10,6 +10,7 @@ use std::rc::Rc;
 use super::super::ack_guard::AckGuard;
 use super::super::args::Pairing;
 use super::Core;
+use crate::item::EndOf;
 use crate::pairs::Partners;
 use crate::traits::Stage;
 
@@ -26,9 +27,28 @@ pub(super) struct Ends {
     passing: bool,
     /// It is to be passed on once more.
     again: bool,
+    /// A sender has said that this replica leaves its stage.
+    leaves: bool,
 }
 
 impl<S: Stage> Core<S> {
+    /// A sender has said its end.
+    pub(super) async fn end_came(self: &Rc<Self>, lane: u32, of: EndOf, ack_guard: AckGuard) {
+        self.ends.borrow_mut().leaves |= of == EndOf::Receiver;
+        // A sender that leaves is to be gone when it has done what it had, and not when all is over.
+        let ack_guard = (of != EndOf::Sender).then_some(ack_guard);
+        self.ended(vec![lane], ack_guard).await;
+    }
+
+    /// From these senders something comes after all.
+    pub(super) fn opens(&self, lanes: &[u32]) {
+        let mut ends = self.ends.borrow_mut();
+        // Behind the end they are late, as whatever comes then.
+        if !ends.begun {
+            ends.lanes.retain(|lane| !lanes.contains(lane));
+        }
+    }
+
     /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end is passed
     /// on.
     pub(super) async fn ended(self: &Rc<Self>, lanes: Vec<u32>, ack_guard: Option<AckGuard>) {
@@ -79,8 +99,9 @@ impl<S: Stage> Core<S> {
             // Those that come from now on are about what goes behind this end.
             let senders = std::mem::take(&mut self.ends.borrow_mut().ack_guard);
             // Both before either is waited for: where they come together again, the receiver is done when it has both.
-            self.results.say_end().await;
-            self.dead.say_end().await;
+            let of = if self.ends.borrow().leaves { EndOf::Sender } else { EndOf::Flow };
+            self.results.say_end(of).await;
+            self.dead.say_end(of).await;
             self.results.ended().await;
             self.dead.ended().await;
             self.pushes.idle().await;

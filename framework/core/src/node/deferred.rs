@@ -1,0 +1,53 @@
+//! An actor that is started later, and perhaps more than once.
+//!
+//! Used by [`Spawn::start`](super::Spawn::start), and by who starts actors after the call that described them: a pipeline starts
+//! further replicas of a stage from its own thread, where there is no [`Node`](super::Node) and the arguments, which need
+//! not go from one thread to another, are encoded already.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::group::Supervision;
+use super::spawn::ActorError;
+use super::spawned::Spawned;
+use super::supervisor::{Supervisor, WorkerId};
+use crate::actor::{NewActor, RemoteActor, takes};
+use crate::ids::ActorId;
+use crate::transport::Transport;
+use crate::transport::control_channel::Location;
+
+/// See the module. Each start is an actor of its own.
+pub struct Deferred<A> {
+    pub(super) actor: NewActor,
+    how: Supervision,
+    transport: Arc<Transport>,
+    supervisor: Arc<Supervisor>,
+    kind: PhantomData<fn(A)>,
+}
+
+impl<A: RemoteActor> Deferred<A> {
+    pub(super) fn new(
+        actor: NewActor,
+        how: Supervision,
+        transport: &Arc<Transport>,
+        supervisor: &Arc<Supervisor>,
+    ) -> Self {
+        let (transport, supervisor) = (Arc::clone(transport), Arc::clone(supervisor));
+        Deferred { actor, how, transport, supervisor, kind: PhantomData }
+    }
+
+    /// Starts it in a worker. Blocks until it takes messages.
+    ///
+    /// # Errors
+    /// [`ActorError`] says what `create` or `prepare` returned, or what is wrong with the worker.
+    pub fn start(&self, worker: WorkerId) -> Result<Spawned<A>, ActorError> {
+        let (actor, how) = (self.actor.clone(), self.how.clone());
+        let (actor, location) = self.supervisor.start_supervised(worker, actor, how)?;
+        Ok(self.spawned(actor, location, worker))
+    }
+
+    pub(super) fn spawned(&self, actor: ActorId, location: Location, worker: WorkerId) -> Spawned<A> {
+        let (transport, takes) = (Arc::clone(&self.transport), takes::<A>());
+        Spawned { transport, actor, location, worker, takes, kind: PhantomData }
+    }
+}

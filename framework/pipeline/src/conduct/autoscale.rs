@@ -1,0 +1,159 @@
+//! Decides how many replicas a stage needs, from what it and its senders tell. No I/O.
+//!
+//! Used by the conductor, at each of its looks. There are to be more when all replicas are at work, more items wait than there
+//! are replicas, and none of that because the next stages have no room: several looks in a row, so that a burst changes nothing.
+//! There is to be one less when the others would have been enough for all work of a longer time, with some room, so that the next
+//! look does not bring it back. After each change all is forgotten.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::limits::{BUSY_WHEN_SHRUNK, LOOKS_TO_GROW, LOOKS_TO_SHRINK};
+use crate::plan::Scale;
+
+/// What is seen of a stage at one look.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    pub(super) at: Instant,
+    /// Those that take items.
+    pub(super) replicas: u32,
+    /// Items that wait for it, with their senders and in its mailboxes.
+    pub(super) backlog: u64,
+    /// Time in calls so far, of all replicas.
+    pub(super) busy: Duration,
+    /// Replicas that have been in one call for longer than they are silent: it is in no sum yet.
+    pub(super) in_calls: u32,
+    /// Replicas that wait for room at the next stages.
+    pub(super) held_up: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Autoscale {
+    scale: Scale,
+    /// Looks in a row at which more were needed.
+    short: u32,
+    /// The last looks since the number changed.
+    looks: VecDeque<Look>,
+}
+
+impl Autoscale {
+    pub(super) fn new(scale: Scale) -> Self {
+        Autoscale { scale, short: 0, looks: VecDeque::new() }
+    }
+
+    /// The number has changed, or is about to.
+    pub(super) fn begin_anew(&mut self) {
+        self.short = 0;
+        self.looks.clear();
+    }
+
+    /// Returns how many there are to be, where that is another number.
+    pub(super) fn look(&mut self, look: Look) -> Option<u32> {
+        if self.looks.back().is_some_and(|before| before.replicas != look.replicas) {
+            self.begin_anew();
+        }
+        self.looks.push_back(look);
+        let busy = self.busy();
+        let all_at_work = busy * 2.0 >= f64::from(look.replicas) && look.held_up * 2 <= look.replicas;
+        let is_short = all_at_work && look.backlog >= u64::from(look.replicas);
+        self.short = if is_short { self.short + 1 } else { 0 };
+        let to = if self.short >= LOOKS_TO_GROW {
+            // By half, so that many are not added one after the other.
+            look.replicas + (look.replicas / 2).max(1)
+        } else if self.looks.len() > LOOKS_TO_SHRINK {
+            self.looks.pop_front();
+            let enough = f64::from(look.replicas - 1) * f64::from(BUSY_WHEN_SHRUNK) / 100.0;
+            look.replicas - u32::from(!is_short && busy < enough.max(f64::EPSILON))
+        } else {
+            look.replicas
+        };
+        let to = to.clamp(self.scale.least, self.scale.most);
+        if to == look.replicas {
+            return None;
+        }
+        self.begin_anew();
+        Some(to)
+    }
+
+    /// How many replicas were in calls, on average.
+    fn busy(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.looks.front(), self.looks.back()) else { return 0.0 };
+        let (worked, time) = (last.busy.saturating_sub(first.busy), last.at - first.at);
+        let told = if time.is_zero() { 0.0 } else { worked.as_secs_f64() / time.as_secs_f64() };
+        told.max(f64::from(last.in_calls))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOK: Duration = Duration::from_millis(100);
+
+    /// Looks at a stage with so many replicas for `looks` looks, of which `busy` are at work, until the number changes.
+    fn watch(auto: &mut Autoscale, looks: u32, replicas: u32, busy: f64, backlog: u64) -> Option<(u32, u32)> {
+        let begin = Instant::now();
+        (1..=looks).find_map(|number| {
+            let at = begin + LOOK * number;
+            let busy = LOOK.mul_f64(busy * f64::from(number));
+            let look = Look { at, replicas, backlog, busy, in_calls: 0, held_up: 0 };
+            auto.look(look).map(|to| (number, to))
+        })
+    }
+
+    fn auto(least: u32, most: u32) -> Autoscale {
+        Autoscale::new(Scale { least, most, auto: true })
+    }
+
+    #[test]
+    fn a_backlog_that_stays_adds_replicas_up_to_the_bound_and_a_burst_does_not() {
+        let mut auto = auto(1, 7);
+        assert_eq!(watch(&mut auto, LOOKS_TO_GROW, 1, 1.0, 5), None, "the first look knows of no work yet");
+        auto.begin_anew();
+        assert_eq!(watch(&mut auto, 20, 1, 1.0, 5), Some((LOOKS_TO_GROW + 1, 2)));
+        assert_eq!(watch(&mut auto, 20, 4, 4.0, 5), Some((LOOKS_TO_GROW + 1, 6)));
+        assert_eq!(watch(&mut auto, 20, 6, 6.0, 9), Some((LOOKS_TO_GROW + 1, 7)));
+        assert_eq!(watch(&mut auto, 20, 7, 7.0, 99), None, "that is the most");
+    }
+
+    #[test]
+    fn an_idle_replica_leaves_after_a_while_and_the_least_stay() {
+        let mut auto = auto(2, 8);
+        let looks = LOOKS_TO_SHRINK as u32 + 1;
+        assert_eq!(watch(&mut auto, 50, 4, 1.5, 0), Some((looks, 3)));
+        assert_eq!(watch(&mut auto, 50, 3, 1.5, 0), None, "two could not do it with room to spare");
+        auto.begin_anew();
+        assert_eq!(watch(&mut auto, 50, 3, 0.0, 0), Some((looks, 2)));
+        assert_eq!(watch(&mut auto, 50, 2, 0.0, 0), None, "that is the least");
+    }
+
+    #[test]
+    fn nobody_comes_to_a_stage_that_waits_for_the_next_or_is_in_no_call() {
+        let mut auto = auto(1, 8);
+        assert_eq!(watch(&mut auto, LOOKS_TO_SHRINK as u32, 2, 0.2, 50), None, "its calls are short");
+        auto.begin_anew();
+        let begin = Instant::now();
+        for number in 1..=LOOKS_TO_SHRINK as u32 {
+            let (at, busy) = (begin + LOOK * number, LOOK * 2 * number);
+            let look = Look { at, replicas: 2, backlog: 50, busy, in_calls: 0, held_up: 2 };
+            assert_eq!(auto.look(look), None);
+        }
+    }
+
+    #[test]
+    fn a_call_that_takes_long_is_work_before_it_is_told() {
+        let mut auto = auto(1, 8);
+        let begin = Instant::now();
+        let look = |number: u32| Look {
+            at: begin + LOOK * number,
+            replicas: 1,
+            backlog: 3,
+            busy: Duration::ZERO,
+            in_calls: 1,
+            held_up: 0,
+        };
+        let found = (1..20).find_map(|number| auto.look(look(number)).map(|to| (number, to)));
+        assert_eq!(found, Some((LOOKS_TO_GROW, 2)));
+    }
+}

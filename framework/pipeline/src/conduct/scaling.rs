@@ -1,0 +1,442 @@
+//! Replicas that are added and removed while the pipeline runs.
+//!
+//! Used by the conductor, which alone decides: no actor does. A stage whose number of replicas changes has a place for each that
+//! it may have (`plan/scale.rs`), and each place goes through these states:
+//!
+//! 1. *Empty*: no process. Who sends to the stage knows nothing of it; who takes from the stage counts its end as said.
+//! 2. *Starting*: a worker, then the actor in it, is started on a thread beside, because that blocks.
+//! 3. *Opening*: it runs, and those behind it are told that something comes from it after all. Nobody sends to it before they
+//!    have heard that: they must not end while it works.
+//! 4. *Open*: those before it are told, and send to it.
+//! 5. *Leaving*: those before it are told. Each says its end to it, behind the last item that it sent there, and chooses it no
+//!    more. So the replica ends as any does: it finishes what it has, and says its end behind its last result. When it has
+//!    answered the conductor, its place is empty again, and its process ends.
+//!
+//! What is sent again, numbered or acknowledged is the same for all numbers of replicas: an order is that of the *senders'*
+//! numbers, and a replica that leaves is waited for until all that it had was answered. The first place never leaves: a later
+//! life of a sender knows it from its arguments, and is told of the others before it is asked to run.
+//!
+//! **On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its next life goes on in
+//! the same state. Without one its place is gone, and is not used again. A replica that does not start leaves its place empty;
+//! the log says why, and nobody tries again before the number is changed.
+//!
+//! **At the end**, also by Ctrl-C or a death, a replica that opens hears the end from its senders and ends; one that only starts
+//! is taken back.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use futures_util::future::{FutureExt, LocalBoxFuture, join_all};
+use futures_util::stream::FuturesUnordered;
+use tensorpost_core::api::actor::Address;
+use tensorpost_core::api::node::{ActorError, SpawnError, WorkerId};
+use tokio::task::JoinError;
+
+use super::Conductor;
+use super::autoscale::{Autoscale, Look};
+use crate::launch::{Further, Member, lanes_from};
+use crate::plan::Plan;
+use crate::report::Report;
+use crate::work::Started;
+use crate::worker::args::{Control, Place};
+
+/// The stages whose number of replicas changes.
+pub(super) struct Scaling {
+    stages: BTreeMap<usize, Scaled>,
+    /// What is under way to add replicas.
+    steps: FuturesUnordered<LocalBoxFuture<'static, Step>>,
+    /// All members have ended, and nobody looks at what is under way any more.
+    over: bool,
+}
+
+/// One of them.
+struct Scaled {
+    further: Further,
+    places: Vec<State>,
+    /// How many there are to be.
+    target: u32,
+    /// The most that there were at one time.
+    most: u32,
+    auto: Option<Autoscale>,
+}
+
+/// What is at a place.
+#[derive(Clone, Debug)]
+enum State {
+    Empty,
+    /// With its worker, when there is one.
+    Starting(Option<WorkerId>),
+    Opening(Address<Control>),
+    Open(Address<Control>),
+    Leaving(Address<Control>),
+    /// A replica died there for good.
+    Gone,
+}
+
+/// A step to another replica is done.
+pub(super) enum Step {
+    Worker(usize, u16, Result<Result<WorkerId, SpawnError>, JoinError>),
+    Replica(usize, u16, WorkerId, Result<Result<Started, ActorError>, JoinError>),
+    /// Those behind it know that something comes from it.
+    Announced(usize, u16),
+}
+
+impl Scaled {
+    /// Those that take items, or are about to.
+    fn count(&self) -> u32 {
+        let counts =
+            |state: &&State| matches!(state, State::Starting(_) | State::Opening(_) | State::Open(_));
+        self.places.iter().filter(counts).count() as u32
+    }
+
+    fn open(&self) -> u32 {
+        self.places.iter().filter(|state| matches!(state, State::Open(_))).count() as u32
+    }
+
+    /// Whether a change is under way.
+    fn changes(&self) -> bool {
+        let on_its_way =
+            |state: &State| matches!(state, State::Starting(_) | State::Opening(_) | State::Leaving(_));
+        self.places.iter().any(on_its_way)
+    }
+
+    /// As those who send to the stage are told.
+    fn told(&self) -> Vec<Place> {
+        let place = |state: &State| match state {
+            State::Open(address) => Place::Open(address.clone()),
+            State::Leaving(address) => Place::Leaving(address.clone()),
+            State::Empty | State::Starting(_) | State::Opening(_) | State::Gone => Place::Empty,
+        };
+        self.places.iter().map(place).collect()
+    }
+}
+
+impl Scaling {
+    pub(super) fn new(plan: &Plan, members: &[Member], further: HashMap<usize, Further>) -> Self {
+        let stages = further.into_iter().map(|(stage, further)| {
+            let here = &plan.stages[stage];
+            let mut places = vec![State::Empty; here.replicas as usize];
+            for member in members.iter().filter(|member| member.stage == stage) {
+                if let Some(inlet) = &member.inlet {
+                    places[usize::from(member.replica)] = State::Open(inlet.clone());
+                }
+            }
+            let auto = here.scale.filter(|scale| scale.auto).map(Autoscale::new);
+            let begins_with = here.begins_with;
+            (stage, Scaled { further, places, target: begins_with, most: begins_with, auto })
+        });
+        Scaling { stages: stages.collect(), steps: FuturesUnordered::new(), over: false }
+    }
+
+    /// The next step that is done; none while nothing is under way.
+    pub(super) async fn next(&mut self) -> Option<Step> {
+        self.steps.next().await
+    }
+
+    /// Whether a replica is at a place, or was when it ended with the others.
+    pub(super) fn is_there(&self, stage: usize, place: u16) -> bool {
+        let empty = |state: &State| matches!(state, State::Empty | State::Starting(_) | State::Gone);
+        self.state(stage, place).is_none_or(|state| !empty(state))
+    }
+
+    /// A replica died for good.
+    pub(super) fn gone(&mut self, stage: usize, place: u16) {
+        if let Some(scaled) = self.stages.get_mut(&stage) {
+            scaled.places[usize::from(place)] = State::Gone;
+        }
+    }
+
+    /// How many replicas each stage has.
+    pub(super) fn replicas(&self, plan: &Plan) -> Vec<u32> {
+        let stages = plan.stages.iter().enumerate();
+        stages.map(|(index, stage)| self.stages.get(&index).map_or(stage.replicas, Scaled::open)).collect()
+    }
+
+    pub(super) fn report(&self, report: &mut Report) {
+        for (index, scaled) in &self.stages {
+            if let Some(stage) = report.stages.get_mut(*index) {
+                (stage.replicas, stage.most_replicas) = (scaled.open(), scaled.most);
+            }
+        }
+    }
+
+    fn state(&self, stage: usize, place: u16) -> Option<&State> {
+        self.stages.get(&stage).and_then(|scaled| scaled.places.get(usize::from(place)))
+    }
+
+    fn set(&mut self, stage: usize, place: u16, state: State) {
+        if let Some(scaled) = self.stages.get_mut(&stage) {
+            scaled.places[usize::from(place)] = state;
+            scaled.most = scaled.most.max(scaled.open());
+        }
+    }
+}
+
+impl Conductor {
+    /// Has a stage go on with so many replicas.
+    pub(super) fn scale(&mut self, stage: usize, count: u32) {
+        if let Some(scaled) = self.scaling.stages.get_mut(&stage) {
+            scaled.target = count.clamp(1, scaled.places.len() as u32);
+            scaled.auto.iter_mut().for_each(Autoscale::begin_anew);
+            self.reach_target(stage);
+        }
+    }
+
+    /// Adds or removes replicas where there are not so many as there are to be. What is under way already counts.
+    fn reach_target(&mut self, stage: usize) {
+        // What is under way is finished by those who are there.
+        if self.stopping || self.killed || self.scaling.over {
+            return;
+        }
+        let Some(scaled) = self.scaling.stages.get_mut(&stage) else { return };
+        while scaled.count() < scaled.target {
+            let Some(place) = scaled.places.iter().position(|state| matches!(state, State::Empty)) else {
+                break; // all that can be are there, or have just to leave first
+            };
+            scaled.places[place] = State::Starting(None);
+            let place = place as u16;
+            let start = scaled.further.worker(&self.supervisor, &self.plan, (stage, place));
+            let start = tokio::task::spawn_blocking(start);
+            self.scaling.steps.push(async move { Step::Worker(stage, place, start.await) }.boxed_local());
+        }
+        let mut leaves = false;
+        while scaled.count() > scaled.target {
+            // The first never does. One that is still on its way is looked at again when it has come.
+            let last = scaled.places.iter().rposition(|state| matches!(state, State::Open(_)));
+            let Some(last) = last.filter(|last| *last > 0) else { break };
+            if let State::Open(address) = &scaled.places[last] {
+                scaled.places[last] = State::Leaving(address.clone());
+                leaves = true;
+            }
+        }
+        if leaves {
+            self.tell_places(stage);
+        }
+    }
+
+    /// Tells all who send to a stage which replicas it has.
+    fn tell_places(&self, stage: usize) {
+        let Some(scaled) = self.scaling.stages.get(&stage) else { return };
+        let sends_there =
+            |from: usize| self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == stage);
+        for (index, member) in self.members.iter().enumerate() {
+            // One that has ended may have to say its end to a newcomer; one that has left is not there any more.
+            let is_there = self.scaling.is_there(member.stage, member.replica);
+            if sends_there(member.stage) && is_there && !self.exited.contains_key(&index) {
+                let places = Control::Places { stage: stage as u16, places: scaled.told() };
+                self.sends.push(member.control.send(places));
+            }
+        }
+    }
+
+    /// What a life that begins has to know of the stages behind it.
+    pub(super) fn places_behind(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+        let from = self.members[index].stage;
+        let behind = self.scaling.stages.iter().filter(move |(stage, _)| {
+            self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == **stage)
+        });
+        behind.map(|(stage, scaled)| Control::Places { stage: *stage as u16, places: scaled.told() })
+    }
+
+    /// For the places before a member that are empty: the word that nothing comes from there.
+    pub(super) fn empty_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+        let to = self.members[index].stage;
+        let before = self.scaling.stages.iter().filter(move |(stage, _)| {
+            self.plan.edges.iter().any(|edge| edge.from.stage == **stage && edge.to == to)
+        });
+        before.map(|(stage, scaled)| {
+            let empty = |state: &State| matches!(state, State::Empty | State::Starting(_));
+            let places = (0_u16..).zip(&scaled.places).filter(|(_, state)| empty(state));
+            let lanes = places.flat_map(|(place, _)| lanes_from(&self.plan, *stage, place)).collect();
+            Control::Exited { lanes, orphans: false, with: None }
+        })
+    }
+
+    /// A step to another replica is done. Returns the member that is to run, if that was its start.
+    pub(super) fn scaled(&mut self, step: Step) -> Option<usize> {
+        match step {
+            Step::Worker(stage, place, Ok(Ok(worker))) => {
+                let starts = matches!(self.scaling.state(stage, place), Some(State::Starting(None)));
+                let scaled = self.scaling.stages.get_mut(&stage).filter(|_| starts)?;
+                scaled.places[usize::from(place)] = State::Starting(Some(worker));
+                let start = tokio::task::spawn_blocking(scaled.further.replica(place, worker));
+                let step = async move { Step::Replica(stage, place, worker, start.await) };
+                self.scaling.steps.push(step.boxed_local());
+                None
+            }
+            Step::Worker(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
+            Step::Worker(stage, place, Err(error)) => self.not_started(stage, place, &error),
+            Step::Replica(stage, place, worker, Ok(Ok(started))) => {
+                Some(self.opens(stage, place, worker, &started))
+            }
+            Step::Replica(stage, place, worker, Ok(Err(error))) => {
+                self.supervisor.retire(worker);
+                self.not_started(stage, place, &error)
+            }
+            Step::Replica(stage, place, worker, Err(error)) => {
+                self.supervisor.retire(worker);
+                self.not_started(stage, place, &error)
+            }
+            Step::Announced(stage, place) => {
+                // It may have died meanwhile.
+                if let Some(State::Opening(address)) = self.scaling.state(stage, place).cloned() {
+                    self.scaling.set(stage, place, State::Open(address));
+                    self.tell_places(stage);
+                    self.reach_target(stage);
+                }
+                None
+            }
+        }
+    }
+
+    /// No replica could be started at a place. Nobody tries again before the number is changed.
+    fn not_started(&mut self, stage: usize, place: u16, error: &dyn std::fmt::Display) -> Option<usize> {
+        self.scaling.set(stage, place, State::Empty);
+        if let Some(scaled) = self.scaling.stages.get_mut(&stage) {
+            scaled.target = scaled.count();
+            scaled.auto.iter_mut().for_each(Autoscale::begin_anew);
+        }
+        let stage = &self.plan.stages[stage].name;
+        tracing::warn!(
+            target: "tensorpost::pipeline", stage, replica = place, why = %error,
+            "a further replica could not be started; the others go on"
+        );
+        None
+    }
+
+    /// A replica runs: those behind it are told that something comes from it.
+    fn opens(&mut self, stage: usize, place: u16, worker: WorkerId, started: &Started) -> usize {
+        let member = Member::new(&self.plan, (stage, place), worker, started);
+        let (count, device) = self.plan.spares(stage);
+        if count > 0 {
+            self.supervisor.keep_spares(worker, count, device);
+        }
+        let inlet = member.inlet.clone().unwrap_or_else(|| member.control.clone());
+        self.scaling.set(stage, place, State::Opening(inlet));
+        let lanes = member.lanes.clone();
+        let before = self.members.iter().position(|other| (other.stage, other.replica) == (stage, place));
+        let index = match before {
+            Some(index) => {
+                if let Some(counts) = self.counts[index].take() {
+                    self.told.left(counts);
+                }
+                self.stillness.forget((stage as u16, place));
+                self.members[index] = member;
+                index
+            }
+            None => {
+                self.members.push(member);
+                self.counts.push(None);
+                self.members.len() - 1
+            }
+        };
+        let behind = (0..self.members.len()).filter(|other| {
+            self.sends_to(index, *other) && self.counts[*other].is_none() && !self.exited.contains_key(other)
+        });
+        let told =
+            behind.map(|other| self.members[other].control.ask(Control::Opens { lanes: lanes.clone() }));
+        let told: Vec<_> = told.collect();
+        // One that dies hears it when it begins anew.
+        let step = join_all(told).map(move |_| Step::Announced(stage, place));
+        self.scaling.steps.push(step.boxed_local());
+        index
+    }
+
+    /// A member is done. If it was to leave, its place is empty, and those behind it need not wait for it.
+    pub(super) fn may_have_left(&mut self, index: usize) {
+        let member = &self.members[index];
+        let (stage, place) = (member.stage, member.replica);
+        if !matches!(self.scaling.state(stage, place), Some(State::Leaving(_))) {
+            return;
+        }
+        let (worker, close) = (member.worker, member.control.send(Control::Close));
+        for (other, member) in self.members.iter().enumerate() {
+            if self.sends_to(index, other)
+                && self.counts[other].is_none()
+                && !self.exited.contains_key(&other)
+            {
+                self.sends.push(member.control.send(self.exited(index)));
+            }
+        }
+        // First that, so that nothing comes back.
+        self.supervisor.let_go(worker);
+        self.sends.push(close);
+        self.scaling.set(stage, place, State::Empty);
+        self.tell_places(stage);
+        self.reach_target(stage);
+    }
+
+    /// Changes the number of replicas where it changes by itself.
+    pub(super) fn scale_by_backlog(&mut self) {
+        let now = Instant::now();
+        let looks = self.scaling.stages.iter().filter(|(_, scaled)| {
+            // While it changes, what is seen says nothing.
+            scaled.auto.is_some() && !scaled.changes()
+        });
+        let looks: Vec<_> = looks.map(|(stage, scaled)| (*stage, self.look(*stage, scaled, now))).collect();
+        for (stage, look) in looks {
+            let auto = self.scaling.stages.get_mut(&stage).and_then(|scaled| scaled.auto.as_mut());
+            if let Some(count) = auto.and_then(|auto| auto.look(look)) {
+                let name = &self.plan.stages[stage].name;
+                tracing::debug!(target: "tensorpost::pipeline", stage = name, replicas = look.replicas, count, "scales");
+                self.scale(stage, count);
+            }
+        }
+    }
+
+    fn look(&self, stage: usize, scaled: &Scaled, now: Instant) -> Look {
+        let (mut accepted, mut waiting, mut taken, mut busy) = (0, 0, 0, std::time::Duration::ZERO);
+        for counts in self.known_counts() {
+            if usize::from(counts.stage) == stage {
+                taken += counts.items_in;
+                busy += counts.busy;
+            }
+            for toward in counts.toward.iter().filter(|toward| usize::from(toward.stage) == stage) {
+                accepted += toward.accepted;
+                waiting += u64::from(toward.waiting);
+            }
+        }
+        let (mut in_calls, mut held_up) = (0, 0);
+        for (place, state) in (0_u16..).zip(&scaled.places) {
+            if let State::Open(_) = state {
+                let (in_call, waits) = self.stillness.is_at_work((stage as u16, place), now);
+                in_calls += u32::from(in_call);
+                held_up += u32::from(waits);
+            }
+        }
+        // What was lost in a mailbox was accepted and never taken: the stage's replicas have to be at work too.
+        let backlog = waiting + accepted.saturating_sub(taken);
+        Look { at: now, replicas: scaled.open(), backlog, busy, in_calls, held_up }
+    }
+
+    /// Takes back what only starts: there is nothing left for it to do.
+    pub(super) async fn scale_no_more(&mut self) {
+        self.scaling.over = true;
+        for scaled in self.scaling.stages.values_mut() {
+            scaled.target = scaled.count();
+            for state in &scaled.places {
+                if let State::Starting(Some(worker)) = state {
+                    self.supervisor.retire(*worker);
+                }
+            }
+        }
+        let starts = |scaled: &Scaled| scaled.places.iter().any(|state| matches!(state, State::Starting(_)));
+        while self.scaling.stages.values().any(starts) {
+            let Some(step) = self.scaling.next().await else { return };
+            match step {
+                Step::Worker(stage, place, result) => {
+                    if let Ok(Ok(worker)) = result {
+                        self.supervisor.retire(worker);
+                    }
+                    self.scaling.set(stage, place, State::Empty);
+                }
+                Step::Replica(stage, place, worker, _) => {
+                    self.supervisor.retire(worker);
+                    self.scaling.set(stage, place, State::Empty);
+                }
+                Step::Announced(..) => {}
+            }
+        }
+    }
+}
