@@ -142,6 +142,42 @@ fn stages_behind_each_other_change_at_the_same_time(builder: Builder) {
     }
 }
 
+/// Numbers that come from so many senders, each of which counts up, have no longer way down in them.
+fn longest_way_down(numbers: &[u64]) -> usize {
+    let mut ends: Vec<u64> = Vec::new(); // of the ways down of each length, the greatest end
+    for number in numbers {
+        let at = ends.partition_point(|end| end > number);
+        match ends.get_mut(at) {
+            Some(end) => *end = *number,
+            None => ends.push(*number),
+        }
+    }
+    ends.len()
+}
+
+/// The order is that of each sender. One that takes the place of another counts its items anew.
+fn who_takes_the_place_of_one_that_left_has_an_order_of_its_own(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let file = folder.path().join("out");
+    let flow = Pipeline::new("places").source::<Count>(CountArgs::endless());
+    let flow = flow.stage::<Obey>(Orders::default()).named("one").replicas_up_to(2);
+    let flow = flow.stage::<Obey>(dawdling()).named("two").replicas(3).ordered();
+    let (pipeline, seen) = watched(flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
+    let running = node.run_pipeline(&pipeline).unwrap();
+    for count in [2, 1, 2, 1, 2] {
+        running.scale("one", count).unwrap();
+        until("so many are there", || workers(&node, "one") == count as usize);
+        until("and take items", || of(&seen(), "one").0 == count);
+        let before = of(&seen(), "WriteDown").1;
+        until("items flow", || of(&seen(), "WriteDown").1 > before + 300);
+    }
+    running.cancel();
+    let report = running.wait().unwrap();
+    assert_eq!(written_sorted(&file), all(report.stage("Count").unwrap().items_out), "{report}");
+    let way = longest_way_down(&written(&file));
+    assert!(way <= 2, "an order was lost: {way} numbers go down");
+}
+
 /// It has an item when it is told to leave, and dies before it is done with it.
 fn a_replica_that_dies_while_it_leaves_costs_what_a_death_costs(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
@@ -303,6 +339,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases![
         up_and_down_and_down_to_one_loses_doubles_and_swaps_nothing,
         stages_behind_each_other_change_at_the_same_time,
+        who_takes_the_place_of_one_that_left_has_an_order_of_its_own,
         a_replica_that_dies_while_it_leaves_costs_what_a_death_costs,
         a_sender_that_dies_learns_again_who_is_there,
         the_end_and_a_cancel_and_a_kill_come_in_the_middle_of_it,
