@@ -17,6 +17,7 @@ use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 
 /// See the module. Each start is an actor of its own.
+#[doc(hidden)] // for the pipelines, which are another crate
 pub struct Deferred<A> {
     pub(super) actor: NewActor,
     how: Supervision,
