@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use tensorpost::node::{Restart, WorkerState, WorkerStatus};
 use tensorpost::pipeline::{Batch, ItemId, Lost, Many, PipelineError, Report};
 use tensorpost::prelude::*;
+use tensorpost::testing::fault::{Action, Fault};
 use tensorpost_core::testing::thorough;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
@@ -113,6 +114,22 @@ fn an_order_is_not_held_up_by_results_that_came_to_nothing(builder: Builder) {
     assert!(report.lost.iter().any(|lost| lost.id.number == 22 && lost.stage == "WriteDown"), "{report}");
     assert!(written(&file).is_sorted(), "{:?}", written(&file));
     assert_eq!(report.failures, []);
+}
+
+/// It is killed between what it makes visible to the one neighbour and to the other: with an answer that came before the item
+/// that it is for, nobody would have the item.
+fn what_a_stage_was_passing_on_when_it_died_came_or_is_named(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let file = folder.path().join("out");
+    // In each of its lives, which begins with links and the first messages.
+    node.supervisor().arm_starts("Obey", Fault::new("transport.send.publish", Action::Kill).at(50));
+    let flow = Pipeline::new("passing on").source::<Count>(CountArgs::to(300));
+    let again = Restart::on_failure(100).backoff(Duration::from_millis(1), Duration::from_millis(1));
+    let flow = flow.stage::<Obey>(Orders::default()).restart(again);
+    let pipeline = flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline();
+    let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    assert!(report.deaths.len() > 5, "{report}");
+    assert_accounted(&report, 300, &file);
 }
 
 /// Where delivery is at least once, whoever still has something good sends it again. The loss passes a stage that lives.
@@ -534,6 +551,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases![
         results_that_came_to_nothing_are_named_and_hold_up_nobody,
         an_order_is_not_held_up_by_results_that_came_to_nothing,
+        what_a_stage_was_passing_on_when_it_died_came_or_is_named,
         at_least_once_makes_again_what_came_to_nothing,
         halves_whose_partners_were_dropped_are_named,
         halves_whose_partners_died_are_named,

@@ -53,6 +53,7 @@ pub const POINTS: &[(&str, &str)] = &[
     ),
     ("transport.send.granted", "the receiver is in the lease table, its frame not in the ring"),
     ("transport.send.written", "the frame is in the ring, and not to be seen"),
+    ("transport.send.publish", "the frames on one link are about to be seen; those on others may be already"),
     ("transport.send.published", "the frame is to be seen, and the doorbell not rung"),
     ("turn.end", "a handler is done, and nothing of its turn is published"),
     ("transport.take.frame", "a frame was read and nothing done about it"),

@@ -250,7 +250,11 @@ impl Transport {
             self.evict_if_reclaimed(link.peer);
         }
         // Last: what the dropped leases have posted goes out with the frame, and before it.
-        self.publish_soon(link, due);
+        if wants_credit(destination.kind) {
+            self.publish_message_soon(link, due);
+        } else {
+            self.publish_soon(link, due);
+        }
     }
 
     fn entry_for(
@@ -368,6 +372,7 @@ impl Transport {
         asked: Option<Credit>,
         acknowledges: bool,
     ) {
+        self.publish_before_answer(link);
         let destination =
             Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, has_context: false };
         // A reply does not overtake those that wait. Replies need no order, but the first ones have waited longest.

@@ -6,13 +6,16 @@
 //! handing back of credits.
 //!
 //! **Invariants.** What was due before [`Transport::publish_all`] swapped the mark is visible when that call has returned,
-//! whichever thread committed it. All returns are visible before any frame.
+//! whichever thread committed it. All returns are visible before any frame. An answer is visible after all that its handler
+//! had sent to others before: whoever has it may forget what it asked for, and a process that is killed between the two must not
+//! have said that it passed on what it then takes along.
 //!
 //! **Locks.** `notices_out` of each link, then `out` of each, one at a time and none inside another.
 //!
 //! **On a crash** between the write and the publishing nobody has seen the frame: it was never sent. **On cancellation**
 //! nothing happens: a turn ends also when its future is dropped.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -20,24 +23,60 @@ use smallvec::SmallVec;
 use super::link::Link;
 use super::{Transport, wake_reasons};
 use crate::fault;
+use crate::ids::ProcessId;
 use crate::stream::turn::{self, TurnEnd};
+
+/// To whom the turn that is open on this thread has sent messages that are not published.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SentTo {
+    Nobody,
+    One(ProcessId),
+    Several,
+}
+
+thread_local! {
+    static SENT_TO: Cell<SentTo> = const { Cell::new(SentTo::Nobody) };
+}
 
 impl TurnEnd for Transport {
     /// Publishes what the turn has gathered: one tail per link.
     fn turn_ended(&self) {
+        SENT_TO.set(SentTo::Nobody);
         self.publish_all(&self.links.all());
     }
 }
 
 impl Transport {
-    /// Publishes at the end of the turn, or now where no turn is open. `due` is what for, see [`wake_reasons`].
-    pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) {
+    /// Publishes a message at the end of the turn, or before the turn answers somebody else.
+    pub(super) fn publish_message_soon(&self, link: &Arc<Link>, due: u8) {
+        if self.publish_soon(link, due) {
+            return;
+        }
+        SENT_TO.set(match SENT_TO.get() {
+            SentTo::Nobody => SentTo::One(link.peer),
+            SentTo::One(peer) if peer == link.peer => SentTo::One(peer),
+            _ => SentTo::Several,
+        });
+    }
+
+    /// Publishes what the turn has sent to others than `to`, which is about to be answered.
+    pub(super) fn publish_before_answer(&self, to: &Link) {
+        if !matches!(SENT_TO.get(), SentTo::Nobody) && SENT_TO.get() != SentTo::One(to.peer) {
+            turn::flush_now();
+        }
+    }
+
+    /// Publishes at the end of the turn, or now where no turn is open; whether that was now. `due` is what for, see
+    /// [`wake_reasons`].
+    pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) -> bool {
         // The mark comes after the write that it is for, and before the turn is asked: a turn that ends on another thread
         // meanwhile publishes this too, and the one here then finds nothing due.
         link.note_due(due);
-        if !turn::at_end(self, || self.arc()) {
+        let now = !turn::at_end(self, || self.arc());
+        if now {
             self.publish_if_due(link);
         }
+        now
     }
 
     /// Publishes if that was put off.
@@ -72,6 +111,7 @@ impl Transport {
             link.publish_notices();
         }
         for (link, _) in &due {
+            fault::point("transport.send.publish");
             link.publish_frames();
         }
         // Doorbells last, and outside of the locks: each is a system call, and who wakes has to find everything.

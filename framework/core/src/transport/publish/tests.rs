@@ -120,3 +120,29 @@ fn a_drop_whose_mark_another_has_taken_is_to_be_seen_before_a_frame_too() {
     assert_eq!(scene.heard.take_one().message, 1);
     assert_eq!(scene.cluster.leases(scene.owner), 0, "the frame has overtaken the drop");
 }
+
+/// Who has the answer forgets what it asked for, also where the one that answered is killed before it publishes the rest.
+#[test]
+fn an_answer_does_not_overtake_what_its_handler_has_sent_to_others() {
+    let cluster = Cluster::new(3);
+    let (question, asked) = cluster.inbox::<u32>(2, 4);
+    let (word, heard) = cluster.inbox::<u32>(1, 4);
+    cluster.connect();
+    let answer = cluster.ask::<_, u32>(0, &question, 7);
+    cluster.run_until_idle();
+    let asked = asked.take_one();
+    // With the first word goes a look for the link.
+    cluster.send(2, &word, 1);
+    cluster.run_until_idle();
+    heard.take_one();
+    let turn = Turn::begin();
+    cluster.send(2, &word, 2);
+    cluster.poll(1);
+    assert!(heard.is_empty(), "it is put off");
+    asked.receipt.reply(8_u32);
+    cluster.poll(1);
+    assert_eq!(heard.take_one().message, 2, "a kill here would take along what is answered for");
+    drop(turn);
+    cluster.run_until_idle();
+    assert_eq!(answer.take().expect("an answer").expect("a reply"), 8);
+}
