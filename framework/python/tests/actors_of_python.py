@@ -82,6 +82,48 @@ class Make:
     elements: tp.u64
 
 
+@tp.message
+class Weights:
+    """What a topic of Rust publishes."""
+
+    step: tp.u64
+    values: tp.Tensor[tp.f32, 4]
+
+
+@tp.message(reply=list[tuple[tp.u64, tp.u64, list[tp.f32]]])
+class Read:
+    until: tp.u64
+
+
+@tp.actor
+class Reader:
+    """Two subscribers that have to agree: one waits in a thread, the other in a coroutine."""
+
+    def __init__(self) -> None:
+        self.weights = tp.env().subscribe(Weights, "weights")
+        self.other = tp.env().subscribe(Weights, "weights")
+
+    @tp.handler
+    async def read(self, read: Read) -> list[tuple[int, int, list[float]]]:
+        if read.until == 0:
+            assert self.weights.latest() is None
+            try:
+                raise AssertionError(self.weights.changed(timeout=0.2))
+            except tp.DeadlineError as error:
+                assert "there is no topic of this name" in str(error), error
+            return []
+        seen = []
+        while not seen or seen[-1][1] < read.until:
+            version = await self.other.changed_async()
+            seen.append((version.number, version.value.step, version.value.values.numpy().tolist()))
+        same = self.weights.latest()
+        while same is None or same.number < seen[-1][0]:
+            same = self.weights.changed(timeout=30)
+        assert same.number == seen[-1][0] and repr(same.value.step) in repr(seen), (same, seen)
+        assert self.weights.latest() == same and f"version {same.number}" in repr(self.weights)
+        return seen
+
+
 @tp.actor
 class Statistics:
     """It is started by Rust, too."""

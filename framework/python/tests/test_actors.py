@@ -345,4 +345,4 @@ def test_a_program_in_rust_starts_actors_of_python() -> None:
         [program, "node", sys.executable, str(Path(__file__).parent)], capture_output=True, text=True, timeout=4 * PATIENCE
     )
     assert run.returncode == 0, run.stderr + run.stdout
-    assert run.stdout.split() == ["asked", "sent", "restarted", "refused", "reported", "drained"]
+    assert run.stdout.split() == ["asked", "sent", "restarted", "refused", "reported", "published", "drained"]

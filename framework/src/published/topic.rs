@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use actix::{Actor, Context, Handler, MessageResult, ResponseFuture};
 use serde::{Deserialize, Serialize};
+use tensorpost_core::__private::{Describe, Describer, Field, Interface, Shape};
 use tensorpost_core::api::actor::{Env, Handles, RemoteActor};
 use tensorpost_core::api::message::{GpuMessage, TensorCheckError};
 use tokio::sync::watch;
@@ -84,9 +85,27 @@ impl<M: Publishable> GpuMessage for Newer<M> {
     type Reply = Newest<M>;
     const NAME: &'static str = "tensorpost::Newer";
     const SCHEMA: u64 = M::SCHEMA;
+    /// What is portable can be followed from programs in other languages.
+    const PORTABLE: Option<Describe> = if M::PORTABLE.is_some() { Some(question::<M>) } else { None };
 
     fn check(&self) -> Result<(), TensorCheckError> {
         Ok(())
+    }
+}
+
+/// How a program in another language asks for versions of a portable value.
+fn question<M: Publishable>(describer: &mut Describer) -> Interface {
+    // Of others there is no such text, see `Newer::PORTABLE`.
+    let value = M::PORTABLE.expect("the value is portable")(describer);
+    let field = |name: &str, shape| Field { name: name.to_owned(), shape, optional: false };
+    Interface {
+        message: format!("{}<{}>", Newer::<M>::NAME, value.message),
+        body: Shape::Struct(vec![field("than", Shape::U64), field("life", Shape::U64)]),
+        reply: Shape::Struct(vec![
+            field("life", Shape::U64),
+            field("number", Shape::U64),
+            field("value", Shape::Option(Box::new(value.body))),
+        ]),
     }
 }
 

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tensorpost::published::{Publisher, Topic};
 use tensorpost_core::__private::anyhow::{Result, bail, ensure};
 use tensorpost_core::api::actor::{Address, Lifecycle, Python};
 use tensorpost_core::api::message::GpuMessage;
@@ -39,6 +40,22 @@ struct Crash {
 #[gpu_message(crate = tensorpost_core, portable, reply = bool)]
 struct Other {
     here: u8,
+}
+
+/// What is published.
+#[derive(Clone, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = tensorpost_core, portable)]
+struct Weights {
+    step: u64,
+    #[tensor(dtype = f32, shape = [4])]
+    values: Tensor,
+}
+
+/// "Read until this step is there." The reply is the number and the step of each version that was seen, and the values of the last.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = tensorpost_core, portable, reply = Vec<(u64, u64, Vec<f32>)>)]
+struct Read {
+    until: u64,
 }
 
 #[derive(Serialize)]
@@ -98,8 +115,45 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
     ensure!(error.to_string().contains("Statistics.__init__"), "{error}");
     println!("reported");
 
+    published(&node, python("Reader"))?;
+    println!("published");
+
     let report = node.shutdown(PATIENCE)?;
     ensure!(report.drained, "{report}");
     println!("drained");
+    Ok(())
+}
+
+/// A topic of Rust, and two readers in Python: one in a coroutine, both older than their topic.
+fn published(node: &Node, reader: Python) -> Result<()> {
+    let reader = node.spawn::<Python>(reader).start()?;
+    let address = reader.address::<Read>();
+    let none = node.block_on(address.ask(Read { until: 0 }).timeout(PATIENCE))?;
+    ensure!(none.is_empty(), "{none:?}");
+    let topic = node.spawn::<Topic<Weights>>(()).name("weights").restart(Restart::on_failure(1)).start()?;
+    let publisher = Publisher::new(topic.address());
+    let stream = node.host_stream()?;
+    let publish = |step: u64| -> Result<u64> {
+        let values = stream.from_slice(&[4], &[step as f32; 4])?.freeze();
+        Ok(node.block_on(publisher.publish(Weights { step, values }))?)
+    };
+    let mut last = 0;
+    for step in 1..=20 {
+        let reading = address.ask(Read { until: step }).timeout(PATIENCE);
+        let number = publish(step)?;
+        let seen = node.block_on(reading)?;
+        let Some((newest, newest_step, values)) = seen.last() else { bail!("nothing of step {step}") };
+        ensure!((*newest, *newest_step) == (number, step) && *values == [step as f32; 4], "{seen:?}");
+        ensure!(seen.is_sorted_by(|(one, ..), (next, ..)| one < next) && seen[0].0 > last, "{seen:?}");
+        last = *newest;
+    }
+    // The topic dies: its next life knows nothing, and has to outnumber what readers have.
+    let mut watch = node.watch(&topic.address::<Weights>());
+    node.supervisor().kill_worker(topic.worker());
+    while !matches!(watch.blocking_recv(), Some(Lifecycle::Up { .. }) | None) {}
+    let reading = address.ask(Read { until: 21 }).timeout(PATIENCE);
+    publish(21)?;
+    let (number, seen) = (last, node.block_on(reading)?);
+    ensure!(seen.len() == 1 && seen[0].0 > number && seen[0].1 == 21, "{seen:?} after version {number}");
     Ok(())
 }

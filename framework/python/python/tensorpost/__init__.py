@@ -45,6 +45,7 @@ from ._native import Address, Tensor, __version__
 from ._native import differences as _differences
 from ._node import Channel, Node, Restarted, Shutdown, Watch, Worker
 from ._pipeline import Death, Description, Failure, Flow, Lost, Pipeline, Report, StageReport
+from ._published import Subscriber, TopicClosed, Version
 from ._stage import stage
 from ._transforms import (
     CenterCrop,
@@ -119,12 +120,15 @@ __all__ = [
     "Shutdown",
     "SpawnError",
     "StageReport",
+    "Subscriber",
     "Tagged",
     "Tensor",
     "TensorError",
     "TensorSpec",
     "Tensors",
+    "TopicClosed",
     "Untagged",
+    "Version",
     "Watch",
     "Worker",
     "__version__",

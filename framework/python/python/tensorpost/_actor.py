@@ -18,9 +18,11 @@ from ._message import info_of
 from ._native import Address as _Address
 from ._native import Mailbox, Plan
 from ._native import Tensor as _Tensor
+from ._published import Subscriber
 from ._types import DTYPES, dtype_of
 
 _C = TypeVar("_C", bound=type)
+_M = TypeVar("_M")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 ACTOR = "__tensorpost_actor__"
@@ -194,6 +196,12 @@ class Env:
     def lookup(self, name: str, *, timeout: float | None = None) -> _Address[Any]:
         """The actor that was started or registered under ``name``."""
         return self._mailbox.lookup(name, timeout)
+
+    def subscribe(self, message: type[_M], name: str) -> Subscriber[_M]:
+        """Follows what is published under ``name``: the latest version of a value that an actor of Rust,
+        ``tensorpost::published::Topic``, keeps. The topic need not be there yet."""
+        mailbox = self._mailbox
+        return Subscriber(message, name, lambda name: mailbox.lookup(name, None), lambda: mailbox.is_stopping)
 
     def register(self, name: str) -> None:
         """Registers this actor under one more name."""

@@ -20,6 +20,7 @@ from ._native import Address, Tensor
 from ._native import Channel as _Channel
 from ._native import Node as _Node
 from ._native import Watch as _Watch
+from ._published import Subscriber
 
 _M = TypeVar("_M")
 
@@ -143,6 +144,7 @@ class Node:
             console=console,
         )
         self._channels: weakref.WeakSet[Channel[Any]] = weakref.WeakSet()
+        self._is_ending = threading.Event()
         _running.add(self)
 
     def spawn(
@@ -219,6 +221,12 @@ class Node:
         """The actor that was started or registered under ``name``."""
         return self._native.lookup(name, timeout)
 
+    def subscribe(self, message: type[_M], name: str) -> Subscriber[_M]:
+        """Follows what is published under ``name``: the latest version of a value that an actor of Rust,
+        ``tensorpost::published::Topic``, keeps. The topic need not be there yet."""
+        native = self._native
+        return Subscriber(message, name, lambda name: native.lookup(name, None), self._is_ending.is_set)
+
     def register(self, name: str, address: Address[Any]) -> None:
         """Registers an actor under one more name."""
         self._native.register(name, address)
@@ -243,6 +251,7 @@ class Node:
 
         What still comes to a :class:`Channel`, and no other thread receives, is dropped: actors under way find room there.
         """
+        self._is_ending.set()
         for channel in self._channels:
             # At the interpreter's end there are no new threads; senders wait until the deadline then.
             with contextlib.suppress(RuntimeError):

@@ -1,0 +1,132 @@
+"""Subscribers, against a topic of Rust (in `peer/src/node.rs`, of which `test_actors.py` is one run) and against ones that lie."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import queue
+import threading
+from typing import Any
+
+import pytest
+
+import tensorpost as tp
+from tensorpost._published import Subscriber, question_of
+
+
+@tp.message
+class Weights:
+    step: tp.u64
+
+
+class FakeTopic:
+    """Answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.answers: queue.Queue[Any] = queue.Queue()
+        self.asked: queue.Queue[Any] = queue.Queue()
+
+    def ask(self, question: Any) -> Any:
+        self.asked.put((question.than, question.life))
+        answer = self.answers.get(timeout=60)
+        if isinstance(answer, Exception):
+            raise answer
+        life, number, step = answer
+        return tp._published.question_of(Weights).__tensorpost__.reply(life, number, None if step is None else Weights(step))
+
+
+@pytest.fixture
+def topic() -> FakeTopic:
+    return FakeTopic()
+
+
+def subscriber(topic: FakeTopic, over: threading.Event | None = None) -> Subscriber[Weights]:
+    return Subscriber(Weights, "weights", lambda name: topic, (over or threading.Event()).is_set)  # type: ignore[arg-type, return-value]
+
+
+def test_versions_come_in_order_and_a_reader_skips_what_it_had_no_time_for(topic: FakeTopic) -> None:
+    weights = subscriber(topic)
+    assert weights.latest() is None
+    assert topic.asked.get(timeout=30) == (0, 0)
+    topic.answers.put((7, 1, 10))
+    assert weights.ready(timeout=30) == tp.Version(1, Weights(10))
+    topic.answers.put((7, 2, 20))
+    topic.answers.put((7, 5, 50))
+    for _ in range(3):
+        topic.asked.get(timeout=30)
+    assert weights.latest() == tp.Version(5, Weights(50)), "the third question came when the version before was put"
+    with pytest.raises(tp.DeadlineError, match="none after version 5"):
+        weights.changed(timeout=0.01)
+
+
+def test_an_older_version_and_one_that_fails_change_nothing(topic: FakeTopic, capfd: pytest.CaptureFixture[str]) -> None:
+    weights = subscriber(topic)
+    topic.answers.put((7, 5, 50))
+    assert weights.ready(timeout=30).number == 5
+    topic.answers.put((7, 5, 51))
+    topic.answers.put(tp.AskError("it died"))
+    topic.answers.put(tp.DecodeError("Newest.value: garbage"))
+    topic.answers.put((8, 6, 60))
+    assert weights.changed(timeout=30) == tp.Version(6, Weights(60))
+    said = capfd.readouterr().err
+    assert "gave version 5 after 5" in said and "cannot be read: Newest.value: garbage" in said
+    # It goes on with the topic that it was from.
+    asked = [topic.asked.get(timeout=30) for _ in range(6)]
+    assert asked == [(0, 0), (5, 7), (5, 7), (5, 7), (5, 7), (6, 8)]
+
+
+def test_the_end_is_told_to_all_who_wait_and_what_there_was_stays(topic: FakeTopic) -> None:
+    over = threading.Event()
+    weights = subscriber(topic, over)
+    topic.answers.put((7, 1, 10))
+    assert weights.ready(timeout=30).number == 1
+    over.set()
+    topic.answers.put((7, 1, None))
+    with pytest.raises(tp.TopicClosed, match="no more versions of `weights`"):
+        weights.changed(timeout=30)
+    assert weights.latest() == tp.Version(1, Weights(10))
+    assert list(weights) == []
+    with pytest.raises(tp.TopicClosed):
+        asyncio.run(weights.changed_async())
+
+
+def test_coroutines_hear_of_versions(topic: FakeTopic) -> None:
+    weights = subscriber(topic)
+
+    async def read() -> list[int]:
+        numbers = []
+        topic.answers.put((7, 1, 1))
+        async for version in weights:
+            numbers.append(version.number)
+            if len(numbers) == 3:
+                weights.close()
+            else:
+                topic.answers.put((7, version.number + 1, 0))
+        with pytest.raises(asyncio.TimeoutError):
+            # A wait that is cancelled leaves nothing behind.
+            await asyncio.wait_for(subscriber(FakeTopic()).changed_async(), 0.01)
+        return numbers
+
+    assert asyncio.run(read()) == [1, 2, 3]
+    assert weights._state.listeners == []
+
+
+def test_who_has_let_go_of_it_keeps_no_version(topic: FakeTopic) -> None:
+    weights = subscriber(topic)
+    topic.answers.put((7, 1, 10))
+    weights.ready(timeout=30)
+    state = weights._state
+    del weights
+    gc.collect()
+    assert state.newest is None and state.over
+    topic.answers.put((7, 2, 20))
+
+
+def test_what_cannot_be_published_is_refused() -> None:
+    @tp.message(reply=bool)
+    class Asked: ...
+
+    with pytest.raises(tp.SchemaError, match="has a reply"):
+        question_of(Asked)
+    with pytest.raises(tp.SchemaError, match="is no message"):
+        question_of(int)
