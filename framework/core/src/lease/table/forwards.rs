@@ -433,4 +433,6 @@ fn one_refused_less(refused: &mut Vec<(ProcessId, u32)>, of: ProcessId) -> bool 
 }
 
 #[cfg(test)]
+mod honest;
+#[cfg(test)]
 mod model;

@@ -31,7 +31,7 @@ enum Flaw {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Notice {
+pub(super) enum Notice {
     Hold,
     Forward,
     Release,
@@ -53,7 +53,7 @@ struct Process {
 }
 
 /// The rings that A has still to read.
-type Rings = Vec<usize>;
+pub(super) type Rings = Vec<usize>;
 
 #[derive(Clone, Debug)]
 struct World {
@@ -76,7 +76,7 @@ struct Model {
 const ENTRY: (u32, u32) = (0, 1);
 const ALL: [usize; 3] = [0, 1, 2];
 
-fn name(process: usize) -> ProcessId {
+pub(super) fn name(process: usize) -> ProcessId {
     ProcessId::new(1 + process as u16, 0).expect("a small slot")
 }
 
@@ -413,119 +413,6 @@ fn the_oldest_forward_is_taken_first() {
     assert_eq!(table.hold(entry, life, last, third), Ok(true), "it was forwarded twice");
 }
 
-/// How many honest processes there are.
-const WHO: usize = 3;
-
-/// The owner's rings, and who of some honest processes has how many handles.
-struct Honest {
-    table: LeaseTable<()>,
-    entry: (u32, u32),
-    rings: [VecDeque<(Notice, usize)>; WHO],
-    handles: [u32; WHO],
-    /// Frames under way, by sender and receiver.
-    frames: [[u32; WHO]; WHO],
-    /// Frames that were taken, by sender, who has not let go yet.
-    passed: [u32; WHO],
-    /// Passes under way, with the rings that they have still to read.
-    passes: Vec<(Pass, Rings)>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Honestly {
-    /// Sends one of its handles on.
-    Send(usize, usize),
-    /// Takes a frame of the first.
-    Take(usize, usize),
-    /// Sees that a frame of its own was taken.
-    LetGo(usize),
-    Drop(usize),
-    /// The owner grants one more.
-    Grant(usize),
-    /// The owner reads a ring.
-    Read(usize),
-    Begin,
-    /// A pass reads what it has still to read, beginning with the last ring, and ends.
-    End(usize),
-}
-
-impl Honest {
-    fn new() -> Self {
-        let mut table = LeaseTable::default();
-        let entry = table.open((), Uses::new());
-        let (rings, passes) = (Default::default(), Vec::new());
-        Honest { table, entry, rings, handles: [0; WHO], frames: [[0; WHO]; WHO], passed: [0; WHO], passes }
-    }
-
-    fn act(&mut self, act: Honestly) -> Result<(), LeaseTableError> {
-        match act {
-            Honestly::Send(by, to) if by != to && self.handles[by] > 0 => {
-                self.handles[by] -= 1;
-                self.rings[by].push_back((Notice::Forward, to));
-                self.frames[by][to] += 1;
-            }
-            Honestly::Take(by, to) if self.frames[by][to] > 0 => {
-                self.frames[by][to] -= 1;
-                self.rings[to].push_back((Notice::Hold, by));
-                self.handles[to] += 1;
-                self.passed[by] += 1;
-            }
-            Honestly::LetGo(by) if self.passed[by] > 0 => {
-                self.passed[by] -= 1;
-                self.rings[by].push_back((Notice::Release, by));
-            }
-            Honestly::Drop(of) if self.handles[of] > 0 => {
-                self.handles[of] -= 1;
-                self.rings[of].push_back((Notice::Release, of));
-            }
-            Honestly::Grant(to) => {
-                self.table.grant(self.entry.0, self.entry.1, name(to))?;
-                self.handles[to] += 1;
-            }
-            Honestly::Read(ring) => self.read(ring)?,
-            Honestly::Begin => {
-                self.passes.extend(self.table.begin_pass().map(|pass| (pass, (0..WHO).collect())));
-            }
-            Honestly::End(which) if !self.passes.is_empty() => {
-                let (pass, rings) = self.passes.remove(which % self.passes.len());
-                rings.into_iter().rev().try_for_each(|ring| self.read(ring))?;
-                self.table.end_pass(pass);
-            }
-            _ => {}
-        }
-        self.table.take_settled().into_iter().try_for_each(|settled| match settled {
-            Settled::Refused(_, _, error) => Err(error),
-            Settled::GivenBack(..) | Settled::Emptied(_) => Ok(()),
-        })
-    }
-
-    fn read(&mut self, ring: usize) -> Result<(), LeaseTableError> {
-        let (entry, life) = self.entry;
-        while let Some((notice, other)) = self.rings[ring].pop_front() {
-            match notice {
-                Notice::Hold => drop(self.table.hold(entry, life, name(ring), name(other))?),
-                Notice::Forward => self.table.forward(entry, life, name(ring), name(other))?,
-                Notice::Release => drop(self.table.give_back(entry, life, name(ring), &[])?),
-            }
-        }
-        self.passes.iter_mut().for_each(|(_, rings)| rings.retain(|known| *known != ring));
-        Ok(())
-    }
-}
-
-fn honestly() -> impl Strategy<Value = Honestly> {
-    let who = || 0..WHO;
-    prop_oneof![
-        6 => (who(), who()).prop_map(|(by, to)| Honestly::Send(by, to)),
-        6 => (who(), who()).prop_map(|(by, to)| Honestly::Take(by, to)),
-        4 => who().prop_map(Honestly::LetGo),
-        1 => who().prop_map(Honestly::Drop),
-        1 => who().prop_map(Honestly::Grant),
-        3 => who().prop_map(Honestly::Read),
-        1 => Just(Honestly::Begin),
-        1 => who().prop_map(Honestly::End),
-    ]
-}
-
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Hold(u16, u16),
@@ -548,35 +435,6 @@ fn act() -> impl Strategy<Value = Act> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else if thorough() { 16_384 } else { 2048 }))]
-
-    /// However some honest processes pass one allocation around, and back, and the owner reads of it: nobody is refused.
-    #[test]
-    fn no_honest_process_is_refused(acts in prop::collection::vec(honestly(), 1..200)) {
-        let mut world = Honest::new();
-        for (step, act) in acts.iter().enumerate() {
-            let done = world.act(*act);
-            prop_assert!(done.is_ok(), "{done:?} at step {step}, {act:?}");
-        }
-        // All that is under way arrives, and all is let go of.
-        for by in 0..WHO {
-            for to in 0..WHO {
-                (0..world.frames[by][to]).for_each(|_| world.act(Honestly::Take(by, to)).expect("nobody lies"));
-            }
-        }
-        for who in 0..WHO {
-            (0..world.passed[who]).for_each(|_| world.act(Honestly::LetGo(who)).expect("nobody lies"));
-            (0..world.handles[who]).for_each(|_| world.act(Honestly::Drop(who)).expect("nobody lies"));
-        }
-        for act in (0..world.passes.len()).map(|_| Honestly::End(0)).chain((0..WHO).map(Honestly::Read)) {
-            world.act(act).expect("nobody lies");
-        }
-        while let Some(pass) = world.table.begin_pass() {
-            world.table.end_pass(pass);
-        }
-        let left = world.table.shares(world.entry.0, world.entry.1);
-        prop_assert_eq!(left, Some((1, Vec::new())));
-        prop_assert_eq!(world.table.forwards(world.entry.0, world.entry.1), (0, 0));
-    }
 
     /// Whatever four liars say, of whom one was lent the memory: who holds it was forwarded it by one who did, and as often.
     #[test]
