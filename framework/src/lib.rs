@@ -99,7 +99,7 @@
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `dlpack`: tensors to and from other libraries of the process. `testing`: an attribute for tests that start workers, faults at named points and
+//! `ndarray` views. `graphs`: many small kernels in one launch. `dlpack`: tensors to and from other libraries of the process. `testing`: an attribute for tests that start workers, faults at named points and
 //! leak checks, for tests of programs.
 
 #[cfg(feature = "hosts")]

@@ -188,6 +188,8 @@ pub mod tensor {
     pub use crate::limits::{MAX_PARTS, MAX_RANK};
     #[cfg(feature = "cuda")]
     pub use crate::tensor::cuda::{CudaView, CudaViewMut};
+    #[cfg(feature = "graphs")]
+    pub use crate::tensor::cuda::{GraphLaunch, GraphPass, GraphTensor, LaunchGraph};
     pub use crate::tensor::dtype::UnknownDType;
     pub use crate::tensor::kernel::{KernelArg, KernelArgs, ReadArg, WriteArg};
     pub use crate::tensor::part::view::{PartMut, PartOut};

@@ -9,6 +9,7 @@
 
 mod algebra;
 mod faults;
+mod graphs;
 mod hangs;
 mod receive;
 mod reuse;
@@ -21,6 +22,11 @@ use faults::{
     a_device_that_is_not_there_is_named, a_device_without_room_says_who_holds_it,
     a_kernel_that_faults_ends_its_worker_alone, a_kernel_that_faults_restarts_its_mps_group,
     more_actors_than_streams_share_them,
+};
+use graphs::{
+    a_graph_is_launched_again_while_it_runs, a_graph_takes_part_in_the_order_of_messages,
+    a_graph_takes_part_in_the_order_of_messages_under_mps, a_graph_with_other_tensors_makes_the_same_bits,
+    a_pass_that_fails_launches_nothing,
 };
 use hangs::a_stream_that_stands_still_is_named_with_whom_it_waits_for;
 use receive::{
@@ -65,7 +71,7 @@ use parts::{
 
 fn program(builder: Builder) -> Builder {
     let builder = builder.actor::<Chain>().actor::<Checker>();
-    let builder = pipelines::program(builder);
+    let builder = graphs::program(pipelines::program(builder));
     let builder = reuse::program(streams::program(builder));
     parts::program(receive::program(scenes::program(hangs::program(faults::program(builder)))))
 }
@@ -107,6 +113,11 @@ fn main() {
         forty_workers_share_a_gpu_under_mps,
         memory_that_a_dead_process_wrote_stays_its_owners,
         memory_that_a_dead_client_of_mps_wrote_stays_its_owners,
+        a_graph_with_other_tensors_makes_the_same_bits,
+        a_graph_is_launched_again_while_it_runs,
+        a_pass_that_fails_launches_nothing,
+        a_graph_takes_part_in_the_order_of_messages,
+        a_graph_takes_part_in_the_order_of_messages_under_mps,
         a_stream_that_stands_still_is_named_with_whom_it_waits_for,
         an_actor_gets_tensors_where_it_wants_them,
         tensors_from_the_same_process_are_brought_too,

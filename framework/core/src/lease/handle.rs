@@ -23,8 +23,9 @@ use super::foreign::{Collector, Foreign};
 use super::pool::Pool;
 use super::sharing::{Handles, is_last};
 use super::table::Uses;
+use super::users::Users;
 use super::writers::Writers;
-use crate::clock::taint::Tainted;
+use crate::clock::taint::{Tainted, TicketStatus};
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::{Access, ChunkMapping, DeviceError};
 #[cfg(feature = "dlpack")]
@@ -75,16 +76,6 @@ struct Inner {
     home: OnceLock<Stream>,
 }
 
-/// How this process has used the memory.
-#[derive(Default)]
-struct Users {
-    /// Streams that used it.
-    streams: SmallVec<[Stream; 1]>,
-    /// The stream that wrote it last, and the clock value that stands for that at the earliest. It shows whether memory
-    /// that never left its stream, an accumulator for example, depends on what a dead process had not done (DEATH-3):
-    /// where it does, every further use is refused, so this stays what it is.
-    written: Option<Ticket>,
-}
 /// Tickets could not be made one: no stream of this process used the memory, or it cannot wait for them.
 #[derive(Debug)]
 pub(crate) struct NotJoined;
@@ -392,16 +383,31 @@ impl Lease {
 
     /// Notes that work on `stream` uses the memory: its end will be waited for before the memory is used again.
     pub(crate) fn used_on(&self, stream: &Stream) {
+        self.0.users.lock().add_open(stream);
+    }
+
+    /// Notes that `stream` was put behind earlier uses of the memory, and does nothing with it yet.
+    pub(crate) fn ordered_on(&self, stream: &Stream) {
         self.0.users.lock().add(stream);
+    }
+
+    /// Notes work on `stream` that is enqueued, uses the memory and is over at `end`, which the stream writes without being asked.
+    #[cfg(feature = "graphs")]
+    pub(crate) fn used_until(&self, stream: &Stream, end: Ticket, writes: bool) {
+        let mut users = self.0.users.lock();
+        users.add_until(stream, end);
+        // What is tainted stays it, as in `written_on`.
+        if writes && !users.is_lost(&self.0.domain) {
+            users.written = Some(end);
+        }
     }
 
     /// As [`used_on`](Self::used_on), for work that writes.
     pub(crate) fn written_on(&self, stream: &Stream) {
         let mut users = self.0.users.lock();
-        users.add(stream);
+        users.add_open(stream);
         // The update may have come since the write was allowed: what is tainted stays it (DEATH-3).
-        let is_lost = users.written.is_some_and(|ticket| self.0.domain.tainted_by(&ticket).is_some());
-        if !is_lost {
+        if !users.is_lost(&self.0.domain) {
             users.written = Some(stream.next_ticket());
         }
     }
@@ -482,6 +488,11 @@ impl Lease {
     /// The first stream cannot be put behind the others: its device is lost to this process. The data is there at the
     /// ticket in the error; what readers on other streams still do, nothing stands for.
     pub(crate) fn joined_ticket(&self) -> Result<Option<Ticket>, Unordered> {
+        let end = self.0.users.lock().end();
+        if let Some(end) = end {
+            let lost = self.taint().map(|tainted| tainted.ticket);
+            return Ok(lost.or_else(|| self.0.still_ahead(end)));
+        }
         let users = self.users();
         let Some((first, rest)) = users.split_first() else { return Ok(None) };
         let (mut lost, mut unordered, mut written) = (None, false, None);
@@ -511,18 +522,21 @@ impl Lease {
     }
 }
 
-impl Users {
-    fn add(&mut self, stream: &Stream) {
-        if !self.streams.contains(stream) {
-            self.streams.push(stream.clone());
-        }
+impl Inner {
+    /// The ticket, unless all that it stands for has run to its end.
+    fn still_ahead(&self, ticket: Ticket) -> Option<Ticket> {
+        (!matches!(self.domain.status(&ticket), Ok(TicketStatus::Ready))).then_some(ticket)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let end = self.users.get_mut().end();
         let users = std::mem::take(&mut self.users.get_mut().streams);
-        let mut uses: Uses = users.iter().filter_map(Stream::ticket).collect();
+        let mut uses: Uses = match end {
+            Some(end) => self.still_ahead(end).into_iter().collect(),
+            None => users.iter().filter_map(Stream::ticket).collect(),
+        };
         match &self.origin {
             Origin::Own(pool) => pool.release_local(self.id, &uses, *self.in_parts.get_mut()),
             Origin::Other(returns) => {

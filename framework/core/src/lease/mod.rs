@@ -17,6 +17,7 @@ pub mod handle;
 pub mod pool;
 mod sharing;
 pub mod table;
+mod users;
 pub mod writers;
 
 use serde::{Deserialize, Serialize};

@@ -280,6 +280,35 @@ impl Stream {
         }
     }
 
+    /// Has `put` enqueue work that advances the clock by itself to the value that it is given, behind all of it; the ticket for
+    /// that work, and for all before. Waits while very much is ahead (MBX-2).
+    ///
+    /// # Errors
+    /// Those of `put`, which is not called where the stream has failed. The clock is advanced all the same.
+    #[cfg(feature = "graphs")]
+    pub(crate) fn put_with_write(
+        &self,
+        put: impl FnOnce(u64) -> Result<(), DeviceError>,
+    ) -> Result<Ticket, DeviceError> {
+        self.0.backend.make_room()?;
+        let mut state = self.0.state.lock();
+        if self.0.log.is_marked() {
+            // What is put depends on the marked range; what comes in a later turn goes on behind it.
+            state.marked_in.get_or_insert_with(turn::current);
+        }
+        // This write stands for those that are owed or late, too.
+        self.next_value(&mut state);
+        let value = state.written;
+        if let Err(error) = put(value) {
+            let advance = [StreamOp::Advance(value)];
+            if let Err(error) = self.0.backend.submit(&advance).or_else(|_| self.0.backend.submit(&advance)) {
+                tracing::error!(clock = self.0.slot, %error, "a clock write could not be enqueued");
+            }
+            return Err(error);
+        }
+        Ok(Ticket { process: self.0.process, slot: self.0.slot, value })
+    }
+
     fn next_value(&self, state: &mut State) {
         state.late = false;
         state.written += 1;

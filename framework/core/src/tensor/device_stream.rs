@@ -142,7 +142,7 @@ impl DeviceStream {
         if !allocation.after.is_empty() {
             // CLOCK-2: whoever had the memory before may still be using it; this stream goes behind them.
             self.stream.wait_in_order(allocation.after)?;
-            allocation.lease.used_on(&self.stream);
+            allocation.lease.ordered_on(&self.stream);
         }
         allocation.lease.set_home(&self.stream);
         let address = allocation.lease.address();

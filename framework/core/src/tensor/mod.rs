@@ -286,14 +286,19 @@ impl Tensor {
         /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), an unknown clock of its writer, a refusal
         /// of the device.
         pub fn read_on(&self, stream: &Stream) -> Result<u64, TensorError> {
-            if let Some(tainted) = self.lease.taint() {
-                return Err(tainted.into());
-            }
-            // CLOCK-1.
-            stream.wait(self.ready)?;
+            self.await_on(stream)?;
             self.lease.used_on(stream);
             Ok(self.lease.address())
         }
+    }
+
+    /// The first half of [`read_on`](Self::read_on): the wait. Whoever calls it notes the use by itself.
+    pub(crate) fn await_on(&self, stream: &Stream) -> Result<(), TensorError> {
+        if let Some(tainted) = self.lease.taint() {
+            return Err(tainted.into());
+        }
+        // CLOCK-1.
+        Ok(stream.wait(self.ready)?)
     }
 }
 

@@ -118,7 +118,7 @@ impl TensorMut {
         let uses = tensor.lease.recorded_uses();
         stream.clocked().wait_in_order(uses).map_err(TensorError::from)?;
         stream.clocked().wait(tensor.ready).map_err(TensorError::from)?;
-        tensor.lease.used_on(stream.clocked());
+        tensor.lease.ordered_on(stream.clocked());
         Ok(address)
     }
 
@@ -200,21 +200,27 @@ impl TensorMut {
         /// [`TensorError::Tainted`] where what was written before depends on work that a process had not done when it died
         /// (make another tensor then), a refusal of the device, memory that cannot be mapped writable.
         pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
-            if let Some(tainted) = self.lease.taint() {
-                return Err(tainted.into());
-            }
-            let (address, _mapping) = self.lease.writable()?;
-            let mut data: SmallVec<[Ticket; 2]> = self.ready.into_iter().collect();
-            let mut order: SmallVec<[Ticket; 2]> = SmallVec::new();
-            for other in self.lease.users().iter().filter(|other| *other != stream) {
-                let tickets = if self.lease.was_written_by(other) { &mut data } else { &mut order };
-                tickets.extend(other.ticket());
-            }
-            stream.wait_in_order(order)?;
-            stream.wait(data)?;
+            let address = self.await_on(stream)?;
             self.lease.written_on(stream);
             Ok(address)
         }
+    }
+
+    /// The first half of [`write_on`](Self::write_on): the waits. Whoever calls it notes the use by itself.
+    pub(crate) fn await_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+        if let Some(tainted) = self.lease.taint() {
+            return Err(tainted.into());
+        }
+        let (address, _mapping) = self.lease.writable()?;
+        let mut data: SmallVec<[Ticket; 2]> = self.ready.into_iter().collect();
+        let mut order: SmallVec<[Ticket; 2]> = SmallVec::new();
+        for other in self.lease.users().iter().filter(|other| *other != stream) {
+            let tickets = if self.lease.was_written_by(other) { &mut data } else { &mut order };
+            tickets.extend(other.ticket());
+        }
+        stream.wait_in_order(order)?;
+        stream.wait(data)?;
+        Ok(address)
     }
 
     /// Whether the data is there, on its way, or lost with a process. Never blocks.

@@ -123,6 +123,43 @@ impl MemOp {
     }
 }
 
+/// `CUDA_KERNEL_NODE_PARAMS` in its first form: a kernel in a graph.
+#[cfg(feature = "graphs")]
+#[repr(C)]
+pub(super) struct KernelNode {
+    pub(super) function: *mut c_void,
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    /// Addresses of the parameters, as many as the kernel has.
+    pub(super) parameters: *mut *mut c_void,
+    pub(super) extra: *mut *mut c_void,
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`: operations on words in a graph.
+#[cfg(feature = "graphs")]
+#[repr(C)]
+pub(super) struct BatchNode {
+    context: *mut c_void,
+    count: c_uint,
+    ops: *mut MemOp,
+    flags: c_uint,
+}
+
+#[cfg(feature = "graphs")]
+const _: () = {
+    assert!(size_of::<KernelNode>() == size_of::<cudarc::driver::sys::CUDA_KERNEL_NODE_PARAMS_st>());
+    assert!(size_of::<KernelNode>() == 56 && size_of::<BatchNode>() == 32);
+};
+
+#[cfg(feature = "graphs")]
+impl BatchNode {
+    /// Points to `ops`, and is valid as long as they stay where they are.
+    pub(super) fn new(context: *mut c_void, ops: &mut [MemOp]) -> Self {
+        BatchNode { context, count: ops.len() as c_uint, ops: ops.as_mut_ptr(), flags: 0 }
+    }
+}
+
 /// Most operations in one call; the driver takes 256.
 pub(super) const MAX_BATCH: usize = 256;
 

@@ -1,4 +1,5 @@
-//! The CUDA driver with every return code checked. The only file that names its symbols.
+//! The CUDA driver with every return code checked. Only this file names its symbols, and `graphs` below it those
+//! of graphs.
 //!
 //! The functions are loaded from `libcuda.so.1` and typed here instead of called through cudarc's bindings. There, a
 //! return code is a Rust enum, so one that is newer than the bindings would be undefined behaviour, and a library or a
@@ -67,6 +68,9 @@ macro_rules! table {
         }
     };
 }
+
+#[cfg(feature = "graphs")]
+pub(super) mod graphs;
 
 table! {
     cuInit(c_uint);

@@ -22,6 +22,7 @@
 //! | `abi` | the driver's types and numbers |
 //! | `driver` | the driver's functions, checked; the only file that names them |
 //! | `devices` | which GPUs there are |
+//! | `graph` | chains of kernels that are launched in one call |
 //! | `memory` | chunks |
 //! | `nvml` | NVIDIA's management library, for the doctor |
 //! | `pages` | clock pages, registered with the driver |
@@ -53,6 +54,8 @@ use crate::os::AdaptiveSpin;
 mod abi;
 mod devices;
 mod driver;
+#[cfg(feature = "graphs")]
+pub(crate) mod graph;
 mod lost;
 mod memory;
 pub(crate) mod nvml;

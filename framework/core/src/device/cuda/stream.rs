@@ -27,6 +27,8 @@ use super::super::{DeviceError, Keep, StreamBackend, StreamOp};
 use super::Shared;
 use super::abi::{MAX_BATCH, MemOp};
 use super::driver::Event;
+#[cfg(feature = "graphs")]
+use super::graph::{KernelChain, Made};
 use super::lost;
 use super::pages;
 use super::pending::Pending;
@@ -84,8 +86,18 @@ struct Order {
 
 /// The things that unfinished work uses.
 enum Held {
-    Mappings { _keep: Keep },
-    Block { _block: Arc<Pinned>, _keep: Keep },
+    Mappings {
+        _keep: Keep,
+    },
+    Block {
+        _block: Arc<Pinned>,
+        _keep: Keep,
+    },
+    #[cfg(feature = "graphs")]
+    Graph {
+        _made: Arc<Made>,
+        _keep: Keep,
+    },
 }
 
 /// The stream's order, locked. What turned out to be done is dropped after the lock is.
@@ -129,6 +141,46 @@ impl CudaStreamBackend {
     /// submitted later.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.core.stream
+    }
+}
+
+#[cfg(feature = "graphs")]
+impl CudaStreamBackend {
+    /// Launches a chain of kernels with the clock write of `value` in it, and keeps `keep` until it is through. A value is given
+    /// to one launch alone, and later calls have larger ones.
+    ///
+    /// # Safety
+    /// The chain was set for this launch. What its kernels reach stays until the stream has passed `value`, for example because
+    /// `keep` holds it mapped and leases see to the rest.
+    pub(crate) unsafe fn launch_chain(
+        &self,
+        chain: &KernelChain,
+        value: u64,
+        keep: Keep,
+    ) -> Result<(), DeviceError> {
+        let core = &self.core;
+        core.shared.bind()?;
+        let mut entered = core.enter();
+        let order = &mut *entered.order;
+        if passed(order.advanced, value) {
+            let what = format!("a clock write of {value}, which was made");
+            return Err(DeviceError::Refused { what });
+        }
+        // MBX-2: each kernel counts, so that a stream gets no further ahead of its GPU than with other work.
+        order
+            .pending
+            .issue(chain.len() + 1, Some(Held::Graph { _made: Arc::clone(chain.made()), _keep: keep }));
+        let Some(mark) = order.pending.next_mark() else {
+            return Err(DeviceError::Refused { what: "a mark behind nothing".to_owned() });
+        };
+        core.clock.promise(value);
+        let mut writes =
+            [MemOp::write(core.clock_address, value), MemOp::write(core.word.device_address(), mark)];
+        // SAFETY: the caller's contract for the kernels; for the words see `Core::submit`.
+        unsafe { chain.made().launch(&core.stream, &mut writes)? };
+        order.advanced = value;
+        order.pending.set_mark();
+        Ok(())
     }
 }
 

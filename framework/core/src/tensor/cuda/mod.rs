@@ -8,6 +8,8 @@
 //!   on the stream that it was made on or delivered to: launch on that stream, which is [`DeviceStream::cuda_stream`].
 //!   To launch on another stream, pass a view of it.
 //!
+//! Many small kernels go faster as one graph (`graph`, feature `graphs`).
+//!
 //! A tensor's offset is added in both; its strides are the kernel's to know.
 //!
 //! A kernel that cannot be refused is marked. `builder.arg(&tensor)` has no error to return, so where a tensor is
@@ -15,12 +17,16 @@
 //! (DEATH-3).
 
 mod arg;
+#[cfg(feature = "graphs")]
+mod graph;
 mod view;
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchArgs};
 
+#[cfg(feature = "graphs")]
+pub use graph::{GraphLaunch, GraphPass, GraphTensor, LaunchGraph};
 pub use view::{CudaView, CudaViewMut};
 
 use super::{DeviceStream, Element, Layout, Tensor, TensorError, TensorMut, TensorPart};
