@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use tensorpost::prelude::*;
+use tensorpost::tensor::LaunchGraph;
 
 pub(crate) const PTX: &str = include_str!("kernels.ptx");
 
@@ -55,6 +56,22 @@ impl Kernels {
         Ok(())
     }
 
+    /// Writes every element of `input` plus `number`, on the host.
+    fn bump_by(
+        &self,
+        stream: &DeviceStream,
+        input: &Tensor,
+        out: &mut TensorMut,
+        number: f32,
+    ) -> anyhow::Result<()> {
+        stream.run((input.of::<f32>(), out.of_mut::<f32>()), move |(input, out)| {
+            for (out, input) in out.iter_mut().zip(input) {
+                *out = input + number;
+            }
+        })?;
+        Ok(())
+    }
+
     /// Keeps the device busy for `busy`, then writes every element of `input` plus one.
     pub(crate) fn bump(
         &self,
@@ -77,6 +94,93 @@ impl Kernels {
                 // SAFETY: as above; `n` is the shorter of the two, and both are packed.
                 unsafe { launch.launch(grid(n)) }?;
             }
+        }
+        Ok(())
+    }
+}
+
+/// Kernels of a chain: as many as a stage has that the host launches more slowly than the GPU is through with them.
+pub(crate) const CHAIN: usize = 20;
+const LAST: usize = CHAIN - 1;
+const _: () = assert!(LAST % 2 == 1);
+
+/// How the kernels of a chain are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Launches {
+    /// One by one.
+    Single,
+    /// As one graph, with new arguments each time.
+    Graph,
+}
+
+/// A stage of [`CHAIN`] small kernels, to and fro between two tensors of its own, with room that is there.
+pub(crate) struct Chain {
+    graph: LaunchGraph,
+    between: [TensorMut; 2],
+}
+
+impl Chain {
+    pub(crate) fn new(stream: &DeviceStream, elements: usize) -> Result<Self, TensorError> {
+        let between = || stream.empty(DType::F32, &[elements]);
+        Ok(Chain { graph: stream.launch_graph(), between: [between()?, between()?] })
+    }
+
+    /// Writes every element of `input` plus [`CHAIN`] to `out`, which has as many.
+    pub(crate) fn run(
+        &mut self,
+        kernels: &Kernels,
+        stream: &DeviceStream,
+        launches: Launches,
+        input: &Tensor,
+        out: &mut TensorMut,
+    ) -> anyhow::Result<()> {
+        match (kernels, launches) {
+            (Kernels::Cuda { bump, .. }, Launches::Graph) => self.as_graph(bump, input, out),
+            _ => self.one_by_one(kernels, stream, input, out),
+        }
+    }
+
+    fn as_graph(&mut self, bump: &CudaFunction, input: &Tensor, out: &mut TensorMut) -> anyhow::Result<()> {
+        let (n, nanos) = (input.len().min(out.len()) as u64, 0_u64);
+        let [even, odd] = &mut self.between;
+        let mut pass = self.graph.begin();
+        let (mut from, between) = (pass.reads(input)?, [pass.writes(even)?, pass.writes(odd)?]);
+        let out = pass.writes(out)?;
+        for number in 0..CHAIN {
+            let to = if number + 1 == CHAIN { out } else { between[number % 2] };
+            let mut launch = pass.kernel(bump)?;
+            launch.arg(from).arg(to).arg(&n).arg(&nanos);
+            // SAFETY: as in `bump`; all tensors have `n` elements.
+            unsafe { launch.launch(grid(n))? };
+            from = to;
+        }
+        Ok(pass.finish()?)
+    }
+
+    fn one_by_one(
+        &mut self,
+        kernels: &Kernels,
+        stream: &DeviceStream,
+        input: &Tensor,
+        out: &mut TensorMut,
+    ) -> anyhow::Result<()> {
+        let Kernels::Cuda { bump, .. } = kernels else {
+            return kernels.bump_by(stream, input, out, CHAIN as f32);
+        };
+        let (n, nanos) = (input.len().min(out.len()) as u64, 0_u64);
+        let [even, odd] = &mut self.between;
+        for number in 0..CHAIN {
+            let mut launch = stream.launch_builder(bump)?;
+            // The kernel before the last has an even number, so it wrote `even`.
+            match number {
+                0 => launch.arg(input).arg(&mut *even),
+                LAST => launch.arg(&mut *even).arg(&mut *out),
+                number if number % 2 == 1 => launch.arg(&mut *even).arg(&mut *odd),
+                _ => launch.arg(&mut *odd).arg(&mut *even),
+            };
+            launch.arg(&n).arg(&nanos);
+            // SAFETY: as above.
+            unsafe { launch.launch(grid(n)) }?;
         }
         Ok(())
     }

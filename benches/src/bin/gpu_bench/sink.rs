@@ -4,7 +4,7 @@ use futures_util::FutureExt;
 use tensorpost::prelude::*;
 use tokio::sync::oneshot;
 
-use crate::kernels::Kernels;
+use crate::kernels::{CHAIN, Chain, Kernels};
 use crate::outcome::{Outcome, now};
 use crate::source::Work;
 
@@ -44,6 +44,7 @@ pub(crate) struct Sink {
     seen: u64,
     /// Where kernels write to.
     scratch: Option<TensorMut>,
+    chain: Option<Chain>,
     ended: Option<Outcome<u64>>,
     waiting: Option<oneshot::Sender<Outcome<u64>>>,
 }
@@ -59,7 +60,7 @@ impl RemoteActor for Sink {
         let stream = env.stream();
         let kernels = Kernels::load(&stream)?;
         let arm = Arm { count: 0, work: Work::Nothing, written: false };
-        Ok(Sink { stream, kernels, arm, seen: 0, scratch: None, ended: None, waiting: None })
+        Ok(Sink { stream, kernels, arm, seen: 0, scratch: None, chain: None, ended: None, waiting: None })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -75,6 +76,7 @@ impl Handler<Arm> for Sink {
         self.seen = 0;
         self.ended = None;
         self.scratch = None;
+        self.chain = None;
         Ok(())
     }
 }
@@ -116,6 +118,17 @@ impl Sink {
                 self.kernels.bump(&self.stream, &item.tensor, scratch, busy)?;
             }
         }
+        if let Work::Chain(launches) = self.arm.work {
+            let shape = item.tensor.shape();
+            let chain = match &mut self.chain {
+                Some(chain) => chain,
+                none => none.insert(Chain::new(&self.stream, item.tensor.len())?),
+            };
+            // Fresh for each item, as what a stage hands on.
+            let mut out = self.stream.empty(DType::F32, shape)?;
+            chain.run(&self.kernels, &self.stream, launches, &item.tensor, &mut out)?;
+            self.check_chain(item, &out.freeze())?;
+        }
         if self.seen < self.arm.count {
             return Ok(None);
         }
@@ -131,6 +144,16 @@ impl Sink {
             );
         }
         Ok(Some(end))
+    }
+
+    /// What the chain has made of the last item.
+    fn check_chain(&self, item: &Item, out: &Tensor) -> anyhow::Result<()> {
+        if self.seen < self.arm.count || !self.arm.written {
+            return Ok(());
+        }
+        let (found, wanted) = (self.stream.download::<f32>(out)?, Item::value(item.number) + CHAIN as f32);
+        anyhow::ensure!(found.iter().all(|value| *value == wanted), "the chain made no {wanted} of an item");
+        Ok(())
     }
 
     fn end(&mut self, result: Outcome<u64>) {

@@ -8,7 +8,7 @@ use tensorpost::prelude::*;
 use tensorpost::tensor::PoolError;
 use tokio::sync::oneshot;
 
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Launches};
 use crate::outcome::{Outcome, Text, now};
 use crate::sink::Item;
 
@@ -24,13 +24,15 @@ pub(crate) enum Work {
     Kernel,
     /// The same, after so many microseconds of keeping the GPU busy.
     Busy(u64),
+    /// A stage of many small kernels, by whoever takes the tensor.
+    Chain(Launches),
 }
 
 impl Work {
     /// How long the kernel is busy, if there is one.
     pub(crate) fn busy(self) -> Option<Duration> {
         match self {
-            Work::Nothing => None,
+            Work::Nothing | Work::Chain(_) => None,
             Work::Kernel => Some(Duration::ZERO),
             Work::Busy(micros) => Some(Duration::from_micros(micros)),
         }

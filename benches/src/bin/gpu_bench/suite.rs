@@ -10,6 +10,7 @@ use tensorpost::prelude::*;
 use crate::again::{Again, End, Mortal, STEPS};
 use crate::fanout::{CastTo, Caster, Hold, Holder};
 use crate::four;
+use crate::kernels::Launches;
 use crate::launcher::{Launch, Launcher};
 use crate::options::{Mode, Options, name};
 use crate::outcome::{Outcome, now};
@@ -75,6 +76,7 @@ impl<'o> Suite<'o> {
         self.one("floor", results, Self::floor);
         self.one("trip", results, Self::trips);
         self.one("stream", results, Self::streams);
+        self.one("chain", results, Self::chain);
         self.one("stages", results, Self::stages);
         self.one("four", results, Self::four);
         self.one("fanout", results, Self::fanout);
@@ -245,6 +247,28 @@ impl<'o> Suite<'o> {
             Ok(slower)
         })?;
         results.set(self.named("both", "stream.kernels.4KiB"), slower);
+        Ok(())
+    }
+
+    /// A stage of many small kernels, launched one by one and as a graph, in turns; microseconds an item.
+    fn chain(&self, results: &mut Results) -> anyhow::Result<()> {
+        let ends = self.ends()?;
+        // Once with data that is looked at.
+        for launches in [Launches::Single, Launches::Graph] {
+            self.stream(&ends, 100, SMALL, (Work::Kernel, Work::Chain(launches)))?;
+        }
+        let ways = [("chain.single", Launches::Single), ("chain.graph", Launches::Graph)];
+        let mut times = ways.map(|_| Vec::new());
+        for _ in 0..RUNS {
+            for ((_, launches), times) in ways.iter().zip(&mut times) {
+                let count = self.times(10_000) as u64;
+                let works = (Work::Nothing, Work::Chain(*launches));
+                times.push(1e6 / self.stream(&ends, count, SMALL, works)?.0);
+            }
+        }
+        for ((what, _), mut times) in ways.into_iter().zip(times) {
+            results.set(self.named("post", what), median(&mut times));
+        }
         Ok(())
     }
 

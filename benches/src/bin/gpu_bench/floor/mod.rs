@@ -1,9 +1,13 @@
-//! The floor: two processes, a blocking Unix socket, and the driver's own calls; no framework.
+//! The floor: two processes, a blocking Unix socket, and the driver's own calls; no framework. Then the harder one, `polled`: a ring in
+//! shared memory in the socket's place. And what the driver alone takes for a stage of many small kernels (`graph`).
 //!
 //! A round trip is the one that the framework's replaces: this side's work and clock write, a word over the socket, the
 //! other side's wait, work and clock write, a word back, and this side's wait until the GPU is through.
 
+mod graph;
+mod polled;
 mod raw;
+mod ring;
 
 use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -15,10 +19,12 @@ use command_fds::{CommandFdExt, FdMapping};
 
 use crate::report::median;
 use raw::Gpu;
+use ring::Rings;
 
 /// Where the other side finds its socket and the clocks.
 const SOCKET: i32 = 3;
 const CLOCKS: i32 = 4;
+const RINGS: i32 = 5;
 
 /// What a side does besides talking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +37,8 @@ pub(crate) enum Work {
     Kernels,
     /// [`BURST`] times a small kernel and a clock write, on both sides at once; nobody waits for the other.
     Burst,
+    /// Nothing further over the socket: the rest goes over a ring that both sides look at all the time.
+    Polled,
 }
 
 /// Items of a burst, and how many bursts there are.
@@ -43,8 +51,11 @@ pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     end_with_parent()?;
     let clocks = rustix::fs::memfd_create("tensorpost-floor", rustix::fs::MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&clocks, raw::PAGE as u64)?;
+    let memory = rustix::fs::memfd_create("tensorpost-rings", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&memory, ring::BYTES as u64)?;
+    let mut rings = Rings::map(&memory, true)?;
     let (mut socket, theirs) = UnixStream::pair()?;
-    let mut peer = Peer::start(ordinal, theirs, clocks.try_clone()?)?;
+    let mut peer = Peer::start(ordinal, theirs, clocks.try_clone()?, memory)?;
     let gpu = ordinal.map(|ordinal| Gpu::open(ordinal, clocks)).transpose()?;
     socket.read_exact(&mut [0])?; // the other side is ready
     let works: &[Work] =
@@ -73,14 +84,22 @@ pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
         }
         println!("stream.kernels {}", median(&mut rates));
     }
+    socket.write_all(&[Work::Polled as u8])?;
+    polled::run(&mut rings, gpu.as_ref(), rounds, value, BURST)?;
+    if let Some((gpu, ordinal)) = gpu.as_ref().zip(ordinal) {
+        graph::run(gpu, ordinal, CHAIN)?;
+    }
     drop(socket); // the end for the other side
     peer.0.wait()?;
     Ok(())
 }
 
-/// Clocks of the bursts, apart from those of the round trips.
+/// Clocks of the round trips, of the bursts and streams, and of the chains of kernels.
+const NEAR: u64 = 0;
+const FAR: u64 = 1;
 const NEAR_BURST: u64 = 2;
 const FAR_BURST: u64 = 3;
+const CHAIN: u64 = 4;
 
 fn burst(gpu: &Gpu, clock: u64) -> anyhow::Result<()> {
     for value in 1..=BURST {
@@ -96,12 +115,12 @@ fn serve(socket: &mut UnixStream, gpu: Option<&Gpu>, work: Work, value: u64) -> 
         if work == Work::Kernels {
             gpu.launch()?;
         }
-        gpu.write(0, value)?;
+        gpu.write(NEAR, value)?;
     }
     socket.write_all(&[work as u8])?;
     socket.read_exact(&mut [0])?;
     if let Some(gpu) = gpu {
-        gpu.wait(1, value)?;
+        gpu.wait(FAR, value)?;
         gpu.synchronize()?;
     }
     Ok(())
@@ -110,7 +129,8 @@ fn serve(socket: &mut UnixStream, gpu: Option<&Gpu>, work: Work, value: u64) -> 
 /// The other side, until the socket ends.
 pub(crate) fn answer(ordinal: Option<usize>) -> anyhow::Result<()> {
     end_with_parent()?;
-    let (socket, clocks) = inherited();
+    let (socket, clocks, memory) = inherited();
+    let mut rings = Rings::map(&memory, false)?;
     let mut socket = UnixStream::from(socket);
     let gpu = ordinal.map(|ordinal| Gpu::open(ordinal, clocks)).transpose()?;
     socket.write_all(&[0])?;
@@ -122,14 +142,18 @@ pub(crate) fn answer(ordinal: Option<usize>) -> anyhow::Result<()> {
             socket.write_all(&word)?;
             continue;
         }
+        if word[0] == Work::Polled as u8 {
+            polled::answer(&mut rings, gpu.as_ref())?;
+            continue;
+        }
         value += 1;
         let gpu = gpu.as_ref().filter(|_| word[0] != Work::Socket as u8);
         if let Some(gpu) = gpu {
-            gpu.wait(0, value)?;
+            gpu.wait(NEAR, value)?;
             if word[0] == Work::Kernels as u8 {
                 gpu.launch()?;
             }
-            gpu.write(1, value)?;
+            gpu.write(FAR, value)?;
         }
         socket.write_all(&word)?;
     }
@@ -164,20 +188,26 @@ fn end_with_parent() -> anyhow::Result<()> {
 struct Peer(Child);
 
 impl Peer {
-    fn start(ordinal: Option<usize>, socket: UnixStream, clocks: OwnedFd) -> anyhow::Result<Self> {
+    fn start(
+        ordinal: Option<usize>,
+        socket: UnixStream,
+        clocks: OwnedFd,
+        rings: OwnedFd,
+    ) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["--role", "floor-peer", "--device", &crate::options::name(ordinal)]);
         command.fd_mappings(vec![
             FdMapping { parent_fd: socket.into(), child_fd: SOCKET },
             FdMapping { parent_fd: clocks, child_fd: CLOCKS },
+            FdMapping { parent_fd: rings, child_fd: RINGS },
         ])?;
         Ok(Peer(command.spawn()?))
     }
 }
 
 #[expect(unsafe_code, reason = "takes inherited descriptors by their numbers")]
-fn inherited() -> (OwnedFd, OwnedFd) {
-    // SAFETY: this role is only started by `Peer::start`, which put these two descriptors there; nothing else in this
+fn inherited() -> (OwnedFd, OwnedFd, OwnedFd) {
+    // SAFETY: this role is only started by `Peer::start`, which put these three descriptors there; nothing else in this
     // process, which has just begun, owns them.
-    unsafe { (OwnedFd::from_raw_fd(SOCKET), OwnedFd::from_raw_fd(CLOCKS)) }
+    unsafe { (OwnedFd::from_raw_fd(SOCKET), OwnedFd::from_raw_fd(CLOCKS), OwnedFd::from_raw_fd(RINGS)) }
 }

@@ -5,6 +5,7 @@
 use std::ffi::{CString, c_void};
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{result, sys};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -24,6 +25,8 @@ pub(super) struct Gpu {
     kernel: sys::CUfunction,
     memory: u64,
     clocks: u64,
+    /// The same clocks as this process sees them.
+    page: *const AtomicU64,
 }
 
 /// Initialises the driver and makes the primary context of a GPU current.
@@ -88,7 +91,7 @@ impl Gpu {
             let module = result::module::load_data(text.as_ptr().cast())?;
             let kernel = result::module::get_function(module, CString::new("fill")?)?;
             let memory = result::malloc_sync(FLOATS as usize * 4)?;
-            Ok(Gpu { stream, kernel, memory, clocks: address })
+            Ok(Gpu { stream, kernel, memory, clocks: address, page: page.cast() })
         }
     }
 
@@ -107,20 +110,60 @@ impl Gpu {
         Ok(done.result()?)
     }
 
-    pub(super) fn launch(&self) -> anyhow::Result<()> {
-        let (memory, value, floats, nanos) = (self.memory, 1.0_f32, FLOATS, 0_u64);
-        let mut arguments: [*mut c_void; 4] = [
+    /// What a clock is at, as this process sees it.
+    pub(super) fn clock(&self, clock: u64) -> u64 {
+        // SAFETY: a word of the page, which stays mapped; GPUs write it, and hosts only look.
+        unsafe { &*self.page.byte_add((clock * APART) as usize) }.load(Ordering::Acquire)
+    }
+
+    /// Where the GPU sees a clock.
+    pub(super) fn clock_address(&self, clock: u64) -> u64 {
+        self.clocks + clock * APART
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(super) fn kernel(&self) -> sys::CUfunction {
+        self.kernel
+    }
+
+    /// As much memory as a kernel writes.
+    pub(super) fn more_memory(&self) -> anyhow::Result<u64> {
+        // SAFETY: memory of the current context, never freed.
+        Ok(unsafe { result::malloc_sync(FLOATS as usize * 4)? })
+    }
+
+    /// The kernel's arguments, for one that writes to `memory`: the driver copies them where it is given them.
+    pub(super) fn with_arguments<R>(
+        &self,
+        memory: u64,
+        give: impl FnOnce(&mut [*mut c_void; 4]) -> anyhow::Result<R>,
+    ) -> anyhow::Result<R> {
+        let (value, floats, nanos) = (1.0_f32, FLOATS, 0_u64);
+        give(&mut [
             (&raw const memory).cast_mut().cast(),
             (&raw const value).cast_mut().cast(),
             (&raw const floats).cast_mut().cast(),
             (&raw const nanos).cast_mut().cast(),
-        ];
-        // SAFETY: the arguments are those of `fill`, in its order, and live until the driver has copied them; it writes
-        // `FLOATS` floats of memory that has as many.
-        unsafe {
-            result::launch_kernel(self.kernel, (4, 1, 1), (256, 1, 1), 0, self.stream, &mut arguments)?;
-        }
-        Ok(())
+        ])
+    }
+
+    pub(super) fn launch(&self) -> anyhow::Result<()> {
+        self.launch_at(self.memory)
+    }
+
+    /// Launches the kernel, which writes to `memory`.
+    pub(super) fn launch_at(&self, memory: u64) -> anyhow::Result<()> {
+        self.with_arguments(memory, |arguments| {
+            // SAFETY: the arguments are those of `fill`, in its order, and live until the driver has copied them; it writes
+            // `FLOATS` floats of memory that has as many.
+            unsafe {
+                result::launch_kernel(self.kernel, (4, 1, 1), (256, 1, 1), 0, self.stream, arguments)?;
+            }
+            Ok(())
+        })
     }
 
     pub(super) fn synchronize(&self) -> anyhow::Result<()> {
