@@ -138,6 +138,10 @@ pub const CHUNK_BYTES: u64 = 64 << 20;
 /// Most chunks of one pool. Each takes two descriptors in the node, and one and a mapping in every reader.
 pub const MAX_POOL_CHUNKS: usize = 64;
 
+/// Names that one pool has for its chunks, those included that went back: none is given twice. A pool that has used half of them keeps
+/// its chunks; that takes a year of one that goes back every four seconds.
+pub const POOL_CHUNK_NAMES: u32 = 1 << 24;
+
 /// Bytes of the largest chunk that tensors share, unless the pool's budget is so large that [`MAX_POOL_CHUNKS`] of this
 /// size would not take it; a larger tensor has a chunk of its own.
 pub const LARGEST_SHARED_CHUNK: u64 = 1 << 30;

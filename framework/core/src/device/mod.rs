@@ -106,7 +106,8 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// [`DeviceError::OutOfMemory`], or [`DeviceError::Refused`] for zero bytes.
     fn create_chunk(&self, bytes: u64) -> Result<NewChunk, DeviceError>;
 
-    /// Whether [`give_back`](Self::give_back) does anything. A GPU's memory comes and goes with whole mappings alone.
+    /// Whether [`give_back`](Self::give_back) does anything. A GPU's memory comes and goes with whole mappings alone: there a pool
+    /// lets go of chunks as a whole.
     fn gives_back(&self) -> bool {
         false
     }
@@ -120,6 +121,10 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
         let what = format!("giving {bytes} bytes at {offset} of {chunk:?} back");
         Err(DeviceError::Unsupported { device: self.id(), what })
     }
+
+    /// Lets go of what it keeps for work that is done, and for processes that have ended. Called now and then while a process has
+    /// nothing else to do; waits for nothing.
+    fn look_for_idle(&self) {}
 
     /// Maps a chunk of a peer. `bytes` is its length as the peer's [`ChunkMapping::len`] says.
     ///

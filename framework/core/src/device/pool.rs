@@ -292,6 +292,15 @@ impl SubAllocator {
         self.chunks.get(&found.index).is_some_and(|chunk| chunk.blocks == 0 && chunk.cut == found.cut)
     }
 
+    /// Forgets a chunk that nothing is in; whether it did.
+    pub fn remove_chunk(&mut self, found: &IdleChunk) -> bool {
+        let is_idle = self.is_idle(found);
+        if is_idle {
+            self.chunks.remove(&found.index);
+        }
+        is_idle
+    }
+
     /// The memory of a chunk was given back.
     pub fn note_given_back(&mut self, found: &IdleChunk) {
         if let Some(chunk) = self.chunks.get_mut(&found.index) {

@@ -13,10 +13,9 @@
 //! process that is far ahead of its GPU has hundreds in quarantine. Only if that finds nothing does an allocation look
 //! at all of them.
 //!
-//! A chunk that nothing is in for a while gives its memory back, and stays (`idle`).
+//! A chunk that nothing is in for a while gives its memory back (`idle`).
 
-use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -44,11 +43,13 @@ mod lending;
 mod lent;
 mod report;
 mod sole;
+mod surroundings;
 mod waiting;
 pub(crate) use idle::LookAgain;
 #[cfg(feature = "foreign")]
 pub(crate) use lending::LetGo;
 pub use report::PoolStats;
+pub use surroundings::Surroundings;
 
 /// Blocks in use that one allocation or return looks at, where it does not need them.
 const LOOKS: usize = 8;
@@ -68,29 +69,6 @@ impl Default for PoolOptions {
     }
 }
 
-/// The transport, as a pool needs it.
-pub trait Surroundings: Send + Sync + 'static {
-    /// Handles everything that peers have posted so far, holds and releases, ring by ring. What another thread has taken
-    /// from a ring is in the lease table when this has passed that ring.
-    fn drain_returns(&self);
-
-    /// Tells the node of a new chunk, with a descriptor to map it read-only and one to map it writable.
-    ///
-    /// # Errors
-    /// The node is gone.
-    fn publish_chunk(
-        &self,
-        chunk: ChunkId,
-        device: DeviceId,
-        bytes: u64,
-        read_only: OwnedFd,
-        read_write: OwnedFd,
-    ) -> Result<(), DeviceError>;
-
-    /// Somebody waits for memory: peers are to say when they give some back.
-    fn wanted(&self);
-}
-
 /// One device's memory in this process.
 pub struct Pool {
     process: ProcessId,
@@ -108,7 +86,10 @@ pub struct Pool {
 struct State {
     allocator: SubAllocator,
     table: LeaseTable<Block>,
-    chunks: Vec<Arc<ChunkMapping>>,
+    /// By index.
+    chunks: BTreeMap<u32, Arc<ChunkMapping>>,
+    /// Index of the next chunk. None is given twice: a peer may still have a chunk of that name mapped that went back.
+    next_chunk: u32,
     chunk_bytes: u64,
     /// Entries that reached zero and wait for the second look of `close_emptied`.
     candidates: Vec<Emptied>,
@@ -176,7 +157,8 @@ impl Pool {
             state: Mutex::new(State {
                 allocator,
                 table: LeaseTable::default(),
-                chunks: Vec::new(),
+                chunks: BTreeMap::new(),
+                next_chunk: 0,
                 chunk_bytes: 0,
                 candidates: Vec::new(),
                 quarantine: VecDeque::new(),
@@ -222,7 +204,7 @@ impl Pool {
             && chunk
                 .index
                 .checked_sub(self.chunk_base)
-                .is_some_and(|index| (index as usize) < self.state.lock().chunks.len())
+                .is_some_and(|index| self.state.lock().chunks.contains_key(&index))
     }
 
     /// Memory for `bytes` bytes. Never waits.
@@ -293,7 +275,7 @@ impl Pool {
         let block = state.allocator.allocate(bytes)?;
         fault::point("pool.cut");
         let after = state.pending_uses(&self.domain, &block);
-        let mapping = Arc::clone(state.chunks.get(block.chunk as usize)?);
+        let mapping = Arc::clone(state.chunks.get(&block.chunk)?);
         let (chunk, offset) =
             (ChunkId { owner: self.process, index: self.chunk_base + block.chunk }, block.offset);
         let (entry, generation) = state.table.open(block, after.clone());
@@ -337,13 +319,14 @@ impl Pool {
             other => other.into(),
         })?;
         fault::point("pool.chunk.made");
-        let index = state.chunks.len() as u32;
+        let index = state.next_chunk;
         if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
             let id = ChunkId { owner: self.process, index: self.chunk_base + index };
             surroundings.publish_chunk(id, self.device_id(), size, chunk.read_only, chunk.read_write)?;
         }
         fault::point("pool.chunk.published");
-        state.chunks.push(chunk.mapping);
+        state.chunks.insert(index, chunk.mapping);
+        state.next_chunk += 1;
         state.chunk_bytes += size;
         state.allocator.add_chunk(index, size);
         Ok(())
@@ -420,7 +403,7 @@ impl Pool {
             return Err(unknown);
         }
         let (offset, bytes) = (block.offset, block.bytes);
-        let mapping = state.chunks.get(block.chunk as usize).map(Arc::clone).ok_or(unknown)?;
+        let mapping = state.chunks.get(&block.chunk).map(Arc::clone).ok_or(unknown)?;
         state.table.adopt_as(id.entry, id.generation, from, in_parts)?;
         let lease = Lease::own(Arc::clone(self), id, mapping, offset, bytes, sole);
         if in_parts {

@@ -69,6 +69,8 @@ pub(crate) enum Complaint {
     TooManyChunks,
     #[error("it says that it has unmapped {0:?}, which it had not mapped")]
     NotMapped(ChunkId),
+    #[error("it withdrew {0:?}, which it has not published, or has withdrawn before")]
+    NotPublished(ChunkId),
     #[error("it published {0:?} with no bytes")]
     EmptyChunk(ChunkId),
     #[error("it used a bad name: {0}")]
@@ -346,6 +348,18 @@ impl Broker {
                 expect(&descriptors, "the word that a chunk is unmapped", 0)?;
                 let unmapped = self.chunks.unmapped(chunk, from, access);
                 unmapped.map_err(|NotMapped| Complaint::NotMapped(chunk))
+            }
+            ToNode::WithdrawChunk { chunk } => {
+                expect(&descriptors, "the word that a chunk went back", 0)?;
+                let own = Some(chunk).filter(|chunk| chunk.owner == from);
+                let holders = own.and_then(|chunk| self.chunks.withdraw(chunk).ok());
+                let holders = holders.ok_or(Complaint::NotPublished(chunk))?;
+                out.extend(holders.into_iter().filter(|to| self.roster.lifecycle(*to)).map(|to| Delivery {
+                    to,
+                    message: FromNode::ChunkWithdrawn { chunk },
+                    descriptors: Vec::new(),
+                }));
+                Ok(())
             }
             ToNode::Drained { process } => {
                 if self.reclaims.drained(from, process) {

@@ -444,3 +444,56 @@ mod retirement {
 
 #[path = "link_messages_tests.rs"]
 mod link_messages;
+
+/// What its owner gives back while it lives.
+mod withdrawal {
+    use super::*;
+
+    #[test]
+    fn who_has_it_mapped_is_told_and_nobody_else_gets_it() {
+        let mut broker = broker();
+        broker.joined(process(3));
+        let chunk = ChunkId { owner: process(1), index: 0 };
+        let publish = ToNode::PublishChunk { chunk, device: DeviceId::HOST, bytes: 1 };
+        let want = |access| ToNode::WantChunk { chunk, access };
+        let withdraw = || ToNode::WithdrawChunk { chunk };
+        assert!(matches!(ask(&mut broker, 1, withdraw(), 0).1, Err(Complaint::NotPublished(_))));
+        ask(&mut broker, 1, publish, 2).1.unwrap();
+        ask(&mut broker, 2, want(Access::ReadOnly), 0).1.unwrap();
+        ask(&mut broker, 2, want(Access::ReadWrite), 0).1.unwrap();
+        // WIRE-1: it is the owner's to say.
+        let (out, refused) = ask(&mut broker, 2, withdraw(), 0);
+        assert!(matches!(refused, Err(Complaint::NotPublished(_))) && out.is_empty());
+        let (out, result) = ask(&mut broker, 1, withdraw(), 0);
+        result.unwrap();
+        assert_eq!(out.len(), 1, "each is told once: {out:?}");
+        assert!(out[0].to == process(2));
+        assert!(matches!(out[0].message, FromNode::ChunkWithdrawn { chunk: of } if of == chunk));
+        assert!(matches!(ask(&mut broker, 1, withdraw(), 0).1, Err(Complaint::NotPublished(_))));
+        let (out, result) = ask(&mut broker, 3, want(Access::ReadOnly), 0);
+        result.unwrap();
+        assert!(matches!(out[0].message, FromNode::NoChunk { .. }));
+        // It is forgotten when all have let go.
+        let unmapped = |access| ToNode::Unmapped { chunk, access };
+        ask(&mut broker, 2, unmapped(Access::ReadOnly), 0).1.unwrap();
+        assert_eq!(broker.chunks_kept(), 1);
+        ask(&mut broker, 2, unmapped(Access::ReadWrite), 0).1.unwrap();
+        assert_eq!(broker.chunks_kept(), 0);
+    }
+
+    #[test]
+    fn who_ends_has_let_go() {
+        let mut broker = broker();
+        let chunk = ChunkId { owner: process(1), index: 0 };
+        let publish = ToNode::PublishChunk { chunk, device: DeviceId::HOST, bytes: 1 };
+        ask(&mut broker, 1, publish, 2).1.unwrap();
+        let want = ToNode::WantChunk { chunk, access: Access::ReadOnly };
+        ask(&mut broker, 2, want, 0).1.unwrap();
+        ask(&mut broker, 1, ToNode::WithdrawChunk { chunk }, 0).1.unwrap();
+        broker.left(process(2), &mut Vec::new());
+        for by in [0, 1] {
+            ask(&mut broker, by, ToNode::Drained { process: process(2) }, 0).1.unwrap();
+        }
+        assert_eq!(broker.chunks_kept(), 0);
+    }
+}

@@ -12,7 +12,9 @@
 //!   sender's mapping ends after the receiver's has begun (LEASE-3);
 //! - every process that had it mapped and ended is reclaimed too: one of its frames may have carried the last lease.
 //!
-//! A process says when it has unmapped a chunk of the dead, which it does when its last lease there goes. Counting
+//! The living *withdraw* chunks in which nobody holds anything: their descriptors are closed at once, and who has one mapped is told.
+//!
+//! A process says when it has unmapped a chunk of the dead, or one that was withdrawn, which it does when its last lease there goes. Counting
 //! leases instead would take a message per lease, or a round of pings to see what is under way.
 
 use std::collections::hash_map::Entry;
@@ -29,19 +31,20 @@ use crate::os::Foreign;
 pub(crate) struct Chunk {
     pub(crate) device: DeviceId,
     pub(crate) bytes: u64,
-    read_only: Foreign,
-    writable: Foreign,
+    /// To read and to write; none of a chunk that was withdrawn.
+    descriptors: Option<[Foreign; 2]>,
     /// The processes that got a descriptor and have not said that it is unmapped, unburied dead among them.
     mapped: HashSet<(ProcessId, Access)>,
 }
 
 impl Chunk {
-    /// A new descriptor for `access`.
-    fn descriptor(&self, access: Access) -> io::Result<OwnedFd> {
-        match access {
-            Access::ReadOnly => self.read_only.try_clone(),
-            Access::ReadWrite => self.writable.try_clone(),
-        }
+    /// A new descriptor for `access`, unless it was withdrawn.
+    fn descriptor(&self, access: Access) -> Option<io::Result<OwnedFd>> {
+        let [read_only, writable] = self.descriptors.as_ref()?;
+        Some(match access {
+            Access::ReadOnly => read_only.try_clone(),
+            Access::ReadWrite => writable.try_clone(),
+        })
     }
 }
 
@@ -61,6 +64,10 @@ pub(crate) enum ChunkRefused {
     TooMany,
 }
 
+/// The chunk is not there, or not any more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NotPublished;
+
 /// The process had no such mapping.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotMapped;
@@ -75,13 +82,13 @@ impl Chunks {
         descriptors: [OwnedFd; 2],
     ) -> Result<(), ChunkRefused> {
         // Nothing is known of what a worker sends but that closing it must wait for nobody.
-        let [read_only, writable] = descriptors.map(Foreign::from);
+        let descriptors = Some(descriptors.map(Foreign::from));
         let count = self.by_owner.entry(id.owner).or_default();
         match self.chunks.entry(id) {
             Entry::Occupied(_) => Err(ChunkRefused::Again),
             Entry::Vacant(_) if *count >= MAX_CHUNKS => Err(ChunkRefused::TooMany),
             Entry::Vacant(entry) => {
-                entry.insert(Chunk { device, bytes, read_only, writable, mapped: HashSet::new() });
+                entry.insert(Chunk { device, bytes, descriptors, mapped: HashSet::new() });
                 *count += 1;
                 Ok(())
             }
@@ -101,11 +108,23 @@ impl Chunks {
         access: Access,
     ) -> Option<io::Result<(DeviceId, u64, OwnedFd)>> {
         let chunk = self.chunks.get_mut(&id)?;
-        let descriptor = chunk.descriptor(access);
+        let descriptor = chunk.descriptor(access)?;
         if descriptor.is_ok() {
             chunk.mapped.insert((to, access));
         }
         Some(descriptor.map(|descriptor| (chunk.device, chunk.bytes, descriptor)))
+    }
+
+    /// Its owner says that nobody holds anything in the chunk: who has it mapped is to let go of it. What is left of it here is who
+    /// has not done so yet.
+    pub(crate) fn withdraw(&mut self, id: ChunkId) -> Result<Vec<ProcessId>, NotPublished> {
+        let chunk = self.chunks.get_mut(&id).ok_or(NotPublished)?;
+        drop(chunk.descriptors.take().ok_or(NotPublished)?);
+        let mut holders: Vec<_> = chunk.mapped.iter().map(|(holder, _)| *holder).collect();
+        holders.sort();
+        holders.dedup();
+        self.retire(id);
+        Ok(holders)
     }
 
     /// `by` does not have the chunk mapped any more.
@@ -127,8 +146,7 @@ impl Chunks {
         for chunk in self.chunks.values_mut() {
             chunk.mapped.retain(|(holder, _)| *holder != process);
         }
-        let of_the_dead = self.chunks.keys().filter(|id| self.reclaimed.contains(&id.owner));
-        for id in of_the_dead.copied().collect::<Vec<_>>() {
+        for id in self.chunks.keys().copied().collect::<Vec<_>>() {
             self.retire(id);
         }
     }
@@ -152,8 +170,9 @@ impl Chunks {
 
     /// Forgets a chunk that nobody can hold a lease in.
     fn retire(&mut self, id: ChunkId) {
-        let is_held = self.chunks.get(&id).is_none_or(|chunk| !chunk.mapped.is_empty());
-        if is_held || !self.reclaimed.contains(&id.owner) {
+        let Some(chunk) = self.chunks.get(&id) else { return };
+        let is_withdrawn = chunk.descriptors.is_none();
+        if !chunk.mapped.is_empty() || !(is_withdrawn || self.reclaimed.contains(&id.owner)) {
             return;
         }
         self.chunks.remove(&id);

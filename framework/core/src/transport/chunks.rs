@@ -1,7 +1,7 @@
 //! Memory of other processes, mapped here: each chunk once to read, and once more to write where a tensor in it was
 //! handed over.
 //!
-//! What the living own stays mapped, so that a message costs no mapping. A chunk whose owner has ended, and from which no
+//! What the living own stays mapped, so that a message costs no mapping, until they withdraw it. A chunk whose owner has ended, and from which no
 //! more frames come, is left to the leases on it: it is unmapped when the last of them goes, and the node is told, which
 //! closes its descriptors when nobody has the chunk mapped (see `node/chunks.rs`). A lease that is forwarded here later
 //! maps it again.
@@ -227,6 +227,22 @@ impl Chunks {
         drop(before);
     }
 
+    /// The owner of a chunk says that nobody holds anything in it. It is left to the leases on it: none, or the owner lies, and they
+    /// are good as long as they are here.
+    pub(super) fn withdrawn(&self, chunk: ChunkId) {
+        let mut loose = Vec::new();
+        for writable in [false, true] {
+            if let Entry::Occupied(mut entry) = self.known.entry((chunk, writable))
+                && let Known::Mapped(mapping) = entry.get()
+            {
+                let left = Known::Left(Arc::downgrade(mapping));
+                loose.push(entry.insert(left));
+            }
+        }
+        // Dropped here, for the reason that `loosen_if_due` has.
+        drop(loose);
+    }
+
     /// A process ended: when nothing is on its way that needs them, its chunks are left to the leases on them.
     pub(super) fn loosen(&self) {
         self.loosen.store(true, Ordering::Release);
@@ -358,3 +374,6 @@ impl Drop for Mapping<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,12 +58,17 @@ pub enum ToNode {
         access: Access,
     },
     /// A chunk that [`FromNode::Chunk`] brought is not mapped (any more), because no lease on it is left here. Only of
-    /// chunks whose owner has ended: those of the living stay mapped.
+    /// chunks whose owner has ended or withdrawn them: others stay mapped.
     Unmapped {
         /// Its name.
         chunk: ChunkId,
         /// How it was to be mapped.
         access: Access,
+    },
+    /// Nobody holds anything in this chunk of the sender's, and nobody will: its memory is to be free.
+    WithdrawChunk {
+        /// Its name, which no other chunk is given.
+        chunk: ChunkId,
     },
     /// Everything that a process which ended had posted to this one was read (LEASE-4). Answers [`FromNode::Exited`].
     Drained {
@@ -185,6 +190,11 @@ pub enum FromNode {
         chunk: ChunkId,
         /// How it was to be mapped.
         access: Access,
+    },
+    /// A chunk that this process has, or had, mapped went back: nobody holds anything in it.
+    ChunkWithdrawn {
+        /// Its name.
+        chunk: ChunkId,
     },
     /// Where an actor is: asked for, or because it changed.
     Actor {

@@ -44,6 +44,7 @@ impl Transport {
                 self.memory.chunk_came(came, &self.this, &*self.control, &self.lifecycle);
             }
             FromNode::NoChunk { chunk, access } => self.memory.chunks.no_chunk(chunk, access),
+            FromNode::ChunkWithdrawn { chunk } => self.memory.chunks.withdrawn(chunk),
             FromNode::Actor { actor, at } => self.directory.actor_is(actor, at, &self.links, &self.actors),
             FromNode::ProcessDown(process_down) => {
                 self.directory.on_process_down(process_down, &self.links, &self.actors, &self.lifecycle);

@@ -26,7 +26,7 @@ use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{DeviceId, ProcessId};
 use crate::lease::pool::LookAgain;
 use crate::lease::{Lease, LeaseId, Pool, PoolOptions, Writers};
-use crate::limits::CHUNK_BYTES;
+use crate::limits::{CHUNK_BYTES, POOL_CHUNK_NAMES};
 use crate::tensor::{DType, DeviceStream, TensorError};
 
 /// See the module.
@@ -90,7 +90,7 @@ impl Memory {
             return Arc::clone(pool);
         }
         // Each pool numbers its chunks from a range of its own; a process has a handful of devices.
-        let base = (pools.len() as u32) << 24;
+        let base = pools.len() as u32 * POOL_CHUNK_NAMES;
         let pool = Pool::new(self.me, Arc::clone(device), Arc::clone(&self.domain), options, base);
         pool.surround(self.transport.clone());
         #[cfg(feature = "foreign")]

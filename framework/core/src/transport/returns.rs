@@ -79,6 +79,12 @@ impl Surroundings for Transport {
             .map_err(|closed| DeviceError::Refused { what: closed.to_string() })
     }
 
+    fn withdraw_chunk(&self, chunk: ChunkId) {
+        if self.control.send(ToNode::WithdrawChunk { chunk }, Vec::new()).is_err() {
+            tracing::debug!(?chunk, "the node has ended before it heard that a chunk went back");
+        }
+    }
+
     fn wanted(&self) {
         self.wakeups.wake_reader();
     }

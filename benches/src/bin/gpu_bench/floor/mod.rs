@@ -55,9 +55,17 @@ pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     rustix::fs::ftruncate(&memory, ring::BYTES as u64)?;
     let mut rings = Rings::map(&memory, true)?;
     let (mut socket, theirs) = UnixStream::pair()?;
-    let mut peer = Peer::start(ordinal, theirs, clocks.try_clone()?, memory)?;
-    let gpu = ordinal.map(|ordinal| Gpu::open(ordinal, clocks)).transpose()?;
+    let before = resident()?;
+    let gpu = ordinal.map(|ordinal| Gpu::open(ordinal, clocks.try_clone()?)).transpose()?;
+    let free = gpu.as_ref().map(Gpu::free).transpose()?;
+    let after = resident()?;
+    let mut peer = Peer::start(ordinal, theirs, clocks, memory)?;
     socket.read_exact(&mut [0])?; // the other side is ready
+    if let Some((gpu, free)) = gpu.as_ref().zip(free) {
+        // What one more process takes that has a context, a module of two kernels and a stream, and no memory of its own to speak of.
+        println!("context.resident {}", after.saturating_sub(before));
+        println!("context.memory {}", free.saturating_sub(gpu.free()?));
+    }
     let works: &[Work] =
         if gpu.is_some() { &[Work::Socket, Work::Clocks, Work::Kernels] } else { &[Work::Socket] };
     let mut value = 0;
@@ -177,6 +185,14 @@ pub(crate) fn context(ordinal: Option<usize>) -> anyhow::Result<()> {
     }
     println!("ready");
     Ok(())
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let kilobytes = text.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+    let kilobytes = kilobytes.ok_or_else(|| anyhow::anyhow!("the system does not say what is resident"))?;
+    Ok(1024 * kilobytes.parse::<u64>()?)
 }
 
 /// Nothing that is measured outlives its measurement.

@@ -110,6 +110,11 @@ impl Gpu {
         Ok(done.result()?)
     }
 
+    /// Bytes of the GPU's memory that nobody has.
+    pub(super) fn free(&self) -> anyhow::Result<u64> {
+        Ok(result::mem_get_info()?.0 as u64)
+    }
+
     /// What a clock is at, as this process sees it.
     pub(super) fn clock(&self, clock: u64) -> u64 {
         // SAFETY: a word of the page, which stays mapped; GPUs write it, and hosts only look.

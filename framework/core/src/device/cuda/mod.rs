@@ -40,7 +40,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::{CudaContext, CudaStream};
 use parking_lot::Mutex;
@@ -348,6 +348,12 @@ impl Backend for CudaBackend {
             return Err(DeviceError::Refused { what });
         }
         memory::map(shared, &handle, bytes, access)
+    }
+
+    fn look_for_idle(&self) {
+        let cores: Vec<_> = self.shared.streams.cores().iter().filter_map(Weak::upgrade).collect();
+        cores.iter().for_each(|core| core.let_go_of_done());
+        pages::look();
     }
 
     fn create_stream(

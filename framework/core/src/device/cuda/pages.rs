@@ -6,8 +6,8 @@
 //! go only while every stream here is idle, and with all of them locked, so that none is given a wait meanwhile. A kernel
 //! that the user launches in that moment is waited for; it ends by itself, as no wait can be in front of it.
 //!
-//! A thread looks for such a moment, from when a page is registered while others have become nobody's; the driver has no
-//! event for it.
+//! A thread looks for such a moment, from when a page is registered while others have become nobody's, or the process looks for
+//! what is idle; the driver has no event for it.
 
 #![expect(unsafe_code, reason = "registers host memory")]
 
@@ -79,6 +79,14 @@ pub(super) fn address(shared: &Shared, page: &ClockPage) -> Result<u64, DeviceEr
         tidy();
     }
     Ok(address)
+}
+
+/// Has a thread let go of pages of processes that have ended, if there are any.
+pub(super) fn look() {
+    let has_some = PAGES.lock().as_ref().is_some_and(|pages| pages.values().any(Registered::is_nobodys));
+    if has_some {
+        tidy();
+    }
 }
 
 /// Has a thread let go of what is nobody's, unless one is at it.

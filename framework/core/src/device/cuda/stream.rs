@@ -195,6 +195,15 @@ impl Core {
         Entered { order, _done: done }
     }
 
+    /// Lets go of what work used that is done, unless somebody is at the stream, who does it then.
+    pub(super) fn let_go_of_done(&self) {
+        let Some(mut order) = self.order.try_lock() else { return };
+        let done = order.pending.reach(self.word.load());
+        drop(order);
+        // What was mapped for it alone is unmapped here, with nothing locked.
+        drop(done);
+    }
+
     /// The stream's order, locked, if the stream has no work and nobody is at it.
     pub(super) fn hold_if_idle(&self) -> Result<Option<MutexGuard<'_, impl Sized>>, DeviceError> {
         let Some(order) = self.order.try_lock() else { return Ok(None) };

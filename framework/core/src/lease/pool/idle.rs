@@ -1,20 +1,27 @@
 //! Memory that nothing was in for a while goes back to the system, chunk by chunk.
 //!
-//! The chunk itself stays, with its name, its descriptors and its mappings in all processes; only its pages go, and come again, as
+//! **On the host** the chunk itself stays, with its name, its descriptors and its mappings in all processes; only its pages go, and come again, as
 //! zeros, when they are written. So nobody has to be told, and no message waits for it: who still has the chunk mapped and holds no
 //! lease in it has no business there, and reads zeros.
+//!
+//! **On a GPU**, whose memory comes and goes with whole mappings alone, the chunk goes: the pool forgets it, and the node and all who
+//! have it mapped are told. Its memory is free when the last of them has let go. Its name is not used again, so that nobody takes
+//! what it has still mapped for another chunk. The next allocation that finds no room makes a new one, which takes about a millisecond.
 //!
 //! Used by the reader's look for what is idle (`transport/renewal.rs`).
 //!
 //! **Invariants.** LEASE-1: pages go under the same conditions under which memory is used again: nobody is in the lease table, and every
 //! recorded last use has passed. An allocation waits for one step of [`STEP`] bytes at most, and ends it: the rest of the chunk stays.
 //!
-//! **Locks.** The pool's, for each step. **On a crash** the memory goes with its last mapping. **On cancellation** nothing happens.
+//! **Locks.** The pool's, for each step, and none for what the driver does. **On a crash** the memory goes with its last mapping. **On cancellation** nothing happens.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
 
 use super::{Pool, State, has_passed};
 use crate::device::pool::{Idle, IdleChunk};
+use crate::ids::ChunkId;
+use crate::limits::POOL_CHUNK_NAMES;
 
 /// So many bytes go under one lock: some 20 us.
 const STEP: u64 = 256 << 10;
@@ -34,14 +41,16 @@ impl Pool {
     /// Gives the memory of chunks back that had nothing in them at the last look, and have nothing now: on a thread of its own, for the
     /// reader has messages to read.
     pub(crate) fn look_for_idle(self: &Arc<Self>) -> LookAgain {
-        if !self.backend.gives_back() {
-            return LookAgain::Never;
-        }
+        self.backend.look_for_idle();
         let Idle { chunks, lately, in_use } = self.idle();
         if !chunks.is_empty() {
             let this = Arc::clone(self);
             let name = "tp-give-back".to_owned();
-            let spawned = std::thread::Builder::new().name(name).spawn(move || this.give_back(&chunks));
+            let spawned =
+                std::thread::Builder::new().name(name).spawn(move || match this.backend.gives_back() {
+                    true => this.give_back(&chunks),
+                    false => this.withdraw(&chunks),
+                });
             if let Err(error) = spawned {
                 tracing::debug!(%error, "no thread to give idle memory back");
                 return LookAgain::Late;
@@ -72,7 +81,7 @@ impl Pool {
                 if !state.allocator.is_idle(found) || state.is_waited_for(self, found.index) {
                     break;
                 }
-                let Some(mapping) = state.chunks.get(found.index as usize) else { break };
+                let Some(mapping) = state.chunks.get(&found.index) else { break };
                 if let Err(error) = self.backend.give_back(mapping, offset, bytes) {
                     tracing::debug!(%error, "idle memory stays");
                     break;
@@ -82,6 +91,34 @@ impl Pool {
                     state.allocator.note_given_back(found);
                 }
             }
+        }
+    }
+}
+
+impl Pool {
+    /// Lets go of these chunks, as far as nothing is cut out of them meanwhile.
+    pub(super) fn withdraw(&self, chunks: &[IdleChunk]) {
+        for found in chunks {
+            let mapping = {
+                let mut state = self.state.lock();
+                if state.next_chunk >= POOL_CHUNK_NAMES / 2
+                    || state.is_waited_for(self, found.index)
+                    || !state.allocator.remove_chunk(found)
+                {
+                    continue;
+                }
+                state.chunk_bytes -= found.bytes;
+                state.chunks.remove(&found.index)
+            };
+            if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
+                surroundings
+                    .withdraw_chunk(ChunkId { owner: self.process, index: self.chunk_base + found.index });
+            }
+            // A call of the driver's, so not under the lock.
+            drop(mapping);
+            // There is room for a chunk of another size: whoever waits for memory tries again.
+            let waiters = self.state.lock().came_back();
+            waiters.into_iter().for_each(Waker::wake);
         }
     }
 }

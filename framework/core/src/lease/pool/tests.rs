@@ -1,6 +1,7 @@
 //! What several threads that drain at once must not conclude from each other's halves (LEASE-3, ONE-WRITER). The
 //! transport is a script: each drain takes its next step.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 
@@ -43,6 +44,8 @@ impl Surroundings for Script {
     ) -> Result<(), DeviceError> {
         Ok(())
     }
+
+    fn withdraw_chunk(&self, _: ChunkId) {}
 
     fn wanted(&self) {}
 }
@@ -238,9 +241,9 @@ fn a_full_pool_says_who_has_it_without_a_look_at_each_tensor() {
     assert_eq!((stats.held_bytes, stats.allocations, stats.lent_bytes), (0, 0, 0));
 }
 
-/// A transport that keeps descriptors of the chunks, as the node does.
+/// A transport that keeps descriptors of the chunks, as the node does, and the names of those that were withdrawn.
 #[derive(Default)]
-struct Files(Mutex<Vec<OwnedFd>>);
+struct Files(Mutex<Vec<OwnedFd>>, Mutex<Vec<u32>>);
 
 impl Files {
     /// Bytes of memory that the chunks take.
@@ -266,6 +269,10 @@ impl Surroundings for Files {
         Ok(())
     }
 
+    fn withdraw_chunk(&self, chunk: ChunkId) {
+        self.1.lock().push(chunk.index);
+    }
+
     fn wanted(&self) {}
 }
 
@@ -273,9 +280,13 @@ const MANY: u64 = 1 << 20;
 
 /// A pool of one chunk, and a stream to write it with.
 fn seen_pool() -> (Arc<Pool>, Arc<Files>, crate::tensor::DeviceStream) {
+    seen_pool_on(HostBackend::new())
+}
+
+fn seen_pool_on(backend: Arc<dyn Backend>) -> (Arc<Pool>, Arc<Files>, crate::tensor::DeviceStream) {
     let domain = ClockDomain::new(process(0), ClockPage::create().expect("memory"));
     let options = PoolOptions { budget: MANY, first_chunk: MANY };
-    let pool = Pool::new(process(0), HostBackend::new(), Arc::clone(&domain), options, 0);
+    let pool = Pool::new(process(0), backend, Arc::clone(&domain), options, 0);
     let files = Arc::new(Files::default());
     let surroundings: Weak<dyn Surroundings> = Arc::downgrade(&(Arc::clone(&files) as Arc<dyn Surroundings>));
     pool.surround(surroundings);
@@ -355,4 +366,36 @@ fn what_is_allocated_meanwhile_keeps_its_memory() {
     stream.synchronize().expect("it runs");
     pool.give_back(&found);
     assert_eq!(two_looks(&pool).len(), 1, "that was not idle when it was found");
+}
+
+// LEASE-1, on a device whose memory comes and goes with whole chunks.
+#[test]
+fn a_gpus_chunk_that_nothing_is_in_goes_as_a_whole() {
+    let (pool, files, stream) = seen_pool_on(crate::device::fake::Fake::new(1, 8, &[]));
+    let tensor = written(&stream);
+    assert_eq!(pool.stats().chunk_bytes, MANY);
+    assert!(two_looks(&pool).is_empty(), "somebody has it");
+    drop(tensor);
+    stream.synchronize().expect("it runs");
+    pool.close_emptied();
+    let found = two_looks(&pool);
+    assert_eq!(found.len(), 1);
+    // Taken meanwhile: it stays.
+    let tensor = written(&stream);
+    pool.withdraw(&found);
+    assert_eq!((pool.stats().chunk_bytes, files.1.lock().len()), (MANY, 0));
+    drop(tensor);
+    stream.synchronize().expect("it runs");
+    pool.close_emptied();
+    let found = two_looks(&pool);
+    let mapping = pool.state.lock().chunks.get(&0).map(Arc::downgrade).expect("it is there");
+    pool.withdraw(&found);
+    assert_eq!((pool.stats().chunk_bytes, files.1.lock().clone()), (0, vec![0]));
+    assert!(mapping.upgrade().is_none(), "it is unmapped");
+    assert_eq!(pool.look_for_idle(), LookAgain::Never);
+    // The next one has another name.
+    let tensor = written(&stream);
+    assert_eq!((tensor.lease().id().chunk.index, pool.stats().chunk_bytes), (1, MANY));
+    assert!(pool.has_chunk(tensor.lease().id().chunk));
+    assert!(!pool.has_chunk(ChunkId { owner: process(0), index: 0 }));
 }

@@ -1,0 +1,76 @@
+//! Memory of a GPU that nobody holds any more is free for others, in whatever process it was mapped.
+
+use tensorpost::prelude::*;
+use tensorpost_core::device::cuda::CudaBackend;
+use tensorpost_core::lease::PoolOptions;
+use tensorpost_core::testing::Cluster;
+use tensorpost_tests::harness::Builder;
+use tensorpost_tests::wait::until;
+
+use super::device;
+
+const BYTES: usize = 256 << 20;
+/// The driver may keep a little more or less for itself than before.
+const SLACK: usize = 16 << 20;
+
+/// Two transports in this process, each with a pool: one makes, the other holds. The looks for what is idle are made at once, and not
+/// five seconds apart.
+pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
+    let (device, is_gpu) = device();
+    if !is_gpu {
+        println!("the host's memory comes back page by page");
+        return;
+    }
+    let backend = CudaBackend::open(device.ordinal().unwrap_or(0)).unwrap();
+    let free = || {
+        let context = backend.context();
+        context.bind_to_thread().unwrap();
+        context.mem_get_info().unwrap().0
+    };
+    let options = PoolOptions { budget: 1 << 30, first_chunk: BYTES as u64 };
+    let cluster = Cluster::with_device(2, options, || CudaBackend::open(backend.ordinal()).unwrap());
+    let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
+    cluster.connect();
+    // What the driver takes for a first use is not given back.
+    drop(cluster.stream(0).from_slice(&[1], &[1_u32]).unwrap());
+    cluster.stream(0).synchronize().unwrap();
+    until("the first chunk goes back", || {
+        cluster.look_for_idle(0);
+        cluster.stream(0).memory().chunk_bytes == 0
+    });
+    let before = free();
+    for round in 0..3_u8 {
+        let mut made = cluster.stream(0).zeros(DType::U8, &[BYTES]).unwrap();
+        if round > 0 {
+            // Work of both streams on it, whose end nobody waits for.
+            made = cluster.stream(0).copy(&made.freeze()).unwrap();
+        }
+        cluster.send(0, &to, made.freeze());
+        cluster.run_until_idle();
+        let held = inbox.take_one().message;
+        let copy = cluster.stream(1).copy(&held).unwrap();
+        let least = before - free();
+        assert!(least + SLACK >= 2 * BYTES, "{least} bytes of two tensors");
+        for _ in 0..3 {
+            cluster.look_for_idle(0);
+            cluster.run_until_idle();
+        }
+        let part = held.slice(0, 0..1 << 16).unwrap();
+        assert!(cluster.stream(1).download::<u8>(&part).unwrap().iter().all(|byte| *byte == 0));
+        drop((held, part, copy));
+        until("all of it is free again", || {
+            cluster.look_for_idle(0);
+            cluster.look_for_idle(1);
+            cluster.run_until_idle();
+            free() + SLACK >= before
+        });
+        assert_eq!((cluster.chunks_kept(), cluster.chunks_mapped(1)), (0, 0));
+        println!(
+            "{} bytes were free before, {} while both had some, {} after",
+            before,
+            before - least,
+            free()
+        );
+    }
+    assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
+}
