@@ -77,3 +77,6 @@ impl Users {
         self.written.is_some_and(|ticket| domain.tainted_by(&ticket).is_some())
     }
 }
+
+#[cfg(all(test, feature = "graphs"))]
+mod tests;

@@ -16,6 +16,7 @@ use std::process::{Child, Command};
 use std::time::Instant;
 
 use command_fds::{CommandFdExt, FdMapping};
+use tensorpost_benches::memory::resident;
 
 use crate::report::median;
 use raw::Gpu;
@@ -55,10 +56,10 @@ pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     rustix::fs::ftruncate(&memory, ring::BYTES as u64)?;
     let mut rings = Rings::map(&memory, true)?;
     let (mut socket, theirs) = UnixStream::pair()?;
-    let before = resident()?;
+    let before = resident(std::process::id())?;
     let gpu = ordinal.map(|ordinal| Gpu::open(ordinal, clocks.try_clone()?)).transpose()?;
     let free = gpu.as_ref().map(Gpu::free).transpose()?;
-    let after = resident()?;
+    let after = resident(std::process::id())?;
     let mut peer = Peer::start(ordinal, theirs, clocks, memory)?;
     socket.read_exact(&mut [0])?; // the other side is ready
     if let Some((gpu, free)) = gpu.as_ref().zip(free) {
@@ -185,14 +186,6 @@ pub(crate) fn context(ordinal: Option<usize>) -> anyhow::Result<()> {
     }
     println!("ready");
     Ok(())
-}
-
-/// Bytes of this process that are in memory.
-fn resident() -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/status")?;
-    let kilobytes = text.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
-    let kilobytes = kilobytes.ok_or_else(|| anyhow::anyhow!("the system does not say what is resident"))?;
-    Ok(1024 * kilobytes.parse::<u64>()?)
 }
 
 /// Nothing that is measured outlives its measurement.
