@@ -60,6 +60,7 @@ enum Said {
     Publish { owner: Option<u8>, index: u8, bytes: u64 },
     Want { owner: u8, life: u8, index: u8, write: bool },
     Unmapped { owner: u8, life: u8, index: u8, write: bool },
+    Withdraw { owner: u8, life: u8, index: u8 },
     Drained { who: u8, life: u8 },
     Tainted { round: u8, ranges: Vec<(Option<u8>, u8, u8, u8)> },
     WantActor { actor: u8 },
@@ -113,6 +114,9 @@ fn message(control: &Control<'_>, who: u8, said: Said) -> (ToNode, usize) {
         }
         Said::Unmapped { owner, life, index, write } => {
             plain(ToNode::Unmapped { chunk: chunk(owner, life, index), access: access(write) })
+        }
+        Said::Withdraw { owner, life, index } => {
+            plain(ToNode::WithdrawChunk { chunk: chunk(owner, life, index) })
         }
         Said::Drained { who, life } => plain(ToNode::Drained { process: process(who, life) }),
         Said::Tainted { round, ranges } => {

@@ -1,7 +1,7 @@
 //! A chain of kernels that is launched in one call, with the stream's clock write in it.
 //!
-//! What is launched is recorded first, kernel by kernel with the bytes of its arguments, and set in every place of the chain before each launch: no address of an
-//! earlier launch is ever left in it. Where kernels, their number or the sizes of their arguments differ, the chain is made
+//! What is launched is recorded first, kernel by kernel with the bytes of its arguments, and set in every place of the chain before
+//! each launch: no address of an earlier launch is ever left in it. Where kernels, their number or the sizes of their arguments differ, the chain is made
 //! anew; another grid, block or argument is only set.
 //!
 //! **On a crash** it goes with the process. A chain that is dropped while it runs is kept by its stream until it is through, as
@@ -115,12 +115,14 @@ pub(crate) struct KernelChain {
 }
 
 impl KernelChain {
-    /// Makes a chain of these launches, of which there is one at least.
+    /// Makes a chain of these launches, of which there is one at least, for a stream that writes these
+    /// [words](super::CudaStreamBackend::chain_words).
     ///
     /// # Safety
     /// Each launch has the arguments of its kernel, in its order.
     pub(crate) unsafe fn new(
         context: &Arc<CudaContext>,
+        words: [u64; 2],
         launches: &mut [Launch],
     ) -> Result<Self, DeviceError> {
         let driver: &'static Driver = driver::get()?;
@@ -128,8 +130,8 @@ impl KernelChain {
         let mut addresses: Vec<SmallVec<[*mut c_void; 8]>> = vec![SmallVec::new(); launches.len()];
         let nodes: Vec<KernelNode> =
             launches.iter_mut().zip(&mut addresses).map(|(launch, room)| launch.node(room)).collect();
-        // Set before each launch: these are never made.
-        let mut writes = [MemOp::write(0, 0), MemOp::write(0, 0)];
+        // Set anew before each launch: these values are never written. But the driver may look at the addresses.
+        let mut writes = words.map(|word| MemOp::write(word, 0));
         // SAFETY: the caller's contract; what the nodes point to is not touched before this is done.
         let graph = unsafe { Graph::new(driver, context, &nodes, &mut writes)? };
         let functions = launches.iter().map(|launch| launch.function.clone()).collect();
@@ -143,7 +145,7 @@ impl KernelChain {
             && self.forms.iter().zip(launches).all(|(form, launch)| form.is_of(launch))
     }
 
-    /// Sets what the next launch runs, in every place. After an error it is of no use any more.
+    /// Sets what the next launch runs, in every place, with its context current. After an error it is of no use any more.
     ///
     /// # Safety
     /// As for [`new`](Self::new), and it [takes](Self::takes) them.

@@ -146,6 +146,12 @@ impl CudaStreamBackend {
 
 #[cfg(feature = "graphs")]
 impl CudaStreamBackend {
+    /// Makes the context current, as the calls for a chain need it; the words that launches of chains on this stream write.
+    pub(crate) fn chain_words(&self) -> Result<[u64; 2], DeviceError> {
+        self.core.shared.bind()?;
+        Ok([self.core.clock_address, self.core.word.device_address()])
+    }
+
     /// Launches a chain of kernels with the clock write of `value` in it, and keeps `keep` until it is through. A value is given
     /// to one launch alone, and later calls have larger ones.
     ///

@@ -11,8 +11,8 @@
 //!
 //! **Locks.** That of the stream while the graph is launched, see [`Stream::put_with_write`].
 //!
-//! **On a crash** of the process the node releases its clocks, as for other work. **On cancellation**, when a pass is dropped, nothing was put on the
-//! stream.
+//! **On a crash** of the process the node releases its clocks, as for other work. **On cancellation**, when a pass is dropped,
+//! nothing was put on the stream.
 //!
 //! [`Stream::put_with_write`]: crate::stream::Stream
 
@@ -119,7 +119,8 @@ impl LaunchGraph {
         GraphPass { graph: self, tensors: SmallVec::new(), number: NUMBER.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// How often the graph had to be made, which takes as long as many launches: once, where all passes have the same kernels in the same order.
+    /// How often the graph had to be made, which takes as long as many launches: once, where all passes have the same kernels in
+    /// the same order.
     pub fn times_made(&self) -> u64 {
         self.made
     }
@@ -129,6 +130,7 @@ impl LaunchGraph {
     /// # Safety
     /// Each launch has the arguments of its kernel.
     unsafe fn set(&mut self, stream: &CudaStreamBackend) -> Result<(), DeviceError> {
+        let words = stream.chain_words()?;
         let launches = &mut self.launches;
         // Taken out: one that was set in part is not used again.
         let chain = match self.chain.take().filter(|chain| chain.takes(launches)) {
@@ -140,7 +142,7 @@ impl LaunchGraph {
             None => {
                 self.made += 1;
                 // SAFETY: the caller's contract.
-                unsafe { KernelChain::new(stream.stream().context(), launches)? }
+                unsafe { KernelChain::new(stream.stream().context(), words, launches)? }
             }
         };
         self.chain = Some(chain);
