@@ -125,7 +125,8 @@ impl Suite {
         let mut beside = [(); 2].map(|()| (Times::default(), Samples::default()));
         let mut bares = [(); 3].map(|()| Times::default());
         let mut bares_beside = [(); 3].map(|()| (Times::default(), Samples::default()));
-        for _ in 0..self.runs() {
+        for run in 1..=self.runs() {
+            eprintln!("  run {run}");
             for (kind, (times, (beside, speed))) in
                 Kind::ALL.into_iter().zip(bares.iter_mut().zip(&mut bares_beside))
             {
@@ -182,7 +183,8 @@ impl Suite {
         for two in &hosts {
             two.many(count / 10)?;
         }
-        for _ in 0..self.runs() {
+        for run in 1..=self.runs() {
+            eprintln!("  run {run}");
             for (kind, rate) in Kind::ALL.into_iter().zip(&mut bares) {
                 rate.0.push(runs::bare_many(&bare, kind, count)?);
             }
@@ -211,7 +213,8 @@ impl Suite {
                 // The pools of both hosts grow once.
                 two.tensors(8)?;
                 let [mut ours, mut rpc, mut tcp] = [(); 3].map(|()| Samples::default());
-                for _ in 0..self.runs() {
+                for run in 1..=self.runs() {
+                    eprintln!("  {name}, {lanes} lanes, run {run}");
                     ours.0.push(two.tensors(count)?);
                     rpc.0.push(runs::bare_tensors(&bare, kind, lanes, count)?);
                     tcp.0.push(runs::bare_tensors(&bare, Kind::Tcp, lanes, count)?);
@@ -234,6 +237,7 @@ impl Suite {
     }
 
     fn stall(&mut self) -> anyhow::Result<()> {
+        eprintln!("  it stands still for {} s", STALL.as_secs());
         let two = Two::start(Some(&self.key), 2)?;
         let (came, waited) = two.stalled(BEHIND_STALL, STALL)?;
         two.end()?;
@@ -259,6 +263,7 @@ impl Suite {
     }
 
     fn killed(&mut self) -> anyhow::Result<()> {
+        eprintln!("  it is given up after {} s", tensorpost_hosts::limits::HEAD_GRACE.as_secs());
         let (seconds, held) = Two::start(Some(&self.key), 2)?.killed(ASKS)?;
         let what = format!("host killed: s until {ASKS} asks are answered");
         // What the head waits before its verdict, and a second.
@@ -276,7 +281,8 @@ impl Suite {
         };
         let (trips, many) = (self.count(100_000), self.count(2_000_000));
         let mut all = [(); 4].map(|()| Samples::default());
-        for _ in 0..self.runs() {
+        for run in 1..=self.runs() {
+            eprintln!("  run {run}");
             for (index, program) in programs.iter().enumerate() {
                 let [micros, rate] = runs::local(program, trips, many)?;
                 all[index].0.push(micros);

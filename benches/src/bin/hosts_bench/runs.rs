@@ -84,7 +84,8 @@ impl Two {
     /// The same while tensors are sent beside them, and GiB a second of those.
     pub(crate) fn trips_beside_bulk(&self, count: u64) -> anyhow::Result<(Percentiles, f64)> {
         let (before, _) = self.ask(&self.sink.address(), Came)?;
-        let pouring = self.source.ask(self.pour(u64::MAX, TENSOR));
+        let mut pouring = self.source.ask(self.pour(u64::MAX, TENSOR));
+        self.pair.node.block_on(pouring.accepted()).map_err(|error| anyhow::anyhow!("{error}"))?;
         while self.ask(&self.sink.address(), Came)?.0 == before {}
         let trips = self.trips(count)?;
         self.pair.node.block_on(self.source.send(Stop)).map_err(|error| error.reason)?;
