@@ -1,6 +1,7 @@
 //! Two hosts on loopback, and whoever else comes to them.
 
 mod joining;
+mod lanes;
 mod links;
 mod memory;
 mod refusals;
