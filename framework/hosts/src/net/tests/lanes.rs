@@ -26,7 +26,7 @@ impl Memory for Slow {
     fn write(&self, _: Piece, _: Bytes) -> BoxFuture<'_, ()> {
         async {
             self.began.notify_one();
-            *self.was_let_go.lock() = Some(self.let_go.lock().recv_timeout(Duration::from_secs(5)).is_ok());
+            *self.was_let_go.lock() = Some(self.let_go.lock().recv_timeout(Duration::from_secs(1)).is_ok());
         }
         .boxed()
     }
@@ -62,7 +62,8 @@ async fn no_message_waits_for_the_bytes_of_a_tensor() {
     let small = one.post(To::Send(actor(0, 2)), Bytes::from_static(b"now"), &[]).expect("room");
     let mut came = Vec::new();
     while came.len() < 2 {
-        if let Some(Happened::Event(Event::Message { post, .. })) = zero.next().await {
+        let next = tokio::time::timeout(Duration::from_secs(20), zero.next()).await;
+        if let Some(Happened::Event(Event::Message { post, .. })) = next.expect("a message") {
             came.push(post);
             // Its thread waits for this, or has given it up.
             let _ = go.send(());
