@@ -91,8 +91,7 @@ impl Driver {
 
 #[actor]
 impl Driver {
-    fn create(env: &Env) -> anyhow::Result<Self> {
-        let _ = env;
+    fn create(_: &Env) -> anyhow::Result<Self> {
         Ok(Driver { text: text()?, trip: None })
     }
 
@@ -182,7 +181,8 @@ impl Counter {
         // Each stream begins anew.
         self.out_of_order |= note.number != FIRST && note.number != self.last + 1;
         self.last = note.number;
-        if let Some(Err(error)) = self.peer.as_ref().map(|peer| peer.try_send(note)) {
+        let Some(peer) = &self.peer else { return };
+        if let Err(error) = peer.try_send(note) {
             eprintln!("a note does not go back: {}", error.reason);
         }
     }
