@@ -7,4 +7,6 @@
 pub mod baseline;
 pub mod cores;
 pub mod memory;
+pub mod notes;
 pub mod results;
+pub mod table;

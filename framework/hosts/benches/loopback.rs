@@ -16,7 +16,7 @@ use tensorpost_hosts::frame::Piece;
 use tensorpost_hosts::ids::{ActorId, HostId, HostLife, Life};
 use tensorpost_hosts::introduction::Introduction;
 use tensorpost_hosts::limits::PIECE_BYTES;
-use tensorpost_hosts::net::{Dial, Happened, LinkPulse, Listener, Memory, Peer, Peers, Pulse};
+use tensorpost_hosts::net::{Dial, Happened, LaneThreads, LinkPulse, Listener, Memory, Peer, Peers, Pulse};
 use tensorpost_hosts::refused::Refused;
 use tensorpost_hosts::security::Security;
 use tensorpost_hosts::session::{Bounds, Event, PostError, Session, To};
@@ -80,23 +80,28 @@ async fn send(peer: &Peer, to: u16, head: &Bytes, spans: &[u64]) {
     }
 }
 
-async fn pair(security: &Security, lanes: u16) -> (Arc<Peer>, Arc<Peer>, Listener) {
+async fn pair(security: &Security, lanes: u16) -> (Arc<Peer>, Arc<Peer>, Listener, [Arc<LaneThreads>; 2]) {
     let (zero, one) = (peer(0, 1), peer(1, 0));
     let introduction = Arc::new(Introduction::of_this_process(Some("bench")).expect("its arguments"));
     let peers = Arc::new(Peers::default());
     assert!(peers.add(Arc::clone(&zero)));
     let at = SocketAddr::from(([127, 0, 0, 1], 0));
     let refused = Arc::new(Refused::default());
-    let listener = Listener::start(at, security.clone(), Arc::clone(&introduction), peers, refused, None)
-        .await
-        .expect("a port");
-    let dial = Dial { to: listener.address().to_string(), security: security.clone(), introduction, lanes };
+    // The two hosts share none.
+    let [here, there] = [(); 2].map(|()| LaneThreads::start(lanes).expect("threads"));
+    let threads = Arc::clone(&here);
+    let listener =
+        Listener::start(at, security.clone(), Arc::clone(&introduction), peers, refused, None, &there)
+            .await
+            .expect("a port");
+    let dial =
+        Dial { to: listener.address().to_string(), security: security.clone(), introduction, lanes, threads };
     dial.connect(&one).await.expect("it listens");
-    (zero, one, listener)
+    (zero, one, listener, [here, there])
 }
 
 async fn latency(security: &Security) {
-    let (zero, one, _listener) = pair(security, 1).await;
+    let (zero, one, _listener, _threads) = pair(security, 1).await;
     let head = Bytes::from(vec![7; 256]);
     let echo = Arc::clone(&zero);
     let answer = head.clone();
@@ -119,7 +124,7 @@ async fn latency(security: &Security) {
 }
 
 async fn rate(security: &Security) {
-    let (zero, one, _listener) = pair(security, 1).await;
+    let (zero, one, _listener, _threads) = pair(security, 1).await;
     let start = Instant::now();
     let taking = tokio::spawn(async move {
         let mut taken = 0;
@@ -138,7 +143,7 @@ async fn rate(security: &Security) {
 }
 
 async fn tensors(security: &Security, lanes: u16) {
-    let (zero, one, _listener) = pair(security, lanes).await;
+    let (zero, one, _listener, _threads) = pair(security, lanes).await;
     let start = Instant::now();
     let taking = tokio::spawn(async move {
         let mut taken = 0;

@@ -30,6 +30,10 @@ pub const MAX_ARRIVING: usize = 1024;
 /// Most frames that a host keeps because the other has not said that it received them. Who says nothing for so many is cut.
 pub const MAX_UNACKED: usize = 1 << 16;
 
+/// Frames that were received past which that is said at once; before, with whatever is said next.
+pub const ACK_AT: u64 = 32;
+const _: () = assert!(ACK_AT < MAX_NOTES as u64 / 2 && ACK_AT < MAX_UNACKED as u64 / 4);
+
 /// Largest capacity of a mailbox for one host.
 pub const MAX_CAPACITY: u32 = 1 << 16;
 

@@ -4,7 +4,6 @@
 
 mod parts;
 mod runs;
-mod table;
 mod wired;
 
 use std::process::ExitCode;
@@ -12,9 +11,9 @@ use std::thread::available_parallelism;
 
 use clap::Parser;
 use tensorpost::prelude::*;
+use tensorpost_benches::table::{Bound, Samples, Table};
 
 use runs::RECEIVERS;
-use table::{Bound, Samples, Table};
 use wired::Hop;
 
 /// Measures the pipeline builder on this machine and prints a table with bounds.

@@ -10,7 +10,7 @@ use tensorpost_hosts::ids::{HostId, HostLife, Life};
 use tensorpost_hosts::introduction::Introduction;
 use tensorpost_hosts::join::{Member, Request, Roster};
 use tensorpost_hosts::limits::{BEAT, MAX_LANES, PORT};
-use tensorpost_hosts::net::{Admission, Dial, LinkPulse, Listener, Memory, Peer, Peers, Pulse};
+use tensorpost_hosts::net::{Admission, Dial, LaneThreads, LinkPulse, Listener, Memory, Peer, Peers, Pulse};
 use tensorpost_hosts::refused::Refused;
 use tensorpost_hosts::security::Security;
 use tensorpost_hosts::session::{Bounds, Session};
@@ -99,17 +99,22 @@ async fn start(
         Arc::new(introduction.map_err(|error| format!("this program cannot be read: {error}"))?);
     let life = Life::draw().ok_or("the system has no random numbers")?;
     let (peers, refused) = (Arc::new(Peers::default()), Arc::new(Refused::default()));
+    let lanes = settings.lanes.clamp(1, MAX_LANES);
+    let threads =
+        LaneThreads::start(lanes).map_err(|error| format!("there are no threads for its lanes: {error}"))?;
     let dial = |to: String| Dial {
         to,
         security: security.clone(),
         introduction: Arc::clone(&introduction),
-        lanes: settings.lanes.clamp(1, MAX_LANES),
+        lanes,
+        threads: Arc::clone(&threads),
     };
     let listen = |at: SocketAddr, admission: Option<Arc<Admission>>| {
         let (introduction, peers) = (Arc::clone(&introduction), Arc::clone(&peers));
-        let (security, refused) = (security.clone(), Arc::clone(&refused));
+        let (security, refused, threads) = (security.clone(), Arc::clone(&refused), Arc::clone(&threads));
         async move {
-            let listener = Listener::start(at, security, introduction, peers, refused, admission).await;
+            let listener =
+                Listener::start(at, security, introduction, peers, refused, admission, &threads).await;
             listener.map_err(|error| format!("{at} cannot be listened at: {error}"))
         }
     };

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use tensorpost_hosts::frame::{Post, Target as To};
 use tensorpost_hosts::ids::{Correlation, Seq};
 use tensorpost_hosts::net::Peer;
@@ -18,7 +19,7 @@ use super::outbound::{Of, foreign_device, post_as};
 use super::run::Gateway;
 use super::store::{Target, targets};
 use super::{Command, shown};
-use crate::actor::AskError;
+use crate::actor::{AskError, SendError};
 use crate::ids::ActorId;
 use crate::message::raw::{RawMessage, RawReply};
 use crate::stream::turn::Turn;
@@ -110,16 +111,21 @@ impl Gateway {
                 let asking = address.ask(raw);
                 tokio::spawn(ask(asking, peer, host, post, correlation, self.to.clone()));
             }
-            // The first attempt is made here, and the task only waits.
+            // The first attempt is made here. Where it finds no room, a task waits.
             _ => {
-                let (sending, transport) = (address.send(raw), Arc::clone(&self.transport));
-                tokio::spawn(async move {
-                    if let Err(error) = sending.await {
+                let mut sending = address.send(raw);
+                let transport = Arc::clone(&self.transport);
+                let sent = move |result: Result<(), SendError<RawMessage>>| {
+                    if let Err(error) = result {
                         tracing::warn!(%error, from = name, "a message of another host was dropped");
                         transport.dead_letter();
                     }
                     peer.with(|session| session.done(post));
-                });
+                };
+                match (&mut sending).now_or_never() {
+                    Some(result) => sent(result),
+                    None => drop(tokio::spawn(async move { sent(sending.await) })),
+                }
             }
         }
     }

@@ -18,8 +18,9 @@
 //! has them. HOST-6: data is sent when it is there and good. HOST-9: a receipt is kept until the other host is done with its
 //! message, so credits of both are one chain.
 //!
-//! **Threads.** All of it runs on one thread, `tensorpost-gateway`, but for the mailboxes, which the process's reader calls, and for
-//! waits for tensors that are still being made.
+//! **Threads.** `tensorpost-gateway` does all but this: the process's reader calls the mailboxes; waits for tensors that are still being
+//! made have threads that may wait; and the lanes, with the bytes of tensors and large bodies, have as many threads as there are lanes
+//! (`tensorpost-lane`), so that no message waits while these are encrypted and copied.
 //!
 //! **On its crash** the other hosts are out of reach, and they give this host up, which ends where it is an agent. **On the loss of a host** what it owed is
 //! answered with an error that names it, and its actors are told to be gone. **On a shutdown** it says to all that it leaves.

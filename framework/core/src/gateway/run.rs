@@ -11,6 +11,7 @@ use tensorpost_hosts::limits::{AGENT_GRACE, HEAD_GRACE};
 use tensorpost_hosts::net::{Happened, Peer};
 use tensorpost_hosts::session::Event;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::begin::{ByNumber, Node};
@@ -22,6 +23,7 @@ use super::store::Store;
 use super::{Command, LEAVE, Newcomer, began, failed, shown, tell};
 use crate::ids::ActorId;
 use crate::limits::MAX_WAITING_NOTES;
+use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
 use crate::transport::hosts::{FromGateway, Host, ToGateway};
@@ -29,6 +31,9 @@ use crate::transport::inbox::Receipt;
 
 /// What sessions tell that waits to be handled; more waits in the session that tells it.
 const EVENTS: usize = 256;
+
+/// What is handled in one turn, of what has come by then: the first message among them waits for the last.
+const AT_ONCE: usize = 16;
 
 /// See the module.
 pub(super) struct Gateway {
@@ -140,23 +145,39 @@ impl Gateway {
         self.transport.set_host(self.own());
         self.tell_members();
         began(&self.transport, self.own(), works_until);
+        let (mut asked, mut events) = (Vec::with_capacity(AT_ONCE), Vec::with_capacity(AT_ONCE));
         loop {
-            tokio::select! {
-                command = commands.recv() => match command {
-                    Some(Command::Leave(left)) => {
-                        self.leave().await;
-                        let _ = left.send(());
-                        return;
-                    }
-                    Some(command) => self.take(command),
-                    None => return,
-                },
-                happened = told.recv() => match happened {
-                    Some((host, happened)) => self.happened(host, happened),
-                    None => return,
-                },
+            let count = tokio::select! {
+                count = commands.recv_many(&mut asked, AT_ONCE) => count,
+                count = told.recv_many(&mut events, AT_ONCE) => count,
+            };
+            if count == 0 {
+                return;
+            }
+            if let Some(left) = self.take_all(&mut asked, &mut events) {
+                self.leave().await;
+                let _ = left.send(());
+                return;
             }
         }
+    }
+
+    /// Takes what has come together in one turn: a process to which several messages go is rung once. Who waits for this host to
+    /// leave, if it is to: what was asked behind that is not done any more.
+    fn take_all(
+        &mut self,
+        asked: &mut Vec<Command>,
+        events: &mut Vec<(u16, Happened)>,
+    ) -> Option<oneshot::Sender<()>> {
+        let _turn = Turn::begin();
+        events.drain(..).for_each(|(host, happened)| self.happened(host, happened));
+        for command in asked.drain(..) {
+            match command {
+                Command::Leave(left) => return Some(left),
+                command => self.take(command),
+            }
+        }
+        None
     }
 
     fn take(&mut self, command: Command) {

@@ -3,7 +3,8 @@
 //! Used by the gateway, which enters messages and takes them out, and by the lanes, which read and write pieces ([`Memory`]). What
 //! is sent is lent as it lies: a piece keeps its tensor until it has gone. What comes is written into tensors of the gateway's own.
 //!
-//! **Locks.** One for each direction, held for as long as a piece is copied; nothing waits under them.
+//! **Locks.** One for each direction; that of what comes is held for as long as a piece is copied, so the lanes take turns there. Nothing
+//! waits under them.
 
 use std::collections::HashMap;
 use std::ops::Range;

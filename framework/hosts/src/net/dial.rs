@@ -21,7 +21,8 @@ use tonic::{Code, Status, Streaming};
 use super::codec::{BytesCodec, Outgoing};
 use super::io::Io;
 use super::peer::Peer;
-use super::{CONNECTION_WINDOW, STREAM_WINDOW, pump, service};
+use super::threads::LaneThreads;
+use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW, pump, service};
 use crate::frame::{Frame, Hello, Resume, decode, encode};
 use crate::introduction::Introduction;
 use crate::join::{Admitted, Request};
@@ -44,6 +45,8 @@ pub struct Dial {
     pub introduction: Arc<Introduction>,
     /// Connections for tensors, beside that for all else: 1 to [`MAX_LANES`].
     pub lanes: u16,
+    /// Where these are.
+    pub threads: Arc<LaneThreads>,
 }
 
 /// Why there is no connection.
@@ -120,7 +123,7 @@ impl Dial {
     }
 
     async fn ask_to_join(&self, request: &Request) -> Result<Admitted, DialError> {
-        let (channel, _) = self.channel().await?;
+        let (channel, _) = self.channel(&[]).await?;
         let said = stream::iter([self.introduction.encode(), request.encode()].map(Outgoing::from));
         let mut from = self.call(channel, service::JOIN, 4 << 10, MAX_FRAME, said).await?;
         let answer = timeout(INTRODUCTION, from.message()).await;
@@ -136,7 +139,7 @@ impl Dial {
     /// # Errors
     /// There is none.
     pub async fn connect(&self, peer: &Arc<Peer>) -> Result<Link, DialError> {
-        let (channel, address) = self.channel().await?;
+        let (channel, address) = self.channel(&[]).await?;
         let hello = peer.dial();
         let lane = Hello { resume: Resume::default(), ..hello.clone() };
         // What follows the greeting is known when it was answered.
@@ -170,13 +173,18 @@ impl Dial {
         Ok(link)
     }
 
+    /// Makes a lane, on the thread where it stays.
     async fn lane(&self, peer: &Arc<Peer>, link: Link, hello: &Hello) -> Result<(), DialError> {
-        let (channel, address) = self.channel().await?;
+        let (dial, peer) = (self.clone(), Arc::clone(peer));
         let greeting = Outgoing::from(encode(&Frame::Hello(hello.clone())));
-        let sent = stream::once(async move { greeting }).chain(pump::pieces(Arc::clone(peer), link));
-        let from = self.call(channel, service::LANE, MAX_LANE_FRAME, MAX_LANE_FRAME, sent).await?;
-        tokio::spawn(pump::gather(Arc::clone(peer), link, from, address));
-        Ok(())
+        let making = self.threads.next().spawn(async move {
+            let (channel, address) = dial.channel(&[LANE]).await?;
+            let sent = stream::once(async move { greeting }).chain(pump::pieces(Arc::clone(&peer), link));
+            let from = dial.call(channel, service::LANE, MAX_LANE_FRAME, MAX_LANE_FRAME, sent).await?;
+            tokio::spawn(pump::gather(peer, link, from, address));
+            Ok(())
+        });
+        making.await.map_err(|_| self.unreachable("its lanes have no threads any more"))?
     }
 
     /// Says this and nothing else; the answer's first message.
@@ -186,7 +194,7 @@ impl Dial {
         method: &'static str,
         said: Vec<Bytes>,
     ) -> Result<Option<Bytes>, DialError> {
-        let (channel, _) = self.channel().await?;
+        let (channel, _) = self.channel(&[]).await?;
         let sent = stream::iter(said).map(Outgoing::from);
         let mut from = self.call(channel, method, 16 << 10, MAX_FRAME, sent).await?;
         from.message().await.map_err(|status| self.status(&status))
@@ -210,8 +218,9 @@ impl Dial {
         timeout(INTRODUCTION, call).await.map_err(|_| self.unreachable("it does not answer"))?
     }
 
-    async fn channel(&self) -> Result<(Channel, SocketAddr), DialError> {
-        let io = Io::connect(&self.to, &self.security).await.map_err(|error| self.unreachable(error))?;
+    async fn channel(&self, first: &[u8]) -> Result<(Channel, SocketAddr), DialError> {
+        let io =
+            Io::connect(&self.to, &self.security, first).await.map_err(|error| self.unreachable(error))?;
         let address = io.peer();
         let endpoint = Endpoint::from_static("http://host")
             .initial_stream_window_size(STREAM_WINDOW)

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -62,14 +62,14 @@ impl Io {
         Ok(Io { inner, peer, _place: Some(place) })
     }
 
-    /// Connects to `host:port`, by the first of its addresses that answers.
-    pub(super) async fn connect(to: &str, security: &Security) -> io::Result<Self> {
+    /// Connects to `host:port`, by the first of its addresses that answers. `first` is said before anything else.
+    pub(super) async fn connect(to: &str, security: &Security, first: &[u8]) -> io::Result<Self> {
         let mut last = None;
         for address in tokio::net::lookup_host(to).await? {
             security
                 .allows(address)
                 .map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
-            match Self::connect_at(to, address, security).await {
+            match Self::connect_at(to, address, security, first).await {
                 Ok(connected) => return Ok(connected),
                 Err(error) => last = Some(error),
             }
@@ -77,9 +77,15 @@ impl Io {
         Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{to} has no address"))))
     }
 
-    async fn connect_at(to: &str, address: SocketAddr, security: &Security) -> io::Result<Self> {
-        let stream = within(LINK_SILENCE, TcpStream::connect(address)).await?;
+    async fn connect_at(
+        to: &str,
+        address: SocketAddr,
+        security: &Security,
+        first: &[u8],
+    ) -> io::Result<Self> {
+        let mut stream = within(LINK_SILENCE, TcpStream::connect(address)).await?;
         prepare(&stream)?;
+        stream.write_all(first).await?;
         let inner: Pin<Box<dyn Both>> = match security.client() {
             None => Box::pin(stream),
             Some((config, named)) => {

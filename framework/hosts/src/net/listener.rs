@@ -7,10 +7,14 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::Mutex;
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
@@ -18,7 +22,8 @@ use tonic_health::server::HealthReporter;
 
 use super::io::{Io, late};
 use super::service::{Admission, Hosts, Peers};
-use super::{CONNECTION_WINDOW, STREAM_WINDOW};
+use super::threads::LaneThreads;
+use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW};
 use crate::introduction::Introduction;
 use crate::limits::{
     INTRODUCTION, LINK_SILENCE, MAX_CONNECTIONS, MAX_LANES, MAX_STRANGERS, MAX_STRANGERS_OF_ONE,
@@ -36,7 +41,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address, in the present runtime of tokio. A head has an `admission` for those who join.
+    /// Listens at an address, in the present runtime of tokio; lanes go on in `threads`. A head has an `admission` for those who join.
     ///
     /// # Errors
     /// The address cannot be listened at, or must not without a key (HOST-12).
@@ -47,32 +52,38 @@ impl Listener {
         peers: Arc<Peers>,
         refused: Arc<Refused>,
         admission: Option<Arc<Admission>>,
+        threads: &LaneThreads,
     ) -> io::Result<Self> {
         security.allows(at).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
         let socket = TcpListener::bind(at).await?;
         let address = socket.local_addr()?;
         let (open, closed) = watch::channel(());
-        let (ready, connections) = mpsc::channel(16);
-        let doors = Doors { security, refused: Arc::clone(&refused), strangers: Arc::default() };
-        tokio::spawn(doors.stand(socket, ready, closed.clone()));
-
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_service_status("", ServingStatus::Serving).await;
-        let hosts = Hosts { introduction, peers, refused, admission };
-        let server = Server::builder()
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_concurrent_streams(u32::from(MAX_LANES) + 8)
-            .http2_keepalive_interval(Some(LINK_SILENCE))
-            .http2_keepalive_timeout(Some(LINK_SILENCE))
-            .add_service(health_service)
-            .add_service(hosts)
-            .serve_with_incoming_shutdown(ReceiverStream::new(connections), until_closed(closed));
-        tokio::spawn(async move {
-            if let Err(error) = server.await {
-                tracing::error!(target: "tensorpost::hosts", %address, "the listener of this host ended: {error}");
-            }
-        });
+        let hosts = Hosts { introduction, peers, refused: Arc::clone(&refused), admission };
+        let serve = |runtime: &Handle| {
+            let (ready, connections) = mpsc::channel(16);
+            let server = Server::builder()
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW)
+                .max_concurrent_streams(u32::from(MAX_LANES) + 8)
+                .http2_keepalive_interval(Some(LINK_SILENCE))
+                .http2_keepalive_timeout(Some(LINK_SILENCE))
+                .add_service(health_service.clone())
+                .add_service(hosts.clone())
+                .serve_with_incoming_shutdown(ReceiverStream::new(connections), until_closed(closed.clone()));
+            runtime.spawn(async move {
+                if let Err(error) = server.await {
+                    tracing::error!(target: "tensorpost::hosts", %address, "the listener of this host ended: {error}");
+                }
+            });
+            Way { runtime: runtime.clone(), ready }
+        };
+        let messages = serve(&Handle::current());
+        let lanes = threads.all().map(serve).collect();
+        let ways = Arc::new(Ways { messages, lanes, next: AtomicUsize::new(0) });
+        let doors = Doors { security, refused, strangers: Arc::default(), ways };
+        tokio::spawn(doors.stand(socket, closed));
         Ok(Listener { address, _open: open, health })
     }
 
@@ -97,6 +108,30 @@ struct Doors {
     security: Security,
     refused: Arc<Refused>,
     strangers: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    ways: Arc<Ways>,
+}
+
+/// Where connections go on.
+struct Ways {
+    messages: Way,
+    /// On a thread each.
+    lanes: Vec<Way>,
+    next: AtomicUsize,
+}
+
+#[derive(Clone)]
+struct Way {
+    runtime: Handle,
+    /// Those who have shown the key.
+    ready: mpsc::Sender<io::Result<Io>>,
+}
+
+impl Ways {
+    /// For a connection with this first byte.
+    fn of(&self, first: u8) -> &Way {
+        let lane = || self.lanes.get(self.next.fetch_add(1, Relaxed) % self.lanes.len().max(1));
+        (first == LANE).then(lane).flatten().unwrap_or(&self.messages)
+    }
 }
 
 /// A place among the strangers.
@@ -118,12 +153,7 @@ impl Drop for Stranger {
 }
 
 impl Doors {
-    async fn stand(
-        self,
-        socket: TcpListener,
-        ready: mpsc::Sender<io::Result<Io>>,
-        closed: watch::Receiver<()>,
-    ) {
+    async fn stand(self, socket: TcpListener, closed: watch::Receiver<()>) {
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut closed = std::pin::pin!(until_closed(closed));
         loop {
@@ -132,7 +162,7 @@ impl Doors {
                 () = &mut closed => return,
             };
             match accepted {
-                Ok((stream, from)) => self.open(stream, from, &places, &ready),
+                Ok((stream, from)) => self.open(stream, from, &places),
                 // Of one connection, or for want of descriptors: then those there are have to end first.
                 Err(error) => {
                     tracing::warn!(target: "tensorpost::hosts", "a connection cannot be taken: {error}");
@@ -142,19 +172,15 @@ impl Doors {
         }
     }
 
-    fn open(
-        &self,
-        stream: TcpStream,
-        from: SocketAddr,
-        places: &Arc<Semaphore>,
-        ready: &mpsc::Sender<io::Result<Io>>,
-    ) {
+    fn open(&self, stream: TcpStream, from: SocketAddr, places: &Arc<Semaphore>) {
         let (Some(stranger), Ok(place)) = (self.stranger(from.ip()), Arc::clone(places).try_acquire_owned())
         else {
             return self.refused.note(Kind::Flood, from, &"too many connections");
         };
-        let (security, refused, ready) = (self.security.clone(), Arc::clone(&self.refused), ready.clone());
-        tokio::spawn(shake_hands(stream, from, security, place, stranger, refused, ready));
+        let (security, refused) = (self.security.clone(), Arc::clone(&self.refused));
+        let until = Instant::now() + INTRODUCTION;
+        let arrival = Arrival { from, security, place, stranger, refused, until };
+        tokio::spawn(arrival.enter(stream, Arc::clone(&self.ways)));
     }
 
     fn stranger(&self, from: IpAddr) -> Option<Stranger> {
@@ -168,28 +194,59 @@ impl Doors {
     }
 }
 
-async fn shake_hands(
-    stream: TcpStream,
+/// A connection that nobody knows yet.
+struct Arrival {
     from: SocketAddr,
     security: Security,
     place: OwnedSemaphorePermit,
     stranger: Stranger,
     refused: Arc<Refused>,
-    ready: mpsc::Sender<io::Result<Io>>,
-) {
-    // A refusal is counted before its connection closes, so that whoever sees the end finds the count. `open` is that connection;
-    // where it took too long, `shaking` has it.
-    let mut shaking = std::pin::pin!(Io::accept(stream, from, &security, place));
-    match tokio::time::timeout(INTRODUCTION, shaking.as_mut()).await {
-        Ok(Ok(io)) => {
-            drop(stranger);
-            // It fails where the listener ends.
-            let _ = ready.send(Ok(io)).await;
+    until: Instant,
+}
+
+impl Arrival {
+    /// Brings it where it belongs, by its first byte.
+    async fn enter(self, mut stream: TcpStream, ways: Arc<Ways>) {
+        let mut first = [0];
+        let looked = timeout_at(self.until, stream.peek(&mut first)).await;
+        // One that has ended, or broken, is refused with its handshake.
+        if looked.is_err() {
+            return self.refused.note(Kind::Key, self.from, &late(INTRODUCTION));
         }
-        Ok(Err((error, open))) => {
-            refused.note(Kind::Key, from, &error);
-            drop(open);
+        let way = ways.of(first[0]);
+        if first[0] != LANE {
+            return self.shake_hands(stream, way.ready.clone()).await;
         }
-        Err(_) => refused.note(Kind::Key, from, &late(INTRODUCTION)),
+        let detached = match stream.read_exact(&mut first).await {
+            Ok(_) => stream.into_std(),
+            Err(error) => Err(error),
+        };
+        let ready = way.ready.clone();
+        way.runtime.spawn(async move {
+            // Its descriptor is known to the runtime of the thread that reads it.
+            match detached.and_then(TcpStream::from_std) {
+                Ok(stream) => self.shake_hands(stream, ready).await,
+                Err(error) => self.refused.note(Kind::Garbage, self.from, &error),
+            }
+        });
+    }
+
+    async fn shake_hands(self, stream: TcpStream, ready: mpsc::Sender<io::Result<Io>>) {
+        let Arrival { from, security, place, stranger, refused, until } = self;
+        // A refusal is counted before its connection closes, so that whoever sees the end finds the count. `open` is that connection;
+        // where it took too long, `shaking` has it.
+        let mut shaking = std::pin::pin!(Io::accept(stream, from, &security, place));
+        match timeout_at(until, shaking.as_mut()).await {
+            Ok(Ok(io)) => {
+                drop(stranger);
+                // It fails where the listener ends.
+                let _ = ready.send(Ok(io)).await;
+            }
+            Ok(Err((error, open))) => {
+                refused.note(Kind::Key, from, &error);
+                drop(open);
+            }
+            Err(_) => refused.note(Kind::Key, from, &late(INTRODUCTION)),
+        }
     }
 }

@@ -178,15 +178,16 @@ impl Security {
         }
     }
 
-    pub(crate) fn server(&self) -> Option<Arc<ServerConfig>> {
+    /// What accepts a connection; nothing where nothing is secured.
+    pub fn server(&self) -> Option<Arc<ServerConfig>> {
         match &self.0 {
             Kind::Loopback => None,
             Kind::Tls { server, .. } => Some(Arc::clone(server)),
         }
     }
 
-    /// With whether the other's certificate has to be for the name that is dialled.
-    pub(crate) fn client(&self) -> Option<(Arc<ClientConfig>, bool)> {
+    /// What makes a connection, and whether the other's certificate has to be for the name that is dialled.
+    pub fn client(&self) -> Option<(Arc<ClientConfig>, bool)> {
         match &self.0 {
             Kind::Loopback => None,
             Kind::Tls { client, named, .. } => Some((Arc::clone(client), *named)),

@@ -6,7 +6,7 @@ use super::Violation;
 use super::steps::{Step, Steps};
 use crate::frame::Body;
 use crate::ids::Seq;
-use crate::limits::MAX_UNACKED;
+use crate::limits::{ACK_AT, MAX_UNACKED};
 
 #[derive(Debug)]
 pub(super) struct Numbering {
@@ -76,9 +76,10 @@ impl Numbering {
         Some((seq, body))
     }
 
-    /// Whether something is to be sent.
+    /// Whether something is to be sent by itself. A few acknowledgements wait for a frame that goes anyway, or for the next look at
+    /// the beats: each alone would be a call of the system here, and wake the other side, before the message is passed on.
     pub(super) fn has_frames(&self) -> bool {
-        self.sent < self.unacked.len() || self.said < self.received
+        self.sent < self.unacked.len() || self.received - self.said >= ACK_AT
     }
 
     /// What there is to acknowledge.

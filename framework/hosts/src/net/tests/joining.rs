@@ -42,6 +42,7 @@ async fn head(at: SocketAddr) -> Hub {
         }
         Ok(admitted)
     };
+    let threads = threads();
     let listener = Listener::start(
         at,
         Security::loopback(),
@@ -49,6 +50,7 @@ async fn head(at: SocketAddr) -> Hub {
         peers,
         Arc::clone(&refused),
         Some(Arc::new(admission)),
+        &threads,
     );
     Hub { listener: listener.await.expect("a port"), verdict, refused, sessions }
 }

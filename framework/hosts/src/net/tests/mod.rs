@@ -1,6 +1,7 @@
 //! Two hosts on loopback, and whoever else comes to them.
 
 mod joining;
+mod lanes;
 mod links;
 mod memory;
 mod refusals;
@@ -8,7 +9,7 @@ mod relay;
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 
@@ -73,7 +74,7 @@ impl Gateway {
         assert!(peers.add(Arc::clone(&self.peer)));
         let at = SocketAddr::from(([127, 0, 0, 1], 0));
         let refused = Arc::clone(&self.refused);
-        Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused, None)
+        Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused, None, &threads())
             .await
             .expect("a port")
     }
@@ -106,6 +107,14 @@ impl Gateway {
     }
 }
 
+/// Those of all tests: lanes end with their threads, and not with who has dialled.
+fn threads() -> Arc<LaneThreads> {
+    static THREADS: LazyLock<Arc<LaneThreads>> =
+        LazyLock::new(|| LaneThreads::start(2).expect("two threads"));
+    Arc::clone(&THREADS)
+}
+
 fn dial(to: SocketAddr, security: &Security, lanes: u16) -> Dial {
-    Dial { to: to.to_string(), security: security.clone(), introduction: Arc::new(introduction()), lanes }
+    let introduction = Arc::new(introduction());
+    Dial { to: to.to_string(), security: security.clone(), introduction, lanes, threads: threads() }
 }

@@ -132,7 +132,8 @@ async fn who_breaks_the_protocol_again_and_again_is_given_up_and_nobody_else() {
     assert!(peers.add(Arc::clone(&zero.peer)) && peers.add(Arc::clone(&honest.peer)));
     let at = SocketAddr::from(([127, 0, 0, 1], 0));
     let refused = Arc::clone(&zero.refused);
-    let listener = Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused, None)
+    let introduction = Arc::new(introduction());
+    let listener = Listener::start(at, security.clone(), introduction, peers, refused, None, &threads())
         .await
         .expect("a port");
     connected(&one, &listener, &security).await.expect("it is honest");
@@ -253,6 +254,7 @@ async fn a_flood_of_connections_keeps_nobody_out() {
 async fn without_a_key_nobody_listens_at_or_dials_the_network() {
     let zero = Gateway::new(0, 1);
     let at = SocketAddr::from(([0, 0, 0, 0], 0));
+    let threads = threads();
     let listened = Listener::start(
         at,
         Security::loopback(),
@@ -260,6 +262,7 @@ async fn without_a_key_nobody_listens_at_or_dials_the_network() {
         Arc::new(Peers::default()),
         Arc::clone(&zero.refused),
         None,
+        &threads,
     );
     let refused = listened.await.expect_err("of the network").to_string();
     assert!(refused.contains("TENSORPOST_KEY_FILE"), "{refused}");

@@ -1,15 +1,15 @@
-//! The table: what was measured, over all runs, and whether it is within its bound.
+//! The table of a bench: what was measured, over all runs, and whether it is within its bound.
 
 use comfy_table::Table as Cells;
 use comfy_table::presets::ASCII_MARKDOWN;
 
 /// What every run of one thing came to.
 #[derive(Debug, Default)]
-pub(crate) struct Samples(pub(crate) Vec<f64>);
+pub struct Samples(pub Vec<f64>);
 
 impl Samples {
     /// The middle one; of an even number, the lower of the two. Not a number if there is none.
-    pub(crate) fn median(&self) -> f64 {
+    pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
@@ -25,22 +25,32 @@ impl Samples {
 
 /// What a row must keep to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Bound {
+pub enum Bound {
     /// Nothing: it is there to compare with.
     None,
+    /// So many times what it is compared with, or more.
     RatioAtLeast(f64),
+    /// So many times what it is compared with, or less.
     RatioAtMost(f64),
+    /// So much, or more.
+    AtLeast(f64),
+    /// So much, or less.
+    AtMost(f64),
+    /// Less than so much.
     Below(f64),
 }
 
-pub(crate) struct Table {
+/// See the module. What it prints is Markdown.
+#[derive(Debug)]
+pub struct Table {
     cells: Cells,
     cores: usize,
     missed: bool,
 }
 
 impl Table {
-    pub(crate) fn new(cores: usize) -> Self {
+    /// An empty one, of a machine with so many cores.
+    pub fn new(cores: usize) -> Self {
         let mut cells = Cells::new();
         cells.load_preset(ASCII_MARKDOWN);
         cells.set_header(["what", "median (range)", "against", "ratio", "bound", "met"]);
@@ -48,19 +58,14 @@ impl Table {
     }
 
     /// A measurement that keeps so many cores busy, against another or nothing.
-    pub(crate) fn row(
-        &mut self,
-        what: &str,
-        samples: &Samples,
-        against: Option<f64>,
-        bound: Bound,
-        needs: usize,
-    ) {
+    pub fn row(&mut self, what: &str, samples: &Samples, against: Option<f64>, bound: Bound, needs: usize) {
         let ratio = against.map_or(f64::NAN, |against| samples.median() / against);
         let (shown, met) = match bound {
             Bound::None => (String::new(), None),
             Bound::RatioAtLeast(least) => (format!(">= {least} x"), Some(ratio >= least)),
             Bound::RatioAtMost(most) => (format!("<= {most} x"), Some(ratio <= most)),
+            Bound::AtLeast(least) => (format!(">= {least}"), Some(samples.median() >= least)),
+            Bound::AtMost(most) => (format!("<= {most}"), Some(samples.median() <= most)),
             Bound::Below(most) => (format!("< {most}"), Some(samples.median() < most)),
         };
         self.missed |= met == Some(false);
@@ -78,7 +83,7 @@ impl Table {
     }
 
     /// Whether a bound was missed.
-    pub(crate) fn missed(&self) -> bool {
+    pub fn missed(&self) -> bool {
         self.missed
     }
 }

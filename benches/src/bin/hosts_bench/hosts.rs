@@ -1,0 +1,158 @@
+//! Two hosts of one node: this program, and the same once more as an agent that runs what this one starts there.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tensorpost::hosts::{Host, Hosts};
+use tensorpost::node::{NodeBuilder, Spawned};
+use tensorpost::prelude::*;
+use tensorpost_benches::memory;
+use tensorpost_benches::notes::{Counter, Driver};
+
+use crate::actors::{Sink, Source};
+
+/// Says how many lanes an agent has, and that this process is one.
+const LANES: &str = "HOSTS_BENCH_LANES";
+const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
+const PATIENCE: Duration = Duration::from_secs(60);
+const SHUTDOWN: Duration = Duration::from_secs(20);
+
+/// The actor types of this program.
+pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
+    builder.actor::<Driver>().actor::<Counter>().actor::<Source>().actor::<Sink>()
+}
+
+/// Runs what the head starts here, and does not return, where this process was started for that.
+pub(crate) fn serve_if_agent() -> anyhow::Result<()> {
+    let Ok(lanes) = std::env::var(LANES) else { return Ok(()) };
+    let hosts = Hosts::from_environment()?.context("no head is named")?;
+    let hosts = hosts.name("second").lanes(lanes.parse()?).agents_serve();
+    program(Node::builder()).hosts(hosts).start()?;
+    anyhow::bail!("an agent went on behind its start")
+}
+
+/// A key of a run, gone with it.
+pub(crate) struct Key(PathBuf);
+
+impl Key {
+    pub(crate) fn draw() -> anyhow::Result<Self> {
+        let path = std::env::temp_dir().join(format!("hosts_bench.{}.key", std::process::id()));
+        let mut secret = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut secret)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let mut file = file.with_context(|| path.display().to_string())?;
+        let key = Key(path);
+        file.write_all(&secret)?;
+        Ok(key)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            eprintln!("{} is left behind: {error}", self.0.display());
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Pair {
+    pub(crate) node: Node,
+    pub(crate) there: Host,
+    agent: Agent,
+}
+
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // It has ended where all went well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Pair {
+    /// With mutual TLS where there is a key, and with so many connections for tensors.
+    pub(crate) fn start(key: Option<&Key>, lanes: u16) -> anyhow::Result<Self> {
+        let hosts = Hosts::head("127.0.0.1:0").name("first").lanes(lanes);
+        let hosts = match key {
+            Some(key) => hosts.key_file(key.path()),
+            None => hosts,
+        };
+        let node = program(Node::builder()).hosts(hosts).start()?;
+        let hosts = node.hosts()?;
+        let head = hosts.first().context("this host is of no node")?;
+        let mut command = Command::new(std::env::current_exe()?);
+        // The arguments of all hosts are compared when they join.
+        command.args(std::env::args_os().skip(1));
+        command.env("TENSORPOST_HEAD", &head.address).env(LANES, lanes.to_string()).env_remove(KEY_FILE);
+        if let Some(key) = key {
+            command.env(KEY_FILE, key.path());
+        }
+        let agent = Agent(command.spawn().context("the other host does not start")?);
+        let hosts = node.await_hosts(2, PATIENCE)?;
+        let there = hosts.get(1).context("the other host has not joined")?.clone();
+        Ok(Pair { node, there, agent })
+    }
+
+    /// An actor in a process of its own on the other host.
+    pub(crate) fn spawn_there<A: RemoteActor<Args = ()>>(&self, mailbox: u32) -> anyhow::Result<Spawned<A>> {
+        Ok(self.node.spawn::<A>(()).on(&self.there).mailbox(mailbox).start()?)
+    }
+
+    /// An actor in a process of its own on this host.
+    pub(crate) fn spawn_here<A: RemoteActor<Args = ()>>(&self, mailbox: u32) -> anyhow::Result<Spawned<A>> {
+        Ok(self.node.spawn::<A>(()).mailbox(mailbox).start()?)
+    }
+
+    /// Resident bytes of all processes of either host.
+    pub(crate) fn resident(&self) -> anyhow::Result<[u64; 2]> {
+        let mut here = memory::resident(std::process::id())?;
+        for worker in self.node.workers() {
+            here += memory::resident(worker.pid)?;
+        }
+        let agent = self.agent.0.id();
+        let mut there = memory::resident(agent)?;
+        for pid in children(agent)? {
+            there += memory::resident(pid)?;
+        }
+        Ok([here, there])
+    }
+
+    /// Kills the other host, with all of its processes.
+    pub(crate) fn kill_other(&mut self) -> anyhow::Result<()> {
+        self.agent.0.kill()?;
+        self.agent.0.wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn end(mut self) -> anyhow::Result<()> {
+        self.node.shutdown(SHUTDOWN)?;
+        let status = self.agent.0.wait()?;
+        anyhow::ensure!(status.success(), "the other host ended with {status}");
+        Ok(())
+    }
+}
+
+/// The processes that a process has started.
+fn children(of: u32) -> anyhow::Result<Vec<u32>> {
+    let own = of.to_string();
+    let is_child = |pid: &u32| {
+        // It may have ended since it was listed.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // Behind the name, which may have anything in it: the state, and the parent.
+        stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)) == Some(&own)
+    };
+    let all = std::fs::read_dir("/proc")?.flatten();
+    Ok(all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_child).collect())
+}

@@ -1,0 +1,43 @@
+//! Messages of 256 bytes within a host, in one line: the median time of one, and how many there are in a second.
+//!
+//! `hosts_bench` runs two builds of this, one of them with the feature `hosts`, in turn: what that costs a node on one machine.
+
+use anyhow::Context as _;
+use clap::Parser;
+use tensorpost::prelude::*;
+use tensorpost_benches::notes::{Counter, Driver, Many, Meet, Trips};
+
+/// Prints nanoseconds of a message of 256 bytes between two processes, one at a time, and messages a second.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Round trips.
+    #[arg(long, default_value_t = 20_000)]
+    trips: u64,
+    /// Messages in one direction.
+    #[arg(long, default_value_t = 200_000)]
+    many: u64,
+}
+
+fn main() -> anyhow::Result<()> {
+    let node = Node::builder().actor::<Driver>().actor::<Counter>().run_if_worker();
+    let options = Options::parse();
+    let node = node.start()?;
+    let driver = node.spawn::<Driver>(()).mailbox(1024).start()?;
+    let [echo, sink] = [(); 2].map(|()| node.spawn::<Counter>(()).mailbox(1024).start());
+    let (echo, sink) = (echo?, sink?);
+    anyhow::ensure!(node.block_on(echo.ask(Meet(driver.address(), driver.address())))?, "no way back");
+    let trips = |count| node.block_on(driver.ask(Trips { to: echo.address(), count }));
+    let many = |count| {
+        let (to, seen) = (sink.address(), sink.address());
+        node.block_on(driver.ask(Many { to, seen, count }))
+    };
+    // The links are made, and the caches warm.
+    trips(1000)?.map_err(anyhow::Error::msg)?;
+    many(1000)?.map_err(anyhow::Error::msg)?;
+    let mut took = trips(options.trips)?.map_err(anyhow::Error::msg)?;
+    took.sort_unstable();
+    let median = took.get(took.len() / 2).context("no trips")?;
+    let all = many(options.many)?.map_err(anyhow::Error::msg)?;
+    println!("{median} {:.0}", options.many as f64 * 1e9 / all as f64);
+    Ok(())
+}
