@@ -328,7 +328,7 @@ impl Conductor {
     fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
         let is_over = |other: &usize| self.exited.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
-        over.filter(move |other| self.sends_to(*other, index)).map(|other| self.exited(other))
+        over.filter(move |other| self.sends_to(*other, index)).map(move |other| self.exited(other, index))
     }
 
     fn order(&mut self, order: Order) {
@@ -447,7 +447,7 @@ impl Conductor {
             let waits = self.counts[other].is_none() && !self.exited.contains_key(&other);
             if waits && self.sends_to(index, other) {
                 // One that has died too is noticed by itself; its next life is told when it begins.
-                self.sends.push(member.control.send(self.exited(index)));
+                self.sends.push(member.control.send(self.exited(index, other)));
             }
         }
         self.tell_of_orphans(index);
@@ -461,7 +461,7 @@ impl Conductor {
         // An end was answered by a life that may have died since; the next one would wait for it.
         for (other, member) in self.members.iter().enumerate() {
             if self.counts[other].is_none() && self.sends_to(index, other) && self.has_died(other) {
-                self.sends.push(member.control.send(self.exited(index)));
+                self.sends.push(member.control.send(self.exited(index, other)));
             }
         }
         self.may_have_left(index);
@@ -474,11 +474,13 @@ impl Conductor {
         self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica)
     }
 
-    /// The word that nothing more comes from a member.
-    fn exited(&self, index: usize) -> Control {
+    /// The word to a member that nothing more comes from another.
+    fn exited(&self, index: usize, to: usize) -> Control {
         let member = &self.members[index];
         let dead = self.exited.get(&index);
         let (orphans, with) = (dead.is_some() && self.leaves_orphans(index), dead.copied().flatten());
+        // HOST-1: on another host that number is another process's.
+        let with = with.filter(|_| !self.members[to].worker.is_of_another_host());
         Control::Exited { lanes: member.lanes.clone(), orphans, with }
     }
 

@@ -13,6 +13,7 @@ use tensorpost_core::api::node::{ActorError, Node, Restart, SpawnError, StartErr
 
 use super::error::PipelineError;
 use super::flow::Draft;
+use super::hosts::Hosts;
 use super::pairs::Partner;
 use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
@@ -59,12 +60,14 @@ pub(super) fn launch(
     let channel = node.channel::<Event>().map_err(ActorError::from);
     let (events, event_channel) =
         channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
-    let workers = start_workers(node, plan)?;
+    let workers = start_workers(node, plan, &Hosts::find(node, plan)?)?;
     match start_actors(node, plan, works, settings, &workers, &events) {
         Ok((members, further)) => {
             for ((home, _), worker) in &workers {
                 let (count, device) = plan.spares(*home);
-                node.supervisor().keep_spares(*worker, count, device);
+                if count > 0 {
+                    node.supervisor().keep_spares(*worker, count, device);
+                }
             }
             Ok(Launched { members, further, event_channel, workers: workers.into_values().collect() })
         }
@@ -207,7 +210,11 @@ impl Member {
     }
 }
 
-fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), WorkerId>, PipelineError> {
+fn start_workers(
+    node: &Node,
+    plan: &Plan,
+    hosts: &Hosts,
+) -> Result<HashMap<(usize, u16), WorkerId>, PipelineError> {
     let homes = plan.stages.iter().enumerate().filter(|(_, stage)| stage.beside.is_none());
     let wanted: Vec<(usize, u16, String)> = homes
         .flat_map(|(index, stage)| {
@@ -219,8 +226,9 @@ fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), Worke
         let threads: Vec<_> = wanted
             .iter()
             .map(|(stage, replica, name)| {
-                let (streams, python) = (streams_of(plan, *stage), plan.interpreter_of(*stage));
-                ((*stage, *replica), scope.spawn(move || supervisor.spawn_worker_for(name, streams, python)))
+                let (at, streams) = ((*stage, *replica), streams_of(plan, *stage));
+                let python = plan.interpreter_of(*stage);
+                (at, scope.spawn(move || hosts.start_worker(supervisor, plan, at, (name, streams, python))))
             })
             .collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
@@ -232,10 +240,7 @@ fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), Worke
     for (at, result) in results {
         match result {
             Ok(worker) => drop(workers.insert(at, worker)),
-            Err(source) => {
-                let stage = plan.stages[at.0].name.clone();
-                failure.get_or_insert(PipelineError::Worker { stage, source });
-            }
+            Err(error) => drop(failure.get_or_insert(error)),
         }
     }
     match failure {

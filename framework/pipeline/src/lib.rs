@@ -84,6 +84,7 @@ mod dead;
 mod describe;
 mod error;
 mod flow;
+mod hosts;
 mod item;
 mod joins;
 mod launch;

@@ -46,6 +46,10 @@ pub const MAX_WAITING: usize = 65_536;
 /// Events that one actor of a pipeline remembers for a trace; later ones are left out.
 pub const MAX_TRACED: usize = 200_000;
 
+/// How long a pipeline that starts waits for hosts that it names and that have not joined its node: as long as they try to.
+#[cfg(feature = "hosts")]
+pub const HOST_DEADLINE: Duration = Duration::from_secs(120);
+
 /// Where the number of a stage's replicas changes by itself: the time between two looks at its backlog.
 pub(super) const SCALE_LOOK: Duration = Duration::from_millis(100);
 

@@ -1,23 +1,50 @@
-//! The device and process in which a stage runs.
+//! The device and process in which a stage runs, and with the feature `hosts` the host.
 
 use tensorpost_core::api::device::{Device, DeviceError};
+#[cfg(feature = "hosts")]
+use tensorpost_core::api::hosts::{Anywhere, Host};
 
 /// The device of a stage: a [`Device`], or the name of one (`"host"`, `"cuda:0"`, `"best"`). A name is looked up when the
 /// pipeline starts, and in the program that starts it alone; a worker does not look for GPUs that it does not use.
+///
+/// With the feature `hosts` it may be another host of the node: `.on(&host)` with one of `Node::hosts`, `.on(Anywhere)`, or by its
+/// number or name where the pipeline is written down before the node starts, as one with closures has to be. The stage works on that
+/// host's own memory; a GPU of another host cannot be named yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum On {
     /// This one.
     Device(Device),
     /// The one with this name.
     Named(String),
+    /// On this host of the node.
+    #[cfg(feature = "hosts")]
+    Host(Host),
+    /// On the host with this number, which may join until the pipeline has waited
+    /// [`HOST_DEADLINE`](super::limits::HOST_DEADLINE) for it. The head is 0, and others count in the order in which they join.
+    #[cfg(feature = "hosts")]
+    HostNumber(u16),
+    /// As [`HostNumber`](Self::HostNumber), on the host that calls itself so; of several, the one with the lowest number.
+    #[cfg(feature = "hosts")]
+    HostNamed(String),
+    /// On the host with the fewest actors, this one included: each replica by itself.
+    #[cfg(feature = "hosts")]
+    Anywhere,
 }
 
 impl On {
+    /// Whether it may be on another host.
+    pub(super) fn is_host(&self) -> bool {
+        !matches!(self, On::Device(_) | On::Named(_))
+    }
+
     pub(super) fn find(&self) -> Result<Device, DeviceError> {
         match self {
             On::Device(device) => Ok(device.clone()),
             On::Named(name) if name == "best" => Ok(Device::best()),
             On::Named(name) => name.parse(),
+            #[cfg(feature = "hosts")]
+            On::Host(_) | On::HostNumber(_) | On::HostNamed(_) | On::Anywhere => Ok(Device::host()),
         }
     }
 }
@@ -52,12 +79,34 @@ impl From<String> for On {
     }
 }
 
+#[cfg(feature = "hosts")]
+impl From<&Host> for On {
+    fn from(host: &Host) -> Self {
+        On::Host(host.clone())
+    }
+}
+
+#[cfg(feature = "hosts")]
+impl From<Anywhere> for On {
+    fn from(_: Anywhere) -> Self {
+        On::Anywhere
+    }
+}
+
 impl std::fmt::Display for On {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             On::Device(device) if *device == Device::host() => f.write_str("host"),
             On::Device(device) => device.fmt(f),
             On::Named(name) => f.write_str(name),
+            #[cfg(feature = "hosts")]
+            On::Host(host) => host.fmt(f),
+            #[cfg(feature = "hosts")]
+            On::HostNumber(number) => write!(f, "host {number}"),
+            #[cfg(feature = "hosts")]
+            On::HostNamed(name) => write!(f, "host `{name}`"),
+            #[cfg(feature = "hosts")]
+            On::Anywhere => f.write_str("any host"),
         }
     }
 }

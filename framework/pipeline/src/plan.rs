@@ -462,7 +462,12 @@ impl Plan {
         // What comes too early keeps its place until its turn has come; what is late must never wait for such a place.
         let early: u32 =
             self.numberers(stage).map(|(stage, lanes)| self.ahead(stage).saturating_mul(lanes)).sum();
-        mailbox.max(early.saturating_add(u32::from(early > 0) * 2))
+        mailbox = mailbox.max(early.saturating_add(u32::from(early > 0) * 2));
+        if self.hears_other_hosts(stage) {
+            // What comes from there comes from one process, which sends for all of them, the pipeline's own program among them.
+            mailbox = mailbox.saturating_mul(self.processes_before(stage).saturating_add(1));
+        }
+        mailbox
     }
 
     /// Everything that is wrong with it.
@@ -528,6 +533,7 @@ impl Plan {
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
             mistakes.extend(self.scale_mistakes(index));
+            mistakes.extend(self.host_mistakes(index));
             mistakes.extend(self.python_mistake(index).map(|why| Mistake::Conflict { stage: name(), why }));
             if stage.spares > 0 && self.restart(index) == Restart::never() {
                 let why = "its spares would never be used, because nothing comes back without a policy; add `.restart(..)`";

@@ -15,7 +15,8 @@ impl<T, At: Tuned> Flow<T, At> {
         self.tune(|stage| stage.replicas = count)
     }
 
-    /// The device that the stage works on; the host unless said otherwise. See [`On`].
+    /// The device that the stage works on; the host unless said otherwise. With the feature `hosts` it may be another host of the
+    /// node. See [`On`].
     pub fn on(self, device: impl Into<On>) -> Self {
         self.tune(|stage| stage.on = device.into())
     }

@@ -6,6 +6,7 @@ mod actors;
 mod broken;
 mod ends;
 mod messages;
+mod pipelines;
 mod placed;
 #[path = "../../../framework/hosts/src/net/tests/relay.rs"]
 mod relay;
@@ -20,7 +21,11 @@ use tensorpost::prelude::*;
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::wait::until;
 
-use crate::actors::{Counter, Echoer, program};
+use crate::actors::{Counter, Echoer};
+
+fn program(builder: Builder) -> Builder {
+    pipelines::program(actors::program(builder))
+}
 
 /// Has this binary be the other host.
 const OTHER: &str = "TENSORPOST_TEST_HOST";
@@ -120,18 +125,34 @@ impl Other {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it is there");
     }
 
+    /// The process of its node.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The process of its gateway.
     pub(crate) fn gateway(&self) -> Pid {
+        let found = self.processes().into_iter().find(|(_, name)| name == "gateway");
+        found.and_then(|(pid, _)| Pid::from_raw(pid)).expect("it has one")
+    }
+
+    /// The names of its workers but for the gateway.
+    pub(crate) fn workers(&self) -> Vec<String> {
+        self.processes().into_iter().map(|(_, name)| name).filter(|name| name != "gateway").collect()
+    }
+
+    /// Its workers' processes, with their names, of which the system keeps the beginning.
+    fn processes(&self) -> Vec<(i32, String)> {
         let own = self.child.id().to_string();
         let all = std::fs::read_dir("/proc").expect("processes").flatten();
-        let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let is_it = |pid: &i32| {
+        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        all.filter_map(|pid| {
             // It may have ended since it was listed.
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let rest = stat.split_once("(tp:gateway) ").map(|(_, rest)| rest);
-            rest.and_then(|rest| rest.split(' ').nth(1)) == Some(&own)
-        };
-        all.find(is_it).and_then(Pid::from_raw).expect("it has one")
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let (name, rest) = stat.split_once("(tp:")?.1.split_once(") ")?;
+            (rest.split(' ').nth(1)? == own).then(|| (pid, name.to_owned()))
+        })
+        .collect()
     }
 
     /// Has its node stand still.
@@ -176,7 +197,8 @@ fn main() {
         Ok("serves") => placed::serve(),
         Ok(lanes) => be_the_other(lanes.parse().expect("a number of lanes")),
         Err(_) => {
-            let cases = [messages::cases(), broken::cases(), placed::cases(), ends::cases()];
+            let cases =
+                [messages::cases(), broken::cases(), placed::cases(), pipelines::cases(), ends::cases()];
             harness::run(program, cases.concat())
         }
     }

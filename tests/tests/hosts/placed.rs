@@ -9,8 +9,8 @@ use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, until};
 
-use crate::actors::{Echo, Echoer, Fail, Gatekeeper, Item, Placed, PlacedArgs, program};
-use crate::{Other, find, head};
+use crate::actors::{Echo, Echoer, Fail, Gatekeeper, Item, Placed, PlacedArgs};
+use crate::{Other, find, head, program};
 
 /// The other host: what the head starts here, and nothing else.
 pub(crate) fn serve() -> ! {

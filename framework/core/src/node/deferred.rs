@@ -42,8 +42,26 @@ impl<A: RemoteActor> Deferred<A> {
     /// # Errors
     /// [`ActorError`] says what `create` or `prepare` returned, or what is wrong with the worker.
     pub fn start(&self, worker: WorkerId) -> Result<Spawned<A>, ActorError> {
+        #[cfg(feature = "hosts")]
+        if let Some((host, number)) = worker.elsewhere() {
+            let worker = super::elsewhere::StartIn::This(number);
+            return self.start_on(&self.supervisor.host_of(host)?, worker);
+        }
         let (actor, how) = (self.actor.clone(), self.how.clone());
         let (actor, location) = self.supervisor.start_supervised(worker, actor, how)?;
+        Ok(self.spawned(actor, location, worker))
+    }
+
+    /// Starts it on another host.
+    #[cfg(feature = "hosts")]
+    pub(super) fn start_on(
+        &self,
+        host: &crate::transport::hosts::Host,
+        worker: super::elsewhere::StartIn,
+    ) -> Result<Spawned<A>, ActorError> {
+        let (actor, restart) = (self.actor.clone(), self.how.restart);
+        let to_start = super::elsewhere::ToStart { worker, restart, actor };
+        let (actor, location, worker) = super::elsewhere::start_on(&self.transport, host, to_start)?;
         Ok(self.spawned(actor, location, worker))
     }
 

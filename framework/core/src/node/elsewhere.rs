@@ -3,12 +3,15 @@
 //! Each node of several hosts has a mailbox in its own process, the *starter*, under a number that the others know
 //! ([`starter_of`]). A spawn that names another host asks its starter, as any actor is asked. That node starts a worker, and the actor
 //! in it, as if its own program had spawned it, and supervises it by the policy that came along: its next lives are on the same
-//! host.
+//! host. A pipeline starts workers there first, and then actors in them; what it says of them at its end ([`Order`]) is said once and
+//! not answered.
 //!
-//! Used by [`Spawn::start`](super::Spawn::start), and by a node as soon as its host is one of several.
+//! Used by [`Spawn::start`](super::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a node as soon as its host is one
+//! of several.
 //!
 //! **Invariants.** WIRE-1: a starter hears its own gateway alone, and a gateway passes on to a starter what comes from its node's own
-//! process alone (`gateway/proxy.rs`): no worker has anything started. MBX-2: so many starts are under way at a time, and as many
+//! process alone (`gateway/proxy.rs`): no worker has anything started. Other hosts start actors in, and give orders about, workers that
+//! were started for other hosts, and no others. MBX-2: so many starts are under way at a time, and as many
 //! questions of all other hosts wait as the mailbox takes.
 //!
 //! **Threads.** Each start under way has one, because it waits for a worker. The reader, which delivers here, waits for nothing.
@@ -16,11 +19,12 @@
 //! **On a crash** of the other host, or its loss, the asker gets an error that names it: whether the actor runs there, nobody
 //! knows. **On cancellation** nothing: who spawns blocks.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, Weak};
 
-use futures_util::future::join_all;
+use futures_util::future::{FutureExt as _, join_all};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
@@ -29,7 +33,7 @@ use super::hosts::OnHost;
 use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME, MAX_STARTS, cut};
 use super::restart::Restart;
 use super::spawn::ActorError;
-use super::supervisor::{Closed, Making, NodeError, Supervisor, WorkerId};
+use super::supervisor::{Closed, Making, NodeError, SpawnError, Supervisor, WorkerId};
 use super::{Node, Spawn};
 use crate::actor::{Address, NewActor, RemoteActor};
 use crate::ids::{ActorId, ProcessId};
@@ -47,19 +51,46 @@ use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Recei
 pub(super) enum Request {
     /// Start this.
     Start(Box<ToStart>),
+    /// Start a worker for actors that follow.
+    Worker(NewWorker),
+    /// Do this with a worker that was started for another host. Not answered.
+    Order(u64, Order),
     /// How many actors are in workers there?
     Load,
+}
+
+/// A worker to start.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct NewWorker {
+    pub(super) name: String,
+    /// Of it, on each GPU.
+    pub(super) streams: usize,
+}
+
+/// Where an actor is started.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum StartIn {
+    /// In a worker of its own.
+    New(NewWorker),
+    /// In one that was started for another host.
+    This(u64),
 }
 
 /// An actor, with a worker for it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ToStart {
-    /// The worker's name.
-    pub(super) worker: String,
-    /// Of it, on each GPU.
-    pub(super) streams: usize,
+    pub(super) worker: StartIn,
     pub(super) restart: Restart,
     pub(super) actor: NewActor,
+}
+
+/// What is to become of a worker: as the [`Supervisor`]'s methods with these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Order {
+    Kill,
+    Retire,
+    AskToStop,
+    LetGo,
 }
 
 /// What the other node answers.
@@ -71,6 +102,7 @@ pub(super) enum Answer {
         location: Location,
         worker: u64,
     },
+    Worker(u64),
     Load(usize),
     /// It did not start, for this reason.
     No(String),
@@ -90,6 +122,8 @@ struct Starter {
 struct Starts {
     threads: usize,
     waiting: VecDeque<(Request, Receipt)>,
+    /// The workers that were started for other hosts, but for some that have ended.
+    workers: HashSet<WorkerId>,
 }
 
 impl Inbox for Starter {
@@ -132,6 +166,10 @@ impl Inbox for Starter {
 
 impl Starter {
     fn take(&self, request: Request, receipt: Receipt) {
+        if let Request::Order(worker, order) = request {
+            // At once, so that orders keep their order.
+            return self.obey(WorkerId(worker), order);
+        }
         let mut starts = self.starts.lock();
         starts.waiting.push_back((request, receipt));
         if starts.threads >= MAX_STARTS {
@@ -150,6 +188,20 @@ impl Starter {
             if let Some((_, receipt)) = unheard {
                 receipt.reply(Answer::No(format!("the node has no thread to start it with: {error}")));
             }
+        }
+    }
+
+    fn obey(&self, worker: WorkerId, order: Order) {
+        // WIRE-1: not a worker that this host's program has started, nor the gateway.
+        if !self.starts.lock().workers.contains(&worker) {
+            return tracing::warn!(%worker, ?order, "another host speaks of a worker that is not its own; dropped");
+        }
+        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        match order {
+            Order::Kill => supervisor.kill_worker(worker),
+            Order::Retire => supervisor.retire(worker),
+            Order::AskToStop => supervisor.ask_to_stop(worker),
+            Order::LetGo => supervisor.let_go(worker),
         }
     }
 }
@@ -171,21 +223,50 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>) {
                 supervisor.load().map_or_else(|error| no(&error), Answer::Load)
             }
             (Some(supervisor), Request::Start(to_start)) => {
-                start(&supervisor, *to_start).unwrap_or_else(|error| no(&error))
+                start(&supervisor, starts, *to_start).unwrap_or_else(|error| no(&error))
             }
+            (Some(supervisor), Request::Worker(new)) => match worker_for(&supervisor, starts, &new) {
+                Ok(worker) => Answer::Worker(worker.0),
+                Err(error) => no(&error),
+            },
+            // It was obeyed when it came.
+            (Some(_), Request::Order(..)) => no(&"an order has no answer"),
         });
     }
 }
 
+/// Starts a worker here for another host.
+fn worker_for(
+    supervisor: &Supervisor,
+    starts: &Mutex<Starts>,
+    NewWorker { name, streams }: &NewWorker,
+) -> Result<WorkerId, SpawnError> {
+    let making = Making { program: None, connections: cuda_connections(*streams) };
+    let worker = supervisor.spawn_worker_of(name, making)?;
+    let mut starts = starts.lock();
+    // MBX-2: no more than the node lists.
+    let listed: HashSet<_> = supervisor.workers().into_iter().map(|status| status.worker).collect();
+    starts.workers.retain(|worker| listed.contains(worker));
+    starts.workers.insert(worker);
+    Ok(worker)
+}
+
 /// Starts an actor here for another host, which wrote all of this (WIRE-1).
-fn start(supervisor: &Supervisor, to_start: ToStart) -> Result<Answer, ActorError> {
-    let ToStart { worker, streams, restart, mut actor } = to_start;
-    let making = Making { program: None, connections: cuda_connections(streams) };
+fn start(supervisor: &Supervisor, starts: &Mutex<Starts>, to_start: ToStart) -> Result<Answer, ActorError> {
+    let ToStart { worker, restart, mut actor } = to_start;
     actor.label = actor.label.map(|label| cut(label, MAX_NAME));
-    let worker = supervisor.spawn_worker_of(&worker, making)?;
+    let (worker, is_new) = match worker {
+        StartIn::New(new) => (worker_for(supervisor, starts, &new)?, true),
+        StartIn::This(worker) => (WorkerId(worker), false),
+    };
+    if !starts.lock().workers.contains(&worker) {
+        return Ok(Answer::No(format!("{worker} was not started for another host")));
+    }
     let started = supervisor.start_supervised(worker, actor, restart.bounded()).inspect_err(|_| {
-        // Nobody else knows of it.
-        supervisor.retire(worker);
+        if is_new {
+            // Nobody else knows of it.
+            supervisor.retire(worker);
+        }
     });
     let (actor, location) = started?;
     Ok(Answer::Started { actor, location, worker: worker.0 })
@@ -247,6 +328,7 @@ impl Node {
         };
         let served = self.transport().serve_at(location.index, Arc::new(starter));
         served.map_err(|error| failed(&error))?;
+        supervisor.reaches_others_by(self.transport());
         supervisor.serve_hosts();
         Ok(())
     }
@@ -264,48 +346,133 @@ impl Node {
         if number == own {
             return Ok(None);
         }
-        let hosts = supervisor.hosts().map_err(closed)?;
-        let found = hosts.into_iter().find(|host| host.number == number);
-        found.map(Some).ok_or_else(|| ActorError::Elsewhere {
-            host: format!("host {number}"),
-            why: "it is not of this node (any more)".to_owned(),
-        })
+        supervisor.host_of(number).map(Some)
     }
 
     /// The host with the fewest actors in its workers; one that does not answer in time is left out.
     fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
+        let least = self.host_loads()?.into_iter().min();
+        Ok(least.map_or(own, |(_, host)| host))
+    }
+
+    /// How many actors are in the workers of each host, with its number; of this one, and of those that answer in time.
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, Closed> {
+        let own = self.transport().host();
         let hosts = self.supervisor().hosts()?;
         let others: Vec<_> = hosts.iter().map(|host| host.number).filter(|host| *host != own).collect();
         let asks = others.iter().map(|host| {
             let ask = starter(self.transport(), *host).ask(Request::Load);
             async move { (ask.timeout(LOAD_DEADLINE).await, *host) }
         });
-        let answers = self.block_on(async { join_all(asks).await });
+        let answers = wait_for(async { join_all(asks).await }).unwrap_or_default();
         let loads = answers.into_iter().filter_map(|(answer, host)| match answer {
             Ok(Answer::Load(load)) => Some((load, host)),
             _ => None,
         });
-        let least = loads.chain([(self.supervisor().load()?, own)]).min();
-        Ok(least.map_or(own, |(_, host)| host))
+        Ok(loads.chain([(self.supervisor().load()?, own)]).collect())
+    }
+}
+
+/// Has another host start an actor.
+pub(super) fn start_on(
+    transport: &Arc<Transport>,
+    host: &Host,
+    to_start: ToStart,
+) -> Result<(ActorId, Location, WorkerId), ActorError> {
+    match ask_starter(transport, host, Request::Start(Box::new(to_start)))? {
+        // WIRE-1: a host speaks of its own actors alone.
+        Answer::Started { actor, location, worker } if actor.host() == host.number => {
+            Ok((actor, location, WorkerId::of_host(host.number, worker)))
+        }
+        other => Err(not_done(host, other)),
+    }
+}
+
+/// Asks another host's starter, and waits.
+fn ask_starter(transport: &Arc<Transport>, host: &Host, request: Request) -> Result<Answer, ActorError> {
+    let failed = |why: String| ActorError::Elsewhere { host: host.to_string(), why };
+    let asked = starter(transport, host.number).ask(request);
+    let answer = wait_for(asked).map_err(|error| failed(format!("it could not be asked: {error}")))?;
+    answer.map_err(|error| failed(error.to_string()))
+}
+
+fn not_done(host: &Host, answer: Answer) -> ActorError {
+    let why = match answer {
+        Answer::No(why) => shown(why, MAX_FAILURE_TEXT),
+        _ => "it has answered something else".to_owned(),
+    };
+    ActorError::Elsewhere { host: host.to_string(), why }
+}
+
+/// Waits on this thread, or where that is one of an async runtime's, on one of its own.
+fn wait_for<F: Future<Output: Send> + Send>(future: F) -> std::io::Result<F::Output> {
+    let wait = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        Ok(runtime.block_on(future))
+    };
+    if tokio::runtime::Handle::try_current().is_err() {
+        return wait();
+    }
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(wait);
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+impl Supervisor {
+    /// Workers of other hosts are reached by this from now on.
+    fn reaches_others_by(&self, transport: &Arc<Transport>) {
+        // A host is one of its node once.
+        let _ = self.elsewhere.set(Arc::downgrade(transport));
     }
 
-    /// Has another host start an actor.
-    pub(super) fn start_on(
-        &self,
-        host: &Host,
-        to_start: ToStart,
-    ) -> Result<(ActorId, Location, WorkerId), ActorError> {
-        let failed = |why: String| ActorError::Elsewhere { host: host.to_string(), why };
-        let asked = starter(self.transport(), host.number).ask(Request::Start(Box::new(to_start)));
-        match self.block_on(asked) {
-            // WIRE-1: a host speaks of its own actors alone.
-            Ok(Answer::Started { actor, location, worker }) if actor.host() == host.number => {
-                Ok((actor, location, WorkerId::of_host(host.number, worker)))
-            }
-            Ok(Answer::No(why)) => Err(failed(shown(why, MAX_FAILURE_TEXT))),
-            Ok(_) => Err(failed("it has answered something else".to_owned())),
-            Err(error) => Err(failed(error.to_string())),
+    /// A host of the node, by its number.
+    pub(super) fn host_of(&self, number: u16) -> Result<Host, ActorError> {
+        let hosts = self.hosts().map_err(|closed| ActorError::Start(closed.into()))?;
+        hosts.into_iter().find(|host| host.number == number).ok_or_else(|| ActorError::Elsewhere {
+            host: format!("host {number}"),
+            why: "it is not of this node (any more)".to_owned(),
+        })
+    }
+
+    /// Starts a worker on the host with this number, or here where that is this one, and waits until it is ready.
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn spawn_worker_on(&self, host: u16, name: &str, streams: usize) -> Result<WorkerId, ActorError> {
+        let transport = self.elsewhere.get().and_then(Weak::upgrade);
+        let Some(transport) = transport.filter(|transport| transport.host() != host) else {
+            // A node that is alone is host 0.
+            return match self.elsewhere.get().is_some() || host == 0 {
+                true => Ok(self.spawn_worker_with(name, streams)?),
+                false => Err(ActorError::Elsewhere {
+                    host: format!("host {host}"),
+                    why: "this node has one host; start it with `Node::builder().hosts(..)`".to_owned(),
+                }),
+            };
+        };
+        let host = self.host_of(host)?;
+        let new = NewWorker { name: name.to_owned(), streams };
+        match ask_starter(&transport, &host, Request::Worker(new))? {
+            Answer::Worker(number) => Ok(WorkerId::of_host(host.number, number)),
+            other => Err(not_done(&host, other)),
         }
+    }
+
+    /// Has the host of a worker do this with it, if that is another one. Does not wait, and nobody hears of it where that host is lost:
+    /// its workers end too.
+    pub(super) fn tell_host_of(&self, worker: WorkerId, order: Order) -> bool {
+        let Some((host, number)) = worker.elsewhere() else { return false };
+        let Some(transport) = self.elsewhere.get().and_then(Weak::upgrade) else { return true };
+        let mut sending = starter(&transport, host).send(Request::Order(number, order));
+        if (&mut sending).now_or_never().is_some() {
+            return true;
+        }
+        // Other questions fill its mailbox.
+        let thread = std::thread::Builder::new().name("tensorpost-order".to_owned());
+        if let Err(error) = thread.spawn(move || wait_for(sending)) {
+            tracing::warn!(%worker, ?order, %error, "its host was not told");
+        }
+        true
     }
 }
 

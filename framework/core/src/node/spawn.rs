@@ -443,12 +443,8 @@ impl<A: RemoteActor> Spawn<'_, A> {
             if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {
                 return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
             }
-            let (node, streams, restart) = (self.node, self.streams, self.how.restart);
-            let deferred = self.defer()?;
-            let to_start =
-                super::elsewhere::ToStart { worker: name, streams, restart, actor: deferred.actor.clone() };
-            let (actor, location, worker) = node.start_on(&host, to_start)?;
-            return Ok(deferred.spawned(actor, location, worker));
+            let new = super::elsewhere::NewWorker { name, streams: self.streams };
+            return self.defer()?.start_on(&host, super::elsewhere::StartIn::New(new));
         }
         let (supervisor, streams, worker) = (Arc::clone(self.node.supervisor()), self.streams, self.worker);
         let deferred = self.defer()?;

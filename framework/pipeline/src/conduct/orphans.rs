@@ -16,7 +16,7 @@ impl Conductor {
         for other in others {
             for (receiver, member) in self.members.iter().enumerate() {
                 if self.sends_to(*other, receiver) && !self.exited.contains_key(&receiver) {
-                    self.sends.push(member.control.send(self.exited(*other)));
+                    self.sends.push(member.control.send(self.exited(*other, receiver)));
                 }
             }
         }

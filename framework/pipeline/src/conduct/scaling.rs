@@ -356,7 +356,7 @@ impl Conductor {
                 && self.counts[other].is_none()
                 && !self.exited.contains_key(&other)
             {
-                self.sends.push(member.control.send(self.exited(index)));
+                self.sends.push(member.control.send(self.exited(index, other)));
             }
         }
         // First that, so that nothing comes back.

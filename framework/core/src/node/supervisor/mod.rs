@@ -69,6 +69,8 @@ use crate::clock::taint::EpochPage;
 use crate::ids::{ActorId, DeviceId};
 use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
 use crate::node::console::{LogRing, Look};
+#[cfg(feature = "hosts")]
+use crate::node::elsewhere::Order;
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
 use crate::node::host::ProcessRuntime;
@@ -95,6 +97,19 @@ impl WorkerId {
     pub(crate) fn of_host(host: u16, number: u64) -> Self {
         // No supervisor counts so far. Of the head, host 0, too: one that is not its own begins with a one.
         WorkerId(1 << 63 | u64::from(host) << 47 | number & ((1 << 47) - 1))
+    }
+
+    /// Its host and its number there, if it is another host's.
+    pub(crate) fn elsewhere(self) -> Option<(u16, u64)> {
+        self.is_of_another_host().then_some(((self.0 >> 47) as u16, self.0 & ((1 << 47) - 1)))
+    }
+}
+
+impl WorkerId {
+    /// Whether it is a worker of another host, whose processes have no numbers here.
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn is_of_another_host(self) -> bool {
+        self.0 >> 63 == 1
     }
 }
 
@@ -281,6 +296,9 @@ pub struct Supervisor {
     shared: Arc<Shared>,
     user_metrics: Arc<Waiting>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// The way to other hosts, where there are such.
+    #[cfg(feature = "hosts")]
+    pub(in crate::node) elsewhere: std::sync::OnceLock<std::sync::Weak<crate::transport::Transport>>,
 }
 
 impl Supervisor {
@@ -300,7 +318,13 @@ impl Supervisor {
             .name("tensorpost-node".to_owned())
             .spawn(move || state.run())
             .map_err(NodeError::system)?;
-        Ok(Supervisor { shared, user_metrics: waiting, thread: Mutex::new(Some(thread)) })
+        Ok(Supervisor {
+            shared,
+            user_metrics: waiting,
+            thread: Mutex::new(Some(thread)),
+            #[cfg(feature = "hosts")]
+            elsewhere: std::sync::OnceLock::new(),
+        })
     }
 
     /// What every thread shares with the supervisor's.
@@ -420,6 +444,10 @@ impl Supervisor {
 
     /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.
     pub fn kill_worker(&self, worker: WorkerId) {
+        #[cfg(feature = "hosts")]
+        if self.tell_host_of(worker, Order::Kill) {
+            return;
+        }
         // After the node's end there is nothing left to kill.
         let _ = self.shared.push(Command::KillWorker(worker));
     }
@@ -435,6 +463,10 @@ impl Supervisor {
     /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has started.
     /// Nothing comes back in it.
     pub fn retire(&self, worker: WorkerId) {
+        #[cfg(feature = "hosts")]
+        if self.tell_host_of(worker, Order::Retire) {
+            return;
+        }
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::Retire(worker));
     }
@@ -442,6 +474,10 @@ impl Supervisor {
     /// Tells the actors in a worker that they are to end, as a shutdown of the node tells all:
     /// [`Env::is_stopping`](crate::actor::Env::is_stopping). A worker that is not running now is not told.
     pub fn ask_to_stop(&self, worker: WorkerId) {
+        #[cfg(feature = "hosts")]
+        if self.tell_host_of(worker, Order::AskToStop) {
+            return;
+        }
         // After the node's end there is nobody left to tell.
         let _ = self.shared.push(Command::AskToStop(worker));
     }
@@ -449,6 +485,10 @@ impl Supervisor {
     /// Lets a worker end when the actors that are in it have: none of them comes back, whatever its policy says. What the
     /// worker has put on its streams is finished first.
     pub fn let_go(&self, worker: WorkerId) {
+        #[cfg(feature = "hosts")]
+        if self.tell_host_of(worker, Order::LetGo) {
+            return;
+        }
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::LetGo(worker));
     }
