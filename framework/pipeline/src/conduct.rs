@@ -91,6 +91,8 @@ struct Conductor {
     deaths: Vec<Death>,
     /// Those of them that do not say why.
     causeless: Vec<usize>,
+    /// By member: the death of a life that was out of reach, with which life it was.
+    out_of_reach: HashMap<usize, (u64, usize)>,
     /// Members that have died and do not come back, each with the process that it was in, where that is known.
     exited: HashMap<usize, Option<ProcessId>>,
     /// The first death that nobody makes up for.
@@ -137,6 +139,7 @@ pub(super) async fn conduct(
         told: Told::default(),
         deaths: Vec::new(),
         causeless: Vec::new(),
+        out_of_reach: HashMap::new(),
         exited: HashMap::new(),
         fatal_death: None,
         failure: None,
@@ -424,16 +427,11 @@ impl Conductor {
         } else {
             say!(warn);
         }
-        let death = Death { stage, replica, why, restarted: restarts };
+        let death = self.note_death(index, error, Death { stage, replica, why, restarted: restarts });
         if restarts {
-            if causes::says_nothing(error) {
-                self.causeless.push(self.deaths.len());
-            }
             self.told.ended(of as u16, replica);
-            self.deaths.push(death);
             return true;
         }
-        self.deaths.push(death.clone());
         // Where an actor died and its process goes on, the answer does not say which that is.
         let lives = || self.supervisor.worker(self.members[index].worker).map(|worker| worker.process);
         self.exited.insert(index, process_of(error).or_else(lives));

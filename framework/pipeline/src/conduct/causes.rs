@@ -2,15 +2,24 @@
 //!
 //! An ask that a panic cuts off says only that no answer comes; the reason is known a moment later, and the node keeps it.
 
-use tensorpost_core::api::actor::{AskError, AskFailure, EndReason, SendError, SendFailure};
+use tensorpost_core::api::actor::{AskError, AskFailure, EndReason, Refusal, SendError, SendFailure};
 use tensorpost_core::api::node::ProcessId;
 
-use super::Conductor;
+use super::{Conductor, Death};
 use crate::worker::args::Run;
 
 /// Whether an ask that failed like this does not say why.
-pub(super) fn says_nothing(error: &AskError<Run>) -> bool {
-    matches!(error, AskError::NoReply(AskFailure::Refused(_)))
+fn says_nothing(error: &AskError<Run>) -> bool {
+    matches!(error, AskError::NoReply(AskFailure::Refused(_))) && !is_out_of_reach(error)
+}
+
+/// Whether a member of another host has ended, or that host has.
+fn is_out_of_reach(error: &AskError<Run>) -> bool {
+    match error {
+        AskError::NoReply(AskFailure::Refused(refusal)) => matches!(refusal, Refusal::OutOfReach(_)),
+        AskError::NotSent(error) => matches!(error.reason, SendFailure::GaveUp(EndReason::OutOfReach(_))),
+        _ => false,
+    }
 }
 
 /// The process that a member has died with.
@@ -40,6 +49,25 @@ pub(super) fn is_kept_from_its_next_life(error: &AskError<Run>) -> bool {
 }
 
 impl Conductor {
+    /// Notes the death of a member. Where its host is lost, that is heard several times: of what was under way there, and of what
+    /// would have gone there. Of one life that is one death.
+    pub(super) fn note_death(&mut self, index: usize, error: &AskError<Run>, death: Death) -> Death {
+        let member = &self.members[index];
+        if is_out_of_reach(error) {
+            let life = self.told.life(member.stage as u16, member.replica);
+            let at = self.out_of_reach.insert(index, (life, self.deaths.len()));
+            if let Some((before, at)) = at.filter(|(before, _)| *before == life) {
+                self.out_of_reach.insert(index, (before, at));
+                self.deaths[at].restarted = death.restarted;
+                return self.deaths[at].clone();
+            }
+        } else if death.restarted && says_nothing(error) {
+            self.causeless.push(self.deaths.len());
+        }
+        self.deaths.push(death.clone());
+        death
+    }
+
     /// Has the deaths that said nothing, and were followed by another life, say what the node knows.
     pub(super) fn name_causes(&mut self) {
         if self.causeless.is_empty() {
