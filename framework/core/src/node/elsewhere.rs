@@ -52,7 +52,7 @@ pub(super) enum Request {
     /// Start this.
     Start(Box<ToStart>),
     /// Start a worker for actors that follow.
-    Worker(NewWorker),
+    Worker(Box<NewWorker>),
     /// Do this with a worker that was started for another host. Not answered.
     Order(u64, Order),
     /// How many actors are in workers there?
@@ -452,7 +452,7 @@ impl Supervisor {
         };
         let host = self.host_of(host)?;
         let new = NewWorker { name: name.to_owned(), streams };
-        match ask_starter(&transport, &host, Request::Worker(new))? {
+        match ask_starter(&transport, &host, Request::Worker(Box::new(new)))? {
             Answer::Worker(number) => Ok(WorkerId::of_host(host.number, number)),
             other => Err(not_done(&host, other)),
         }
