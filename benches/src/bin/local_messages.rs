@@ -26,18 +26,22 @@ fn main() -> anyhow::Result<()> {
     let [echo, sink] = [(); 2].map(|()| node.spawn::<Counter>(()).mailbox(1024).start());
     let (echo, sink) = (echo?, sink?);
     anyhow::ensure!(node.block_on(echo.ask(Meet(driver.address(), driver.address())))?, "no way back");
-    let trips = |count| node.block_on(driver.ask(Trips { to: echo.address(), count }));
-    let many = |count| {
+    let trips = |count| -> anyhow::Result<Vec<u64>> {
+        let took = node.block_on(driver.ask(Trips { to: echo.address(), count }))?;
+        took.map_err(anyhow::Error::msg)
+    };
+    let many = |count| -> anyhow::Result<u64> {
         let (to, seen) = (sink.address(), sink.address());
-        node.block_on(driver.ask(Many { to, seen, count }))
+        let took = node.block_on(driver.ask(Many { to, seen, count }))?;
+        took.map_err(anyhow::Error::msg)
     };
     // The links are made, and the caches warm.
-    trips(1000)?.map_err(anyhow::Error::msg)?;
-    many(1000)?.map_err(anyhow::Error::msg)?;
-    let mut took = trips(options.trips)?.map_err(anyhow::Error::msg)?;
+    trips(1000)?;
+    many(1000)?;
+    let mut took = trips(options.trips)?;
     took.sort_unstable();
     let median = took.get(took.len() / 2).context("no trips")?;
-    let all = many(options.many)?.map_err(anyhow::Error::msg)?;
+    let all = many(options.many)?;
     println!("{median} {:.0}", options.many as f64 * 1e9 / all as f64);
     Ok(())
 }
