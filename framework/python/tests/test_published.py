@@ -28,7 +28,7 @@ class FakeTopic:
 
     def ask(self, question: Any) -> Any:
         self.asked.put((question.than, question.life))
-        answer = self.answers.get(timeout=60)
+        answer = self.answers.get()
         if isinstance(answer, Exception):
             raise answer
         life, number, step = answer
