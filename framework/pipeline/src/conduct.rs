@@ -37,7 +37,7 @@ mod orders;
 mod orphans;
 mod scaling;
 
-use causes::{is_kept_from_its_next_life, is_killed_by_the_node, process_of};
+use causes::{Elsewhere, is_kept_from_its_next_life, is_killed_by_the_node, process_of};
 use lives::Told;
 use orders::{Order, Orders};
 use scaling::Scaling;
@@ -91,8 +91,8 @@ struct Conductor {
     deaths: Vec<Death>,
     /// Those of them that do not say why.
     causeless: Vec<usize>,
-    /// By member: the death of a life that was out of reach, with which life it was.
-    out_of_reach: HashMap<usize, (u64, usize)>,
+    /// Of members on other hosts: the last of them.
+    elsewhere: Elsewhere,
     /// Members that have died and do not come back, each with the process that it was in, where that is known.
     exited: HashMap<usize, Option<ProcessId>>,
     /// The first death that nobody makes up for.
@@ -139,7 +139,7 @@ pub(super) async fn conduct(
         told: Told::default(),
         deaths: Vec::new(),
         causeless: Vec::new(),
-        out_of_reach: HashMap::new(),
+        elsewhere: Elsewhere::default(),
         exited: HashMap::new(),
         fatal_death: None,
         failure: None,
@@ -403,9 +403,9 @@ impl Conductor {
         let dead = |replica: u16| {
             self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica && !dead.restarted)
         };
-        let there = |other: &&Member| self.scaling.is_there(other.stage, other.replica);
-        let mut others =
-            self.members.iter().filter(|other| other.stage == of && other.replica != replica).filter(there);
+        let takes_items = |other: &&Member| self.scaling.takes_items(other.stage, other.replica);
+        let others = self.members.iter().filter(|other| other.stage == of && other.replica != replica);
+        let mut others = others.filter(takes_items);
         // Those who sent to it send again, to another; a source has nobody who would.
         let replaced =
             self.plan.at_least_once.is_some() && !member.source && others.any(|other| !dead(other.replica));

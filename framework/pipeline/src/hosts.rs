@@ -8,7 +8,7 @@
 #[cfg(feature = "hosts")]
 use std::collections::HashMap;
 #[cfg(feature = "hosts")]
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tensorpost_core::api::actor::Python;
 #[cfg(feature = "hosts")]
@@ -112,7 +112,8 @@ fn find(node: &Node, on: &On, until: Instant) -> Result<u16, ActorError> {
                 "it has not joined this node; are its program and its key the same?"
             }
             _ => {
-                let left = until.saturating_duration_since(Instant::now());
+                // Not for longer: one may be lost meanwhile, and then their number does not grow when the wanted one joins.
+                let left = until.saturating_duration_since(Instant::now()).min(Duration::from_millis(500));
                 hosts = node.await_hosts(hosts.len() + 1, left).map_err(closed)?;
                 continue;
             }

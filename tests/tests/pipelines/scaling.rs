@@ -77,6 +77,13 @@ fn workers(node: &Node, stage: &str) -> usize {
     node.workers().iter().filter(|worker| of_stage(&worker.name) && runs(&worker.state)).count()
 }
 
+/// Kills the worker of this name.
+fn kill(node: &Node, name: &str) {
+    let mut all = node.workers().into_iter();
+    let worker = all.find(|worker| worker.name == name && worker.state == WorkerState::Running);
+    node.supervisor().kill_worker(worker.unwrap().worker);
+}
+
 fn up_and_down_and_down_to_one_loses_doubles_and_swaps_nothing(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for again in [None, Some(64)] {
@@ -193,10 +200,7 @@ fn a_replica_that_dies_while_it_leaves_costs_what_a_death_costs(builder: Builder
         let stands = gate.arrival();
         running.scale("Obey", 1).unwrap();
         until("it leaves", || of(&seen(), "Obey").0 == 1);
-        let mut workers_now = node.workers().into_iter();
-        let other =
-            workers_now.find(|worker| worker.name == "Obey.1" && worker.state == WorkerState::Running);
-        node.supervisor().kill_worker(other.unwrap().worker);
+        kill(&node, "Obey.1");
         if again {
             gate.pass_one();
         }
@@ -218,6 +222,53 @@ fn a_replica_that_dies_while_it_leaves_costs_what_a_death_costs(builder: Builder
         assert_eq!(came, all(made), "{report}");
         assert_eq!((report.deaths.len(), lost.contains(&1)), (1, !again), "{report}");
     }
+}
+
+/// The other one leaves, and takes nothing more.
+fn the_first_dies_for_good_while_the_other_leaves(builder: Builder) {
+    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let flow = Pipeline::new("alone").source::<Count>(CountArgs::endless());
+    let orders = Orders { door: Some((1, gate.door())), ..dawdling() };
+    let flow = flow.stage::<Obey>(orders).replicas(2).replicas_up_to(3);
+    let end = flow.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out")));
+    let (pipeline, seen) = watched(end.pipeline().at_least_once(64));
+    let running = node.run_pipeline(&pipeline).unwrap();
+    let stands = gate.arrival();
+    running.scale("Obey", 1).unwrap();
+    until("it leaves", || of(&seen(), "Obey").0 == 1);
+    kill(&node, "Obey.0");
+    until("its process is gone", || workers(&node, "Obey") == 1);
+    stands.open();
+    running.cancel();
+    let error = running.wait().expect_err("nobody is left to take the others");
+    let PipelineError::Died { stage, replica, .. } = &error else { panic!("{error}") };
+    assert_eq!((&**stage, *replica), ("Obey", 0), "{error}");
+}
+
+/// One comes and one goes at once: who is there stays until the other has come.
+fn where_the_first_died_for_good_the_last_one_stays(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let file = folder.path().join("out");
+    let flow = Pipeline::new("stays").source::<Count>(CountArgs::endless());
+    let flow = flow.stage::<Obey>(dawdling()).replicas(2).replicas_up_to(3);
+    let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+    let (pipeline, seen) = watched(end.pipeline().at_least_once(64));
+    let running = node.run_pipeline(&pipeline).unwrap();
+    until("items flow", || of(&seen(), "WriteDown").1 > 20);
+    kill(&node, "Obey.0");
+    until("one is left", || of(&seen(), "Obey").0 == 1);
+    running.scale("Obey", 2).unwrap();
+    running.scale("Obey", 1).unwrap();
+    until("another comes", || node.workers().iter().any(|worker| worker.name == "Obey.2"));
+    until("and one goes", || workers(&node, "Obey") == 1);
+    let before = of(&seen(), "WriteDown").1;
+    until("items flow", || of(&seen(), "WriteDown").1 > before + 20);
+    running.cancel();
+    let report = running.wait().unwrap();
+    let mut came = written_sorted(&file);
+    came.dedup();
+    assert_eq!(came, all(report.stage("Count").unwrap().items_out), "{report}");
+    assert_eq!((report.lost_count, report.deaths.len()), (0, 1), "{report}");
 }
 
 fn a_sender_that_dies_learns_again_who_is_there(builder: Builder) {
@@ -341,6 +392,8 @@ pub(crate) fn cases() -> Vec<Case> {
         stages_behind_each_other_change_at_the_same_time,
         who_takes_the_place_of_one_that_left_has_an_order_of_its_own,
         a_replica_that_dies_while_it_leaves_costs_what_a_death_costs,
+        the_first_dies_for_good_while_the_other_leaves,
+        where_the_first_died_for_good_the_last_one_stays,
         a_sender_that_dies_learns_again_who_is_there,
         the_end_and_a_cancel_and_a_kill_come_in_the_middle_of_it,
         a_stage_that_is_slow_gets_replicas_and_loses_them_when_they_are_idle,

@@ -313,7 +313,7 @@ impl Gateway {
             local.waiting.remove(&host);
         }
         // The node tells all senders first, and then has the mailboxes close: those who come meanwhile are refused one by one.
-        let not_sent = Refusal::OutOfReach(format!("{why}; the message was not sent"));
+        let not_sent = Refusal::NotPassedOn(format!("{why}; the message was not sent"));
         let actors: HashSet<_> = self.mailboxes.keys().chain(&self.reaching).copied().collect();
         for actor in actors.into_iter().filter(|actor| actor.host() == host) {
             self.reaching.remove(&actor);

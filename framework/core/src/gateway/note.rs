@@ -97,6 +97,8 @@ pub(super) enum NoAnswer {
     BadReply(String),
     /// Anything else, with the host's name in it.
     Other(String),
+    /// The actor did not get the message, with the host's name in it.
+    NotPassedOn(String),
 }
 
 impl NoAnswer {
@@ -106,6 +108,7 @@ impl NoAnswer {
             NoAnswer::Undelivered(why) => NoAnswer::Undelivered(plain_text(why)),
             NoAnswer::BadReply(why) => NoAnswer::BadReply(plain_text(why)),
             NoAnswer::Other(why) => NoAnswer::Other(plain_text(why)),
+            NoAnswer::NotPassedOn(why) => NoAnswer::NotPassedOn(plain_text(why)),
             plain => plain,
         };
         rmp_serde::to_vec(&short).map(Bytes::from).unwrap_or_default()
@@ -121,6 +124,7 @@ impl NoAnswer {
             Ok(NoAnswer::NoReply) => Refusal::NoReply,
             Ok(NoAnswer::BadReply(why)) => Refusal::BadReply(plain_text(why)),
             Ok(NoAnswer::Other(why)) => Refusal::OutOfReach(plain_text(why)),
+            Ok(NoAnswer::NotPassedOn(why)) => Refusal::NotPassedOn(plain_text(why)),
             Err(_) => {
                 let why = plain_text(String::from_utf8_lossy(bytes).into_owned());
                 Refusal::OutOfReach(format!("{on} says: {why}"))
@@ -135,7 +139,7 @@ impl NoAnswer {
                 SendFailure::NoSuchActor => NoAnswer::NoSuchActor,
                 SendFailure::Restarting => NoAnswer::Restarting,
                 SendFailure::Tainted(_) => NoAnswer::Other(tainted(on)),
-                reason => NoAnswer::Other(format!("{reason} (on {on})")),
+                reason => NoAnswer::NotPassedOn(format!("{reason} (on {on})")),
             },
             AskError::NoReply(AskFailure::Refused(refusal)) => match refusal {
                 Refusal::NoSuchActor => NoAnswer::NoSuchActor,
@@ -146,6 +150,7 @@ impl NoAnswer {
                 Refusal::BadReply(why) => NoAnswer::BadReply(why),
                 Refusal::Tainted(_) => NoAnswer::Other(tainted(on)),
                 Refusal::OutOfReach(why) => NoAnswer::Other(why),
+                Refusal::NotPassedOn(why) => NoAnswer::NotPassedOn(why),
             },
             AskError::NoReply(failure) => NoAnswer::Other(format!("{failure} (on {on})")),
             AskError::TimedOut => NoAnswer::NoReply,

@@ -64,7 +64,7 @@ impl Gateway {
         if !self.hosts.contains_key(&actor.host()) {
             // Its sender has not heard of that yet.
             let why = format!("host {} is not of this node any more; the message was not sent", actor.host());
-            return refuse(&self.transport, out.receipt, &Refusal::OutOfReach(why));
+            return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));
         }
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else {
             // It crossed the withdrawal.

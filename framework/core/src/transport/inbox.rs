@@ -134,6 +134,8 @@ pub enum Refusal {
     Tainted(ProcessId),
     /// The actor lives on another host; this is what became of the message there, or with that host.
     OutOfReach(String),
+    /// The actor lives on another host, and the message did not come to it, for this reason: nobody has handled it.
+    NotPassedOn(String),
 }
 
 impl Refusal {
@@ -143,6 +145,7 @@ impl Refusal {
             Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_LOG_TEXT)),
             Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_LOG_TEXT)),
             Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, MAX_LOG_TEXT)),
+            Refusal::NotPassedOn(why) => Refusal::NotPassedOn(shown(why, MAX_LOG_TEXT)),
             plain => plain,
         }
     }

@@ -17,6 +17,8 @@ pub(super) struct Inbound {
     bounds: Bounds,
     own: HostId,
     mailboxes: HashMap<ActorId, Mailbox>,
+    /// Those that take nothing more, with the frame that says so.
+    withdrawn: Vec<(Seq, ActorId)>,
     /// Messages with pieces that are not here.
     arriving: BTreeMap<Seq, Arriving>,
     /// Messages that are whole, behind others that are not.
@@ -76,6 +78,7 @@ impl Inbound {
             bounds,
             own,
             mailboxes: HashMap::new(),
+            withdrawn: Vec::new(),
             arriving: BTreeMap::new(),
             behind: HashMap::new(),
             open: HashMap::new(),
@@ -86,7 +89,7 @@ impl Inbound {
         }
     }
 
-    /// Mailboxes that are, or were, offered.
+    /// Mailboxes that are offered, or were, and the other side may not have heard the end of that.
     pub(super) fn mailboxes(&self) -> usize {
         self.mailboxes.len()
     }
@@ -95,9 +98,27 @@ impl Inbound {
         self.mailboxes.contains_key(&actor)
     }
 
-    pub(super) fn serve(&mut self, actor: ActorId, capacity: u32) {
+    /// Frame number `seq` offers a mailbox, or takes the offer back.
+    pub(super) fn serve(&mut self, actor: ActorId, capacity: u32, seq: Seq) {
         let mailbox = self.mailboxes.entry(actor).or_default();
         mailbox.capacity = mailbox.capacity.max(capacity);
+        self.withdrawn.retain(|(_, other)| *other != actor);
+        if capacity == 0 {
+            self.withdrawn.push((seq, actor));
+        }
+    }
+
+    /// The other side has said that it received all up to there: behind all that it had sent before. So nothing more comes to the
+    /// mailboxes that were taken back by then, and those in which nothing is open are forgotten.
+    pub(super) fn heard(&mut self, received: Seq) {
+        let mailboxes = &mut self.mailboxes;
+        self.withdrawn.retain(|(seq, actor)| {
+            let is_over = *seq <= received && mailboxes.get(actor).is_none_or(|mailbox| mailbox.open == 0);
+            if is_over {
+                mailboxes.remove(actor);
+            }
+            !is_over
+        });
     }
 
     /// A message has come.
@@ -317,6 +338,7 @@ impl Inbound {
         self.behind.clear();
         self.asks.clear();
         self.mailboxes.clear();
+        self.withdrawn.clear();
         let arriving = std::mem::take(&mut self.arriving);
         let replies = arriving.values().filter_map(|arriving| match arriving.post.target {
             Target::Reply(correlation) => Some(correlation),

@@ -325,7 +325,7 @@ impl Session {
         if !self.inbound.offers(actor) && self.inbound.mailboxes() >= MAX_MAILBOXES {
             return large("mailboxes", MAX_MAILBOXES as u64 + 1, MAX_MAILBOXES as u64);
         }
-        self.inbound.serve(actor, capacity);
+        self.inbound.serve(actor, capacity, self.numbering.next_seq());
         self.push(Body::Serve { actor, capacity });
         Ok(())
     }
@@ -440,6 +440,8 @@ impl Session {
     pub fn acked(&mut self, link: Link, received: Seq) -> Result<(), Violation> {
         if self.is_up(link) {
             self.numbering.acked(received)?;
+            // Not where a greeting says it: what was sent before may come again behind that.
+            self.inbound.heard(received);
             self.tell_note_room();
             if self.numbering.kept() < MAX_UNACKED / 2 {
                 self.events.extend(self.outbound.window_event());

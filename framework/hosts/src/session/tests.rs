@@ -184,6 +184,22 @@ fn lies_are_refused_and_change_nothing() {
 }
 
 #[test]
+fn a_mailbox_is_forgotten_when_the_other_side_knows_that_it_takes_nothing_more() {
+    let mut pair = Pair::new();
+    for number in 10..10 + 2 * MAX_MAILBOXES as u64 {
+        let mailbox = actor(1, number);
+        pair.sides[1].serve(mailbox, 1).expect("not too many at a time");
+        pair.exchange();
+        let sent = pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![]).expect("a place");
+        // The two cross.
+        pair.sides[1].serve(mailbox, 0).expect("it is offered");
+        pair.exchange();
+        pair.sides[1].done(sent.post);
+        pair.exchange();
+    }
+}
+
+#[test]
 fn a_flood_is_refused_at_every_bound() {
     let mut pair = Pair::new();
     let link = pair.links[1];

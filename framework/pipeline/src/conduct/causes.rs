@@ -2,6 +2,8 @@
 //!
 //! An ask that a panic cuts off says only that no answer comes; the reason is known a moment later, and the node keeps it.
 
+use std::collections::HashMap;
+
 use tensorpost_core::api::actor::{AskError, AskFailure, EndReason, Refusal, SendError, SendFailure};
 use tensorpost_core::api::node::ProcessId;
 
@@ -10,15 +12,33 @@ use crate::worker::args::Run;
 
 /// Whether an ask that failed like this does not say why.
 fn says_nothing(error: &AskError<Run>) -> bool {
-    matches!(error, AskError::NoReply(AskFailure::Refused(_))) && !is_out_of_reach(error)
+    matches!(error, AskError::NoReply(AskFailure::Refused(_)))
 }
 
-/// Whether a member of another host has ended, or that host has.
-fn is_out_of_reach(error: &AskError<Run>) -> bool {
+/// Whether an ask that failed like this came to no life of its member, and so tells of the end of none.
+fn came_to_nobody(error: &AskError<Run>) -> bool {
     match error {
-        AskError::NoReply(AskFailure::Refused(refusal)) => matches!(refusal, Refusal::OutOfReach(_)),
-        AskError::NotSent(error) => matches!(error.reason, SendFailure::GaveUp(EndReason::OutOfReach(_))),
+        AskError::NoReply(AskFailure::Refused(refusal)) => {
+            matches!(refusal, Refusal::NoSuchActor | Refusal::NotPassedOn(_))
+        }
+        AskError::NotSent(_) => true,
         _ => false,
+    }
+}
+
+/// The last death of each member on another host. Whether another life follows only that host knows, so a member is asked again, and
+/// what fails then may tell of the same end: once or several times, of what crosses the word that the actor is gone.
+#[derive(Debug, Default)]
+pub(super) struct Elsewhere(HashMap<usize, usize>);
+
+impl Elsewhere {
+    /// The death that is heard of again. Otherwise it is one of its own, and has the number `next`.
+    fn heard_again(&mut self, index: usize, error: &AskError<Run>, next: usize) -> Option<usize> {
+        let before = self.0.get(&index).copied().filter(|_| came_to_nobody(error));
+        if before.is_none() {
+            self.0.insert(index, next);
+        }
+        before
     }
 }
 
@@ -49,15 +69,10 @@ pub(super) fn is_kept_from_its_next_life(error: &AskError<Run>) -> bool {
 }
 
 impl Conductor {
-    /// Notes the death of a member. Where its host is lost, that is heard several times: of what was under way there, and of what
-    /// would have gone there. Of one life that is one death.
+    /// Notes the death of a member. Of one life that is one death, however often it is heard of.
     pub(super) fn note_death(&mut self, index: usize, error: &AskError<Run>, death: Death) -> Death {
-        let member = &self.members[index];
-        if is_out_of_reach(error) {
-            let life = self.told.life(member.stage as u16, member.replica);
-            let at = self.out_of_reach.insert(index, (life, self.deaths.len()));
-            if let Some((before, at)) = at.filter(|(before, _)| *before == life) {
-                self.out_of_reach.insert(index, (before, at));
+        if self.members[index].worker.is_of_another_host() {
+            if let Some(at) = self.elsewhere.heard_again(index, error, self.deaths.len()) {
                 self.deaths[at].restarted = death.restarted;
                 return self.deaths[at].clone();
             }
@@ -92,5 +107,48 @@ impl Conductor {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(refusal: Refusal) -> AskError<Run> {
+        AskError::NoReply(AskFailure::Refused(refusal))
+    }
+
+    fn gave_up(reason: EndReason) -> AskError<Run> {
+        AskError::NotSent(SendError { message: Run, reason: SendFailure::GaveUp(reason) })
+    }
+
+    /// How many deaths are counted of what one member's asks came to.
+    fn deaths(errors: &[AskError<Run>]) -> usize {
+        let (mut elsewhere, mut count) = (Elsewhere::default(), 0);
+        for error in errors {
+            count += usize::from(elsewhere.heard_again(3, error, count).is_none());
+        }
+        count
+    }
+
+    #[test]
+    fn one_end_on_another_host_is_one_death_however_often_it_is_heard_of() {
+        let lost = || refused(Refusal::OutOfReach("host 1 is lost".to_owned()));
+        let not_sent = || refused(Refusal::NotPassedOn("host 1 is lost".to_owned()));
+        let gone = || gave_up(EndReason::OutOfReach("host 1 is lost".to_owned()));
+        // The verdict: the next ask goes to the gateway before the node has spoken, or while the mailbox there closes, or not at all.
+        assert_eq!(deaths(&[lost(), gone()]), 1);
+        assert_eq!(deaths(&[lost(), not_sent(), not_sent(), refused(Refusal::NoSuchActor), gone()]), 1);
+        // It had not been asked.
+        assert_eq!(deaths(&[refused(Refusal::NoSuchActor), gone()]), 1);
+        // Restarts that are used up, of processes and of a panic.
+        let ended = || refused(Refusal::OutOfReach("its worker has ended".to_owned()));
+        assert_eq!(
+            deaths(&[ended(), ended(), refused(Refusal::NoSuchActor), gave_up(EndReason::Signal(6))]),
+            2
+        );
+        assert_eq!(deaths(&[refused(Refusal::Panicked), not_sent(), gave_up(EndReason::Exit(1))]), 1);
+        // A life that had told nothing before the next end.
+        assert_eq!(deaths(&[ended(), lost(), gone()]), 2);
     }
 }

@@ -79,11 +79,6 @@ impl Told {
         }
     }
 
-    /// The last life that has answered or told anything; 0 where none has.
-    pub(super) fn life(&self, stage: u16, replica: u16) -> u64 {
-        self.lives.get(&(stage, replica)).copied().unwrap_or_default()
-    }
-
     /// The last that the life that runs has told.
     pub(super) fn latest(&self, stage: u16, replica: u16) -> Option<&Counts> {
         self.latest.get(&(stage, replica))

@@ -14,10 +14,12 @@
 //!
 //! What is sent again, numbered or acknowledged is the same for all numbers of replicas: an order is that of the *senders'*
 //! numbers, and a replica that leaves is waited for until all that it had was answered. The first place never leaves: a later
-//! life of a sender knows it from its arguments, and is told of the others before it is asked to run.
+//! life of a sender knows it from its arguments, and is told of the others before it is asked to run. Nor does the last one
+//! that is open, where the first has died for good.
 //!
 //! **On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its next life goes on in
-//! the same state. Without one its place is gone, and is not used again. A replica that does not start leaves its place empty;
+//! the same state. Without one its place is gone, and is not used again; and where no other is open, which alone takes what the
+//! dead had, the run fails: one that leaves takes nothing more, and one that only opens is not known yet. A replica that does not start leaves its place empty;
 //! the log says why, and nobody tries again before the number is changed.
 //!
 //! **At the end**, also by Ctrl-C or a death, a replica that opens hears the end from its senders and ends; one that only starts
@@ -140,6 +142,11 @@ impl Scaling {
         self.state(stage, place).is_none_or(|state| !empty(state))
     }
 
+    /// Whether a replica at a place takes items, or took them until it ended with the others.
+    pub(super) fn takes_items(&self, stage: usize, place: u16) -> bool {
+        self.state(stage, place).is_none_or(|state| matches!(state, State::Open(_)))
+    }
+
     /// A replica died for good.
     pub(super) fn gone(&mut self, stage: usize, place: u16) {
         if let Some(scaled) = self.stages.get_mut(&stage) {
@@ -202,9 +209,10 @@ impl Conductor {
         }
         let mut leaves = false;
         while scaled.count() > scaled.target {
-            // The first never does. One that is still on its way is looked at again when it has come.
+            // The first never does, and, where that has died for good, the last one that is open: nobody could send to those that
+            // only come. One that is still on its way is looked at again when it has come.
             let last = scaled.places.iter().rposition(|state| matches!(state, State::Open(_)));
-            let Some(last) = last.filter(|last| *last > 0) else { break };
+            let Some(last) = last.filter(|last| *last > 0 && scaled.open() > 1) else { break };
             if let State::Open(address) = &scaled.places[last] {
                 scaled.places[last] = State::Leaving(address.clone());
                 leaves = true;

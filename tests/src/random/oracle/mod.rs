@@ -415,7 +415,15 @@ impl Case<'_> {
             report.deaths.iter().find(|death| {
                 let replicas = report.stage(&death.stage).map_or(1, |stage| stage.replicas) as u16;
                 let is_source = report.stage(&death.stage).is_some_and(|stage| stage.is_source);
-                let others = (0..replicas).any(|other| other != death.replica && !dead(&death.stage, other));
+                // Of a stage that scales, `replicas` counts those that are open in the end, and none that died.
+                let scales = super::plan::location_of(&death.stage).is_some_and(|at| {
+                    !at.dead && self.plan.op(at.op).is_some_and(|op| op.op.settings.scales)
+                });
+                let others = if scales {
+                    replicas > 0
+                } else {
+                    (0..replicas).any(|other| other != death.replica && !dead(&death.stage, other))
+                };
                 !death.restarted && (is_source || !(self.at_least_once && others))
             })
         });

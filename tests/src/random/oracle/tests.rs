@@ -412,6 +412,21 @@ fn what_takes_another_branch_than_the_one_with_a_filter_is_not_missing_behind_th
     assert_eq!(kinds(&plan, &seen), [Kind::Missing], "it came nowhere");
 }
 
+#[test]
+fn a_death_for_good_is_fine_where_another_replica_is_there_in_the_end() {
+    let mut plan = forked();
+    (plan.spec.at_least_once, plan.spec.ops[1].settings.scales) = (Some(4), true);
+    plan = Plan::new(&plan.spec);
+    for replicas in [1, 0] {
+        let mut seen = right(&plan);
+        said(&mut seen).deaths.push(Death { restarted: false, ..death("stage-1") });
+        let stage = said(&mut seen).stages.iter_mut().find(|stage| stage.stage == "stage-1");
+        stage.expect("it is there").replicas = replicas;
+        let want: &[Kind] = if replicas == 1 { &[] } else { &[Kind::Result] };
+        assert_eq!(kinds(&plan, &seen), want, "{replicas}");
+    }
+}
+
 /// Two branches of a source, joined by the number modulo 3.
 fn joined(joins: bool) -> Plan {
     let fork = op(&[(0, 0)], What::Fork(Fork::All, 2));

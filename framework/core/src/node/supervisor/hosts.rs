@@ -38,8 +38,8 @@ pub(super) struct Hosts {
     members: Vec<Host>,
     /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose gateway may be stopped.
     works_until: Option<Arc<WorksUntil>>,
-    /// Whoever waits until there are so many.
-    awaiting: Vec<(usize, Reply<Vec<Host>>)>,
+    /// Whoever waits until there are so many, or it is that late.
+    awaiting: Vec<(usize, Instant, Reply<Vec<Host>>)>,
 }
 
 impl Hosts {
@@ -52,8 +52,9 @@ impl Hosts {
     }
 
     fn tell_awaiting(&mut self) {
-        let members = &self.members;
-        for (_, reply) in self.awaiting.extract_if(.., |(count, _)| members.len() >= *count) {
+        let (members, now) = (&self.members, Instant::now());
+        let is_over = |(count, until, _): &mut (usize, Instant, _)| members.len() >= *count || now >= *until;
+        for (_, _, reply) in self.awaiting.extract_if(.., is_over) {
             // Who has given up waiting does not take it.
             let _ = reply.try_send(members.clone());
         }
@@ -76,8 +77,8 @@ impl From<HostActivity> for Activity {
 pub(super) enum HostsCommand {
     Begin(WorkerId, Settings, Reply<Result<u16, String>>),
     Members(Reply<Vec<Host>>),
-    /// As soon as there are so many.
-    Await(usize, Reply<Vec<Host>>),
+    /// As soon as there are so many; nobody waits after that time.
+    Await(usize, Instant, Reply<Vec<Host>>),
     Gateway(Reply<Option<ProcessId>>),
     /// Other hosts may have actors started here.
     Serve,
@@ -105,7 +106,7 @@ impl Supervisor {
     /// The hosts of the node as soon as there are so many, or as they are after that time.
     pub(crate) fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, Closed> {
         let (reply, answer) = sync_channel(1);
-        self.shared.push(Command::Hosts(HostsCommand::Await(count, reply)))?;
+        self.shared.push(Command::Hosts(HostsCommand::Await(count, deadline_after(within), reply)))?;
         match answer.recv_timeout(within) {
             Ok(hosts) => Ok(hosts),
             Err(RecvTimeoutError::Timeout) => self.hosts(),
@@ -137,8 +138,9 @@ impl State {
             HostsCommand::Members(reply) => {
                 let _ = reply.try_send(self.hosts.members.clone());
             }
-            HostsCommand::Await(count, reply) => {
-                self.hosts.awaiting.push((count, reply));
+            HostsCommand::Await(count, until, reply) => {
+                // Those who have given up are found here at the latest (MBX-2).
+                self.hosts.awaiting.push((count, until, reply));
                 self.hosts.tell_awaiting();
             }
             HostsCommand::Gateway(reply) => {
