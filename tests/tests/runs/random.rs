@@ -91,6 +91,7 @@ const FOUND: &[Found] = found! {
     "parts-that-a-batch-keeps", 2, "parts of a batch that a fork had spread kept its other parts unacknowledged, for ever; one more may be";
     "two-lost-by-one-kernel", 5, "of two items at hand that were lost together the second counted as a failure of the stage";
     "replicas-asked-for-when-all-had-ended", 2, "processes for replicas were started while the dead were counted again, and stayed";
+    "first-gone-beside-one-that-leaves", 10, "a run was fine whose stage had lost its last replica that takes anything";
 };
 
 fn play(arguments: &[&str]) -> String {
