@@ -323,3 +323,40 @@ pub fn watch(pipeline: Pipeline) -> (Pipeline, impl Fn(&str) -> u64) {
     let pipeline = pipeline.progress(Progress::to(tell)).progress_every(Duration::from_millis(10));
     (pipeline, move |stage| seen.lock().get(stage).copied().unwrap_or(0))
 }
+
+/// Has a pipeline tell how far it is, and returns what it told last.
+pub fn watched(pipeline: Pipeline) -> (Pipeline, impl Fn() -> Snapshot) {
+    let seen: Arc<Mutex<Snapshot>> = Arc::default();
+    let told = Arc::clone(&seen);
+    let tell = move |snapshot: &Snapshot| *told.lock() = snapshot.clone();
+    let pipeline = pipeline.progress(Progress::to(tell)).progress_every(Duration::from_millis(10));
+    (pipeline, move || seen.lock().clone())
+}
+
+/// The replicas of a stage, and the items that it has had.
+pub fn of(snapshot: &Snapshot, name: &str) -> (u32, u64) {
+    let stage = snapshot.stages.iter().find(|stage| stage.stage == name);
+    stage.map_or((0, 0), |stage| (stage.replicas, stage.items))
+}
+
+/// A stage whose calls take long until a file is there.
+pub struct Slow(PathBuf);
+
+impl Stage for Slow {
+    type Args = PathBuf;
+    type In = Numbered;
+    type Out = Numbered;
+
+    fn create(fast: PathBuf, _: &Env) -> anyhow::Result<Self> {
+        Ok(Slow(fast))
+    }
+
+    fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
+        if !self.0.exists() {
+            // What its call takes, and no time to wait for something.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        out.emit(item);
+        Ok(())
+    }
+}

@@ -1,11 +1,13 @@
 //! What the processes of a node do to each other: start, refusal, death, logs, shutdown. Each test plays one scene of
 //! the `node_probe` program and reads what it and its workers print.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost_core::os::PidFd;
 
@@ -113,11 +115,18 @@ fn every_question_for_a_chunk_is_answered() {
     has(&text, &["asker has the chunk: true", "asker has the chunk: false", "clean shutdown of 1"]);
 }
 
+/// A program that is another file. It is copied by a process of its own: a process that another test starts meanwhile would have this
+/// one's descriptor until it runs its program, and Linux starts no program that somebody may write to.
+fn of_another_build(folder: &Path) -> PathBuf {
+    let other = folder.join("node_probe_of_another_build");
+    assert!(Command::new("cp").arg(PROBE).arg(&other).status().unwrap().success());
+    other
+}
+
 #[test]
 fn another_build_is_refused_with_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
-    let other = folder.path().join("node_probe_of_another_build");
-    std::fs::copy(PROBE, &other).unwrap();
+    let other = of_another_build(folder.path());
     let text = play_well(&["refused", other.to_str().unwrap()]);
     has(
         &text,
@@ -129,6 +138,31 @@ fn another_build_is_refused_with_what_to_do() {
             ": the node refused this worker: the worker runs another build",
         ],
     );
+}
+
+/// Others write to the same stderr at the same moment, so what is written in pieces is torn.
+#[test]
+fn a_worker_writes_its_last_words_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = of_another_build(folder.path());
+    // Each write is a packet.
+    let (reader, writer) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let mut command = probe(&["refused", other.to_str().unwrap()]);
+    let mut child = command.stdout(Stdio::null()).stderr(writer).spawn().unwrap();
+    drop(command);
+    let (mut reader, mut packet, mut texts) = (File::from(reader), vec![0; 4096], Vec::new());
+    loop {
+        let length = reader.read(&mut packet).unwrap();
+        if length == 0 {
+            break;
+        }
+        texts.push(String::from_utf8_lossy(&packet[..length]).into_owned());
+    }
+    assert!(child.wait().unwrap().success());
+    let whole = |text: &&String| text.starts_with("tensorpost worker ") && text.ends_with('\n');
+    let words = texts.iter().filter(whole).find(|text| text.contains(": the node refused this worker: "));
+    assert!(words.is_some(), "{texts:#?}");
 }
 
 #[test]

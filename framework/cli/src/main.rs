@@ -1,7 +1,8 @@
-//! The command `tensorpost`: looks into running nodes, and finds out why one cannot run.
+//! The command `tensorpost`: looks into running nodes, starts one on several hosts, and finds out why one cannot run.
 
 mod console;
 mod doctor;
+mod up;
 
 use std::io;
 use std::process::ExitCode;
@@ -23,12 +24,14 @@ enum Command {
     #[command(flatten)]
     Console(console::Command),
     Doctor(doctor::Doctor),
+    Up(up::Up),
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Console(command) => console::run(command),
         Command::Doctor(doctor) => doctor.run(),
+        Command::Up(up) => up.run(),
     };
     match done {
         Ok(status) => status,

@@ -1,12 +1,14 @@
 //! The command, run on a node of this process.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tensorpost::hosts::Hosts;
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
 
@@ -252,4 +254,77 @@ fn what_cannot_be_is_an_error_that_says_what_to_do() {
     assert!(error(&["top", "blur"]).contains("neither a process id nor the path"));
     assert!(error(&["top", "/there/is/none"]).contains("no node answers at /there/is/none"));
     assert!(error(&["top", "--every", "soon", "1"]).contains("write 5s, 500ms or 2m"));
+}
+
+/// Has a host of the next tests wait for a signal.
+const WAITS: &str = "TENSORPOST_TEST_WAITS";
+
+/// A host of the next tests; nothing where the test's program was not started as one.
+#[tensorpost::test]
+fn a_host_that_up_has_started() -> anyhow::Result<()> {
+    let Some(hosts) = Hosts::from_environment()? else { return Ok(()) };
+    let node = Node::builder().hosts(hosts.agents_serve()).start()?;
+    let hosts = node.await_hosts(2, Duration::from_secs(60))?;
+    let keeper = node.spawn::<Keeper>(()).on(&hosts[1]).start()?;
+    println!("{} hosts, {} kept there", hosts.len(), node.block_on(keeper.address().ask(Keep(None)))?);
+    let report = match std::env::var_os(WAITS) {
+        Some(_) => node.run_until_ctrl_c(Duration::from_secs(20))?,
+        None => node.shutdown(Duration::from_secs(20))?,
+    };
+    anyhow::ensure!(report.is_clean());
+    println!("drained");
+    Ok(())
+}
+
+/// `tensorpost up` with two hosts, which a script for ssh in this folder starts on this machine.
+fn up_with_two_hosts(folder: &Path, more: &[&str]) -> anyhow::Result<Command> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+    // The host and its command are the last two.
+    std::fs::write(folder.join("ssh"), "while [ $# -gt 2 ]; do shift; done\nexec sh -c \"$2\"\n")?;
+    let mut up = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
+    up.args(["up", "-H", "localhost,localhost", "--port", &port, "--ssh"]);
+    up.arg(format!("sh {}", folder.join("ssh").display())).args(more).arg("--").arg(std::env::current_exe()?);
+    up.args(["--exact", "a_host_that_up_has_started", "--nocapture"]).stdin(Stdio::null());
+    Ok(up)
+}
+
+#[test]
+fn up_makes_one_node_of_two_hosts() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let output = up_with_two_hosts(folder.path(), &[])?.output()?;
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.contains("2 hosts, 0 kept there"), "{out}{err}");
+    // The first of them is the head, and the second says so when it has joined.
+    assert!(err.contains("`localhost` is the head") && err.contains(": 2 of 2\n"), "{err}");
+    assert!(err.contains("`localhost#2` has joined as host 1"), "{err}");
+    Ok(())
+}
+
+/// With a certificate, and not with a key.
+#[test]
+fn ctrl_c_drains_a_node_that_up_has_started() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let certificates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hosts/tests/certificates");
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    for name in ["authority.pem", "host.pem", "host.key"] {
+        std::fs::copy(certificates.join(name), file(name))?;
+        std::fs::set_permissions(file(name), std::fs::Permissions::from_mode(0o600))?;
+    }
+    let (ca, cert, key) = (file("authority.pem"), file("host.pem"), file("host.key"));
+    let waits = format!("{WAITS}=yes");
+    let more = ["--ca", &ca, "--cert", &cert, "--cert-key", &key, "--env", &waits];
+    let mut up = up_with_two_hosts(folder.path(), &more)?;
+    let mut up = up.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(up.stdout.take().expect("it is piped")).lines();
+    let mut err = up.stderr.take().expect("it is piped");
+    let is_up = lines.any(|line| line.is_ok_and(|line| line.contains("2 hosts, 0 kept there")));
+    let done = Command::new("kill").args(["-INT", &up.id().to_string()]).status()?;
+    let rest = lines.collect::<Result<Vec<_>, _>>()?.join("\n");
+    let mut said = String::new();
+    err.read_to_string(&mut said)?;
+    assert!(is_up && done.success(), "{said}");
+    assert!(up.wait()?.success() && rest.contains("| drained"), "{rest}{said}");
+    assert!(!said.contains("killed") && !said.contains("goes on without the head"), "{said}");
+    Ok(())
 }

@@ -159,6 +159,13 @@ pub const ALLOCATION_UNIT: u64 = 512;
 /// Events of a watched actor that wait for whoever watches it; of more, the oldest are dropped and counted.
 pub const WATCH_EVENTS: usize = 256;
 
+/// Actors of other hosts that a process remembers although they have ended, or have no place here any more; of others it asks the
+/// node again.
+pub const MAX_RESTING: usize = 1 << 10;
+
+/// Of those that wait until a process has taken what was sent to it, how many there may be.
+pub const MAX_FENCES: usize = 1 << 10;
+
 /// Notes for another host that wait because it does not say that it received those before; of more, it is given up.
 #[cfg(feature = "hosts")]
 pub const MAX_WAITING_NOTES: usize = 1 << 12;
@@ -174,6 +181,11 @@ pub const MAX_HOST_TEXT: usize = 2 << 10;
 /// Threads of the gateway that wait for tensors which are still being made.
 #[cfg(feature = "hosts")]
 pub const MAX_GATEWAY_WAITS: usize = 64;
+
+/// Page-locked slots that a gateway has on a GPU for each direction, of a piece each: 8 MiB, taken when a tensor of that GPU first leaves
+/// this host, or comes to it. Whoever finds none waits; one that is on its way out comes back with its connection at the latest.
+#[cfg(feature = "hosts")]
+pub const GATEWAY_SLOTS: usize = 32;
 
 /// Bytes a host pool may take, unless the node says otherwise.
 pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
@@ -240,6 +252,16 @@ pub const MAX_TRACE_NAME: usize = 200;
 
 /// Processes that have ended whose records a trace keeps; those of the first to end go first, and are counted.
 pub const MAX_TRACE_ENDED: usize = 64;
+
+/// Records of another host in a trace that the head has of all: 56 bytes each.
+pub const MAX_HOST_TRACE_RECORDS: usize = 1 << 17;
+
+/// Bytes of the names in it.
+pub const MAX_HOST_TRACE_NAMES: usize = 1 << 20;
+
+/// Bytes of all of it.
+pub const MAX_HOST_TRACE: usize = 16 << 20;
+const _: () = assert!(MAX_HOST_TRACE > MAX_HOST_TRACE_RECORDS * 56 + 6 * MAX_HOST_TRACE_NAMES);
 
 /// Holders that the report of a pool names, the largest ones.
 pub const MAX_SHOWN_HOLDERS: usize = 16;

@@ -16,7 +16,9 @@ use tensorpost_hosts::frame::Piece;
 use tensorpost_hosts::ids::{ActorId, HostId, HostLife, Life};
 use tensorpost_hosts::introduction::Introduction;
 use tensorpost_hosts::limits::PIECE_BYTES;
-use tensorpost_hosts::net::{Dial, Happened, LaneThreads, LinkPulse, Listener, Memory, Peer, Peers, Pulse};
+use tensorpost_hosts::net::{
+    Dial, Happened, LaneThreads, LinkPulse, Listener, Memory, Parts, Peer, Peers, Pulse,
+};
 use tensorpost_hosts::refused::Refused;
 use tensorpost_hosts::security::Security;
 use tensorpost_hosts::session::{Bounds, Event, PostError, Session, To};
@@ -35,7 +37,7 @@ impl Memory for Same {
         async move { Some(bytes) }.boxed()
     }
 
-    fn write(&self, _: Piece, _: Bytes) -> BoxFuture<'_, ()> {
+    fn write(&self, _: Piece, _: Parts) -> BoxFuture<'_, ()> {
         async {}.boxed()
     }
 }

@@ -48,6 +48,34 @@ pub const MAX_NOTE: usize = 64 << 10;
 /// See [`MAX_NOTE`].
 pub const MAX_NOTES: usize = 256;
 
+/// Most bytes of the records in one frame of a host's log, and most of them. The longest record of a node has 64 KiB of texts.
+pub const MAX_LOG: usize = 80 << 10;
+/// See [`MAX_LOG`].
+pub const MAX_LOG_RECORDS: usize = 256;
+
+/// Bytes of its log that an agent tells its head in a second. Beside what it sends at the same time they are nothing.
+pub const LOG_RATE: u64 = 256 << 10;
+
+/// As many may come at once.
+pub const LOG_BURST: u64 = LOG_RATE;
+const _: () = assert!(LOG_BURST > 2 * MAX_LOG as u64);
+
+/// What a record counts beside its texts, and a frame beside its records.
+pub const LOG_BASE: u64 = 64;
+
+/// What the head takes of one agent's log in a second, and at once: all that an honest one can say until the verdict on it, which may
+/// come in one piece where a machine or the network stood still. Its form adds less than a half to what the agent counts.
+pub const LOG_RATE_HEARD: u64 = 2 * LOG_RATE;
+/// See [`LOG_RATE_HEARD`].
+pub const LOG_BURST_HEARD: u64 = 2 * (LOG_BURST + (HEAD_GRACE.as_secs() + 1) * LOG_RATE);
+
+/// Bytes of log frames that wait for a connection, or for the gateway to take them; more are dropped, and counted by the head.
+pub const MAX_QUEUED_LOG: usize = 256 << 10;
+const _: () = assert!(MAX_QUEUED_LOG > 2 * MAX_LOG);
+
+/// Between two log frames while anything else waits to be sent.
+pub const LOG_PAUSE: Duration = Duration::from_millis(100);
+
 /// What a session has to tell its gateway, past which nothing more is heard of the other side until some of it was taken. One frame
 /// can lead to [`MAX_DONE`] more.
 pub const MAX_EVENTS: usize = 1 << 13;
@@ -64,9 +92,20 @@ const _: () = assert!(MAX_RESUME_BYTES as u64 >= MAX_SPAN_BYTES / PIECE_BYTES / 
 /// Largest frame of the control stream.
 pub const MAX_FRAME: usize = MAX_RESUME_BYTES + (64 << 10);
 const _: () = assert!(MAX_FRAME > MAX_HEAD + MAX_SPANS * 8 + 64 && MAX_FRAME > MAX_NOTE + 64);
+const _: () = assert!(MAX_FRAME > MAX_LOG + 64);
 
 /// Largest frame of a lane: a piece and its name.
 pub const MAX_LANE_FRAME: usize = PIECE_BYTES as usize + 32;
+
+/// Most parts in which HTTP/2 may bring one. An honest host's are as long as [`LANE_FRAME`] lets them be, but where a window ends.
+pub const MAX_LANE_PARTS: usize = 64;
+
+/// Longest frame of HTTP/2 that a lane takes, in bytes: each costs its sender a write to the socket, and its receiver a buffer;
+/// without this the standard has 16 KiB.
+pub const LANE_FRAME: u32 = 256 << 10;
+
+/// Pieces whose bytes a lane waits for at a time: one is sent while the next is copied out of a GPU.
+pub const READ_AHEAD: usize = 2;
 
 /// Most lanes of a connection between two hosts.
 pub const MAX_LANES: u16 = 8;
@@ -103,6 +142,9 @@ const _: () = assert!(HEAD_GRACE.as_secs() >= AGENT_GRACE.as_secs() + 5);
 /// Beats of an agent that nobody has answered, which it remembers. Older ones cannot be answered in time.
 pub const MAX_BEATS: usize = 16;
 const _: () = assert!(MAX_BEATS as u64 * BEAT.as_secs() > AGENT_GRACE.as_secs());
+
+/// Two clocks drift apart by a nanosecond in so many, at most: 100 us in a second.
+pub const CLOCK_DRIFT: u64 = 10_000;
 
 /// How long a host tries to join.
 pub const JOIN_DEADLINE: Duration = Duration::from_secs(120);

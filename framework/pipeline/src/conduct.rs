@@ -117,7 +117,7 @@ struct Conductor {
     time_slices: Option<String>,
     /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox may wait behind
     /// a [`Run`], which takes its own only when it is polled.
-    sends: FuturesUnordered<Send<Control>>,
+    sends: FuturesUnordered<LocalBoxFuture<'static, ()>>,
     /// The sources that are told to stop: which has heard it.
     stops: FuturesUnordered<LocalBoxFuture<'static, Option<usize>>>,
     heard_stop: HashSet<usize>,
@@ -441,11 +441,11 @@ impl Conductor {
             self.fatal_death.get_or_insert(death);
             self.stop_sources();
         }
-        for (other, member) in self.members.iter().enumerate() {
+        for other in 0..self.members.len() {
             let waits = self.counts[other].is_none() && !self.exited.contains_key(&other);
             if waits && self.sends_to(index, other) {
                 // One that has died too is noticed by itself; its next life is told when it begins.
-                self.sends.push(member.control.send(self.exited(index, other)));
+                self.tell_exited(index, other);
             }
         }
         self.tell_of_orphans(index);
@@ -459,7 +459,7 @@ impl Conductor {
         // An end was answered by a life that may have died since; the next one would wait for it.
         for (other, member) in self.members.iter().enumerate() {
             if self.counts[other].is_none() && self.sends_to(index, other) && self.has_died(other) {
-                self.sends.push(member.control.send(self.exited(index, other)));
+                self.send(member.control.send(self.exited(index, other)));
             }
         }
         self.may_have_left(index);
@@ -543,10 +543,16 @@ impl Conductor {
     /// `complete`: whether what is lost or left over is an error, whatever explains it.
     fn outcome(mut self, complete: bool) -> Result<Report, PipelineError> {
         self.name_causes();
+        #[cfg(feature = "hosts")]
+        let lost_hosts = self.on_lost_hosts();
         let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
         self.scaling.report(&mut report);
         report.cancelled = self.cancelled;
         report.waiting = self.stood_in.unwrap_or_default();
+        #[cfg(feature = "hosts")]
+        {
+            report.lost_hosts = lost_hosts;
+        }
         report.time_slices = self.time_slices;
         if let Some(what) = report.incomplete() {
             tracing::warn!(target: "tensorpost::pipeline", pipeline = report.pipeline, what, "a run is incomplete");

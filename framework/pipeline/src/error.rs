@@ -131,7 +131,7 @@ pub enum PipelineError {
         report: Box<Report>,
     },
     /// A stage's process, or its actor, ended. What was under way in other stages was finished.
-    #[error("{}`{stage}` (replica {replica}) died: {why}{}{}", what_died(.report, .stage), hint(.report, .stage), lost(.report))]
+    #[error("{}`{stage}` (replica {replica}) died: {why}{}{}", what_died(.report, .stage), hint(.report, .stage, *.replica), lost(.report))]
     Died {
         /// The stage.
         stage: String,
@@ -193,13 +193,27 @@ fn what_died(report: &Report, stage: &str) -> &'static str {
 }
 
 /// The remedy for a death that nobody makes up for.
-fn hint(report: &Report, stage: &str) -> &'static str {
+fn hint(report: &Report, stage: &str, replica: u16) -> String {
+    let lost = report.lost_hosts.iter().find(|(of, at, _)| of == stage && *at == replica);
+    if let Some((_, _, host)) = lost {
+        let what_helps = match is_source(report, stage) {
+            true => "run the pipeline again, with its source on another host",
+            false => {
+                "with replicas on several hosts, as `.on(Anywhere).replicas(n)` puts them, and `at_least_once(n)` it would go on \
+                 without those of one host"
+            }
+        };
+        return format!(
+            "; host {host} is not of the node any more, and `.restart(..)` begins nothing anew on another; {what_helps}"
+        );
+    }
     let restarted = report.deaths.iter().any(|death| death.stage == stage && death.restarted);
-    match (restarted, is_source(report, stage)) {
+    let hint = match (restarted, is_source(report, stage)) {
         (true, _) => "; its restarts are used up",
         (false, true) => "; with `.restart(..)` it would begin anew",
         (false, false) => "; with `.restart(..)` it would go on with the next items",
-    }
+    };
+    hint.to_owned()
 }
 
 fn item(failure: &Failure) -> String {

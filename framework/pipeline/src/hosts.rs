@@ -8,24 +8,126 @@
 #[cfg(feature = "hosts")]
 use std::collections::HashMap;
 #[cfg(feature = "hosts")]
-use std::time::{Duration, Instant};
-
-use tensorpost_core::api::actor::Python;
+use std::sync::Arc;
 #[cfg(feature = "hosts")]
-use tensorpost_core::api::node::ActorError;
-use tensorpost_core::api::node::{Node, Supervisor, WorkerId};
+use std::time::Instant;
+
+#[cfg(feature = "hosts")]
+use parking_lot::Mutex;
+use tensorpost_core::api::actor::Python;
+use tensorpost_core::api::device::DeviceId;
+use tensorpost_core::api::node::{ActorError, Node, Supervisor, WorkerId};
 
 use super::error::{Mistake, PipelineError};
 #[cfg(feature = "hosts")]
 use super::limits::HOST_DEADLINE;
-#[cfg(feature = "hosts")]
 use super::location::On;
 use super::plan::Plan;
+
+/// A worker that was started for a replica, and the device there that it works on, where its host has said which.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Home {
+    pub(super) worker: WorkerId,
+    pub(super) device: Option<DeviceId>,
+}
+
+/// A worker that was started for a further replica, which is about to start in it.
+pub(super) struct Placed {
+    pub(super) home: Home,
+    #[cfg(feature = "hosts")]
+    _coming: Option<Coming>,
+}
+
+/// Where the workers of further replicas of a stage start.
+#[derive(Clone)]
+pub(super) enum Where {
+    Here,
+    /// On this host, and this device of it.
+    #[cfg(feature = "hosts")]
+    Host(u16, Option<DeviceId>),
+    /// On the host with the fewest actors at that moment, on the device that it calls so. One that has joined meanwhile is as good.
+    #[cfg(feature = "hosts")]
+    Anywhere(AllComing, Option<String>),
+}
+
+/// How many replicas are on their way to each host, where their actors are not counted yet.
+#[cfg(feature = "hosts")]
+type AllComing = Arc<Mutex<HashMap<u16, usize>>>;
+
+/// One of them, until it is dropped.
+#[cfg(feature = "hosts")]
+struct Coming(u16, AllComing);
+
+#[cfg(feature = "hosts")]
+impl Drop for Coming {
+    fn drop(&mut self) {
+        if let Some(count) = self.1.lock().get_mut(&self.0) {
+            *count = count.saturating_sub(1);
+        }
+    }
+}
 
 /// The hosts of workers, by stage and replica; of those that are not here.
 pub(super) struct Hosts {
     #[cfg(feature = "hosts")]
     of: HashMap<(usize, u16), u16>,
+    /// The devices of stages that name one of such a host, of any stage in its worker.
+    #[cfg(feature = "hosts")]
+    devices: HashMap<(usize, u16), DeviceId>,
+}
+
+impl Where {
+    /// Starts a worker there; it blocks.
+    ///
+    /// # Errors
+    /// [`ActorError`] names the host, where it is another one.
+    pub(super) fn start(
+        &self,
+        supervisor: &Supervisor,
+        (name, streams, python): (&str, usize, Option<&Python>),
+    ) -> Result<Placed, ActorError> {
+        match self {
+            Where::Here => {
+                let worker = supervisor.spawn_worker_for(name, streams, python)?;
+                Ok(Placed::new(worker, None))
+            }
+            #[cfg(feature = "hosts")]
+            Where::Host(host, device) => {
+                Ok(Placed::new(supervisor.spawn_worker_on(*host, name, streams, python)?, *device))
+            }
+            #[cfg(feature = "hosts")]
+            Where::Anywhere(all, device) => {
+                let coming = least_loaded(supervisor, all)?;
+                let device =
+                    device.as_ref().map(|device| supervisor.device_on(coming.0, device)).transpose()?;
+                let worker = supervisor.spawn_worker_on(coming.0, name, streams, python)?;
+                let placed = Placed::new(worker, device.map(|device| device.id()));
+                Ok(Placed { _coming: Some(coming), ..placed })
+            }
+        }
+    }
+}
+
+impl Placed {
+    fn new(worker: WorkerId, device: Option<DeviceId>) -> Self {
+        Placed {
+            home: Home { worker, device },
+            #[cfg(feature = "hosts")]
+            _coming: None,
+        }
+    }
+}
+
+/// The host with the fewest actors, those that come included. One at a time, so that several do not find the same.
+#[cfg(feature = "hosts")]
+fn least_loaded(supervisor: &Supervisor, all: &AllComing) -> Result<Coming, ActorError> {
+    let mut coming = all.lock();
+    let loads = supervisor.host_loads().map_err(|closed| ActorError::Start(closed.into()))?;
+    let loads = loads.into_iter().map(|(load, host)| (load + coming.get(&host).copied().unwrap_or(0), host));
+    // This host is among them.
+    let host = loads.min().map_or(0, |(_, host)| host);
+    *coming.entry(host).or_default() += 1;
+    Ok(Coming(host, Arc::clone(all)))
 }
 
 impl Hosts {
@@ -35,16 +137,57 @@ impl Hosts {
         supervisor: &Supervisor,
         plan: &Plan,
         at: (usize, u16),
-        (name, streams, python): (&str, usize, Option<&Python>),
+        new: (&str, usize, Option<&Python>),
     ) -> Result<WorkerId, PipelineError> {
         let stage = || plan.stages[at.0].name.clone();
         #[cfg(feature = "hosts")]
-        if let Some(host) = self.of.get(&at) {
-            let started = supervisor.spawn_worker_on(*host, name, streams);
-            return started.map_err(|source| PipelineError::Start { stage: stage(), source });
+        let place = self.of.get(&at).map_or(Where::Here, |host| Where::Host(*host, None));
+        #[cfg(not(feature = "hosts"))]
+        let place = Where::Here;
+        match place.start(supervisor, new) {
+            Ok(placed) => Ok(placed.home.worker),
+            Err(ActorError::Worker(source)) => Err(PipelineError::Worker { stage: stage(), source }),
+            Err(source) => Err(PipelineError::Start { stage: stage(), source }),
         }
-        let started = supervisor.spawn_worker_for(name, streams, python);
-        started.map_err(|source| PipelineError::Worker { stage: stage(), source })
+    }
+
+    /// The device of a stage's replica, where it is another host's.
+    pub(super) fn device(&self, at: (usize, u16)) -> Option<DeviceId> {
+        #[cfg(feature = "hosts")]
+        return self.devices.get(&at).copied();
+        #[cfg(not(feature = "hosts"))]
+        {
+            let _ = at;
+            None
+        }
+    }
+
+    /// As [`Plan::spares`], of the worker of a replica.
+    pub(super) fn spares(&self, plan: &Plan, (home, replica): (usize, u16)) -> (u32, DeviceId) {
+        let (count, device) = plan.spares(home);
+        let inside = (0..plan.stages.len()).filter(|stage| plan.home(*stage) == home);
+        let mut devices = inside.filter_map(|stage| self.device((stage, replica)));
+        (count, devices.find(|device| *device != DeviceId::HOST).unwrap_or(device))
+    }
+
+    #[cfg(not(feature = "hosts"))]
+    pub(super) fn further(&self, _: &Plan, _: usize) -> Where {
+        Where::Here
+    }
+
+    /// Where further replicas of a stage start: on the host that is named, or on the best one at that time.
+    #[cfg(feature = "hosts")]
+    pub(super) fn further(&self, plan: &Plan, stage: usize) -> Where {
+        let on = &plan.stages[stage].on;
+        // The first place always has a replica.
+        match (on.host(), self.of.get(&(stage, 0))) {
+            (On::Anywhere, _) => {
+                let device = if let On::DeviceOf(_, device) = on { Some(device.clone()) } else { None };
+                Where::Anywhere(AllComing::default(), device)
+            }
+            (_, Some(host)) => Where::Host(*host, self.device((stage, 0))),
+            (_, None) => Where::Here,
+        }
     }
 
     #[cfg(not(feature = "hosts"))]
@@ -65,12 +208,15 @@ impl Hosts {
             }
             let failed = |source| PipelineError::Start { stage: stage.name.clone(), source };
             let closed = |closed| failed(ActorError::Start(closed));
-            for replica in 0..stage.replicas as u16 {
-                let number = match &stage.on {
+            for replica in 0..stage.begins_with as u16 {
+                let number = match stage.on.host() {
                     On::Anywhere => {
                         let loads = match &mut loads {
                             Some(loads) => loads,
-                            none => none.insert(node.host_loads().map_err(|error| closed(error.into()))?),
+                            none => {
+                                let now = node.supervisor().host_loads();
+                                none.insert(now.map_err(|error| closed(error.into()))?)
+                            }
                         };
                         // Those that start now count too.
                         let Some(least) = loads.iter_mut().min() else { continue };
@@ -82,8 +228,37 @@ impl Hosts {
                 of.insert((index, replica), number);
             }
         }
-        Ok(Hosts { of })
+        let devices = devices_of(node, plan, &of)?;
+        Ok(Hosts { of, devices })
     }
+}
+
+/// The devices that stages name of other hosts, each asked for once of its host.
+#[cfg(feature = "hosts")]
+fn devices_of(
+    node: &Node,
+    plan: &Plan,
+    hosts: &HashMap<(usize, u16), u16>,
+) -> Result<HashMap<(usize, u16), DeviceId>, PipelineError> {
+    let mut known = HashMap::<(u16, &str), DeviceId>::new();
+    let mut devices = HashMap::new();
+    for (index, stage) in plan.stages.iter().enumerate() {
+        let On::DeviceOf(_, name) = &stage.on else { continue };
+        for replica in 0..stage.begins_with as u16 {
+            let worker = if stage.beside.is_some() { 0 } else { replica };
+            let Some(host) = hosts.get(&(plan.home(index), worker)).copied() else { continue };
+            let device = match known.get(&(host, name.as_str())) {
+                Some(device) => *device,
+                None => {
+                    let found = node.supervisor().device_on(host, name);
+                    found.map_err(|source| PipelineError::Start { stage: stage.name.clone(), source })?.id()
+                }
+            };
+            known.insert((host, name), device);
+            devices.insert((index, replica), device);
+        }
+    }
+    Ok(devices)
 }
 
 /// The number of a host that is named, as soon as it is of the node.
@@ -112,14 +287,19 @@ fn find(node: &Node, on: &On, until: Instant) -> Result<u16, ActorError> {
                 "it has not joined this node; are its program and its key the same?"
             }
             _ => {
-                // Not for longer: one may be lost meanwhile, and then their number does not grow when the wanted one joins.
-                let left = until.saturating_duration_since(Instant::now()).min(Duration::from_millis(500));
-                hosts = node.await_hosts(hosts.len() + 1, left).map_err(closed)?;
+                // Others, and not more of them: one may go before the wanted one joins.
+                let left = until.saturating_duration_since(Instant::now());
+                hosts = node.await_other_hosts(hosts, left).map_err(closed)?;
                 continue;
             }
         };
         return Err(ActorError::Elsewhere { host: on.to_string(), why: why.to_owned() });
     }
+}
+
+/// Whether it is a host, and nothing of it.
+fn names_a_host(on: &On) -> bool {
+    on.is_host() && on.host() == on
 }
 
 impl Plan {
@@ -139,21 +319,16 @@ impl Plan {
         let device = !stage.on.is_host() && stage.on.to_string() != "host";
         let conflicts = [
             (
-                stage.on.is_host() && stage.beside.is_some() && stage.on != home.on,
+                stage.on.is_host() && stage.beside.is_some() && stage.on.host() != home.on.host(),
                 "it is in the worker of another stage, and so on that one's host; leave `on` or `beside` out",
             ),
             (
                 device,
-                "it is in a worker of another host, whose GPUs cannot be named here; leave its device out, or leave `beside` out",
+                "it is in a worker of another host, and names a device of this one; name that host's with `.on((host, \"cuda:0\"))`, or leave `beside` out",
             ),
             (
-                stage.scale.is_some(),
-                "the number of replicas of a stage on another host cannot change; say it with `replicas(..)`",
-            ),
-            (stage.spares > 0, "spare workers wait on this host alone; leave `spares` out, or `on`"),
-            (
-                self.interpreter_of(index).is_some(),
-                "a stage that an interpreter runs is on this host; leave `on` out, or write the stage in Rust",
+                stage.on.host() != &stage.on && !names_a_host(stage.on.host()),
+                "of the two that `on` names the first has to be a host, as in `.on((&host, \"cuda:0\"))`",
             ),
         ];
         let conflicts = conflicts.into_iter().filter(|(holds, _)| *holds);

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tensorpost_core::api::actor::{Address, Channel};
-use tensorpost_core::api::node::{ActorError, Node, Restart, SpawnError, StartError, Supervisor, WorkerId};
+use tensorpost_core::api::node::{ActorError, Node, Restart, StartError, Supervisor, WorkerId};
 
 use super::error::PipelineError;
 use super::flow::Draft;
-use super::hosts::Hosts;
+use super::hosts::{Home, Hosts, Placed, Where};
 use super::pairs::Partner;
 use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
@@ -60,11 +60,12 @@ pub(super) fn launch(
     let channel = node.channel::<Event>().map_err(ActorError::from);
     let (events, event_channel) =
         channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
-    let workers = start_workers(node, plan, &Hosts::find(node, plan)?)?;
-    match start_actors(node, plan, works, settings, &workers, &events) {
+    let hosts = Hosts::find(node, plan)?;
+    let workers = start_workers(node, plan, &hosts)?;
+    match start_actors(node, plan, works, settings, (&hosts, &workers), &events) {
         Ok((members, further)) => {
-            for ((home, _), worker) in &workers {
-                let (count, device) = plan.spares(*home);
+            for ((home, replica), worker) in &workers {
+                let (count, device) = hosts.spares(plan, (*home, *replica));
                 if count > 0 {
                     node.supervisor().keep_spares(*worker, count, device);
                 }
@@ -84,7 +85,7 @@ fn start_actors(
     plan: &Plan,
     works: &[Rc<dyn Work>],
     settings: &Settings,
-    workers: &HashMap<(usize, u16), WorkerId>,
+    (hosts, workers): (&Hosts, &HashMap<(usize, u16), WorkerId>),
     events: &Address<Event>,
 ) -> Result<(Vec<Member>, HashMap<usize, Further>), PipelineError> {
     let (mut started, mut further) = (Replicas::new(), HashMap::new());
@@ -99,7 +100,8 @@ fn start_actors(
             let starter = Draft::work(works, plan, stage).defer(site).map_err(not_started)?;
             if u32::from(replica) < here.begins_with {
                 let worker = workers[&(plan.home(stage), if here.beside.is_some() { 0 } else { replica })];
-                let replica_started = starter(worker).map_err(not_started)?;
+                let home = Home { worker, device: hosts.device((stage, replica)) };
+                let replica_started = starter(home).map_err(not_started)?;
                 members.push(Member::new(plan, (stage, replica), worker, &replica_started));
                 replicas.push(replica_started);
             }
@@ -108,7 +110,8 @@ fn start_actors(
         started.insert(stage, replicas);
         if here.scales() {
             let starters = starters.into_iter().map(Arc::new).collect();
-            further.insert(stage, Further { starters, streams: streams_of(plan, stage) });
+            let (streams, place) = (streams_of(plan, stage), hosts.further(plan, stage));
+            further.insert(stage, Further { starters, streams, place });
         }
     }
     Ok((members, further))
@@ -161,6 +164,8 @@ pub(super) struct Further {
     starters: Vec<Arc<Starter>>,
     /// Streams of its workers.
     streams: usize,
+    /// Where these start.
+    place: Where,
 }
 
 impl Further {
@@ -170,21 +175,22 @@ impl Further {
         supervisor: &Arc<Supervisor>,
         plan: &Plan,
         (stage, place): (usize, u16),
-    ) -> impl FnOnce() -> Result<WorkerId, SpawnError> + Send + use<> {
+    ) -> impl FnOnce() -> Result<Placed, ActorError> + Send + use<> {
         let name = worker_name(&plan.stages[stage], place);
         let (streams, python) = (self.streams, plan.interpreter_of(stage).cloned());
-        let supervisor = Arc::clone(supervisor);
-        move || supervisor.spawn_worker_for(&name, streams, python.as_ref())
+        let (supervisor, place) = (Arc::clone(supervisor), self.place.clone());
+        move || place.start(&supervisor, (&name, streams, python.as_ref()))
     }
 
     /// What starts the replica in it; it blocks.
     pub(super) fn replica(
         &self,
         place: u16,
-        worker: WorkerId,
+        placed: Placed,
     ) -> impl FnOnce() -> Result<Started, ActorError> + Send + use<> {
         let starter = Arc::clone(&self.starters[usize::from(place)]);
-        move || starter(worker)
+        // Until it has started it counts where it will be.
+        move || starter(placed.home)
     }
 }
 

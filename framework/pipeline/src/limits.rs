@@ -68,3 +68,7 @@ pub(super) const BUSY_WHEN_SHRUNK: u32 = 70;
 const _: () = assert!(
     ORDER_WINDOW < MAX_MAILBOX && DEFAULT_UNACKNOWLEDGED < MAX_MAILBOX && 2 * MAX_BATCH <= MAX_MAILBOX
 );
+
+/// How long the node may take to hear that a host is lost after the asks to it were refused: its gateway says so next.
+#[cfg(feature = "hosts")]
+pub(super) const VERDICT_IS_TOLD: Duration = Duration::from_millis(100);

@@ -9,7 +9,7 @@ use tensorpost_core::api::hosts::{Anywhere, Host};
 ///
 /// With the feature `hosts` it may be another host of the node: `.on(&host)` with one of `Node::hosts`, `.on(Anywhere)`, or by its
 /// number or name where the pipeline is written down before the node starts, as one with closures has to be. The stage works on that
-/// host's own memory; a GPU of another host cannot be named yet.
+/// host's own memory, or with `.on((&host, "cuda:0"))` on a device of that host, which looks the name up when the pipeline starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum On {
@@ -30,6 +30,9 @@ pub enum On {
     /// On the host with the fewest actors, this one included: each replica by itself.
     #[cfg(feature = "hosts")]
     Anywhere,
+    /// On the device with this name of such a host.
+    #[cfg(feature = "hosts")]
+    DeviceOf(Box<On>, String),
 }
 
 impl On {
@@ -45,6 +48,18 @@ impl On {
             On::Named(name) => name.parse(),
             #[cfg(feature = "hosts")]
             On::Host(_) | On::HostNumber(_) | On::HostNamed(_) | On::Anywhere => Ok(Device::host()),
+            // That host looks it up.
+            #[cfg(feature = "hosts")]
+            On::DeviceOf(..) => Ok(Device::host()),
+        }
+    }
+
+    /// Without the device of another host.
+    pub(super) fn host(&self) -> &On {
+        match self {
+            #[cfg(feature = "hosts")]
+            On::DeviceOf(host, _) => host,
+            on => on,
         }
     }
 }
@@ -93,6 +108,14 @@ impl From<Anywhere> for On {
     }
 }
 
+/// A device of another host: `(&host, "cuda:0")`, `(Anywhere, "cuda:0")`, `(On::HostNumber(1), "cuda:0")`.
+#[cfg(feature = "hosts")]
+impl<H: Into<On>> From<(H, &str)> for On {
+    fn from((host, device): (H, &str)) -> Self {
+        On::DeviceOf(Box::new(host.into()), device.to_owned())
+    }
+}
+
 impl std::fmt::Display for On {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -107,6 +130,8 @@ impl std::fmt::Display for On {
             On::HostNamed(name) => write!(f, "host `{name}`"),
             #[cfg(feature = "hosts")]
             On::Anywhere => f.write_str("any host"),
+            #[cfg(feature = "hosts")]
+            On::DeviceOf(host, device) => write!(f, "{device} of {host}"),
         }
     }
 }

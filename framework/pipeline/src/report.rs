@@ -48,6 +48,9 @@ pub struct Report {
     /// [`Sharing`](tensorpost_core::api::node::Sharing).
     #[serde(default)]
     pub time_slices: Option<String>,
+    /// Replicas that died for good with their host: stage, replica and the number of the host. For the words of an error.
+    #[serde(skip)]
+    pub(super) lost_hosts: Vec<(String, u16, u16)>,
 }
 
 /// What an unfinished replica waited for.

@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use tensorpost_core::api::actor::{Address, RemoteActor};
 use tensorpost_core::api::device::Device;
-use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawn, WorkerId};
+use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawn};
 
 use super::dead::Dead;
+use super::hosts::Home;
 use super::item::{EdgeMessage, Item};
 use super::stages::{Identity, SendTo};
 use super::traits::{Source, Stage};
@@ -31,7 +32,7 @@ pub(super) trait Work {
 }
 
 /// Starts a replica in a worker. Each call starts one.
-pub(super) type Starter = Box<dyn Fn(WorkerId) -> Result<Started, ActorError> + Send + Sync>;
+pub(super) type Starter = Box<dyn Fn(Home) -> Result<Started, ActorError> + Send + Sync>;
 
 /// How a replica is started.
 pub(super) struct Site<'s> {
@@ -135,9 +136,9 @@ impl<S: Source> Work for SourceWork<S> {
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
         let results = outlet::<S::Out>(&site.results);
         let args = SourceArgs { user: self.0.clone(), config: site.config.clone(), results };
-        let deferred = spawn::<SourceActor<S>>(&site, args).defer()?;
-        Ok(Box::new(move |worker| {
-            let started = deferred.start(worker)?;
+        let (deferred, named) = (spawn::<SourceActor<S>>(&site, args).defer()?, site.device.id());
+        Ok(Box::new(move |Home { worker, device }| {
+            let started = deferred.start_with(worker, device.unwrap_or(named))?;
             Ok(Started { run: started.address(), control: started.address(), inlet: None })
         }))
     }
@@ -155,9 +156,9 @@ impl<S: Stage> Work for StageWork<S> {
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
         let (results, dead) = (outlet::<S::Out>(&site.results), outlet::<Dead<S::In>>(&site.dead));
         let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };
-        let deferred = spawn::<StageActor<S>>(&site, args).defer()?;
-        Ok(Box::new(move |worker| {
-            let started = deferred.start(worker)?;
+        let (deferred, named) = (spawn::<StageActor<S>>(&site, args).defer()?, site.device.id());
+        Ok(Box::new(move |Home { worker, device }| {
+            let started = deferred.start_with(worker, device.unwrap_or(named))?;
             let inlet: Address<EdgeMessage<S::In>> = started.address();
             Ok(Started { run: started.address(), control: started.address(), inlet: Some(inlet.cast()) })
         }))

@@ -18,6 +18,8 @@
 //! - **A reader that dies** takes its leases with it (LEASE-4); the topic drops its question with the next version.
 //! - **From another language** the value is published by sending it, as a message, to the topic's address: an
 //!   [`Address`](crate::actor::Address) of `M`, which an actor of Python has as an argument, or finds under the topic's name.
+//! - **Over several hosts** the same holds. A version goes to each other host once for all who follow it there, and is copied
+//!   then, so its tensors are in memory of that host.
 //! - **When the publisher dies**, readers and the topic keep the last version: its memory outlives its owner. A new
 //!   publisher goes on, with the next number.
 //! - **When the topic dies**, readers keep what they have, and look for its name until it is there again. It comes back

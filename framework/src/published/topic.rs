@@ -85,6 +85,7 @@ impl<M: Publishable> GpuMessage for Newer<M> {
     type Reply = Newest<M>;
     const NAME: &'static str = "tensorpost::Newer";
     const SCHEMA: u64 = M::SCHEMA;
+    const FOLLOWS: bool = true;
     /// What is portable can be followed from programs in other languages.
     const PORTABLE: Option<Describe> = if M::PORTABLE.is_some() { Some(question::<M>) } else { None };
 

@@ -15,7 +15,7 @@ const BLOCK: u32 = 128;
 /// Kernels of a chain.
 const STEPS: u32 = 20;
 /// Of the GPU's clock, for a kernel that is to be under way still: some 20 us.
-const SLOW: u64 = 40_000;
+pub(crate) const SLOW: u64 = 40_000;
 
 /// `step(from, to, add, n, cycles)`: `to[i] = 3 * from[i] + add`, after so many cycles.
 const PTX: &str = "\
@@ -59,12 +59,12 @@ pub(crate) fn program(builder: Builder) -> Builder {
 }
 
 /// What a chain of so many steps makes of an element.
-fn expected(element: u32, steps: u32) -> u32 {
+pub(crate) fn expected(element: u32, steps: u32) -> u32 {
     (0..steps).fold(element, |value, step| value.wrapping_mul(3).wrapping_add(step))
 }
 
 /// The kernel, and a graph of it.
-struct Steps {
+pub(crate) struct Steps {
     stream: DeviceStream,
     /// `None` on the host.
     kernel: Option<CudaFunction>,
@@ -77,7 +77,7 @@ fn config(elements: usize) -> LaunchConfig {
 }
 
 impl Steps {
-    fn new(stream: &DeviceStream) -> anyhow::Result<Self> {
+    pub(crate) fn new(stream: &DeviceStream) -> anyhow::Result<Self> {
         let kernel = match stream.kind() {
             DeviceKind::Host => None,
             DeviceKind::Cuda => {
@@ -88,7 +88,7 @@ impl Steps {
     }
 
     /// `steps` kernels from `input` to a fresh tensor, to and fro between two others, in one launch.
-    fn chain(&mut self, input: &Tensor, steps: u32, cycles: u64) -> anyhow::Result<Tensor> {
+    pub(crate) fn chain(&mut self, input: &Tensor, steps: u32, cycles: u64) -> anyhow::Result<Tensor> {
         let empty = || self.stream.empty(DType::U32, input.shape());
         let (mut even, mut odd, mut output) = (empty()?, empty()?, empty()?);
         let mut pass = self.graph.begin();
@@ -133,12 +133,12 @@ impl Steps {
         from.ok_or_else(|| anyhow::anyhow!("no step"))
     }
 
-    fn counted(&self, elements: usize, first: u32) -> anyhow::Result<Tensor> {
+    pub(crate) fn counted(&self, elements: usize, first: u32) -> anyhow::Result<Tensor> {
         Ok(self.stream.from_slice(&[elements], &elements_from(elements, first))?.freeze())
     }
 }
 
-fn elements_from(elements: usize, first: u32) -> Vec<u32> {
+pub(crate) fn elements_from(elements: usize, first: u32) -> Vec<u32> {
     (0..elements as u32).map(|index| first.wrapping_add(index)).collect()
 }
 

@@ -11,6 +11,8 @@ mod algebra;
 mod faults;
 mod graphs;
 mod hangs;
+#[cfg(feature = "hosts")]
+mod hosts;
 mod memory;
 mod receive;
 mod reuse;
@@ -74,6 +76,8 @@ use parts::{
 fn program(builder: Builder) -> Builder {
     let builder = builder.actor::<Chain>().actor::<Checker>();
     let builder = graphs::program(pipelines::program(builder));
+    #[cfg(feature = "hosts")]
+    let builder = hosts::program(builder);
     let builder = reuse::program(streams::program(builder));
     parts::program(receive::program(scenes::program(hangs::program(faults::program(builder)))))
 }
@@ -98,7 +102,12 @@ fn main() {
     if scenes::play(program) {
         return;
     }
-    let cases = cases![
+    #[cfg(feature = "hosts")]
+    if hosts::be_the_other(program) {
+        return;
+    }
+    #[cfg_attr(not(feature = "hosts"), expect(unused_mut, reason = "some cases need other hosts"))]
+    let mut cases = cases![
         a_tensor_that_is_not_on_the_host_says_how_it_gets_there,
         a_chain_of_products_is_right_every_time,
         a_chain_of_products_is_right_every_time_under_mps,
@@ -145,6 +154,8 @@ fn main() {
         a_node_that_is_killed_leaves_no_mps_daemon,
         workers_that_count_the_gpus_differently_mean_the_same,
     ];
+    #[cfg(feature = "hosts")]
+    cases.extend(hosts::cases());
     harness::run(program, cases)
 }
 

@@ -88,6 +88,15 @@ pub(crate) struct HaveFlooded {
     pub(crate) items: u32,
 }
 
+/// "Send one to each of these at once, and the next when all are accepted; say what went wrong."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<String>)]
+pub(crate) struct Spread {
+    pub(crate) to: Vec<Address<Count>>,
+    pub(crate) from: u32,
+    pub(crate) rounds: u32,
+}
+
 /// An address that is written as if its mailbox took more.
 pub(crate) struct Lie(pub(crate) Address<Count>);
 
@@ -118,6 +127,14 @@ pub(crate) struct Bounce {
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Fail;
 
+/// "Log this, so many times." Answered when it has.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = ())]
+pub(crate) struct Say {
+    pub(crate) text: String,
+    pub(crate) times: u32,
+}
+
 /// Never answered.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
@@ -144,7 +161,11 @@ impl RemoteActor for Echoer {
 
     fn handles(on: &mut Handles<Self>) {
         on.message::<Echo>().message::<PassOn>().message::<Fail>().message::<Never>().message::<HasPart>();
-        on.message::<Flood>().message::<HaveFlooded>().message::<Bounce>();
+        on.message::<Spread>()
+            .message::<Flood>()
+            .message::<HaveFlooded>()
+            .message::<Bounce>()
+            .message::<Say>();
     }
 }
 
@@ -189,6 +210,24 @@ impl Handler<Flood> for Echoer {
     }
 }
 
+impl Handler<Spread> for Echoer {
+    type Result = ResponseFuture<Vec<String>>;
+
+    fn handle(&mut self, Spread { to, from, rounds }: Spread, _: &mut Context<Self>) -> Self::Result {
+        let stream = self.0.stream();
+        Box::pin(async move {
+            let mut wrong = Vec::new();
+            for number in from..from + rounds {
+                let send =
+                    |to: &Address<Count>| to.send(Count { number, tensor: numbers(&stream, number, 5) });
+                let sent = futures_util::future::join_all(to.iter().map(send)).await;
+                wrong.extend(sent.into_iter().filter_map(|sent| sent.err().map(|error| error.to_string())));
+            }
+            wrong
+        })
+    }
+}
+
 impl Handler<HaveFlooded> for Echoer {
     type Result = ResponseFuture<Vec<String>>;
 
@@ -213,6 +252,15 @@ impl Handler<Bounce> for Echoer {
             let on = Bounce { left: left - 1, next: after, after: next.clone(), last };
             next.send(on).await.expect("it is there");
         })
+    }
+}
+
+impl Handler<Say> for Echoer {
+    type Result = MessageResult<Say>;
+
+    fn handle(&mut self, Say { text, times }: Say, _: &mut Context<Self>) -> Self::Result {
+        (0..times).for_each(|number| tracing::warn!(number, "{text}"));
+        MessageResult(())
     }
 }
 

@@ -65,7 +65,8 @@ fn broken_connections_lose_double_and_reorder_nothing(builder: Builder) {
         });
     });
     let relay_at = relay_at.recv().expect("it starts");
-    let other = Other::start_at(&relay_at.to_string(), LANES);
+    // The head's tensors go as they lie, and the other host's by slots, as those of a GPU do.
+    let other = Other::staging_at(&relay_at.to_string(), LANES);
     let (counter, how_many) = (find::<Count>(&node, "counter"), find::<HowMany>(&node, "counter"));
     let (echo, pass_on) = (find::<Echo>(&node, "echo"), find::<PassOn>(&node, "echo"));
     let (to, mut items) = node.channel::<Item>().expect("a channel");

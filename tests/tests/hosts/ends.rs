@@ -113,9 +113,14 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     taking.join().expect("it ended");
 }
 
-fn a_lost_host_answers_its_asks_with_its_name(builder: Builder) {
+fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(builder: Builder) {
     let node = head(builder);
-    let mut other = Other::start(&node);
+    let serving = Other::serving(&node);
+    let mut other = Other::asking(&node);
+    assert_eq!(serving.workers().len(), 1, "{:?}", serving.workers());
+    // One that the head has started there is none of the lost host's.
+    let hosts = node.hosts().expect("hosts");
+    let stays = node.spawn::<Echoer>(()).on(&hosts[1]).start().expect("an actor there");
     let (echo, never) = (find::<Echo>(&node, "echo"), find::<Never>(&node, "echo"));
     let mut watch = node.watch(&echo);
     ask(&node, &echo, Echo::empty());
@@ -127,20 +132,23 @@ fn a_lost_host_answers_its_asks_with_its_name(builder: Builder) {
     println!("15 s of silence ended its ask after {:?}", since.elapsed());
     let text = error.to_string();
     assert!(matches!(error, AskError::NoReply(AskFailure::Refused(Refusal::OutOfReach(_)))), "{error:?}");
-    assert!(text.contains("host 1 `other`") && text.contains("nobody knows"), "{text}");
+    assert!(text.contains("host 2 `other`") && text.contains("nobody knows"), "{text}");
     let event = watch.blocking_recv().expect("an event");
     assert!(event.is_final() && event.to_string().contains("`other`"), "{event}");
     let refused = node.block_on(echo.send(Echo::empty())).expect_err("it is lost");
     assert!(matches!(&refused.reason, SendFailure::GaveUp(EndReason::OutOfReach(_))), "{refused:?}");
     assert!(refused.to_string().contains("`other`"), "{refused}");
     // Who asked is told by the gateway, and the list is the node's.
-    until("it is off the list", || node.hosts().expect("hosts").len() == 1);
+    until("it is off the list", || node.hosts().expect("hosts").len() == 2);
+    // It would come back, and nobody would ever ask it to end.
+    until("what it had started ends", || serving.workers().len() == 1);
+    ask(&node, &stays.address(), Echo::empty());
 
     // Another host joins, with another number, and all goes on.
     let next = Other::start(&node);
     let echo = find::<Echo>(&node, "echo");
     assert_eq!(ask(&node, &echo, Echo::empty()).number, 1);
-    assert_eq!(node.hosts().expect("hosts")[1].number, 2);
+    assert_eq!(node.hosts().expect("hosts")[2].number, 3);
     next.end();
 }
 
@@ -150,6 +158,6 @@ pub(crate) fn cases() -> Vec<Case> {
         what_is_under_way_between_hosts_outlives_a_shutdown,
         an_agent_whose_gateway_dies_ends,
         workers_of_an_agent_that_stands_still_end_by_themselves,
-        a_lost_host_answers_its_asks_with_its_name,
+        a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends,
     ]
 }

@@ -5,12 +5,21 @@
 mod actors;
 mod broken;
 mod ends;
+mod figures;
+mod logs;
+mod many;
 mod messages;
+mod names;
 mod pipelines;
 mod placed;
+mod published;
+mod python;
 #[path = "../../../framework/hosts/src/net/tests/relay.rs"]
 mod relay;
+mod scaling;
+mod traces;
 
+use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -24,14 +33,16 @@ use tensorpost_tests::wait::until;
 use crate::actors::{Counter, Echoer};
 
 fn program(builder: Builder) -> Builder {
-    pipelines::program(actors::program(builder))
+    let builder = scaling::program(pipelines::program(actors::program(builder)));
+    names::program(python::program(published::program(builder)))
 }
 
 /// Has this binary be the other host.
 const OTHER: &str = "TENSORPOST_TEST_HOST";
 
-/// The other host: an agent, with actors that others find by their names, until its standard input ends.
-fn be_the_other(lanes: u16) -> ! {
+/// The other host: an agent, with actors that others find by their names, until its standard input ends. `asks`: it has started an
+/// actor on host 1, too.
+fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
     let node = program(Node::builder()).hosts(hosts.name("other").lanes(lanes)).start().expect("it joins");
     assert!(!node.is_head());
@@ -39,6 +50,15 @@ fn be_the_other(lanes: u16) -> ! {
     let counter = node.spawn::<Counter>(()).name("counter").mailbox(4).start().expect("an actor");
     let again =
         node.spawn::<Echoer>(()).name("again").restart(Restart::on_failure(3)).start().expect("an actor");
+    let placed = asks.then(|| {
+        let hosts = node.await_hosts(3, Duration::from_secs(20)).expect("hosts");
+        node.spawn::<Echoer>(())
+            .on(&hosts[1])
+            .restart(Restart::on_failure(3))
+            .start()
+            .expect("an actor there")
+    });
+    let many = has_many.then(|| many::start_many(&node));
     println!("ready");
     std::io::stdout().flush().expect("somebody reads it");
     let (ended, end) = tokio::sync::oneshot::channel::<()>();
@@ -56,7 +76,7 @@ fn be_the_other(lanes: u16) -> ! {
     });
     let end = async { drop(end.await) };
     let report = node.run_until_ctrl_c_or(end, Duration::from_secs(20)).expect("it shuts down");
-    drop((echo, counter, again));
+    drop((echo, counter, again, placed, many));
     std::process::exit(i32::from(!report.is_clean()));
 }
 
@@ -73,7 +93,29 @@ impl Other {
 
     /// One that reaches the head at this address, with so many lanes.
     pub(crate) fn start_at(head: &str, lanes: u16) -> Self {
-        let mut child = Self::run(head, &lanes.to_string());
+        Self::begun(Self::command(head, &lanes.to_string()))
+    }
+
+    /// As [`start_at`](Self::start_at), and what goes between its memory and the other hosts goes as if it were a GPU's, through
+    /// slots.
+    pub(crate) fn staging_at(head: &str, lanes: u16) -> Self {
+        let mut command = Self::command(head, &lanes.to_string());
+        command.env("TENSORPOST_TESTING_STAGE_HOST", "1");
+        Self::begun(command)
+    }
+
+    /// One that has had host 1 start an actor for it.
+    pub(crate) fn asking(head: &Node) -> Self {
+        Self::begun(Self::command(&address(head), "asks"))
+    }
+
+    /// One that has more actors than a gateway has places.
+    pub(crate) fn with_many(head: &Node) -> Self {
+        Self::begun(Self::command(&address(head), "many"))
+    }
+
+    fn begun(mut command: Command) -> Self {
+        let mut child = command.spawn().expect("it starts");
         let stdin = child.stdin.take();
         let mut line = [0; 6];
         child.stdout.take().expect("its output").read_exact(&mut line).expect("it is ready");
@@ -83,22 +125,39 @@ impl Other {
 
     /// One that only serves. It has joined when this returns.
     pub(crate) fn serving(head: &Node) -> Self {
+        Self::serving_with(head, &address(head), &[])
+    }
+
+    /// One that reaches the head at this address.
+    pub(crate) fn serving_at(head: &Node, at: &str) -> Self {
+        Self::serving_with(head, at, &[])
+    }
+
+    /// As [`serving`](Self::serving), and it sees no GPU.
+    pub(crate) fn without_gpus(head: &Node) -> Self {
+        Self::serving_with(head, &address(head), &[("CUDA_VISIBLE_DEVICES", OsStr::new(""))])
+    }
+
+    /// As [`serving_at`](Self::serving_at), with these variables.
+    pub(crate) fn serving_with(head: &Node, at: &str, variables: &[(&str, &OsStr)]) -> Self {
         let before = head.hosts().expect("hosts").len();
-        let other = Other { child: Self::run(&address(head), "serves"), stdin: None };
+        let mut command = Self::command(at, "serves");
+        let child = command.envs(variables.iter().copied()).spawn().expect("it starts");
+        let other = Other { child, stdin: None };
         let hosts = head.await_hosts(before + 1, Duration::from_secs(20)).expect("hosts");
         assert_eq!(hosts.len(), before + 1, "it did not join");
         other
     }
 
-    fn run(head: &str, as_what: &str) -> Child {
-        Command::new(std::env::current_exe().expect("this program"))
+    fn command(head: &str, as_what: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command
             .args(std::env::args_os().skip(1))
             .env(OTHER, as_what)
             .env("TENSORPOST_HEAD", head)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts")
+            .stdout(Stdio::piped());
+        command
     }
 
     /// Has it kill one of its workers, and waits until it has ended by itself.
@@ -142,7 +201,7 @@ impl Other {
     }
 
     /// Its workers' processes, with their names, of which the system keeps the beginning.
-    fn processes(&self) -> Vec<(i32, String)> {
+    pub(crate) fn processes(&self) -> Vec<(i32, String)> {
         let own = self.child.id().to_string();
         let all = std::fs::read_dir("/proc").expect("processes").flatten();
         let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -158,6 +217,11 @@ impl Other {
     /// Has its node stand still.
     pub(crate) fn stop(&self) {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::STOP).expect("it is there");
+    }
+
+    /// Lets it go on.
+    pub(crate) fn go_on(&self) {
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::CONT).expect("it is there");
     }
 
     /// Waits until it has ended by itself.
@@ -195,10 +259,26 @@ fn main() {
     let _ = program(Node::builder()).run_if_worker();
     match std::env::var(OTHER).as_deref() {
         Ok("serves") => placed::serve(),
-        Ok(lanes) => be_the_other(lanes.parse().expect("a number of lanes")),
+        Ok("asks") => be_the_other(1, true, false),
+        Ok("many") => be_the_other(1, false, true),
+        Ok(lanes) => be_the_other(lanes.parse().expect("a number of lanes"), false, false),
         Err(_) => {
-            let cases =
-                [messages::cases(), broken::cases(), placed::cases(), pipelines::cases(), ends::cases()];
+            // What waits for silence first: the others go on beside it.
+            let cases = [
+                ends::cases(),
+                pipelines::cases(),
+                messages::cases(),
+                many::cases(),
+                names::cases(),
+                broken::cases(),
+                placed::cases(),
+                published::cases(),
+                logs::cases(),
+                figures::cases(),
+                python::cases(),
+                scaling::cases(),
+                traces::cases(),
+            ];
             harness::run(program, cases.concat())
         }
     }

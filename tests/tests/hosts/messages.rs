@@ -10,7 +10,7 @@ use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 use crate::actors::{
     Count, Counter, Echo, Echoer, Fail, Gatekeeper, HasPart, HaveFlooded, Hold, HowMany, Item, Open, PassOn,
 };
-use crate::{Other, find, head};
+use crate::{Other, address, find, head};
 
 /// The bytes of a tensor's elements.
 fn bytes(stream: &DeviceStream, tensor: &Tensor) -> Vec<u8> {
@@ -20,10 +20,21 @@ fn bytes(stream: &DeviceStream, tensor: &Tensor) -> Vec<u8> {
 fn asks_and_tensors_go_there_and_back_to_the_bit(builder: Builder) {
     let node = head(builder);
     let other = Other::start(&node);
+    go_there_and_back(&node, other);
+}
+
+/// As those of a GPU do: out of the other host's memory and into it, through the slots of its copiers.
+fn tensors_go_there_and_back_by_slots(builder: Builder) {
+    let node = head(builder);
+    let other = Other::staging_at(&address(&node), 2);
+    go_there_and_back(&node, other);
+}
+
+fn go_there_and_back(node: &Node, other: Other) {
     let hosts = node.hosts().expect("hosts");
     let names: Vec<_> = hosts.iter().map(|host| (host.number, host.name.as_str())).collect();
     assert_eq!(names, [(0, "first"), (1, "other")]);
-    let echo = find::<Echo>(&node, "echo");
+    let echo = find::<Echo>(node, "echo");
     let stream = node.host_stream().expect("a stream");
     // Packed and not, with and without elements, below and above a piece, of all kinds of bytes.
     let large: Vec<u64> = (0..700_001_u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
@@ -47,7 +58,7 @@ fn asks_and_tensors_go_there_and_back_to_the_bit(builder: Builder) {
         let words = vec!["one".to_owned(), String::new(), "drei".repeat(40)];
         let echo_of =
             Echo { number: 77, words: words.clone(), tensors: tensors.clone(), bytes: body.clone() };
-        let echoed = ask(&node, &echo, echo_of);
+        let echoed = ask(node, &echo, echo_of);
         assert_ne!(echoed.pid, std::process::id());
         assert_eq!((echoed.number, echoed.words, echoed.actor), (77, words, echo.actor()));
         assert!(echoed.bytes == body);
@@ -56,7 +67,7 @@ fn asks_and_tensors_go_there_and_back_to_the_bit(builder: Builder) {
         assert!(came == sent, "with {length} bytes");
     }
     drop((tensors, matrix, large));
-    until_free(&node);
+    until_free(node);
     // A name that nobody has, on either.
     let nobody = node.block_on(node.registry().lookup::<Echo>("nobody"));
     assert!(matches!(nobody, Err(LookupError::Unknown(_))), "{nobody:?}");
@@ -176,6 +187,7 @@ fn parts_stay_on_their_host(builder: Builder) {
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         asks_and_tensors_go_there_and_back_to_the_bit,
+        tensors_go_there_and_back_by_slots,
         an_address_in_a_message_leads_back,
         a_slow_consumer_holds_its_senders_up_and_nothing_is_lost,
         an_address_that_another_host_forges_breaks_no_link,

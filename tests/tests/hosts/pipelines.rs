@@ -1,7 +1,8 @@
 //! Pipelines with stages on another host.
 
 use std::path::Path;
-use std::time::Duration;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tensorpost::hosts::Anywhere;
@@ -12,9 +13,11 @@ use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::pipes::{
     Count, CountArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs, watch, written, written_sorted,
 };
-use tensorpost_tests::wait::until;
+use tensorpost_tests::wait::{ask, until};
 
-use crate::{Other, head};
+use crate::actors::{Echo, Echoer};
+use crate::relay::{Relay, Weather};
+use crate::{Other, address, head};
 
 pub(crate) fn program(builder: Builder) -> Builder {
     let builder = builder.source::<Count>().stage::<Obey>().sink::<WriteDown>();
@@ -79,6 +82,70 @@ fn a_line_over_three_hosts_delivers_all_in_order(builder: Builder) {
     assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
 }
 
+/// A host that is waited for joins as another goes, so there are never more of them.
+fn a_host_that_takes_the_place_of_another_is_found(builder: Builder) {
+    let (node, folder) = (head(builder), folder());
+    let file = folder.path().join("out");
+    let mut first = Other::serving(&node);
+    let started = || {
+        let flow = Pipeline::new("second").source::<Count>(CountArgs { elements: 0, ..CountArgs::to(20) });
+        let flow = flow.stage::<Obey>(Orders::default()).on(On::HostNumber(2));
+        run(&node, &flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
+    };
+    let seen = node.hosts().expect("hosts");
+    assert_eq!(seen.len(), 2);
+    // It serves by now, and so hears that it is to end.
+    let echo = node.spawn::<Echoer>(()).on(&seen[1]).start().expect("an actor there");
+    ask(&node, &echo.address(), Echo::empty());
+    let (waits, waited) = channel();
+    let mut second = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // As a pipeline does that waits for a host.
+            let wait = |seen| node.await_other_hosts(seen, Duration::from_secs(60)).expect("hosts");
+            let alone = wait(seen);
+            waits.send(alone.len()).expect("it is awaited");
+            waits.send(wait(alone).len()).expect("it is awaited");
+        });
+        let pipeline = scope.spawn(started);
+        first.terminate();
+        first.ends();
+        let next = || waited.recv_timeout(Duration::from_secs(20)).expect("it was told");
+        assert_eq!(next(), 1, "the first has gone");
+        let second = Other::serving(&node);
+        assert_eq!(next(), 2, "the second has joined");
+        let since = Instant::now();
+        pipeline.join().expect("it was found");
+        assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+        second
+    });
+    assert_eq!(written_sorted(&file), all(20));
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+    second.ends();
+}
+
+/// On the host device, which every host has; what a GPU does, `gpu_suite` tests.
+fn a_stage_works_on_a_device_of_another_host(builder: Builder) {
+    let (node, folder) = (head(builder), folder());
+    let (other, file) = (Other::serving(&node), folder.path().join("out"));
+    let hosts = node.hosts().expect("hosts");
+    let flow = Pipeline::new("line").source::<Count>(CountArgs { elements: 5000, ..CountArgs::to(100) });
+    let flow = flow.stage::<Obey>(Orders::default()).on((&hosts[1], "host"));
+    let flow = flow.stage::<Obey>(Orders::default()).named("beside").beside().on((&hosts[1], "host"));
+    let flow = flow.stage::<Obey>(Orders::default()).named("named");
+    let flow = flow.on((On::HostNamed("other".to_owned()), "host"));
+    let flow =
+        flow.stage::<Obey>(Orders::default()).named("any").on((Anywhere, "host")).replicas(2).ordered();
+    let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+    let described = end.pipeline().describe().to_string();
+    for on in ["host of host 1 `other`", "host of host `other`", "host of any host"] {
+        assert!(described.contains(on), "no {on} in {described}");
+    }
+    let report = run(&node, &end.pipeline());
+    assert_eq!(written(&file), all(100), "{report}");
+    until("the workers have ended", || other.workers().is_empty());
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+}
+
 fn a_stage_comes_back_on_its_host(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let other = Other::serving(&node);
@@ -105,6 +172,51 @@ fn a_stage_comes_back_on_its_host(builder: Builder) {
         assert_eq!((all_there, report.lost_unexplained), (all(200), 0), "{report}");
     }
     until("the workers have ended", || other.workers().is_empty());
+    // Before the other host, for which it would wait.
+    drop(node);
+}
+
+/// It is heard of sooner than its last items come, because they are large.
+fn what_a_stage_had_sent_before_it_died_comes_before_the_word_of_its_end(builder: Builder) {
+    const SENT: u64 = 12;
+
+    let (node, folder) = (head(builder), folder());
+    let to = address(&node).parse().expect("an address");
+    let (started, relay_at) = channel();
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    // Each of its reads takes as long, so tensors take longer than what is said beside them.
+    let slowing = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let relay = Relay::start(to).await;
+            started.send(relay.address).expect("somebody waits");
+            relay.change(None, Weather::Slow(Duration::from_millis(5)));
+            let _ = ended.await;
+        });
+    });
+    let relay_at = relay_at.recv().expect("it starts");
+    let mut other = Other::serving_at(&node, &relay_at.to_string());
+    let mut third = Other::serving(&node);
+    let hosts = node.hosts().expect("hosts");
+    // To the head, within the host, to a third one, and from the head.
+    for [dies_on, sink_on] in [[1, 0], [1, 1], [1, 2], [0, 1]] {
+        let file = folder.path().join(format!("{dies_on} {sink_on}"));
+        let counts = CountArgs { elements: 100_000, ..CountArgs::to(100) };
+        let flow = Pipeline::new("dies").source::<Count>(counts).on(&hosts[dies_on]);
+        let orders = Orders { dies: Some(SENT), ..Orders::default() };
+        let flow = flow.stage::<Obey>(orders).on(&hosts[dies_on]);
+        let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file)).mailbox(64).on(&hosts[sink_on]);
+        let running = node.run_pipeline(&end.pipeline()).expect("it starts");
+        let error = running.wait().expect_err("a stage has died for good");
+        let PipelineError::Died { report, .. } = error else { panic!("{error}") };
+        assert_eq!(written_sorted(&file), all(SENT), "from {dies_on} to {sink_on}: {report}");
+        assert_eq!(report.lost_unexplained, 0, "{report}");
+    }
+    until("the workers have ended", || other.workers().is_empty() && third.workers().is_empty());
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+    [&mut other, &mut third].into_iter().for_each(Other::ends);
+    drop(end);
+    slowing.join().expect("it went well");
 }
 
 /// As on one host: each end is one death, and only the last is final.
@@ -125,6 +237,8 @@ fn restarts_that_are_used_up_on_another_host_are_counted(builder: Builder) {
     let restarted: Vec<_> = report.deaths.iter().map(|death| death.restarted).collect();
     assert_eq!(restarted, [true, false], "{report}");
     assert!(report.deaths.iter().all(|death| death.why.contains("host 1 `other`")), "{report}");
+    // Before the other host, for which it would wait.
+    drop(node);
 }
 
 fn a_source_on_another_host_is_cancelled_and_killed(builder: Builder) {
@@ -153,6 +267,8 @@ fn a_source_on_another_host_is_cancelled_and_killed(builder: Builder) {
         }
         until("the workers have ended", || other.workers().is_empty());
     }
+    // Before the other host, for which it would wait.
+    drop(node);
 }
 
 fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
@@ -165,13 +281,13 @@ fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
     };
     let sink = || WriteDownArgs::to("");
     let refused = [
-        (stage().replicas_up_to(3).sink::<WriteDown>(sink()), "say it with `replicas(..)`"),
-        (stage().autoscale(1..=3).sink::<WriteDown>(sink()), "say it with `replicas(..)`"),
-        (stage().restart(Restart::on_failure(1)).spares(1).sink::<WriteDown>(sink()), "leave `spares` out"),
         (stage().sink::<WriteDown>(sink()).beside().on(&hosts[0]), "leave `on` or `beside` out"),
-        (stage().sink::<WriteDown>(sink()).beside().on("cuda:0"), "whose GPUs cannot be named here"),
+        (stage().sink::<WriteDown>(sink()).beside().on("cuda:0"), "names a device of this one"),
     ];
-    for (end, why) in refused {
+    let device = |on: On| stage().on(on).sink::<WriteDown>(sink());
+    let not_hosts = [On::from(("host", "host")), On::from((On::from((&hosts[1], "host")), "host"))];
+    let not_hosts = not_hosts.map(|on| (device(on), "the first has to be a host"));
+    for (end, why) in refused.into_iter().chain(not_hosts) {
         let error = node.run_pipeline(&end.pipeline()).expect_err("it is refused");
         assert!(matches!(error, PipelineError::Graph { .. }), "{error}");
         assert!(error.to_string().contains(why), "{error}");
@@ -184,11 +300,18 @@ fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
     let error = node.run_pipeline(&end.pipeline()).expect_err("there is no such host");
     assert!(error.to_string().contains("host 7 `other`"), "{error}");
     assert!(other.workers().is_empty());
+    // Nor one whose host lacks the device.
+    let error = node.run_pipeline(&device(On::from((&hosts[1], "cuda:1000"))).pipeline());
+    let error = error.expect_err("nobody has so many").to_string();
+    assert!(error.contains("on host 1 `other`") && error.contains("`cuda:1000`"), "{error}");
+    assert!(other.workers().is_empty());
     // And on a node that is alone.
     let alone = crate::program(Node::builder()).start().expect("a node");
     let error =
         alone.run_pipeline(&stage().sink::<WriteDown>(sink()).pipeline()).expect_err("it has one host");
     assert!(error.to_string().contains("Node::builder().hosts(..)"), "{error}");
+    // Before the other host, for which it would wait.
+    drop(node);
 }
 
 /// With a policy and without one: no life of the stage can begin on a host that is lost. At least once, its other replicas go on.
@@ -219,6 +342,11 @@ fn the_loss_of_a_host_ends_a_pipeline_with_its_name_or_costs_its_replicas(builde
     other.kill();
     for running in running {
         let error = running.wait().expect_err("its host is lost");
+        // No policy helps against that.
+        let text = error.to_string();
+        let helps = "; host 1 is not of the node any more, and `.restart(..)` begins nothing anew on another; with replicas";
+        assert!(text.contains(helps) && text.contains("`.on(Anywhere).replicas(n)`"), "{text}");
+        assert!(!text.contains("used up") && !text.contains("with `.restart(..)` it would"), "{text}");
         let PipelineError::Died { stage, why, report, .. } = error else { panic!("{error}") };
         assert!(stage == "Obey" && why.contains("host 1 `other`"), "{why}");
         assert!(report.stage("WriteDown").expect("a stage").items_in > 10, "{report}");
@@ -242,7 +370,10 @@ fn the_loss_of_a_host_ends_a_pipeline_with_its_name_or_costs_its_replicas(builde
 pub(crate) fn cases() -> Vec<Case> {
     let cases = cases![
         a_line_over_three_hosts_delivers_all_in_order,
+        a_host_that_takes_the_place_of_another_is_found,
+        a_stage_works_on_a_device_of_another_host,
         a_stage_comes_back_on_its_host,
+        what_a_stage_had_sent_before_it_died_comes_before_the_word_of_its_end,
         restarts_that_are_used_up_on_another_host_are_counted,
         a_source_on_another_host_is_cancelled_and_killed,
         what_cannot_be_on_another_host_is_refused,

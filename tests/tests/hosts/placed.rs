@@ -89,9 +89,37 @@ fn anywhere_is_where_the_fewest_actors_are(builder: Builder) {
     assert_eq!(host_of(&left), 0);
 }
 
+/// A host is asked for its devices. Of a GPU: `gpu_suite`.
+fn a_device_of_another_host_is_asked_for_and_one_that_it_lacks_named(builder: Builder) {
+    let node = head(builder);
+    let mut other = Other::without_gpus(&node);
+    let hosts = node.hosts().expect("hosts");
+    let memory = node.device_on(&hosts[1], "host").expect("each host has that");
+    assert_eq!(memory, Device::host());
+    let there = node.spawn::<Echoer>(()).on(&hosts[1]).device(memory).start().expect("an actor there");
+    assert_eq!(ask(&node, &there.address(), Echo::empty()).actor, there.actor());
+    for (device, why) in
+        [("cuda:1", "CUDA"), ("gpu\u{1b}[2J", "write `host`, `cuda:0`"), ("GPU-7", "`GPU-7`")]
+    {
+        let refused = node.device_on(&hosts[1], device).expect_err("it has none");
+        let text = refused.to_string();
+        assert!(matches!(refused, ActorError::Elsewhere { .. }), "{refused:?}");
+        assert!(text.contains("host 1 `other`") && text.contains(why), "{text}");
+        assert!(!text.contains('\u{1b}'), "{text:?}");
+    }
+    let here = node.device_on(&hosts[0], "cuda:4096").expect_err("nobody has so many");
+    assert!(here.to_string().contains("host 0 `first`"), "{here}");
+    other.terminate();
+    other.ends();
+    until("it is gone", || node.hosts().expect("hosts").len() == 1);
+    let gone = node.device_on(&hosts[1], "host").expect_err("its host is gone");
+    assert!(gone.to_string().contains("host 1"), "{gone}");
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         an_actor_on_another_host_is_supervised_there_and_watched_here,
         anywhere_is_where_the_fewest_actors_are,
+        a_device_of_another_host_is_asked_for_and_one_that_it_lacks_named,
     ]
 }

@@ -234,6 +234,26 @@ fn restarts_that_are_used_up_fail_the_pipeline(builder: Builder) {
     assert!(report.lost.iter().any(|lost| lost.id == id(5)), "{report}");
 }
 
+/// As the end of a process: each panic is one death, the last one too.
+fn panics_that_use_restarts_up_are_counted_once_each(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    for beside in [false, true] {
+        let orders = Orders { panics: Some(5), ..Orders::default() };
+        let flow = Pipeline::new("used up").source::<Count>(CountArgs::endless());
+        let flow = flow.stage::<Obey>(orders).restart(Restart::on_failure(2));
+        // With another actor in the process, which goes on then.
+        let sink = flow.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out")));
+        let end = if beside { sink.beside() } else { sink };
+        let error = node.run_pipeline(&end.pipeline().at_least_once(8)).unwrap().wait().unwrap_err();
+        let PipelineError::Died { stage, report, .. } = &error else { panic!("{error}") };
+        let restarted: Vec<_> = report.deaths.iter().map(|death| death.restarted).collect();
+        assert_eq!((stage.as_str(), restarted), ("Obey", vec![true, true, false]), "{report}");
+        for death in &report.deaths {
+            assert!(death.why.contains("told to panic on 5"), "{report}");
+        }
+    }
+}
+
 /// An item counts as under way until the sink is done with it, however many stages are in between.
 fn at_least_once_bounds_what_is_not_acknowledged(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
@@ -339,6 +359,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_stage_that_is_restarted_goes_on_and_its_losses_are_named,
         at_least_once_with_restarts_loses_nothing,
         restarts_that_are_used_up_fail_the_pipeline,
+        panics_that_use_restarts_up_are_counted_once_each,
         at_least_once_bounds_what_is_not_acknowledged,
         what_does_not_start_is_called_by_its_stage,
         mistakes_are_found_before_a_process_starts,

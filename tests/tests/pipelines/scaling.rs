@@ -1,46 +1,22 @@
 //! Replicas that come and go while items flow: nothing is lost or doubled by that, and an order that is kept stays kept.
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tempfile::TempDir;
 use tensorpost::node::{Node, WorkerState};
-use tensorpost::pipeline::{Mistake, PipelineError, Progress, Snapshot};
+use tensorpost::pipeline::{Mistake, PipelineError};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::pipes::{
-    Count, CountArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs, written, written_sorted,
+    Count, CountArgs, Numbered, Obey, Orders, Slow, WriteDown, WriteDownArgs, of, watched, written,
+    written_sorted,
 };
 use tensorpost_tests::wait::until;
 
 pub(crate) fn program(builder: Builder) -> Builder {
     builder.source::<Count>().stage::<Obey>().stage::<Slow>().sink::<WriteDown>()
-}
-
-/// A stage whose calls take long until a file is there.
-struct Slow(PathBuf);
-
-impl Stage for Slow {
-    type Args = PathBuf;
-    type In = Numbered;
-    type Out = Numbered;
-
-    fn create(fast: PathBuf, _: &Env) -> anyhow::Result<Self> {
-        Ok(Slow(fast))
-    }
-
-    fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
-        if !self.0.exists() {
-            // What its call takes, and no time to wait for something.
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        out.emit(item);
-        Ok(())
-    }
 }
 
 fn folder() -> TempDir {
@@ -53,21 +29,6 @@ fn all(count: u64) -> Vec<u64> {
 
 fn dawdling() -> Orders {
     Orders { dawdles: true, ..Orders::default() }
-}
-
-/// Has a pipeline tell how far it is, and returns what it told last.
-fn watched(pipeline: Pipeline) -> (Pipeline, impl Fn() -> Snapshot) {
-    let seen: Arc<Mutex<Snapshot>> = Arc::default();
-    let told = Arc::clone(&seen);
-    let tell = move |snapshot: &Snapshot| *told.lock() = snapshot.clone();
-    let pipeline = pipeline.progress(Progress::to(tell)).progress_every(Duration::from_millis(10));
-    (pipeline, move || seen.lock().clone())
-}
-
-/// The replicas of a stage, and the items that it has had.
-fn of(snapshot: &Snapshot, name: &str) -> (u32, u64) {
-    let stage = snapshot.stages.iter().find(|stage| stage.stage == name);
-    stage.map_or((0, 0), |stage| (stage.replicas, stage.items))
 }
 
 /// How many workers a stage has.

@@ -1,4 +1,4 @@
-//! Fault runs (see `tensorpost_tests::faults`): fresh seeds, which are printed, for ten seconds, or for as many seconds as
+//! Fault runs (see `tensorpost_tests::faults`): fresh seeds, which are printed, for six seconds, or for as many seconds as
 //! `TENSORPOST_FAULT_SECONDS` says (120 in CI); then every seed that has once found something. A failure says how to play it again.
 
 use std::process::{Command, Stdio};
@@ -26,7 +26,7 @@ fn play(arguments: &[&str]) -> String {
 #[test]
 fn fresh_seeds() {
     let seconds = std::env::var("TENSORPOST_FAULT_SECONDS").ok();
-    let seconds: f64 = seconds.and_then(|text| text.parse().ok()).unwrap_or(10.0);
+    let seconds: f64 = seconds.and_then(|text| text.parse().ok()).unwrap_or(6.0);
     let said = play(&["--minutes", &(seconds / 60.0).to_string()]);
     assert!(said.contains("Report"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for ten seconds, or for as many
+//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for six seconds, or for as many
 //! seconds as `TENSORPOST_RANDOM_SECONDS` says (180 in CI); then every spec that has once found something: once, or where that
 //! variable is set as often as it takes to find it again. They are specs and not seeds, so that they stay what they are when the
 //! drawing changes. A failure says how to play it again.
@@ -92,6 +92,7 @@ const FOUND: &[Found] = found! {
     "two-lost-by-one-kernel", 5, "of two items at hand that were lost together the second counted as a failure of the stage";
     "replicas-asked-for-when-all-had-ended", 2, "processes for replicas were started while the dead were counted again, and stayed";
     "first-gone-beside-one-that-leaves", 10, "a run was fine whose stage had lost its last replica that takes anything";
+    "last-item-in-front-of-ends", 2, "ends of replicas that left took the room of the last item, without which they could not be answered";
 };
 
 fn play(arguments: &[&str]) -> String {
@@ -111,7 +112,7 @@ fn seconds() -> Option<f64> {
 
 /// Minutes for each of the two kinds of fresh seeds.
 fn minutes() -> String {
-    (seconds().unwrap_or(10.0) / 2.0 / 60.0).to_string()
+    (seconds().unwrap_or(6.0) / 2.0 / 60.0).to_string()
 }
 
 #[test]

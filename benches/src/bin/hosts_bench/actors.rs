@@ -10,9 +10,9 @@ use tensorpost::prelude::*;
 /// A tensor, of which the first and the last byte say which it is.
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Block {
-    number: u64,
+    pub(crate) number: u64,
     #[tensor(dtype = u8, shape = [_])]
-    data: Tensor,
+    pub(crate) data: Tensor,
 }
 
 /// "Send so many tensors of so many bytes, as fast as you may, or until a [`Stop`]."
@@ -74,7 +74,15 @@ impl Source {
         self.stopped = Arc::default();
         let stopped = Arc::clone(&self.stopped);
         Box::pin(async move {
-            let poured = pour_all(&pour, &stream, &stopped).await;
+            let make = async |number: u64| {
+                let mut data = stream.empty_when_free(DType::U8, &[pour.bytes]).await?;
+                let bytes = data.as_mut_slice::<u8>()?;
+                for at in [0, pour.bytes - 1] {
+                    bytes[at] = number as u8;
+                }
+                anyhow::Ok(data.freeze())
+            };
+            let poured = pour_all(&pour, &stopped, make).await;
             poured.map_err(|error| format!("a stream of tensors: {error:#}"))
         })
     }
@@ -85,17 +93,18 @@ impl Source {
     }
 }
 
-async fn pour_all(pour: &Pour, stream: &DeviceStream, stopped: &AtomicBool) -> anyhow::Result<Poured> {
+/// Sends what `make` makes of the number of each.
+pub(crate) async fn pour_all(
+    pour: &Pour,
+    stopped: &AtomicBool,
+    make: impl AsyncFn(u64) -> anyhow::Result<Tensor>,
+) -> anyhow::Result<Poured> {
     let came = async || pour.came.ask(Came).await.map_err(|error| anyhow::anyhow!("{error}"));
     let (before, wrong_before) = came().await?;
     let (since, mut longest, mut sent) = (Instant::now(), Duration::ZERO, 0);
     while sent < pour.count && !stopped.load(Relaxed) {
-        let mut data = stream.empty_when_free(DType::U8, &[pour.bytes]).await?;
-        let bytes = data.as_mut_slice::<u8>()?;
-        for at in [0, pour.bytes - 1] {
-            bytes[at] = sent as u8;
-        }
-        let block = Block { number: before + sent, data: data.freeze() };
+        let number = before + sent;
+        let block = Block { number, data: make(number).await? };
         let asked = Instant::now();
         pour.to.send(block).await.map_err(|error| error.reason)?;
         longest = longest.max(asked.elapsed());
@@ -132,7 +141,8 @@ impl Sink {
             // The load that is measured: a consumer whose thread stands still.
             std::thread::sleep(stall);
         }
-        let whole = data.as_slice::<u8>().is_ok_and(|bytes| bytes.first() == bytes.last());
+        let value = Some(&(number as u8));
+        let whole = data.as_slice::<u8>().is_ok_and(|bytes| bytes.first() == value && bytes.last() == value);
         self.wrong += u64::from(number != self.came || !whole);
         self.came += 1;
     }

@@ -15,6 +15,7 @@ use tensorpost_benches::memory;
 use tensorpost_benches::notes::{Counter, Driver};
 
 use crate::actors::{Sink, Source};
+use crate::on_device::{DeviceSink, DeviceSource};
 
 /// Says how many lanes an agent has, and that this process is one.
 const LANES: &str = "HOSTS_BENCH_LANES";
@@ -24,7 +25,8 @@ const SHUTDOWN: Duration = Duration::from_secs(20);
 
 /// The actor types of this program.
 pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
-    builder.actor::<Driver>().actor::<Counter>().actor::<Source>().actor::<Sink>()
+    let builder = builder.actor::<Driver>().actor::<Counter>().actor::<Source>().actor::<Sink>();
+    builder.actor::<DeviceSource>().actor::<DeviceSink>()
 }
 
 /// Runs what the head starts here, and does not return, where this process was started for that.

@@ -1,12 +1,13 @@
 //! What two hosts of one node cost, over loopback: messages, tensors, a consumer that stands still, memory, and a host that is killed;
 //! beside bare TCP and bare gRPC in the same run, between as many processes.
 //!
-//! `hosts_bench` measures everything and prints one table; the method is in `benches/README.md`. It needs no GPU, and nothing beside
-//! itself but two builds of `local_messages` in its folder for the last rows.
+//! `hosts_bench` measures everything and prints one table; the method is in `benches/README.md`. It needs a GPU for the rows of
+//! `--device` alone, and nothing beside itself but two builds of `local_messages` in its folder for the last rows.
 
 mod actors;
 mod bare;
 mod hosts;
+mod on_device;
 mod runs;
 
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ use tensorpost_benches::table::{Bound, Samples, Table};
 
 use bare::{Bare, Kind};
 use hosts::{Key, program};
-use runs::{Percentiles, Two};
+use runs::{Percentiles, Two, TwoOnDevice};
 
 /// Measures two hosts of one node on loopback, and prints a table with bounds.
 #[derive(Debug, Parser)]
@@ -31,9 +32,12 @@ struct Options {
     /// Runs of each, alternating with those that they are compared with.
     #[arg(long)]
     runs: Option<usize>,
-    /// Only measurements whose name has this in it: latency, rate, tensors, stall, memory, killed, local.
+    /// Only measurements whose name has this in it: latency, rate, tensors, device, stall, memory, killed, local.
     #[arg(long)]
     only: Option<String>,
+    /// The device of the tensors that a GPU has, such as `cuda:0`; without it those are not measured.
+    #[arg(long)]
+    device: Option<String>,
     /// Fail when a bound is missed, not only when a measurement failed.
     #[arg(long)]
     strict: bool,
@@ -53,6 +57,7 @@ fn main() -> anyhow::Result<ExitCode> {
     suite.one("latency", Suite::latency);
     suite.one("rate", Suite::rate);
     suite.one("tensors", Suite::tensors);
+    suite.one("device", Suite::device);
     suite.one("stall", Suite::stall);
     suite.one("memory", Suite::memory);
     suite.one("killed", Suite::killed);
@@ -232,6 +237,46 @@ impl Suite {
                 self.row(&format!("  {}, {lanes} connections", kind.name()), &rpc, None, Bound::None, needs);
                 self.row(&format!("  bare TCP, {lanes} connections"), &tcp, None, Bound::None, needs);
             }
+        }
+        Ok(())
+    }
+
+    /// Tensors of 64 MiB in the memory of a device, by lanes.
+    fn device(&mut self) -> anyhow::Result<()> {
+        let Some(name) = self.options.device.clone() else {
+            eprintln!("  not measured: no device is named; `--device cuda:0` names one");
+            return Ok(());
+        };
+        let device = match name.parse::<Device>() {
+            Ok(device) => device,
+            Err(error) => {
+                eprintln!("  not measured: `--device {name}`: {error}");
+                return Ok(());
+            }
+        };
+        println!("# `{name}` is {device}");
+        let count = self.count(160);
+        let bare = Bare::start(&self.key)?;
+        for lanes in [1, 4] {
+            let two = TwoOnDevice::start(&device, lanes)?;
+            // The pools of all processes grow once, and the gateways make their slots.
+            two.tensors(16)?;
+            let [mut ours, mut rpc] = [(); 2].map(|()| Samples::default());
+            for run in 1..=self.runs() {
+                eprintln!("  {name}, {lanes} lanes, run {run}");
+                ours.0.push(two.tensors(count)?);
+                rpc.0.push(runs::bare_tensors(&bare, Kind::Rpc, lanes, count)?);
+            }
+            two.end()?;
+            // As for tensors on the host, and a thread of each gateway that copies.
+            let needs = 2 * usize::from(lanes) + BUSY + 2;
+            let what = format!(
+                "64 MiB tensors on {name}, no TLS, {lanes} lanes, GiB/s, over bare tonic with as many"
+            );
+            let of_a_gpu = device.kind() == DeviceKind::Cuda && lanes == 4;
+            let bound = if of_a_gpu { Bound::RatioAtLeast(0.8) } else { Bound::None };
+            self.row(&what, &ours, Some(&rpc), bound, needs);
+            self.row(&format!("  bare tonic, {lanes} connections"), &rpc, None, Bound::None, needs);
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use tensorpost_benches::notes::{Counter, Driver, Many, Meet, Trips};
 use crate::actors::{Came, Never, Pour, Poured, Sink, Source, Stall, Stop};
 use crate::bare::{Bare, Kind, PIECE};
 use crate::hosts::{Key, Pair};
+use crate::on_device::{DeviceSink, DeviceSource};
 
 /// Bytes of a large tensor.
 pub(crate) const TENSOR: usize = 64 << 20;
@@ -175,6 +176,38 @@ impl Two {
     pub(crate) fn end(self) -> anyhow::Result<()> {
         let Two { pair, driver, echo, counter, source, sink } = self;
         drop((driver, echo, counter, source, sink));
+        pair.end()
+    }
+}
+
+/// Two hosts with a process on each that works on one device.
+pub(crate) struct TwoOnDevice {
+    pair: Pair,
+    source: Spawned<DeviceSource>,
+    sink: Spawned<DeviceSink>,
+}
+
+impl TwoOnDevice {
+    /// Without TLS, and with so many connections for tensors.
+    pub(crate) fn start(device: &Device, lanes: u16) -> anyhow::Result<Self> {
+        let pair = Pair::start(None, lanes)?;
+        let source = pair.node.spawn::<DeviceSource>(()).device(device.clone()).start()?;
+        let sink = pair.node.spawn::<DeviceSink>(()).on(&pair.there).device(device.clone()).mailbox(FEW);
+        let sink = sink.start()?;
+        Ok(TwoOnDevice { pair, source, sink })
+    }
+
+    /// GiB a second of large tensors.
+    pub(crate) fn tensors(&self, count: u64) -> anyhow::Result<f64> {
+        let pour = Pour { to: self.sink.address(), came: self.sink.address(), count, bytes: TENSOR };
+        let poured = self.pair.node.block_on(self.source.ask(pour));
+        let poured = poured.map_err(|error| anyhow::anyhow!("{error}"))?.map_err(anyhow::Error::msg)?;
+        Ok(speed(&poured, TENSOR))
+    }
+
+    pub(crate) fn end(self) -> anyhow::Result<()> {
+        let TwoOnDevice { pair, source, sink } = self;
+        drop((source, sink));
         pair.end()
     }
 }

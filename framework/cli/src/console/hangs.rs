@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tensorpost_core::console::{ActorFacts, Look, ProcessState, bytes, printable, time as in_words};
+use tensorpost_core::console::{ActorFacts, Figures, Look, ProcessState, bytes, printable, time as in_words};
 
 use super::{Target, choose, put, time};
 
@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let now = console.look()?;
     let hangs = Hangs {
         now: stalled(&earlier, &now),
-        reported: now.hangs.iter().map(|hang| hang.text.clone()).collect(),
+        reported: Figures::between(&earlier, &now).hangs,
         hang_limit: now.node.hang_limit.map(|limit| limit.as_secs_f64()),
     };
     let text =
@@ -74,8 +74,25 @@ fn earlier_waiting(earlier: &Look, actor: &ActorFacts) -> bool {
     same.and_then(|known| earlier.waiting(known)).is_some_and(|waiting| waiting > 0)
 }
 
-/// What has work and did none of it between two looks.
+/// What has work and did none of it between two looks, on whichever host.
 pub(super) fn stalled(earlier: &Look, now: &Look) -> Vec<String> {
+    let mut lines = stalled_here(earlier, now);
+    for host in &now.hosts {
+        let name = printable(&host.name);
+        let before = earlier.hosts.iter().find(|before| before.number == host.number);
+        match (before.and_then(|before| before.look.as_ref()), &host.look) {
+            (Some(before), Some(look)) => {
+                let there = stalled_here(before, look).into_iter();
+                lines.extend(there.map(|line| format!("on host {name}: {line}")));
+            }
+            (_, Some(_)) => {}
+            (_, None) => lines.push(format!("host {name} does not answer")),
+        }
+    }
+    lines
+}
+
+fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
     let interval = in_words(Duration::from_nanos(now.at.saturating_sub(earlier.at)));
     let mut lines = Vec::new();
     for process in &now.processes {

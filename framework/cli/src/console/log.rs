@@ -80,7 +80,8 @@ pub(super) fn plain(line: &LogLine) -> String {
         Severity::Debug => "DEBUG",
         Severity::Trace => "TRACE",
     };
-    let worker = line.worker.as_deref().map(|worker| format!(" [{}]", printable(worker)));
+    let host = line.host.as_deref().map_or_else(String::new, |host| format!(" on {}", printable(host)));
+    let worker = line.worker.as_deref().map(|worker| format!(" [{}{host}]", printable(worker)));
     // The node has made its texts plain: a line break in them shows that the text goes on.
     let (target, text) = (printable(&line.target), &line.text);
     format!(
@@ -88,4 +89,24 @@ pub(super) fn plain(line: &LogLine) -> String {
         humantime::format_rfc3339_millis(at),
         worker.unwrap_or_default()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_another_host_has_it_beside_the_worker() {
+        let line = |host: Option<&str>| LogLine {
+            number: 1,
+            unix_ms: 0,
+            severity: Severity::Warn,
+            host: host.map(str::to_owned),
+            worker: Some("blur".to_owned()),
+            target: "demo".to_owned(),
+            text: "late".to_owned(),
+        };
+        assert!(plain(&line(None)).ends_with(" WARN demo [blur]: late"));
+        assert!(plain(&line(Some("1 left"))).ends_with(" WARN demo [blur on 1 left]: late"));
+    }
 }

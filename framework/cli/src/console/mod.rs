@@ -61,14 +61,14 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes to stdout, whole.
-fn put(text: &str) -> io::Result<()> {
+pub(crate) fn put(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
 /// A time as people write it: `5s`, `500ms`, `2m`.
-fn time(text: &str) -> Result<Duration, String> {
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| format!("{error}; write 5s, 500ms or 2m"))?;
     if time.is_zero() { Err("it has to be longer than nothing".to_owned()) } else { Ok(time) }
 }

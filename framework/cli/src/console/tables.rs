@@ -17,13 +17,18 @@ fn size(value: u64) -> Cell {
     Cell { text: bytes(value), number: Some(value as f64) }
 }
 
+/// A name, with its host where that is another one.
+fn on(host: Option<&String>, name: &str) -> Cell {
+    host.map_or_else(|| name.to_owned(), |host| format!("{name} on {host}")).into()
+}
+
 pub(crate) fn actors(actors: &[ActorFigures]) -> Table {
     let row = |actor: &ActorFigures| {
         let queued = actor.queued.map_or_else(|| "-".to_owned(), |queued| queued.to_string());
         let queue = format!("{queued}/{}", actor.capacity);
         vec![
             actor.name.clone().into(),
-            actor.process.clone().into(),
+            on(actor.host.as_ref(), &actor.process),
             actor.device.as_deref().unwrap_or("-").into(),
             Cell::figure(actor.messages_per_second, number),
             Cell::figure(actor.p50, seconds),
@@ -59,7 +64,7 @@ pub(crate) fn actors(actors: &[ActorFigures]) -> Table {
 pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
     let row = |process: &ProcessFigures| {
         vec![
-            process.name.clone().into(),
+            on(process.host.as_ref(), &process.name),
             Cell::count(Some(u64::from(process.pid))),
             process.state.to_string().into(),
             Cell::count(Some(u64::from(process.restarts))),
@@ -90,7 +95,7 @@ pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
 pub(crate) fn memory(memory: &[MemoryFigures]) -> Table {
     let row = |pool: &MemoryFigures| {
         vec![
-            pool.process.clone().into(),
+            on(pool.host.as_ref(), &pool.process),
             pool.device.clone().into(),
             size(pool.held),
             Cell::count(Some(pool.tensors)),
@@ -123,8 +128,8 @@ pub(crate) fn holders(memory: &[MemoryFigures]) -> Table {
     holders.sort_by_key(|(_, holder)| std::cmp::Reverse(holder.bytes));
     let row = |(pool, holder): (&MemoryFigures, &HolderFigures)| {
         vec![
-            holder.process.clone().into(),
-            pool.process.clone().into(),
+            on(pool.host.as_ref(), &holder.process),
+            on(pool.host.as_ref(), &pool.process),
             pool.device.clone().into(),
             size(holder.bytes),
             Cell::count(Some(holder.tensors)),
@@ -141,8 +146,8 @@ pub(crate) fn holders(memory: &[MemoryFigures]) -> Table {
 pub(crate) fn links(links: &[LinkFigures]) -> Table {
     let row = |link: &LinkFigures| {
         vec![
-            link.from.clone().into(),
-            link.to.clone().into(),
+            on(link.host.as_ref(), &link.from),
+            on(link.host.as_ref(), &link.to),
             Cell::figure(link.messages_per_second, number),
             Cell::count(link.messages),
             Cell::count(link.replies_waiting),
@@ -158,7 +163,18 @@ pub(crate) fn links(links: &[LinkFigures]) -> Table {
 }
 
 /// The node in one line.
-pub(crate) fn line(node: &NodeFigures) -> String {
+pub(crate) fn line(figures: &Figures) -> String {
+    let mut line = line_of(&figures.node);
+    if !figures.hosts.is_empty() {
+        line.push_str(&format!(", with hosts {}", figures.hosts.join(", ")));
+    }
+    if !figures.silent_hosts.is_empty() {
+        line.push_str(&format!("; no answer of {}", figures.silent_hosts.join(", ")));
+    }
+    line
+}
+
+fn line_of(node: &NodeFigures) -> String {
     let mut line = format!(
         "node {} ({}), up {}, {} msg/s, {} in flight",
         node.pid,
@@ -181,7 +197,7 @@ pub(crate) fn plain(figures: &Figures) -> String {
     let shown = |table: Table| {
         if table.rows.is_empty() { String::new() } else { format!("\n{}", table.plain()) }
     };
-    let mut text = line(&figures.node) + "\n";
+    let mut text = line(figures) + "\n";
     text += &shown(actors(&figures.actors));
     if figures.left_out > 0 {
         text += &format!("and {} more\n", figures.left_out);
@@ -195,4 +211,54 @@ pub(crate) fn plain(figures: &Figures) -> String {
         figures.hangs.iter().for_each(|hang| text += &format!("{hang}\n"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use tensorpost_core::console::ProcessState;
+
+    use super::*;
+
+    #[test]
+    fn what_is_on_another_host_says_so_and_who_does_not_answer_is_named() {
+        let process = |host: Option<&str>| ProcessFigures {
+            host: host.map(str::to_owned),
+            name: "blur".to_owned(),
+            pid: 7,
+            state: ProcessState::Running,
+            restarts: 0,
+            last_end: None,
+            open: None,
+            resident: None,
+            dead_letters: None,
+            rejected: None,
+        };
+        let table = processes(&[process(None), process(Some("1 left"))]);
+        let names: Vec<_> = table.rows.iter().map(|row| row[0].text.as_str()).collect();
+        assert_eq!(names, ["blur", "blur on 1 left"]);
+        let node = NodeFigures {
+            pid: 1,
+            program: "demo".to_owned(),
+            up: 1.0,
+            stopping: false,
+            tracing: false,
+            interval: 1.0,
+            messages_per_second: 5.0,
+            in_flight: 0,
+        };
+        let mut figures = Figures {
+            node,
+            actors: vec![],
+            processes: vec![],
+            memory: vec![],
+            links: vec![],
+            hangs: vec![],
+            left_out: 0,
+            hosts: vec![],
+            silent_hosts: vec![],
+        };
+        let alone = line(&figures);
+        (figures.hosts, figures.silent_hosts) = (vec!["1 left".to_owned()], vec!["2 x".to_owned()]);
+        assert_eq!(line(&figures), format!("{alone}, with hosts 1 left; no answer of 2 x"));
+    }
 }

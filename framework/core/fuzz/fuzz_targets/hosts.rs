@@ -138,7 +138,7 @@ impl Side {
                     (self.link, self.attempt) = (link, hello.attempt);
                 }
             }
-            Frame::Beat { .. } | Frame::Answer { .. } => {}
+            Frame::Beat { .. } | Frame::Answer { .. } | Frame::Log(_) => {}
         }
     }
 
@@ -167,7 +167,7 @@ impl Side {
                 }
             }
             Step::Lane(bytes) => {
-                if let Ok((piece, _)) = decode_piece(bytes.into()) {
+                if let Ok(piece) = decode_piece(&mut Bytes::from(bytes)) {
                     self.piece(&piece);
                 }
             }
@@ -221,7 +221,8 @@ impl Side {
             | Event::Served { .. }
             | Event::Room { .. }
             | Event::Window
-            | Event::Note(_) => {}
+            | Event::Note(_)
+            | Event::NoteRoom => {}
         }
     }
 }

@@ -81,6 +81,14 @@ pub enum RegisterError {
     /// Another actor has it, or it is not a valid name.
     #[error("`{0}` cannot be registered: another actor has it, or it is no name")]
     Taken(String),
+    /// An actor of another host of the node has it.
+    #[error("`{name}` cannot be registered: an actor on host {host} has it")]
+    Elsewhere {
+        /// The name.
+        name: String,
+        /// The number of the host.
+        host: u16,
+    },
     /// The node is gone.
     #[error("the node has ended")]
     NodeExited,
@@ -203,7 +211,15 @@ pub(crate) async fn register(
 ) -> Result<(), RegisterError> {
     let result = transport.register(name.to_owned(), actor).await;
     let result = result.map_err(|ControlChannelClosed| RegisterError::NodeExited)?;
-    result.map_err(|_| RegisterError::Taken(name.to_owned()))
+    #[cfg(feature = "hosts")]
+    let own = transport.host();
+    #[cfg(not(feature = "hosts"))]
+    let own = 0;
+    result.map_err(|holder| match holder.host() {
+        // Without a holder it is no name.
+        host if holder.0 != 0 && host != own => RegisterError::Elsewhere { name: name.to_owned(), host },
+        _ => RegisterError::Taken(name.to_owned()),
+    })
 }
 
 impl<M> Clone for Address<M> {

@@ -31,10 +31,12 @@ use crate::os::vital;
 use crate::stream::Stream;
 use crate::stream::turn::Turn;
 use crate::transport::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
-use crate::transport::{AskFailure, Transport};
+use crate::transport::{AskFailure, PublishingThread, Transport};
 
 #[cfg(feature = "foreign")]
 pub(super) mod foreign;
+#[cfg(all(test, feature = "testing"))]
+mod tests;
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -288,6 +290,8 @@ pub(super) struct LocalReceipt<R> {
     credits: Arc<LocalCredits>,
     transport: Arc<Transport>,
     answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
+    /// Where whoever asked has its thread.
+    asked_on: PublishingThread,
 }
 
 impl<R> LocalReceipt<R> {
@@ -298,7 +302,16 @@ impl<R> LocalReceipt<R> {
         answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
     ) -> Self {
         transport.opened();
-        LocalReceipt { credits, transport, answer }
+        LocalReceipt { credits, transport, answer, asked_on: PublishingThread::current() }
+    }
+
+    /// Answers, where somebody has asked.
+    fn answer(&mut self, with: impl FnOnce(&Transport) -> Result<R, AskFailure>) {
+        let Some(answer) = self.answer.take() else { return };
+        let with = with(&self.transport);
+        self.transport.publish_before_local_answer(self.asked_on);
+        // Whoever asked may have given up.
+        let _ = answer.send(with);
     }
 
     /// Takes the way back to whoever asked out of a message that was not taken: it is told nothing then.
@@ -309,10 +322,7 @@ impl<R> LocalReceipt<R> {
 
 impl<R> Drop for LocalReceipt<R> {
     fn drop(&mut self) {
-        if let Some(answer) = self.answer.take() {
-            // Whoever asked may have given up.
-            let _ = answer.send(Err(AskFailure::Refused(Refusal::of_an_end())));
-        }
+        self.answer(|_| Err(AskFailure::Refused(Refusal::of_an_end())));
         self.credits.hand_back();
         self.transport.done();
     }
@@ -346,29 +356,20 @@ impl<R: serde::Serialize> Done<R> {
         let _turn = Turn::begin();
         match self {
             Done::Remote(receipt) => receipt.reply(reply),
-            Done::Local(mut receipt) => {
-                if let Some(answer) = receipt.answer.take() {
-                    let domain = receipt.transport.domain();
-                    let tainted = may_hold_tensors.then(|| taint_in(domain, &reply)).flatten();
-                    let reply = match tainted {
-                        Some(by) => Err(AskFailure::Refused(Refusal::Tainted(by))),
-                        None => Ok(reply),
-                    };
-                    // Whoever asked may have given up.
-                    let _ = answer.send(reply);
+            Done::Local(mut receipt) => receipt.answer(|transport| {
+                let tainted = may_hold_tensors.then(|| taint_in(transport.domain(), &reply)).flatten();
+                match tainted {
+                    Some(by) => Err(AskFailure::Refused(Refusal::Tainted(by))),
+                    None => Ok(reply),
                 }
-            }
+            }),
         }
     }
 
     fn refuse(self, why: Refusal) {
         match self {
             Done::Remote(receipt) => receipt.refuse(&why),
-            Done::Local(mut receipt) => {
-                if let Some(answer) = receipt.answer.take() {
-                    let _ = answer.send(Err(AskFailure::Refused(why)));
-                }
-            }
+            Done::Local(mut receipt) => receipt.answer(|_| Err(AskFailure::Refused(why))),
         }
     }
 

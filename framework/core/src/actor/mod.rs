@@ -105,7 +105,7 @@ pub use host::{NewActor, Program, StartActor, WorkerProgram};
 pub(crate) use host::{OnActorEnd, ProcessActors, short, takes};
 pub use inbox::{Channel, ChannelError};
 pub(crate) use linked::link;
-pub use python::Python;
+pub use python::{Interpreter, Python};
 pub use registry::Registry;
 pub use sending::Send;
 pub use watching::Watch;
@@ -236,6 +236,13 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// What its worker runs, if that is another program than those of other actors.
     #[doc(hidden)]
     fn worker_program(args: &Self::Args) -> Option<WorkerProgram> {
+        let _ = args;
+        None
+    }
+
+    /// The interpreter that is its worker, where a host that starts it has one of its own.
+    #[doc(hidden)]
+    fn interpreter(args: &Self::Args) -> Option<Interpreter> {
         let _ = args;
         None
     }

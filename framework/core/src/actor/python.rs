@@ -49,12 +49,19 @@ pub struct Python {
     /// `module:Class`.
     actor: String,
     #[serde(skip)]
-    interpreter: Option<PathBuf>,
-    #[serde(skip)]
-    environment: Vec<(String, String)>,
+    interpreter: Interpreter,
     /// Folders in which modules are looked for, before others.
     path: Vec<String>,
     args: Arguments,
+}
+
+/// The interpreter of a worker. Each host has its own where a program names none, and looks for it itself.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interpreter {
+    /// Its path, where it is named.
+    path: Option<PathBuf>,
+    environment: Vec<(String, String)>,
 }
 
 /// What the class is called with.
@@ -80,8 +87,7 @@ impl Python {
         let args = codec::encode(&(), Vec::new()).map(|encoded| encoded.body).unwrap_or_default();
         Python {
             actor: name.into(),
-            interpreter: None,
-            environment: Vec::new(),
+            interpreter: Interpreter::default(),
             path: Vec::new(),
             args: Arguments::Values(args),
         }
@@ -108,9 +114,9 @@ impl Python {
     }
 
     /// The interpreter. Without this it is what the environment variable `TENSORPOST_PYTHON` names, or that of the active
-    /// virtual environment, or `python3`.
+    /// virtual environment, or `python3`; of an actor on another host, as that host says, and this is a path there.
     pub fn interpreter(mut self, path: impl Into<PathBuf>) -> Self {
-        self.interpreter = Some(path.into());
+        self.interpreter.path = Some(path.into());
         self
     }
 
@@ -123,16 +129,23 @@ impl Python {
 
     /// A variable of the worker's environment, in which it has those of this process too.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.environment.push((name.into(), value.into()));
+        self.interpreter.environment.push((name.into(), value.into()));
         self
     }
 
     /// What a worker of it runs.
     pub(crate) fn program(&self) -> WorkerProgram {
+        self.interpreter.program()
+    }
+}
+
+impl Interpreter {
+    /// What a worker of it runs, on this host.
+    pub(crate) fn program(&self) -> WorkerProgram {
         let of_variable =
             |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let active = || of_variable("VIRTUAL_ENV").map(|folder| folder.join("bin/python"));
-        let named = self.interpreter.clone().or_else(|| of_variable(VARIABLE));
+        let named = self.path.clone().or_else(|| of_variable(VARIABLE));
         // Modules that load lazily could load behind a wait, but a Python worker pays seconds and gigabytes for all of them:
         // it loads what it needs before its first wait.
         let lazily = ("CUDA_MODULE_LOADING".to_owned(), "LAZY".to_owned());
@@ -148,6 +161,12 @@ impl Python {
 
 /// For pipelines.
 impl Python {
+    /// Which interpreter it is for.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn its_interpreter(&self) -> Interpreter {
+        self.interpreter.clone()
+    }
+
     /// `module:name`.
     #[doc(hidden)]
     pub fn named(&self) -> &str {
@@ -197,6 +216,10 @@ impl RemoteActor for Python {
 
     fn worker_program(args: &Python) -> Option<WorkerProgram> {
         Some(args.program())
+    }
+
+    fn interpreter(args: &Python) -> Option<Interpreter> {
+        Some(args.interpreter.clone())
     }
 
     fn label(args: &Python) -> Option<String> {

@@ -141,7 +141,11 @@ fn post<M: GpuMessage>(
 ) -> Result<Option<u64>, SendFailure> {
     let (transport, actor) = (address.transport(), address.actor());
     let destination = Destination {
-        kind: if answer.is_some() { Kind::Ask } else { Kind::Send },
+        kind: match answer {
+            Some(_) if M::FOLLOWS => Kind::Follow,
+            Some(_) => Kind::Ask,
+            None => Kind::Send,
+        },
         index: location.index,
         actor,
         correlation: 0,
@@ -353,6 +357,11 @@ impl<M: GpuMessage> Sending<M> {
                 }
                 // Something may have come between the attempt and here: then it is tried again, and nobody is woken.
                 Err(reason) if may_wait(&reason) => {
+                    // Of an actor of another host the place may be another's by now, whose mailbox is full.
+                    if self.address.transport().meets_foreign(self.address.actor()) && self.follow(reason) {
+                        continue;
+                    }
+                    let State::Waiting(route, _) = &self.state else { continue };
                     // What is lent comes back from anybody, and not by this route alone.
                     let returned = self.address.transport().wake_when_lent_returns(lent, cx.waker());
                     if route.stamp() == stamp && !returned {

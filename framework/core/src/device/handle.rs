@@ -98,6 +98,13 @@ impl Device {
         self.ordinal
     }
 
+    /// As another host has described it, with a name that can be shown (WIRE-1).
+    #[cfg(feature = "hosts")]
+    pub(crate) fn described(mut self, name: impl FnOnce(String) -> String) -> Self {
+        self.name = name(self.name);
+        self
+    }
+
     inside! {
         /// The device, opened once per process. For a GPU the first call makes its context (300 ms).
         ///

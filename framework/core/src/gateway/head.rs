@@ -1,11 +1,12 @@
 //! The head of a message between hosts: all but its pieces. Its key, its body where that is small, and what its tensors are.
 //!
-//! The spans of a message are its tensors that have bytes, in their order, and then a body that is too large for the head. What
+//! The spans of a message are its tensors that have bytes or are on a GPU, in their order, and then a body that is too large for the head. What
 //! comes from another host is checked before it is believed (WIRE-1): the geometry by itself, and against the spans.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tensorpost_hosts::frame::WireError;
 
+use crate::ids::DeviceId;
 use crate::limits::{MAX_BODY, MAX_INLINE_BODY, MAX_RANK, MAX_TENSORS};
 use crate::tensor::{DType, Layout, Tensor};
 
@@ -30,6 +31,8 @@ pub(super) enum HeadBody {
 pub(super) struct Outline {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
+    /// Whether it was in the memory of a GPU. Of which, means nothing on another host (HOST-1).
+    pub(super) on_gpu: bool,
     bytes: usize,
 }
 
@@ -56,10 +59,18 @@ impl Outline {
     fn of(tensor: &Tensor) -> Self {
         let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
         // A tensor of more bytes than there are has too many for any pool, and is refused where it is copied.
-        Outline { dtype, shape, bytes: usize::try_from(tensor.bytes()).unwrap_or(usize::MAX) }
+        let on_gpu = tensor.device() != DeviceId::HOST;
+        Outline { dtype, shape, on_gpu, bytes: usize::try_from(tensor.bytes()).unwrap_or(usize::MAX) }
     }
 
-    /// Whether it has a span.
+    /// Bytes of its span, if it has one. One on a GPU always has, so that its memory is there before its message goes on: with one
+    /// byte, which is nobody's, where it has none.
+    pub(super) fn span(&self) -> Option<u64> {
+        let bytes = (self.bytes as u64).max(self.on_gpu.into());
+        (bytes > 0).then_some(bytes)
+    }
+
+    /// Whether it has elements.
     pub(super) fn has_bytes(&self) -> bool {
         self.bytes > 0
     }
@@ -77,8 +88,7 @@ impl Head {
 
     /// The bytes of each span.
     pub(super) fn spans(&self) -> Vec<u64> {
-        let tensors =
-            self.tensors.iter().filter(|tensor| tensor.has_bytes()).map(|tensor| tensor.bytes as u64);
+        let tensors = self.tensors.iter().filter_map(Outline::span);
         let body = match &self.body {
             HeadBody::Span(bytes) => Some(*bytes as u64),
             HeadBody::Here(_) => None,
@@ -103,6 +113,7 @@ impl Head {
         out.put_u16_le(self.tensors.len() as u16);
         for tensor in &self.tensors {
             out.put_u8(tensor.dtype.code());
+            out.put_u8(tensor.on_gpu.into());
             out.put_u8(tensor.shape.len() as u8);
             tensor.shape.iter().for_each(|extent| out.put_u64_le(*extent as u64));
         }
@@ -146,6 +157,11 @@ fn outline(from: &mut Bytes) -> Result<Outline, HeadError> {
     let field = |what, found: u64| HeadError::Field { what, found };
     let code = from.try_get_u8()?;
     let dtype = DType::from_code(code).ok_or(field("element type", code.into()))?;
+    let on_gpu = match from.try_get_u8()? {
+        0 => false,
+        1 => true,
+        other => return Err(field("kind of memory", other.into())),
+    };
     let rank = usize::from(from.try_get_u8()?);
     if rank > MAX_RANK {
         return Err(field("number of axes", rank as u64));
@@ -156,7 +172,7 @@ fn outline(from: &mut Bytes) -> Result<Outline, HeadError> {
         shape.push(usize::try_from(extent).map_err(|_| field("extent", extent))?);
     }
     let bytes = Layout::contiguous(&shape)?.packed_bytes(dtype)?;
-    Ok(Outline { dtype, shape, bytes })
+    Ok(Outline { dtype, shape, on_gpu, bytes })
 }
 
 #[cfg(test)]
@@ -166,12 +182,13 @@ mod tests {
     use super::*;
 
     fn head() -> impl Strategy<Value = Head> {
-        let tensor =
-            (0..DType::ALL.len(), prop::collection::vec(0_usize..5, 0..4)).prop_map(|(dtype, shape)| {
+        let tensor = (0..DType::ALL.len(), any::<bool>(), prop::collection::vec(0_usize..5, 0..4)).prop_map(
+            |(dtype, on_gpu, shape)| {
                 let dtype = DType::ALL[dtype];
                 let bytes = shape.iter().product::<usize>() * dtype.size();
-                Outline { dtype, shape, bytes }
-            });
+                Outline { dtype, shape, on_gpu, bytes }
+            },
+        );
         let body = prop_oneof![
             prop::collection::vec(any::<u8>(), 0..40).prop_map(|body| HeadBody::Here(Bytes::from(body))),
             (MAX_INLINE_BODY + 1..=MAX_BODY).prop_map(HeadBody::Span),
@@ -213,7 +230,7 @@ mod tests {
         out.put_u8(0);
         out.put_u32_le(0);
         out.put_u16_le(1);
-        out.put_slice(&[DType::F32.code(), 2]);
+        out.put_slice(&[DType::F32.code(), 0, 2]);
         // More elements than any memory has.
         out.put_u64_le(u64::MAX);
         out.put_u64_le(u64::MAX);

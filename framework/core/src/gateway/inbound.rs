@@ -5,6 +5,7 @@
 //! when the reply has gone.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -13,17 +14,24 @@ use tensorpost_hosts::ids::{Correlation, Seq};
 use tensorpost_hosts::net::Peer;
 use tensorpost_hosts::session::{PostError, To as PostTo};
 
+use super::followed::Asked;
 use super::head::{Head, HeadBody};
 use super::note::{NoAnswer, tainted};
-use super::outbound::{Of, foreign_device, post_as};
+use super::outbound::{Of, post_as};
+use super::prepare::targets;
 use super::run::Gateway;
-use super::store::{Target, targets};
+use super::store::Target;
 use super::{Command, shown};
 use crate::actor::{AskError, SendError};
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId};
 use crate::message::raw::{RawMessage, RawReply};
 use crate::stream::turn::Turn;
 use crate::tensor::{Tensor, TensorError};
+use crate::transport::hosts::{from_host, starter_of};
+use crate::transport::inbox::Refusal;
+
+/// So long a message waits for memory before that of versions which nobody need have is given back.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What came of an ask of another host.
 pub(super) struct Answered {
@@ -50,16 +58,35 @@ impl Gateway {
         remote.store.expect(post);
         let Ok(head) = Head::decode(message.head.clone(), &message.spans) else {
             // It is refused when it is whole: until then its pieces come, and go nowhere.
-            let nowhere = message.spans.iter().map(|_| Target::Nowhere).collect();
+            let nowhere = message.spans.iter().map(|_| Target::Nowhere(String::new())).collect();
             return remote.store.prepared(post, nowhere);
         };
-        let (store, stream, turn) =
-            (Arc::clone(&remote.store), self.stream.clone(), Arc::clone(&self.memory));
+        let receiver = self.receiver_of(host, message.target);
+        let (store, stream) = (Arc::clone(&remote.store), self.stream.clone());
+        let (copiers, turn) = (Arc::clone(&self.copiers), Arc::clone(&self.memory));
+        let to = self.to.clone();
         tokio::spawn(async move {
             let _turn = turn.lock().await;
-            let targets = targets(&head, &stream).await;
+            let mut targets = std::pin::pin!(targets(&head, &stream, &copiers, receiver));
+            let targets = match tokio::time::timeout(PATIENCE, &mut targets).await {
+                Ok(targets) => targets,
+                Err(_) => {
+                    let _ = to.send(Command::Hungry);
+                    targets.await
+                }
+            };
             store.prepared(post, targets);
         });
+    }
+
+    /// Where the tensors of a message that comes belong, if anywhere: on the device of its actor, or of who asked.
+    fn receiver_of(&self, host: u16, to: To) -> Option<DeviceId> {
+        let To::Reply(correlation) = to else {
+            return self.locals.get(&ActorId(to.actor()?.0))?.device;
+        };
+        let asker = self.hosts.get(&host)?.asks.get(&correlation)?.receipt.sender();
+        let (process, device) = self.gpus.get(&asker.slot())?;
+        (*process == asker).then_some(*device)
     }
 
     /// A message is whole.
@@ -75,17 +102,12 @@ impl Gateway {
         };
         let peer = Arc::clone(&remote.peer);
         if let To::Reply(correlation) = message.target {
-            let receipt = remote.asks.remove(&correlation);
+            let asked = remote.asks.remove(&correlation);
             peer.with(|session| session.passed_on(post));
-            let Some(receipt) = receipt else { return };
-            // Its frame, and what its tensors' leases need, in one.
-            let _turn = Turn::begin();
-            return match content {
-                Ok((_, body, tensors)) => receipt.reply(RawReply::Value { body, tensors }),
-                Err(why) => {
-                    receipt.refuse(&NoAnswer::decode(&NoAnswer::BadReply(why).encode(), &name));
-                }
-            };
+            let Some(asked) = asked else { return };
+            let reply = content.map(|(_, body, tensors)| (body, tensors));
+            let reply = reply.map_err(|why| NoAnswer::decode(&NoAnswer::BadReply(why).encode(), &name));
+            return self.pass_back(asked, reply);
         }
         let refuse = |why: NoAnswer| {
             tracing::warn!(?why, from = name, "a message of another host was dropped");
@@ -97,10 +119,17 @@ impl Gateway {
                 session.done(post);
             });
         };
-        let (key, body, tensors) = match content {
+        let (key, mut body, tensors) = match content {
             Ok(content) => content,
             Err(why) => return refuse(NoAnswer::Undelivered(why)),
         };
+        if message
+            .target
+            .actor()
+            .is_some_and(|actor| ActorId(actor.0) == starter_of(self.node.own.who.host.0))
+        {
+            body = from_host(host, &body);
+        }
         let local = message.target.actor().and_then(|actor| self.locals.get(&ActorId(actor.0)));
         let Some(address) = local.and_then(|local| local.address.as_ref()) else {
             return refuse(NoAnswer::NoSuchActor);
@@ -130,6 +159,28 @@ impl Gateway {
         }
     }
 
+    /// The reply to an ask has come, or what came is none: it goes to who asked, and to all who asked the same.
+    fn pass_back(&mut self, asked: Asked, reply: Result<(Vec<u8>, Vec<Tensor>), Refusal>) {
+        let Asked { actor, receipt, question } = asked;
+        // Its frame, and what its tensors' leases need, in one.
+        let _turn = Turn::begin();
+        let mut followed = self.mailboxes.get_mut(&actor).map(|mailbox| &mut mailbox.followed);
+        match reply {
+            Ok((body, tensors)) => {
+                let forgets = followed.is_some_and(|followed| followed.answered(question, &body, &tensors));
+                receipt.reply(RawReply::Value { body, tensors });
+                if forgets {
+                    self.unfollow_later(actor);
+                }
+            }
+            Err(why) => {
+                followed.iter_mut().for_each(|followed| followed.refused(question, &why));
+                receipt.refuse(&why);
+            }
+        }
+        self.less_under_way(actor);
+    }
+
     /// An actor has answered an ask of another host, or never will.
     pub(super) fn answered(&mut self, Answered { host, post, correlation, reply }: Answered) {
         let own = shown(&self.node.own);
@@ -138,13 +189,8 @@ impl Gateway {
             Ok(RawReply::None(_)) => return self.refuse_ask(host, post, correlation, NoAnswer::NoReply),
             Err(error) => return self.refuse_ask(host, post, correlation, NoAnswer::of(error, &own)),
         };
-        if let Some(device) = foreign_device(&tensors) {
-            let why =
-                format!("a tensor in it is in the memory of {device}, which does not go between hosts yet");
-            return self.refuse_ask(host, post, correlation, NoAnswer::BadReply(why));
-        }
         let replying = Replying { host, post, correlation, body, tensors };
-        if replying.tensors.iter().all(Tensor::is_packed_and_ready) {
+        if self.copiers.are_ready(&replying.tensors) {
             return self.reply(replying);
         }
         let tensors = replying.tensors.clone();
@@ -185,7 +231,7 @@ impl Gateway {
         while let Some(replying) = remote.replies.pop_front() {
             let Replying { post, correlation, body, tensors, .. } = &replying;
             let head = Head::of(0, body, tensors);
-            match post_as(remote, PostTo::Reply(*correlation), &head, tensors, body) {
+            match post_as(remote, PostTo::Reply(*correlation), &head, tensors, body, &self.copiers) {
                 Ok(_) => remote.peer.with(|session| session.done(*post)),
                 Err(PostError::NoWindow { .. }) => {
                     // The session says when there is room.
@@ -232,6 +278,9 @@ async fn ask(
     let _ = to.send(Command::Answered(Box::new(Answered { host, post, correlation, reply })));
 }
 
+/// A piece of a message that is whole has no lane any more.
+const STILL_WRITTEN: &str = "some of it is still being written";
+
 /// The body and the tensors of a message that is whole.
 ///
 /// # Errors
@@ -241,16 +290,20 @@ fn content(
     targets: Vec<Target>,
     stream: &crate::tensor::DeviceStream,
 ) -> Result<(Vec<u8>, Vec<Tensor>), String> {
-    let no_memory = || "there is no memory for a tensor in it".to_owned();
+    let lost = |target| match target {
+        Some(Target::Nowhere(why)) => Err(why),
+        _ => Err("its tensors are not what they were said to be".to_owned()),
+    };
     let mut targets = targets.into_iter();
     let mut tensors = Vec::with_capacity(head.tensors.len());
     for outline in &head.tensors {
-        let tensor = if !outline.has_bytes() {
+        let tensor = if outline.span().is_none() {
             stream.empty(outline.dtype, &outline.shape).map_err(|error| error.to_string())?
         } else {
             match targets.next() {
-                Some(Target::Tensor(tensor)) => tensor,
-                _ => return Err(no_memory()),
+                Some(Target::InPlace(memory)) => memory.into_tensor().ok_or(STILL_WRITTEN)?,
+                Some(Target::Staged(landing)) => landing.into_tensor().ok_or(STILL_WRITTEN)?,
+                other => return lost(other),
             }
         };
         tensors.push(tensor.freeze());
@@ -258,8 +311,8 @@ fn content(
     let body = match &head.body {
         HeadBody::Here(body) => body.to_vec(),
         HeadBody::Span(_) => match targets.next() {
-            Some(Target::Body(body)) => body,
-            _ => return Err(no_memory()),
+            Some(Target::InPlace(memory)) => memory.into_body().ok_or(STILL_WRITTEN)?,
+            other => return lost(other),
         },
     };
     Ok((body, tensors))

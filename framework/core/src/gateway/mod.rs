@@ -9,9 +9,12 @@
 //! | `begin` | its beginning: the key, the listener, joining, who may be dialled |
 //! | `run` | the one task that owns all of the state, and what it is told |
 //! | `outbound`, `inbound` | messages to other hosts, and from them |
+//! | `followed` | versions of published state: one for all of this host that follow it |
 //! | `names` | actors, names and hosts, as the nodes tell each other |
+//! | `logs` | an agent's log, for the head |
 //! | `head`, `note` | what gateways say to each other, as bytes |
-//! | `store` | memory of messages; `proxy`: mailboxes |
+//! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: those that nobody uses |
+//! | `copier`, `copiers` | tensors in GPU memory, by page-locked slots; `prepare`: before they leave and come |
 //!
 //! **Invariants.** HOST-1: what leaves here names no process, lease, chunk or ticket. HOST-3: per sender and mailbox in order,
 //! because a proxy's queue, a session, and the sends of the other gateway each are. HOST-5: tensors are kept until the other host
@@ -19,21 +22,30 @@
 //! message, so credits of both are one chain.
 //!
 //! **Threads.** `tensorpost-gateway` does all but this: the process's reader calls the mailboxes; waits for tensors that are still being
-//! made have threads that may wait; and the lanes, with the bytes of tensors and large bodies, have as many threads as there are lanes
-//! (`tensorpost-lane`), so that no message waits while these are encrypted and copied.
+//! made, and for the driver, have threads that may wait; the lanes, with the bytes of tensors and large bodies, have as many threads as
+//! there are lanes (`tensorpost-lane`), so that no message waits while these are encrypted and copied; and each copier has one.
 //!
 //! **On its crash** the other hosts are out of reach, and they give this host up, which ends where it is an agent. **On the loss of a host** what it owed is
 //! answered with an error that names it, and its actors are told to be gone. **On a shutdown** it says to all that it leaves.
 
 mod begin;
+mod copier;
+mod copiers;
+mod followed;
 mod head;
+mod in_place;
 mod inbound;
+mod logs;
 mod names;
 mod note;
 mod outbound;
+mod prepare;
 mod proxy;
+mod resting;
 mod run;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -49,12 +61,13 @@ use tokio::sync::oneshot;
 
 use self::inbound::Answered;
 use self::outbound::Prepared;
-use self::proxy::Out;
+use self::proxy::{Out, Proxy};
 use self::store::Store;
 use crate::ids::ActorId;
 use crate::transport::Transport;
 use crate::transport::control_channel::{Location, ToNode};
 use crate::transport::hosts::{FromGateway, Gate, Settings, ToGateway};
+use crate::transport::inbox::{Inbox, LocalCredits};
 use crate::transport::lifecycle::Lifecycle;
 
 /// How long a gateway that leaves waits for the others to hear it.
@@ -68,10 +81,12 @@ enum Command {
     Out(Box<Out>),
     /// The tensors of one are ready to be sent, or never will be.
     Prepared(Box<Prepared>),
-    /// A tensor of a message that is under way is lost.
-    Spoilt { host: u16, post: Seq },
+    /// A tensor of a message that is under way is lost; why, where it is not that it is tainted.
+    Spoilt { host: u16, post: Seq, why: Option<String> },
     /// An actor of this host has answered one of another.
     Answered(Box<Answered>),
+    /// The node has to be told still how much of a host's log was lost.
+    LogLost(u16),
     /// Something has happened to an actor of this host that others know.
     Event(Lifecycle),
     /// What this host has under a name that another one looks up.
@@ -84,6 +99,12 @@ enum Command {
     Refused { host: u16, why: String },
     /// The head has not answered for too long: this host may not go on.
     CutOff,
+    /// Some time ago a version came of what this actor publishes.
+    Unfollow(ActorId),
+    /// There is no memory for a message that comes.
+    Hungry,
+    /// This host ends.
+    Stopping,
     /// Leave.
     Leave(oneshot::Sender<()>),
 }
@@ -102,6 +123,11 @@ impl Gate for Door {
     fn hear(&self, said: ToGateway) {
         // After its end the node hears of that.
         let _ = self.0.send(Command::Node(said));
+    }
+
+    fn late(&self, actor: ActorId) -> Arc<dyn Inbox> {
+        // Its credits are those of the place that the message has named.
+        Arc::new(Proxy { actor, capacity: 1, local: LocalCredits::new(1), to: self.0.clone() })
     }
 
     fn leave(&self) -> BoxFuture<'static, ()> {

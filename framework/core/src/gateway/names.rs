@@ -8,12 +8,12 @@ use tensorpost_hosts::ids::{ActorId as HostActor, HostId, HostLife, Life};
 use tensorpost_hosts::join::Member;
 
 use super::note::{Note, plain, plain_event};
-use super::outbound::Mailbox;
+use super::outbound::{Mailbox, Place};
 use super::proxy::Proxy;
 use super::run::Gateway;
 use super::{Command, tell};
 use crate::actor::Address;
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId};
 use crate::limits::MAX_HOST_QUESTIONS;
 use crate::message::raw::RawMessage;
 use crate::transport::Watcher;
@@ -27,11 +27,22 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 pub(super) struct Local {
     /// Once the node has said where it is.
     pub(super) address: Option<Address<RawMessage>>,
+    /// Where the tensors of its messages belong, if anywhere.
+    pub(super) device: Option<DeviceId>,
     capacity: u32,
     /// Hosts that its mailbox is offered to.
-    offered: HashSet<u16>,
+    pub(super) offered: HashSet<u16>,
+    /// Hosts that send nothing to it for now, and want to hear what happens to it.
+    pub(super) told: HashSet<u16>,
     /// Hosts that wait until the node has said where it is.
     waiting: HashSet<u16>,
+}
+
+impl Local {
+    /// Whether no other host knows it, nor asks for it.
+    pub(super) fn is_forgotten(&self) -> bool {
+        self.offered.is_empty() && self.told.is_empty() && self.waiting.is_empty()
+    }
 }
 
 /// A name that the other hosts are asked for, by what each has answered. `None`: nothing yet.
@@ -59,8 +70,13 @@ impl Gateway {
     /// Somebody here wants to send to an actor of another host.
     pub(super) fn reach(&mut self, actor: ActorId) {
         if self.hosts.contains_key(&actor.host()) {
-            self.reaching.insert(actor);
-            return self.note_to(actor.host(), &Note::Want { actor });
+            // Of one that rests a message may have come late.
+            let offered = self.mailboxes.get(&actor).map_or(0, |mailbox| mailbox.offered);
+            self.reaching.insert(actor, false);
+            return match offered {
+                0 => self.note_to(actor.host(), &Note::Want { actor }),
+                capacity => self.served(actor, capacity),
+            };
         }
         let why = out_of_reach(format!("host {} is not of this node (any more)", actor.host()));
         tell(&self.transport, FromGateway::OutOfReach { actor, why: Some(why) });
@@ -68,13 +84,20 @@ impl Gateway {
 
     /// Another host offers the mailbox of an actor.
     pub(super) fn served(&mut self, actor: ActorId, capacity: u32) {
-        if capacity > 0 && self.reaching.remove(&actor) {
+        if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+            mailbox.offered = capacity;
+        }
+        if let Some(was_told) = self.reaching.get_mut(&actor).filter(|_| capacity > 0)
+            && !std::mem::replace(was_told, true)
+        {
             tell(&self.transport, FromGateway::Reached { actor, capacity });
         }
+        self.send_on(actor);
     }
 
     /// The node has given the mailbox of an actor of another host a place here.
     pub(super) fn serve(&mut self, actor: ActorId, location: Location) {
+        self.reaching.remove(&actor);
         if !self.hosts.contains_key(&actor.host()) {
             // Lost meanwhile, and the node was not told of this one.
             let why = out_of_reach(format!("host {} is not of this node any more", actor.host()));
@@ -85,7 +108,11 @@ impl Gateway {
         let proxy = Arc::new(Proxy { actor, capacity, local, to: self.to.clone() });
         match self.transport.serve_at(index, proxy) {
             Ok(()) => {
-                self.mailboxes.insert(actor, Mailbox { index, queue: Default::default() });
+                self.watched.remove(&actor);
+                let used = self.last_item;
+                let mailbox =
+                    self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(Place::Nowhere, capacity));
+                (mailbox.place, mailbox.used) = (Place::At(index), used);
                 tell(&self.transport, FromGateway::Serving { actor });
             }
             Err(error) => {
@@ -135,10 +162,8 @@ impl Gateway {
                 }
             }
             Note::Want { actor } => self.want_local(host, actor),
-            Note::Ended { actor, why } if actor.host() == host => {
-                self.reaching.remove(&actor);
-                tell(&self.transport, FromGateway::OutOfReach { actor, why });
-            }
+            Note::Rests { actor, told } => self.rests_there(host, actor, told),
+            Note::Ended { actor, why } if actor.host() == host => self.ended(actor, why),
             Note::Lifecycle(event) if event.actor().host() == host => {
                 tell(&self.transport, FromGateway::Lifecycle(event));
             }
@@ -158,6 +183,18 @@ impl Gateway {
             Note::Drained { round, activity } if self.node.roster.is_some() => {
                 tell(&self.transport, FromGateway::Drained { host, round, activity });
             }
+            Note::Claimed { ticket, name, result } if host == 0 => {
+                tell(&self.transport, FromGateway::Claimed { ticket, name, result });
+            }
+            Note::Claim { ticket, name } if self.node.roster.is_some() => {
+                tell(&self.transport, FromGateway::Claim { host, ticket, name });
+            }
+            Note::Release { name } if self.node.roster.is_some() => {
+                tell(&self.transport, FromGateway::Release { host, name });
+            }
+            Note::Claim { .. } | Note::Release { .. } | Note::Claimed { .. } => {
+                tracing::warn!(host, "it speaks of who has a name, which only the head says; dropped");
+            }
             Note::Joined { .. } | Note::Left { .. } | Note::Drain { .. } => {
                 tracing::warn!(host, "it says who is of the node, which only the head does; dropped");
             }
@@ -165,6 +202,16 @@ impl Gateway {
                 tracing::warn!(host, "it tells this host what only the head asks for; dropped");
             }
             Note::Leaving => self.gone(host, "has left the node", false),
+        }
+    }
+
+    /// An actor of another host has ended, or was never there. Of one that has a place the node tells all senders first.
+    fn ended(&mut self, actor: ActorId, why: Option<EndReason>) {
+        self.reaching.remove(&actor);
+        self.watched.remove(&actor);
+        tell(&self.transport, FromGateway::OutOfReach { actor, why });
+        if self.mailboxes.get(&actor).is_some_and(|mailbox| !matches!(mailbox.place, Place::At(_))) {
+            self.close(actor, &Refusal::NoSuchActor);
         }
     }
 
@@ -219,7 +266,7 @@ impl Gateway {
     }
 
     /// The node says where an actor of this host is.
-    pub(super) fn local_is(&mut self, actor: ActorId, at: Whereabouts) {
+    pub(super) fn local_is(&mut self, actor: ActorId, at: Whereabouts, device: Option<DeviceId>) {
         let Some(local) = self.locals.get_mut(&actor) else { return };
         let waiting = std::mem::take(&mut local.waiting);
         let location = match at {
@@ -232,14 +279,15 @@ impl Gateway {
             }
         };
         let transport = Arc::clone(&self.transport);
-        local.capacity = location.capacity;
+        (local.capacity, local.device) = (location.capacity, device);
         local.address = Some(Address::new(transport, actor, location, true));
         let to = self.to.clone();
         // Of the state that it is in, a final one alone is news.
         let tell = move |event: &Lifecycle, before: bool| {
             (before && !event.is_final()) || to.send(Command::Event(event.clone())).is_ok()
         };
-        self.transport.watch(actor, Watcher { name: None, tell: Box::new(tell) });
+        // Once, however often other hosts forget it and ask again.
+        self.transport.watch(actor, Watcher { name: Some(("gateway", actor)), tell: Box::new(tell) });
         waiting.into_iter().for_each(|host| self.offer(host, actor));
     }
 
@@ -252,6 +300,7 @@ impl Gateway {
         match remote.peer.with(|session| session.serve(HostActor(actor.0), capacity)) {
             Ok(()) => {
                 local.offered.insert(host);
+                local.told.remove(&host);
             }
             Err(error) => {
                 let why = Some(plain(out_of_reach(error.to_string())));
@@ -265,6 +314,7 @@ impl Gateway {
         let actor = event.actor();
         let Some(local) = self.locals.get(&actor) else { return };
         let offered: Vec<_> = local.offered.iter().copied().collect();
+        let told: Vec<_> = offered.iter().chain(&local.told).copied().collect();
         let note = match event {
             Lifecycle::Down { reason, will_restart: false, .. } | Lifecycle::GaveUp { reason, .. } => {
                 self.locals.remove(&actor);
@@ -276,7 +326,7 @@ impl Gateway {
             }
             goes_on => Note::Lifecycle(plain_event(goes_on.clone())),
         };
-        offered.into_iter().for_each(|host| self.note_to(host, &note));
+        told.into_iter().for_each(|host| self.note_to(host, &note));
     }
 
     /// A host is not of the node any more: it is lost, or has left. `why` goes on after its name.
@@ -296,8 +346,8 @@ impl Gateway {
         // HOST-4: it was sent, and no answer comes.
         let no_answer =
             Refusal::OutOfReach(format!("{why}; whether the message was handled there, nobody knows"));
-        for (_, receipt) in remote.asks.drain() {
-            receipt.refuse(&no_answer);
+        for (_, asked) in remote.asks.drain() {
+            asked.receipt.refuse(&no_answer);
         }
         drop(remote);
         tell(&self.transport, FromGateway::HostGone { why: why.clone(), lost });
@@ -310,14 +360,21 @@ impl Gateway {
         tickets.into_iter().for_each(|ticket| self.look_at(ticket));
         for local in self.locals.values_mut() {
             local.offered.remove(&host);
+            local.told.remove(&host);
             local.waiting.remove(&host);
         }
+        self.locals.retain(|_, local| !local.is_forgotten());
         // The node tells all senders first, and then has the mailboxes close: those who come meanwhile are refused one by one.
         let not_sent = Refusal::NotPassedOn(format!("{why}; the message was not sent"));
-        let actors: HashSet<_> = self.mailboxes.keys().chain(&self.reaching).copied().collect();
-        for actor in actors.into_iter().filter(|actor| actor.host() == host) {
+        let known = self.mailboxes.keys().chain(self.reaching.keys()).chain(&self.watched);
+        let actors: HashSet<_> = known.copied().filter(|actor| actor.host() == host).collect();
+        for actor in actors {
             self.reaching.remove(&actor);
+            self.watched.remove(&actor);
             self.refuse_waiting(actor, &not_sent);
+            if self.mailboxes.get(&actor).is_some_and(|mailbox| mailbox.place == Place::Nowhere) {
+                self.mailboxes.remove(&actor);
+            }
             let why = Some(out_of_reach(why.clone()));
             tell(&self.transport, FromGateway::OutOfReach { actor, why });
         }

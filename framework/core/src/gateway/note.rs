@@ -12,7 +12,7 @@ use crate::message::raw::RawMessage;
 use crate::observe::text::shown;
 use crate::transport::AskFailure;
 use crate::transport::control_channel::Location;
-use crate::transport::hosts::HostActivity;
+use crate::transport::hosts::{HostActivity, NameRefused};
 use crate::transport::inbox::Refusal;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
@@ -25,6 +25,8 @@ pub(super) enum Note {
     Found { ticket: u64, found: Option<(ActorId, Location)> },
     /// Offer me the mailbox of this actor of yours. What follows is an offer of the session, or [`Note::Ended`].
     Want { actor: ActorId },
+    /// I send nothing to this actor of yours for now: take the offer back. What happens to it, tell me if `told`.
+    Rests { actor: ActorId, told: bool },
     /// There is no such actor (any more); why, if anybody knows.
     Ended { actor: ActorId, why: Option<EndReason> },
     /// Something happened to an actor that you were offered, and it goes on.
@@ -39,6 +41,12 @@ pub(super) enum Note {
     Drain { round: u64, within: u64 },
     /// What is.
     Drained { round: u64, activity: HostActivity },
+    /// To the head: may an actor of this host have this name? Answered by [`Note::Claimed`].
+    Claim { ticket: u64, name: String },
+    /// To the head: no actor of this host has this name any more.
+    Release { name: String },
+    /// The head: whether your host may have the name.
+    Claimed { ticket: u64, name: String, result: Result<(), NameRefused> },
 }
 
 /// Why another host's note is none.

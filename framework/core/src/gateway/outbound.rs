@@ -7,27 +7,62 @@ use bytes::Bytes;
 use tensorpost_hosts::ids::Seq;
 use tensorpost_hosts::session::{PostError, To};
 
+use super::copiers::Copiers;
+use super::followed::{Asked, Followed};
 use super::head::Head;
-use super::note::{NoAnswer, tainted};
+use super::note::{NoAnswer, Note, tainted};
+use super::prepare::make_ready;
 use super::proxy::Out;
 use super::run::{Gateway, Remote};
-use super::store::{make_ready, sources};
+use super::store::sources;
 use super::{Command, shown};
-use crate::ids::{ActorId, DeviceId};
+use crate::ids::ActorId;
+use crate::limits::MAX_ACTORS;
 use crate::tensor::{Tensor, TensorError};
 use crate::transport::inbox::{Receipt, Refusal};
 
 /// The mailbox here of an actor of another host: what was not posted yet.
 pub(super) struct Mailbox {
-    /// Its index in this process.
-    pub(super) index: u16,
+    pub(super) place: Place,
+    /// So many messages its host takes for it at a time; while there are none, they wait here.
+    pub(super) offered: u32,
     pub(super) queue: VecDeque<Waiting>,
+    /// Messages that its host is not done with, and asks without an answer.
+    pub(super) under_way: usize,
+    /// What others of this host follow there.
+    pub(super) followed: Followed,
+    /// When a message last came, or it got its place, in messages that came here.
+    pub(super) used: u64,
+}
+
+/// Where senders of this host reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// At this index of this process.
+    At(u16),
+    /// It was there until now: the node is about to tell everybody.
+    GivenUp,
+    /// What comes was sent before that was heard.
+    Nowhere,
+}
+
+impl Mailbox {
+    pub(super) fn new(place: Place, offered: u32) -> Self {
+        Mailbox {
+            place,
+            offered,
+            queue: VecDeque::new(),
+            under_way: 0,
+            followed: Followed::default(),
+            used: 0,
+        }
+    }
 }
 
 /// A message that was not posted yet.
 pub(super) struct Waiting {
     item: u64,
-    out: Box<Out>,
+    pub(super) out: Box<Out>,
     /// Whether its tensors are there, as they are to be sent.
     ready: bool,
 }
@@ -49,13 +84,7 @@ impl Gateway {
     /// A message for an actor of another host came.
     pub(super) fn take_out(&mut self, out: Box<Out>) {
         let actor = out.actor;
-        if let Some(device) = foreign_device(&out.tensors) {
-            // Senders of ours refuse that themselves.
-            let why =
-                format!("a tensor in it is in the memory of {device}, which does not go between hosts yet");
-            return refuse(&self.transport, out.receipt, &Refusal::Undelivered(why));
-        }
-        let ready = out.tensors.iter().all(Tensor::is_packed_and_ready);
+        let ready = self.copiers.are_ready(&out.tensors);
         self.last_item += 1;
         let item = self.last_item;
         if !ready {
@@ -66,19 +95,30 @@ impl Gateway {
             let why = format!("host {} is not of this node any more; the message was not sent", actor.host());
             return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));
         }
-        let Some(mailbox) = self.mailboxes.get_mut(&actor) else {
-            // It crossed the withdrawal.
-            return refuse(&self.transport, out.receipt, &Refusal::NoSuchActor);
-        };
-        mailbox.queue.push_back(Waiting { item, out, ready });
+        if !self.mailboxes.contains_key(&actor) {
+            // It comes late: the actor rests, or has ended, which its host says then.
+            let late = self.mailboxes.values().filter(|mailbox| mailbox.place == Place::Nowhere).count();
+            if late >= MAX_ACTORS {
+                // MBX-2: somebody makes ids up.
+                let why = "too many messages come for actors of other hosts that have no place here; it was not sent";
+                return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why.to_owned()));
+            }
+            self.mailboxes.insert(actor, Mailbox::new(Place::Nowhere, 0));
+            self.note_to(actor.host(), &Note::Want { actor });
+        }
+        if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+            mailbox.used = item;
+            let Some(out) = mailbox.followed.ask(out, self.is_stopping) else { return };
+            mailbox.queue.push_back(Waiting { item, out, ready });
+        }
         self.send_on(actor);
     }
 
     /// Waits for tensors on a thread that may.
     pub(super) fn make_ready(&self, item: u64, of: Of, tensors: Vec<Tensor>) {
-        let (stream, to) = (self.stream.clone(), self.to.clone());
+        let (stream, to, copiers) = (self.stream.clone(), self.to.clone(), Arc::clone(&self.copiers));
         tokio::task::spawn_blocking(move || {
-            let tensors = make_ready(&tensors, &stream);
+            let tensors = make_ready(&tensors, &stream, &copiers);
             // With the gateway, the message ends too.
             let _ = to.send(Command::Prepared(Box::new(Prepared { item, of, tensors })));
         });
@@ -120,30 +160,38 @@ impl Gateway {
 
     /// Posts what can be of a mailbox.
     pub(super) fn send_on(&mut self, actor: ActorId) {
-        let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
+        let Some(mailbox) = self.mailboxes.get_mut(&actor).filter(|mailbox| mailbox.offered > 0) else {
+            return;
+        };
         let Some(remote) = self.hosts.get_mut(&actor.host()) else { return };
         while mailbox.queue.front().is_some_and(|waiting| waiting.ready) {
             let Some(Waiting { item, out, ready }) = mailbox.queue.pop_front() else { return };
-            match post(remote, out) {
-                Ok(()) => {}
+            match post(remote, out, &self.copiers) {
+                Ok(under_way) => mailbox.under_way += under_way,
                 Err((out, PostError::Full { .. } | PostError::NoWindow { .. })) => {
                     // The session says when there is room.
                     mailbox.queue.push_front(Waiting { item, out, ready });
                     return;
                 }
-                Err((out, PostError::NotServed { .. })) => {
-                    refuse(&self.transport, out.receipt, &Refusal::NoSuchActor);
-                }
                 Err((out, error)) => {
-                    refuse(&self.transport, out.receipt, &Refusal::Undelivered(error.to_string()));
+                    let why = match error {
+                        PostError::NotServed { .. } => Refusal::NoSuchActor,
+                        other => Refusal::Undelivered(other.to_string()),
+                    };
+                    mailbox.followed.refused(out.question, &why);
+                    refuse(&self.transport, out.receipt, &why);
                 }
             }
         }
+        self.settle(actor);
     }
 
-    /// A tensor of a message that is under way is lost.
-    pub(super) fn spoilt(&mut self, host: u16, post: Seq) {
-        let why = NoAnswer::Other(tainted(&shown(&self.node.own))).encode();
+    /// A tensor of a message that is under way is lost; why, where it is not that it is tainted (HOST-6).
+    pub(super) fn spoilt(&mut self, host: u16, post: Seq, why: Option<String>) {
+        let own = shown(&self.node.own);
+        let why =
+            why.map_or_else(|| tainted(&own), |why| format!("a tensor in it cannot be read on {own}: {why}"));
+        let why = NoAnswer::Other(why).encode();
         if let Some(remote) = self.hosts.get(&host) {
             remote.peer.with(|session| session.abort(post, why));
         }
@@ -152,14 +200,29 @@ impl Gateway {
     /// There will be no reply to an ask.
     pub(super) fn refused(&mut self, host: u16, correlation: u64, why: &Bytes) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
-        if let Some(receipt) = remote.asks.remove(&correlation) {
-            receipt.refuse(&NoAnswer::decode(why, &remote.shown()));
+        if let Some(Asked { actor, receipt, question }) = remote.asks.remove(&correlation) {
+            let why = NoAnswer::decode(why, &remote.shown());
+            if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+                mailbox.followed.refused(question, &why);
+            }
+            receipt.refuse(&why);
+            self.less_under_way(actor);
+        }
+    }
+
+    /// A message is done with on its host: with the receipt goes the sender's credit.
+    pub(super) fn done(&mut self, host: u16, post: Seq) {
+        let done = self.hosts.get_mut(&host).and_then(|remote| remote.open.remove(&post));
+        if let Some((actor, receipt)) = done {
+            drop(receipt);
+            self.less_under_way(actor);
         }
     }
 
     /// Nothing goes to an actor's host any more: the messages that wait are refused, for this reason.
     pub(super) fn refuse_waiting(&mut self, actor: ActorId, why: &Refusal) {
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
+        mailbox.followed.end(why);
         for Waiting { out, .. } in std::mem::take(&mut mailbox.queue) {
             refuse(&self.transport, out.receipt, why);
         }
@@ -167,8 +230,11 @@ impl Gateway {
 
     /// The mailbox of an actor takes no messages any more: those that wait are refused, for this reason.
     pub(super) fn close(&mut self, actor: ActorId, why: &Refusal) {
-        let Some(mailbox) = self.mailboxes.remove(&actor) else { return };
-        self.transport.withdraw(mailbox.index);
+        let Some(mut mailbox) = self.mailboxes.remove(&actor) else { return };
+        if let Place::At(index) = mailbox.place {
+            self.transport.pause(index);
+        }
+        mailbox.followed.end(why);
         for Waiting { out, .. } in mailbox.queue {
             refuse(&self.transport, out.receipt, why);
         }
@@ -184,29 +250,27 @@ pub(super) fn refuse(transport: &crate::transport::Transport, receipt: Receipt, 
     transport.dead_letter();
 }
 
-/// The device of a tensor that does not go between hosts.
-pub(super) fn foreign_device(tensors: &[Tensor]) -> Option<DeviceId> {
-    tensors.iter().map(Tensor::device).find(|device| *device != DeviceId::HOST)
-}
-
-/// Posts a message, with its spans lent before a lane can ask for them.
-fn post(remote: &mut Remote, out: Box<Out>) -> Result<(), (Box<Out>, PostError)> {
-    let head = Head::of(out.key, &out.body, &out.tensors);
-    let actor = tensorpost_hosts::ids::ActorId(out.actor.0);
-    let to = if out.receipt.wants_reply() { To::Ask(actor) } else { To::Send(actor) };
-    let posted = post_as(remote, to, &head, &out.tensors, &out.body);
+/// Posts a message, with its spans lent before a lane can ask for them. How many ends of it will be told: that it is done with, and for
+/// an ask its answer.
+fn post(remote: &mut Remote, out: Box<Out>, copiers: &Copiers) -> Result<usize, (Box<Out>, PostError)> {
+    let (actor, head) = (out.actor, Head::of(out.key, &out.body, &out.tensors));
+    let target = tensorpost_hosts::ids::ActorId(actor.0);
+    let to = if out.receipt.wants_reply() { To::Ask(target) } else { To::Send(target) };
+    let posted = post_as(remote, to, &head, &out.tensors, &out.body, copiers);
     let posted = match posted {
         Ok(posted) => posted,
         Err(error) => return Err((out, error)),
     };
-    let Out { receipt, tensors, .. } = *out;
+    let Out { actor, receipt, tensors, question, .. } = *out;
     // What is sent is lent by now; what has no bytes is needed no more.
     drop(tensors);
-    match posted.correlation {
-        Some(correlation) => drop(remote.asks.insert(correlation, receipt)),
-        None => drop(remote.open.insert(posted.post, receipt)),
-    }
-    Ok(())
+    let Some(correlation) = posted.correlation else {
+        remote.open.insert(posted.post, (actor, Some(receipt)));
+        return Ok(1);
+    };
+    remote.open.insert(posted.post, (actor, None));
+    remote.asks.insert(correlation, Asked { actor, receipt, question });
+    Ok(2)
 }
 
 /// Posts the head of a message, or of a reply, and lends its spans.
@@ -216,13 +280,14 @@ pub(super) fn post_as(
     head: &Head,
     tensors: &[Tensor],
     body: &Bytes,
+    copiers: &Copiers,
 ) -> Result<tensorpost_hosts::session::Posted, PostError> {
     let (spans, encoded, store) = (head.spans(), head.encode(), Arc::clone(&remote.store));
     remote.peer.with(|session| {
         let has_spans = !spans.is_empty();
         let posted = session.post(to, encoded, spans)?;
         if has_spans {
-            store.lend(posted.post, sources(head, tensors, body));
+            store.lend(posted.post, sources(head, tensors, body, copiers));
         }
         Ok(posted)
     })

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Command;
+use super::followed::Question;
 use crate::ids::{ActorId, ProcessId};
 use crate::tensor::Tensor;
 use crate::transport::hosts::starter_of;
@@ -20,6 +21,8 @@ pub(super) struct Out {
     pub(super) tensors: Vec<Tensor>,
     /// Until the message is done with there: so the credits of both hosts are one chain (HOST-9).
     pub(super) receipt: Receipt,
+    /// Of one who follows versions.
+    pub(super) question: Option<Question>,
 }
 
 /// See the module.
@@ -54,7 +57,9 @@ impl Inbox for Proxy {
             return Err(Undelivered::Unregistered { key });
         }
         let body = Bytes::copy_from_slice(body);
-        let out = Out { actor: self.actor, key, body, tensors, receipt };
+        // What is no question is an ask as any other, and the actor says what it thinks of it.
+        let question = if receipt.follows() { Question::read(&body) } else { None };
+        let out = Out { actor: self.actor, key, body, tensors, receipt, question };
         self.to.send(Command::Out(Box::new(out))).map_err(|_| Undelivered::Stopped)
     }
 

@@ -8,20 +8,22 @@ use futures_util::future::join_all;
 use tensorpost_hosts::ids::{Correlation, Seq};
 use tensorpost_hosts::join::Member;
 use tensorpost_hosts::limits::{AGENT_GRACE, HEAD_GRACE};
-use tensorpost_hosts::net::{Happened, Peer};
+use tensorpost_hosts::net::{Happened, Offset, Peer};
 use tensorpost_hosts::session::Event;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::begin::{ByNumber, Node};
+use super::copiers::Copiers;
+use super::followed::Asked;
 use super::inbound::Replying;
 use super::names::{Local, Lookup};
 use super::note::Note;
 use super::outbound::Mailbox;
 use super::store::Store;
 use super::{Command, LEAVE, Newcomer, began, failed, shown, tell};
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::limits::MAX_WAITING_NOTES;
 use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
@@ -39,17 +41,26 @@ const AT_ONCE: usize = 16;
 pub(super) struct Gateway {
     pub(super) transport: Arc<Transport>,
     pub(super) stream: DeviceStream,
+    pub(super) copiers: Arc<Copiers>,
     pub(super) node: Node,
     pub(super) to: UnboundedSender<Command>,
     pub(super) hosts: ByNumber<Remote>,
     /// Actors of other hosts that have a mailbox here.
     pub(super) mailboxes: HashMap<ActorId, Mailbox>,
-    /// Those that their hosts were asked for.
-    pub(super) reaching: HashSet<ActorId>,
+    /// Those that the node waits for, and whether it was told that they are offered.
+    pub(super) reaching: HashMap<ActorId, bool>,
+    /// Those without a mailbox whose hosts say what happens to them.
+    pub(super) watched: HashSet<ActorId>,
+    /// Places that the node wants for others.
+    pub(super) places_wanted: usize,
     /// Actors of this host that others know, or ask for.
     pub(super) locals: HashMap<ActorId, Local>,
+    /// The GPUs of processes of this host that ask actors of others, by the places of the processes.
+    pub(super) gpus: HashMap<usize, (ProcessId, DeviceId)>,
     /// Names that this host asks the others for.
     pub(super) lookups: HashMap<u64, Lookup>,
+    /// Whether this host ends.
+    pub(super) is_stopping: bool,
     /// One message at a time takes memory: two that have half of theirs would wait for each other.
     pub(super) memory: Arc<tokio::sync::Mutex<()>>,
     /// Counts messages that are made ready.
@@ -63,16 +74,20 @@ pub(super) struct Remote {
     pub(super) member: Member,
     pub(super) peer: Arc<Peer>,
     pub(super) store: Arc<Store>,
-    /// Messages that it is not done with.
-    pub(super) open: HashMap<Seq, Receipt>,
+    /// Messages that it is not done with, and for whom. An ask's receipt is with its answer.
+    pub(super) open: HashMap<Seq, (ActorId, Option<Receipt>)>,
     /// Asks that it has not answered.
-    pub(super) asks: HashMap<Correlation, Receipt>,
+    pub(super) asks: HashMap<Correlation, Asked>,
     /// Replies to it that wait for room in the window.
     pub(super) replies: VecDeque<Replying>,
     /// Notes to it that wait for those before.
     notes: VecDeque<Bytes>,
     /// Its questions that wait for an answer.
     pub(super) questions: usize,
+    /// Records of its log that were dropped, which this host's node was not told yet.
+    pub(super) log_lost: u64,
+    /// Whether that is to be told soon, though no more of its log comes.
+    pub(super) owes_log: bool,
 }
 
 impl Remote {
@@ -112,13 +127,18 @@ impl Gateway {
         Gateway {
             transport: Arc::clone(transport),
             stream,
+            copiers: Copiers::new(transport),
             node,
             to,
             hosts: ByNumber::new(),
             mailboxes: HashMap::new(),
-            reaching: HashSet::new(),
+            reaching: HashMap::new(),
+            watched: HashSet::new(),
+            places_wanted: 0,
             locals: HashMap::new(),
+            gpus: HashMap::new(),
             lookups: HashMap::new(),
+            is_stopping: false,
             memory: Arc::default(),
             last_item: 0,
             happened,
@@ -145,6 +165,11 @@ impl Gateway {
         self.transport.set_host(self.own());
         self.tell_members();
         began(&self.transport, self.own(), works_until);
+        let (stopping, to) = (self.transport.until_stopping(), self.to.clone());
+        tokio::spawn(async move {
+            stopping.await;
+            let _ = to.send(Command::Stopping);
+        });
         let (mut asked, mut events) = (Vec::with_capacity(AT_ONCE), Vec::with_capacity(AT_ONCE));
         loop {
             let count = tokio::select! {
@@ -185,8 +210,9 @@ impl Gateway {
             Command::Node(said) => self.node_says(said),
             Command::Out(out) => self.take_out(out),
             Command::Prepared(prepared) => self.prepared(*prepared),
-            Command::Spoilt { host, post } => self.spoilt(host, post),
+            Command::Spoilt { host, post, why } => self.spoilt(host, post, why),
             Command::Answered(answered) => self.answered(*answered),
+            Command::LogLost(host) => self.log_lost(host),
             Command::Event(event) => self.local_event(&event),
             Command::Found { host, ticket, found } => self.found_here(host, ticket, found),
             Command::Joined(newcomer) => self.joined(*newcomer),
@@ -199,6 +225,9 @@ impl Gateway {
             Command::CutOff => {
                 self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), true);
             }
+            Command::Unfollow(actor) => self.unfollow(actor),
+            Command::Hungry => self.forget_versions(),
+            Command::Stopping => self.end_questions(),
             // It is taken where it comes.
             Command::Leave(_) => {}
         }
@@ -210,11 +239,21 @@ impl Gateway {
             ToGateway::Reach { actor } => self.reach(actor),
             ToGateway::Serve { actor, location } => self.serve(actor, location),
             ToGateway::Withdraw { actor } => self.withdraw(actor),
+            ToGateway::MakeRoom => self.make_room(),
+            ToGateway::Rested { actor, told } => self.rested(actor, told),
             ToGateway::Find { ticket, name } => self.find(ticket, name),
-            ToGateway::Local { actor, at } => self.local_is(actor, at),
+            ToGateway::Local { actor, at, device } => self.local_is(actor, at, device),
+            // One for each place that a process can have.
+            ToGateway::Uses { process, device } => drop(self.gpus.insert(process.slot(), (process, device))),
             ToGateway::Drain { round, within } => {
                 let hosts: Vec<_> = self.hosts.keys().copied().collect();
                 hosts.into_iter().for_each(|host| self.note_to(host, &Note::Drain { round, within }));
+            }
+            ToGateway::Log { first, records } => self.tell_log(first, &records),
+            ToGateway::Claim { ticket, name } => self.note_to(0, &Note::Claim { ticket, name }),
+            ToGateway::Release { name } => self.note_to(0, &Note::Release { name }),
+            ToGateway::Claimed { host, ticket, name, result } => {
+                self.note_to(host, &Note::Claimed { ticket, name, result });
             }
             ToGateway::Drained { round, activity } => self.note_to(0, &Note::Drained { round, activity }),
         }
@@ -223,6 +262,10 @@ impl Gateway {
     fn happened(&mut self, host: u16, happened: Happened) {
         let event = match happened {
             Happened::Event(event) => event,
+            Happened::Clock(Offset { nanos, within }) => {
+                return tell(&self.transport, FromGateway::Clock { nanos, within });
+            }
+            Happened::Log { lost, log } => return self.log_of(host, lost, &log),
             Happened::Ended(_) => {
                 return self.gone(host, "is given up: it broke the protocol again and again", true);
             }
@@ -233,8 +276,7 @@ impl Gateway {
             Event::Message { post, message } => self.arrived(host, post, message),
             Event::Aborted { post, why: _ } => drop(remote.store.take(post)),
             Event::Released { post, whole: _ } => remote.store.released(post),
-            // With the receipt goes the sender's credit.
-            Event::Done { post } => drop(remote.open.remove(&post)),
+            Event::Done { post } => self.done(host, post),
             Event::Refused { correlation, why } => self.refused(host, correlation, &why),
             Event::Served { actor, capacity } => self.served(ActorId(actor.0), capacity),
             Event::Room { actor } => self.send_on(ActorId(actor.0)),
@@ -269,6 +311,8 @@ impl Gateway {
             replies: VecDeque::new(),
             notes: VecDeque::new(),
             questions: 0,
+            log_lost: 0,
+            owes_log: false,
         };
         self.hosts.insert(host, remote);
         self.tell_members();

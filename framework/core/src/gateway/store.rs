@@ -1,10 +1,10 @@
 //! The memory of messages between this host and another: where pieces come from and go to.
 //!
 //! Used by the gateway, which enters messages and takes them out, and by the lanes, which read and write pieces ([`Memory`]). What
-//! is sent is lent as it lies: a piece keeps its tensor until it has gone. What comes is written into tensors of the gateway's own.
+//! is sent from host memory is lent as it lies: a piece keeps its tensor until it has gone. What comes is written into tensors of the
+//! gateway's own. Tensors in GPU memory go through the slots of a [`Copier`].
 //!
-//! **Locks.** One for each direction; that of what comes is held for as long as a piece is copied, so the lanes take turns there. Nothing
-//! waits under them.
+//! **Locks.** One for each direction. Nothing waits under them, and no piece is copied.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,19 +16,26 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tensorpost_hosts::frame::Piece;
 use tensorpost_hosts::ids::Seq;
-use tensorpost_hosts::net::Memory;
+use tensorpost_hosts::net::{Memory, Parts};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Command;
+use super::copier::{Copier, Landing};
+use super::copiers::{Copiers, Way};
 use super::head::{Head, HeadBody};
-use crate::tensor::{DeviceStream, Tensor, TensorError, TensorMut};
+use super::in_place::InPlace;
+use crate::tensor::{Tensor, TensorError};
 
 /// The bytes behind a span that is sent.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     Tensor(Tensor),
+    /// By slots.
+    Staged(Tensor, Arc<Copier>),
     Body(Bytes),
+    /// It cannot be read.
+    Nowhere,
 }
 
 /// A message that comes.
@@ -42,10 +49,21 @@ enum Coming {
 /// Where the pieces of a span go.
 #[derive(Debug)]
 pub(super) enum Target {
-    Tensor(TensorMut),
-    Body(Vec<u8>),
-    /// Nobody can take it: there is no such memory here.
+    InPlace(Arc<InPlace>),
+    /// By slots.
+    Staged(Arc<Landing>),
+    /// Nobody can take it, for this reason.
+    Nowhere(String),
+}
+
+/// Where a piece that came belongs.
+enum Put {
+    /// Nowhere any more.
     Nowhere,
+    /// There is no memory for it yet.
+    NotYet,
+    InPlace(Arc<InPlace>),
+    Staged(Arc<Landing>),
 }
 
 #[derive(Default)]
@@ -122,42 +140,47 @@ impl Store {
         drop((sending, messages));
     }
 
-    /// Whether a piece is where it belongs, or belongs nowhere any more.
-    fn put(&self, piece: &Piece, bytes: &[u8]) -> bool {
-        let mut arrivals = self.arrivals.lock();
+    /// Where a piece belongs.
+    fn place_of(&self, piece: &Piece) -> Put {
+        let arrivals = self.arrivals.lock();
         let seen = arrivals.seen;
-        match arrivals.messages.get_mut(&piece.post) {
-            Some(Coming::Preparing) => false,
-            Some(Coming::Here(targets)) => {
-                if let Some(target) = targets.get_mut(usize::from(piece.span)) {
-                    target.write(piece.offset, bytes);
-                }
-                true
-            }
-            None => piece.post <= seen,
+        match arrivals.messages.get(&piece.post) {
+            Some(Coming::Preparing) => Put::NotYet,
+            Some(Coming::Here(targets)) => match targets.get(usize::from(piece.span)) {
+                Some(Target::InPlace(memory)) => Put::InPlace(Arc::clone(memory)),
+                Some(Target::Staged(landing)) => Put::Staged(Arc::clone(landing)),
+                Some(Target::Nowhere(_)) | None => Put::Nowhere,
+            },
+            None if piece.post <= seen => Put::Nowhere,
+            None => Put::NotYet,
         }
     }
-}
 
-impl Target {
-    fn write(&mut self, offset: u64, bytes: &[u8]) {
-        let into = match self {
-            // The session has looked at the piece's place; memory that its tensor does not have is not written all the same.
-            Target::Tensor(tensor) => match tensor.packed_bytes_mut() {
-                Ok(into) => into,
-                Err(error) => {
-                    tracing::error!(%error, "a tensor from another host cannot be written; its message is dropped");
-                    *self = Target::Nowhere;
-                    return;
-                }
-            },
-            Target::Body(body) => body.as_mut_slice(),
-            Target::Nowhere => return,
-        };
-        let at = usize::try_from(offset).ok().and_then(|at| into.get_mut(at..)?.get_mut(..bytes.len()));
-        if let Some(at) = at {
-            at.copy_from_slice(bytes);
-        }
+    /// A piece could not be put there.
+    fn lose(&self, piece: &Piece, error: &TensorError) {
+        let mut arrivals = self.arrivals.lock();
+        let Some(Coming::Here(targets)) = arrivals.messages.get_mut(&piece.post) else { return };
+        let lost = targets.get_mut(usize::from(piece.span)).map(|target| {
+            let nowhere = Target::Nowhere(format!("a tensor in it cannot be written: {error}"));
+            std::mem::replace(target, nowhere)
+        });
+        drop(arrivals);
+        // Without the lock, as above.
+        drop(lost);
+    }
+
+    /// The bytes of a piece that is sent by slots, or nothing, and why.
+    async fn staged(tensor: Tensor, copier: Arc<Copier>, piece: Piece) -> Result<Bytes, Option<String>> {
+        let read = copier.read(&tensor, piece.offset, piece.bytes as usize).await;
+        read.map_err(|error| match error {
+            TensorError::Tainted { .. } => None,
+            other => Some(other.to_string()),
+        })
+    }
+
+    /// A piece that is sent cannot be: the gateway ends its message. With the gateway, all is ended.
+    fn spoilt(&self, piece: &Piece, why: Option<String>) {
+        let _ = self.gateway.send(Command::Spoilt { host: self.host, post: piece.post, why });
     }
 }
 
@@ -183,94 +206,72 @@ fn part(source: &Source, piece: &Piece) -> Option<Bytes> {
             let there = tensor.packed_bytes().is_ok_and(|bytes| range.end <= bytes.len());
             there.then(|| Bytes::from_owner(Part { tensor: tensor.clone(), range }))
         }
+        // These go another way.
+        Source::Staged(..) | Source::Nowhere => None,
     }
 }
 
 impl Memory for Store {
     fn read(&self, piece: Piece) -> BoxFuture<'_, Option<Bytes>> {
         let lent = self.sending.lock().get(&piece.post).cloned();
-        let bytes = lent.and_then(|spans| {
-            let bytes = spans.get(usize::from(piece.span)).and_then(|source| part(source, &piece));
-            if bytes.is_none() {
-                // The gateway ends it. With the gateway, all is ended.
-                let _ = self.gateway.send(Command::Spoilt { host: self.host, post: piece.post });
+        let Some(spans) = lent else { return std::future::ready(None).boxed() };
+        match spans.get(usize::from(piece.span)) {
+            Some(Source::Staged(tensor, copier)) => {
+                let staged = Self::staged(tensor.clone(), Arc::clone(copier), piece);
+                async move { staged.await.map_err(|why| self.spoilt(&piece, why)).ok() }.boxed()
             }
-            bytes
-        });
-        std::future::ready(bytes).boxed()
+            source => {
+                let bytes = source.and_then(|source| part(source, &piece));
+                if bytes.is_none() {
+                    self.spoilt(&piece, None);
+                }
+                std::future::ready(bytes).boxed()
+            }
+        }
     }
 
-    fn write(&self, piece: Piece, bytes: Bytes) -> BoxFuture<'_, ()> {
+    fn write(&self, piece: Piece, bytes: Parts) -> BoxFuture<'_, ()> {
         async move {
             loop {
                 let mut changed = std::pin::pin!(self.changed.notified());
                 // Before the look, so that no change falls between.
                 changed.as_mut().enable();
-                if self.put(&piece, &bytes) {
-                    return;
+                match self.place_of(&piece) {
+                    Put::Nowhere => return,
+                    Put::InPlace(memory) => return memory.write(piece.offset, &bytes),
+                    Put::NotYet => changed.await,
+                    Put::Staged(landing) => {
+                        if let Err(error) = landing.write(piece.offset, &bytes).await {
+                            self.lose(&piece, &error);
+                        }
+                        return;
+                    }
                 }
-                changed.await;
             }
         }
         .boxed()
     }
 }
 
-/// The sources of a message's spans: its tensors that have bytes, then a large body.
-pub(super) fn sources(head: &Head, tensors: &[Tensor], body: &Bytes) -> Arc<[Source]> {
-    let with_bytes = tensors.iter().zip(&head.tensors).filter(|(_, outline)| outline.has_bytes());
-    let mut sources: Vec<_> = with_bytes.map(|(tensor, _)| Source::Tensor(tensor.clone())).collect();
+/// The sources of a message's spans: its tensors that have one, then a large body.
+pub(super) fn sources(head: &Head, tensors: &[Tensor], body: &Bytes, copiers: &Copiers) -> Arc<[Source]> {
+    let source = |tensor: &Tensor, has_bytes| {
+        let device = tensor.device();
+        match (has_bytes, copiers.stages(device)) {
+            // Its one byte is nobody's.
+            (false, _) => Source::Body(Bytes::from_static(&[0])),
+            (true, false) => Source::Tensor(tensor.clone()),
+            (true, true) => {
+                let copier = copiers.known(device, Way::Out);
+                copier.map_or(Source::Nowhere, |copier| Source::Staged(tensor.clone(), copier))
+            }
+        }
+    };
+    let with_spans = tensors.iter().zip(&head.tensors).filter(|(_, outline)| outline.span().is_some());
+    let mut sources: Vec<_> =
+        with_spans.map(|(tensor, outline)| source(tensor, outline.has_bytes())).collect();
     if matches!(head.body, HeadBody::Span(_)) {
         sources.push(Source::Body(body.clone()));
     }
     sources.into()
-}
-
-/// Waits until all tensors are there, and packs those that are not. On a thread that may wait.
-///
-/// # Errors
-/// A tensor whose data will never be there, or that there is no memory to pack for.
-pub(super) fn make_ready(tensors: &[Tensor], stream: &DeviceStream) -> Result<Vec<Tensor>, TensorError> {
-    let packed = |tensor: &Tensor| {
-        // HOST-7: the stream is given only what has passed.
-        tensor.wait(None)?;
-        tensor.check_repeats()?;
-        let packed = stream.contiguous(tensor)?;
-        packed.wait(None)?;
-        Ok(packed)
-    };
-    tensors.iter().map(packed).collect()
-}
-
-/// Memory for the spans of a message that comes. Waits while the pool is full.
-pub(super) async fn targets(head: &Head, stream: &DeviceStream) -> Vec<Target> {
-    let mut targets = Vec::new();
-    for outline in head.tensors.iter().filter(|outline| outline.has_bytes()) {
-        let target = match target(stream, outline.dtype, &outline.shape).await {
-            Ok(tensor) => Target::Tensor(tensor),
-            Err(error) => {
-                tracing::error!(%error, "there is no memory here for a tensor from another host; its message is dropped");
-                Target::Nowhere
-            }
-        };
-        targets.push(target);
-    }
-    if let HeadBody::Span(bytes) = head.body {
-        targets.push(Target::Body(vec![0; bytes]));
-    }
-    targets
-}
-
-async fn target(
-    stream: &DeviceStream,
-    dtype: crate::tensor::DType,
-    shape: &[usize],
-) -> Result<TensorMut, TensorError> {
-    let tensor = stream.empty_when_free(dtype, shape).await?;
-    if tensor.lease().users().is_empty() {
-        return Ok(tensor);
-    }
-    // Somebody may still use the memory that it was before (CLOCK-2). No lane waits for that.
-    let waited = tokio::task::spawn_blocking(move || tensor.wait(None).map(|()| tensor)).await;
-    waited.unwrap_or_else(|_| Err(TensorError::TimedOut))
 }

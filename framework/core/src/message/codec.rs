@@ -17,7 +17,6 @@ use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
 use crate::fault;
-use crate::ids::DeviceId;
 use crate::lease::Lease;
 use crate::limits::MAX_BODY;
 use crate::os::vital;
@@ -198,10 +197,6 @@ impl Encoded {
         if !self.parts.is_empty() {
             let why =
                 "has a part of a split tensor, whose other parts stay here; join them first, or send a copy";
-            return Err(EncodeError::LeavesHost(why));
-        }
-        if self.leases.iter().any(|(lease, _)| lease.device() != DeviceId::HOST) {
-            let why = "has a tensor in the memory of a GPU, which does not go between hosts yet; send it in the memory of the host";
             return Err(EncodeError::LeavesHost(why));
         }
         Ok(())

@@ -103,6 +103,12 @@ pub trait GpuMessage:
     #[doc(hidden)]
     const REPLY_MAY_HOLD_TENSORS: bool = true;
 
+    /// Whether it asks for whatever is newer than a version that its sender has: its body begins with `than` and `life`, two numbers,
+    /// and that of its reply with `life` and `number`, of the version that comes. Such asks of several processes of a host for an actor of
+    /// another host may have one answer.
+    #[doc(hidden)]
+    const FOLLOWS: bool = false;
+
     /// The key, where only the value knows it.
     #[cfg(feature = "raw")]
     #[doc(hidden)]

@@ -47,6 +47,21 @@ pub enum Kind {
     Reply = 3,
     /// There will be no reply; the body says why.
     Refusal = 4,
+    /// An ask for whatever is newer than what the sender has, see [`GpuMessage::FOLLOWS`](super::GpuMessage::FOLLOWS). Within a host
+    /// it is as any ask; those of several senders of a host go to another host as one.
+    Follow = 5,
+}
+
+impl Kind {
+    /// Whether the sender waits for a reply.
+    pub fn is_ask(self) -> bool {
+        matches!(self, Kind::Ask | Kind::Follow)
+    }
+
+    /// Whether it goes to an actor, and takes a credit of its mailbox.
+    pub fn is_message(self) -> bool {
+        self == Kind::Send || self.is_ask()
+    }
 }
 
 /// The fixed part of a frame.
@@ -268,6 +283,7 @@ impl<'a> Frame<'a> {
             2 => Kind::Ask,
             3 => Kind::Reply,
             4 => Kind::Refusal,
+            5 => Kind::Follow,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         };
         let (body_in_lease, has_context) = match reader.u8()? {

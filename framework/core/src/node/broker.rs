@@ -20,6 +20,7 @@ use crate::clock::taint::{EpochPage, TaintRange};
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
+use crate::node::fences::Fences;
 #[cfg(feature = "hosts")]
 use crate::node::foreign::Foreign;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
@@ -31,6 +32,8 @@ use crate::node::roster::Roster;
 use crate::node::watches::Watches;
 use crate::os::foreign;
 use crate::os::remedy::OPEN_FILES;
+#[cfg(feature = "hosts")]
+use crate::transport::control_channel::Location;
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown, Whereabouts};
 
@@ -122,6 +125,7 @@ pub(crate) struct Broker {
     reclaims: Reclaims,
     link_messages: LinkMessages,
     pub(super) watches: Watches,
+    pub(super) fences: Fences,
     /// Actors of other hosts.
     #[cfg(feature = "hosts")]
     pub(crate) foreign: Foreign,
@@ -213,6 +217,7 @@ impl Broker {
         }
         let dead = self.roster.leave(process);
         self.watches.left(process);
+        self.left_fences(process);
         #[cfg(feature = "hosts")]
         self.left_foreign(process, out);
         self.link_messages.left(process);
@@ -375,6 +380,10 @@ impl Broker {
                 answer(FromNode::Actor { actor, at: self.roster.whereabouts(actor) });
                 expect(&descriptors, "a question for an actor", 0)
             }
+            ToNode::Fenced { ticket } => {
+                self.fenced(from, ticket);
+                expect(&descriptors, "the word that messages were taken", 0)
+            }
             ToNode::Watch { ticket, actor } => {
                 let exists = self.roster.actor(actor).is_some();
                 let down = self.watches.watch(from, actor, exists);
@@ -393,6 +402,12 @@ impl Broker {
             }
             ToNode::Lookup { ticket, name } => {
                 let found = self.registry.find(&name).and_then(|actor| {
+                    #[cfg(feature = "hosts")]
+                    if self.is_foreign(actor) {
+                        // Its place means something at its home alone (HOST-2).
+                        let location = Location { process: ProcessId::NODE, index: 0, capacity: 1 };
+                        return Some((actor, location));
+                    }
                     let entry = self.roster.actor(actor).filter(|entry| entry.started)?;
                     Some((actor, entry.location))
                 });
@@ -454,12 +469,19 @@ impl Broker {
         name: String,
         actor: ActorId,
     ) -> (Result<(), ActorId>, Option<Complaint>) {
-        if self.roster.actor(actor).is_none() {
+        // Of another host's it is not known here whether it lives: who sends to it hears that.
+        #[cfg(feature = "hosts")]
+        let is_foreign = self.is_foreign(actor);
+        #[cfg(not(feature = "hosts"))]
+        let is_foreign = false;
+        if self.roster.actor(actor).is_none() && !is_foreign {
             return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
         }
         match self.registry.register_by(by, name, actor) {
             Ok(()) => (Ok(()), None),
             Err(NameError::Taken { holder, .. }) => (Err(holder), None),
+            #[cfg(feature = "hosts")]
+            Err(NameError::Elsewhere { host, .. }) => (Err(ActorId::numbered(host, 0)), None),
             Err(error) => (Err(NO_ACTOR), Some(Complaint::Name(error))),
         }
     }

@@ -12,7 +12,7 @@ use super::spawn::ActorError;
 use super::spawned::Spawned;
 use super::supervisor::{Supervisor, WorkerId};
 use crate::actor::{NewActor, RemoteActor, takes};
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId};
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 
@@ -42,12 +42,20 @@ impl<A: RemoteActor> Deferred<A> {
     /// # Errors
     /// [`ActorError`] says what `create` or `prepare` returned, or what is wrong with the worker.
     pub fn start(&self, worker: WorkerId) -> Result<Spawned<A>, ActorError> {
+        self.start_with(worker, self.actor.device)
+    }
+
+    /// [`start`](Self::start), on this device instead of the one that was named: which it is, is known where the worker is.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_with(&self, worker: WorkerId, device: DeviceId) -> Result<Spawned<A>, ActorError> {
         #[cfg(feature = "hosts")]
         if let Some((host, number)) = worker.elsewhere() {
             let worker = super::elsewhere::StartIn::This(number);
-            return self.start_on(&self.supervisor.host_of(host)?, worker);
+            return self.start_on(&self.supervisor.host_of(host)?, worker, device);
         }
-        let (actor, how) = (self.actor.clone(), self.how.clone());
+        let (actor, how) = (self.actor_on(device), self.how.clone());
         let (actor, location) = self.supervisor.start_supervised(worker, actor, how)?;
         Ok(self.spawned(actor, location, worker))
     }
@@ -58,11 +66,20 @@ impl<A: RemoteActor> Deferred<A> {
         &self,
         host: &crate::transport::hosts::Host,
         worker: super::elsewhere::StartIn,
+        device: DeviceId,
     ) -> Result<Spawned<A>, ActorError> {
-        let (actor, restart) = (self.actor.clone(), self.how.restart);
+        let (actor, restart) = (self.actor_on(device), self.how.restart);
         let to_start = super::elsewhere::ToStart { worker, restart, actor };
         let (actor, location, worker) = super::elsewhere::start_on(&self.transport, host, to_start)?;
         Ok(self.spawned(actor, location, worker))
+    }
+
+    fn actor_on(&self, device: DeviceId) -> NewActor {
+        let mut actor = self.actor.clone();
+        // What comes goes along, where that was to be on the same.
+        let named = std::mem::replace(&mut actor.device, device);
+        actor.receive_on = actor.receive_on.map(|on| if on == named { device } else { on });
+        actor
     }
 
     pub(super) fn spawned(&self, actor: ActorId, location: Location, worker: WorkerId) -> Spawned<A> {

@@ -10,33 +10,40 @@
 //! of several.
 //!
 //! **Invariants.** WIRE-1: a starter hears its own gateway alone, and a gateway passes on to a starter what comes from its node's own
-//! process alone (`gateway/proxy.rs`): no worker has anything started. Other hosts start actors in, and give orders about, workers that
-//! were started for other hosts, and no others. MBX-2: so many starts are under way at a time, and as many
+//! process alone (`gateway/proxy.rs`): no worker has anything started. A host starts actors in, and gives orders about, workers that
+//! were started for it, and no others; which host speaks, this host's own gateway says ([`from_host`](crate::transport::hosts::from_host)). MBX-2: so many starts are under way at a time, and as many
 //! questions of all other hosts wait as the mailbox takes.
 //!
 //! **Threads.** Each start under way has one, because it waits for a worker. The reader, which delivers here, waits for nothing.
 //!
 //! **On a crash** of the other host, or its loss, the asker gets an error that names it: whether the actor runs there, nobody
-//! knows. **On cancellation** nothing: who spawns blocks.
+//! knows. On that of the asker, or its end, the workers that were started for it end too: nobody else knows of them. **On cancellation** nothing: who spawns blocks.
 
-use std::collections::{HashSet, VecDeque};
+mod devices;
+
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_util::future::{FutureExt as _, join_all};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
+use super::all_hosts::{self, LastLook, Show, show};
+use super::behind::{Behind, pass_on};
 use super::hosts::OnHost;
-use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME, MAX_STARTS, cut};
+use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
 use super::restart::Restart;
 use super::spawn::ActorError;
 use super::supervisor::{Closed, Making, NodeError, SpawnError, Supervisor, WorkerId};
+use super::wait::wait_for;
 use super::{Node, Spawn};
-use crate::actor::{Address, NewActor, RemoteActor};
-use crate::ids::{ActorId, ProcessId};
+use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
+use crate::device::Device;
+use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::limits::{DEFAULT_MAILBOX, cuda_connections};
 use crate::message::{GpuMessage as _, codec, message_key};
 use crate::observe::text::shown;
@@ -55,8 +62,14 @@ pub(super) enum Request {
     Worker(Box<NewWorker>),
     /// Do this with a worker that was started for another host. Not answered.
     Order(u64, Order),
+    /// Send this to an actor, behind what was sent to it there.
+    Behind(Box<Behind>),
     /// How many actors are in workers there?
     Load,
+    /// What is there to be seen? For whoever looks at the head.
+    Show(Show),
+    /// Which device has this name there?
+    Device(String),
 }
 
 /// A worker to start.
@@ -65,6 +78,8 @@ pub(super) struct NewWorker {
     pub(super) name: String,
     /// Of it, on each GPU.
     pub(super) streams: usize,
+    /// Where it is an interpreter, and not this program again.
+    pub(super) interpreter: Option<Interpreter>,
 }
 
 /// Where an actor is started.
@@ -91,6 +106,7 @@ pub(super) enum Order {
     Retire,
     AskToStop,
     LetGo,
+    KeepSpares(u32, DeviceId),
 }
 
 /// What the other node answers.
@@ -103,10 +119,17 @@ pub(super) enum Answer {
         worker: u64,
     },
     Worker(u64),
+    PassedOn,
     Load(usize),
+    /// As JSON.
+    Shown(Vec<u8>),
+    Device(Device),
     /// It did not start, for this reason.
     No(String),
 }
+
+/// The host that asks, by this host's own gateway, and what for.
+type Asked = (u16, Request);
 
 /// The mailbox of a node for what other hosts ask of it.
 struct Starter {
@@ -115,15 +138,20 @@ struct Starter {
     local: Arc<LocalCredits>,
     supervisor: Weak<Supervisor>,
     starts: Arc<Mutex<Starts>>,
+    /// What waits for no worker's start is not held up by one.
+    shows: Arc<Mutex<Starts>>,
+    /// Nor what waits for room in a mailbox.
+    passes: Arc<Mutex<Starts>>,
+    last_look: Arc<LastLook>,
 }
 
 /// What is under way, and what waits.
 #[derive(Default)]
 struct Starts {
     threads: usize,
-    waiting: VecDeque<(Request, Receipt)>,
-    /// The workers that were started for other hosts, but for some that have ended.
-    workers: HashSet<WorkerId>,
+    waiting: VecDeque<(Asked, Receipt)>,
+    /// The workers that were started for other hosts, with the host that has asked for each, but for some that have ended.
+    workers: HashMap<WorkerId, u16>,
 }
 
 impl Inbox for Starter {
@@ -141,9 +169,9 @@ impl Inbox for Starter {
             receipt.refuse(&Refusal::NoSuchActor);
             return Err(Undelivered::Unregistered { key });
         }
-        match codec::decode::<Request>(body, tensors, None) {
-            Ok(request) => {
-                self.take(request, receipt);
+        match codec::decode::<Asked>(body, tensors, None) {
+            Ok(asked) => {
+                self.take(asked, receipt);
                 Ok(())
             }
             Err(error) => {
@@ -165,22 +193,28 @@ impl Inbox for Starter {
 }
 
 impl Starter {
-    fn take(&self, request: Request, receipt: Receipt) {
+    fn take(&self, (host, request): Asked, receipt: Receipt) {
         if let Request::Order(worker, order) = request {
             // At once, so that orders keep their order.
-            return self.obey(WorkerId(worker), order);
+            return self.obey(host, WorkerId(worker), order);
         }
-        let mut starts = self.starts.lock();
-        starts.waiting.push_back((request, receipt));
-        if starts.threads >= MAX_STARTS {
+        let (queue, most, name) = match request {
+            Request::Show(_) => (&self.shows, MAX_HOST_SHOWS, "tensorpost-show"),
+            Request::Behind(_) => (&self.passes, MAX_STARTS, "tensorpost-pass"),
+            _ => (&self.starts, MAX_STARTS, "tensorpost-start"),
+        };
+        let mut starts = queue.lock();
+        starts.waiting.push_back(((host, request), receipt));
+        if starts.threads >= most {
             return; // one that is done with its own takes it
         }
         starts.threads += 1;
         drop(starts);
-        let (starts, supervisor) = (Arc::clone(&self.starts), self.supervisor.clone());
-        let thread = std::thread::Builder::new().name("tensorpost-start".to_owned());
-        if let Err(error) = thread.spawn(move || run(&starts, &supervisor)) {
-            let mut starts = self.starts.lock();
+        let (starts, supervisor) = (Arc::clone(queue), self.supervisor.clone());
+        let last_look = Arc::clone(&self.last_look);
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        if let Err(error) = thread.spawn(move || run(&starts, &supervisor, &last_look)) {
+            let mut starts = queue.lock();
             starts.threads -= 1;
             // Another thread comes to it, if there is one.
             let unheard = if starts.threads == 0 { starts.waiting.pop_back() } else { None };
@@ -191,10 +225,10 @@ impl Starter {
         }
     }
 
-    fn obey(&self, worker: WorkerId, order: Order) {
-        // WIRE-1: not a worker that this host's program has started, nor the gateway.
-        if !self.starts.lock().workers.contains(&worker) {
-            return tracing::warn!(%worker, ?order, "another host speaks of a worker that is not its own; dropped");
+    fn obey(&self, host: u16, worker: WorkerId, order: Order) {
+        // WIRE-1: not a worker that this host's program has started, nor the gateway, nor one of a third host.
+        if self.starts.lock().workers.get(&worker) != Some(&host) {
+            return tracing::warn!(%worker, ?order, host, "a host speaks of a worker that is not its own; dropped");
         }
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         match order {
@@ -202,12 +236,14 @@ impl Starter {
             Order::Retire => supervisor.retire(worker),
             Order::AskToStop => supervisor.ask_to_stop(worker),
             Order::LetGo => supervisor.let_go(worker),
+            // MBX-2: the node bounds the number.
+            Order::KeepSpares(count, device) => supervisor.keep_spares(worker, count, device),
         }
     }
 }
 
 /// Answers until nothing waits.
-fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>) {
+fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_look: &LastLook) {
     loop {
         let next = {
             let mut starts = starts.lock();
@@ -215,17 +251,26 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>) {
             starts.threads -= usize::from(next.is_none());
             next
         };
-        let Some((request, receipt)) = next else { return };
+        let Some(((host, request), receipt)) = next else { return };
         let no = |why: &dyn fmt::Display| Answer::No(shown(why.to_string(), MAX_FAILURE_TEXT));
         receipt.reply(match (supervisor.upgrade(), request) {
             (None, _) => no(&Closed::Ended),
             (Some(supervisor), Request::Load) => {
                 supervisor.load().map_or_else(|error| no(&error), Answer::Load)
             }
-            (Some(supervisor), Request::Start(to_start)) => {
-                start(&supervisor, starts, *to_start).unwrap_or_else(|error| no(&error))
+            (Some(supervisor), Request::Behind(behind)) => {
+                pass_on(&supervisor, *behind).unwrap_or_else(|why| no(&why))
             }
-            (Some(supervisor), Request::Worker(new)) => match worker_for(&supervisor, starts, &new) {
+            (Some(supervisor), Request::Show(what)) => {
+                show(&supervisor, what, last_look).map_or_else(|why| no(&why), Answer::Shown)
+            }
+            (Some(_), Request::Device(name)) => {
+                devices::look_for(&name).map_or_else(|why| no(&why), Answer::Device)
+            }
+            (Some(supervisor), Request::Start(to_start)) => {
+                start(&supervisor, starts, host, *to_start).unwrap_or_else(|error| no(&error))
+            }
+            (Some(supervisor), Request::Worker(new)) => match worker_for(&supervisor, starts, host, &new) {
                 Ok(worker) => Answer::Worker(worker.0),
                 Err(error) => no(&error),
             },
@@ -235,32 +280,41 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>) {
     }
 }
 
-/// Starts a worker here for another host.
+/// Starts a worker here for another host, with which it ends.
 fn worker_for(
     supervisor: &Supervisor,
     starts: &Mutex<Starts>,
-    NewWorker { name, streams }: &NewWorker,
+    host: u16,
+    NewWorker { name, streams, interpreter }: &NewWorker,
 ) -> Result<WorkerId, SpawnError> {
-    let making = Making { program: None, connections: cuda_connections(*streams) };
+    // The one of this host, as its variables say, unless a program names one.
+    let program = interpreter.as_ref().map(Interpreter::program);
+    let making = Making { program, connections: cuda_connections(*streams) };
     let worker = supervisor.spawn_worker_of(name, making)?;
+    supervisor.started_for(worker, host);
     let mut starts = starts.lock();
     // MBX-2: no more than the node lists.
     let listed: HashSet<_> = supervisor.workers().into_iter().map(|status| status.worker).collect();
-    starts.workers.retain(|worker| listed.contains(worker));
-    starts.workers.insert(worker);
+    starts.workers.retain(|worker, _| listed.contains(worker));
+    starts.workers.insert(worker, host);
     Ok(worker)
 }
 
 /// Starts an actor here for another host, which wrote all of this (WIRE-1).
-fn start(supervisor: &Supervisor, starts: &Mutex<Starts>, to_start: ToStart) -> Result<Answer, ActorError> {
+fn start(
+    supervisor: &Supervisor,
+    starts: &Mutex<Starts>,
+    host: u16,
+    to_start: ToStart,
+) -> Result<Answer, ActorError> {
     let ToStart { worker, restart, mut actor } = to_start;
     actor.label = actor.label.map(|label| cut(label, MAX_NAME));
     let (worker, is_new) = match worker {
-        StartIn::New(new) => (worker_for(supervisor, starts, &new)?, true),
+        StartIn::New(new) => (worker_for(supervisor, starts, host, &new)?, true),
         StartIn::This(worker) => (WorkerId(worker), false),
     };
-    if !starts.lock().workers.contains(&worker) {
-        return Ok(Answer::No(format!("{worker} was not started for another host")));
+    if starts.lock().workers.get(&worker) != Some(&host) {
+        return Ok(Answer::No(format!("{worker} was not started for this host")));
     }
     let started = supervisor.start_supervised(worker, actor, restart.bounded()).inspect_err(|_| {
         if is_new {
@@ -275,9 +329,11 @@ fn start(supervisor: &Supervisor, starts: &Mutex<Starts>, to_start: ToStart) -> 
 impl<A: RemoteActor> Spawn<'_, A> {
     /// Starts it on another host of the node, one of [`Node::hosts`], or on [the one with the fewest
     /// actors](crate::node::hosts::Anywhere). That host's node starts a worker for it and supervises it: a restart policy brings it
-    /// back there. A watch sees its ends as that of any actor. Its [name](Self::name) is unique on its host.
+    /// back there, as long as the host that has started it is of the node. A watch sees its ends as that of any actor. Its
+    /// [device](Self::device) is one of that host, which [`Node::device_on`] gives.
     ///
-    /// A [worker](Self::worker), a [group](Self::group) and an actor that runs another program are of this host.
+    /// A [worker](Self::worker) and a [group](Self::group) are of this host. An actor of [Python](crate::actor::Python) runs in that host's
+    /// interpreter.
     ///
     /// ```no_run
     /// use tensorpost::hosts::{Anywhere, Hosts};
@@ -325,11 +381,19 @@ impl Node {
             local: LocalCredits::new(DEFAULT_MAILBOX),
             supervisor: Arc::downgrade(supervisor),
             starts: Arc::default(),
+            shows: Arc::default(),
+            passes: Arc::default(),
+            last_look: Arc::default(),
         };
         let served = self.transport().serve_at(location.index, Arc::new(starter));
         served.map_err(|error| failed(&error))?;
-        supervisor.reaches_others_by(self.transport());
+        // Workers of other hosts are reached by this from now on.
+        all_hosts::set(&supervisor.shared(), self.transport());
         supervisor.serve_hosts();
+        if let Err(error) = tensorpost_hosts::join::tell_starter(self.transport().host()) {
+            let file = tensorpost_hosts::join::JOINED_FILE;
+            tracing::warn!(%error, "this host has joined, and the file that {file} names could not be told");
+        }
         Ok(())
     }
 
@@ -351,26 +415,24 @@ impl Node {
 
     /// The host with the fewest actors in its workers; one that does not answer in time is left out.
     fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
-        let least = self.host_loads()?.into_iter().min();
+        let least = self.supervisor().host_loads()?.into_iter().min();
         Ok(least.map_or(own, |(_, host)| host))
     }
+}
 
-    /// How many actors are in the workers of each host, with its number; of this one, and of those that answer in time.
-    #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, Closed> {
-        let own = self.transport().host();
-        let hosts = self.supervisor().hosts()?;
-        let others: Vec<_> = hosts.iter().map(|host| host.number).filter(|host| *host != own).collect();
-        let asks = others.iter().map(|host| {
-            let ask = starter(self.transport(), *host).ask(Request::Load);
-            async move { (ask.timeout(LOAD_DEADLINE).await, *host) }
-        });
-        let answers = wait_for(async { join_all(asks).await }).unwrap_or_default();
-        let loads = answers.into_iter().filter_map(|(answer, host)| match answer {
-            Ok(Answer::Load(load)) => Some((load, host)),
-            _ => None,
-        });
-        Ok(loads.chain([(self.supervisor().load()?, own)]).collect())
+/// Asks another host what it shows of itself. Nothing comes where it does not answer in time, or says that it cannot.
+pub(super) fn ask_for(
+    transport: &Arc<Transport>,
+    host: u16,
+    what: Show,
+    deadline: Duration,
+) -> impl Future<Output = Option<Vec<u8>>> + Send + use<> {
+    let ask = starter(transport, host).ask(Request::Show(what));
+    async move {
+        match ask.timeout(deadline).await {
+            Ok(Answer::Shown(shown)) => Some(shown),
+            Ok(_) | Err(_) => None,
+        }
     }
 }
 
@@ -390,14 +452,18 @@ pub(super) fn start_on(
 }
 
 /// Asks another host's starter, and waits.
-fn ask_starter(transport: &Arc<Transport>, host: &Host, request: Request) -> Result<Answer, ActorError> {
+pub(super) fn ask_starter(
+    transport: &Arc<Transport>,
+    host: &Host,
+    request: Request,
+) -> Result<Answer, ActorError> {
     let failed = |why: String| ActorError::Elsewhere { host: host.to_string(), why };
     let asked = starter(transport, host.number).ask(request);
     let answer = wait_for(asked).map_err(|error| failed(format!("it could not be asked: {error}")))?;
     answer.map_err(|error| failed(error.to_string()))
 }
 
-fn not_done(host: &Host, answer: Answer) -> ActorError {
+pub(super) fn not_done(host: &Host, answer: Answer) -> ActorError {
     let why = match answer {
         Answer::No(why) => shown(why, MAX_FAILURE_TEXT),
         _ => "it has answered something else".to_owned(),
@@ -405,26 +471,30 @@ fn not_done(host: &Host, answer: Answer) -> ActorError {
     ActorError::Elsewhere { host: host.to_string(), why }
 }
 
-/// Waits on this thread, or where that is one of an async runtime's, on one of its own.
-fn wait_for<F: Future<Output: Send> + Send>(future: F) -> std::io::Result<F::Output> {
-    let wait = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-        Ok(runtime.block_on(future))
-    };
-    if tokio::runtime::Handle::try_current().is_err() {
-        return wait();
-    }
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(wait);
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
 impl Supervisor {
-    /// Workers of other hosts are reached by this from now on.
-    fn reaches_others_by(&self, transport: &Arc<Transport>) {
-        // A host is one of its node once.
-        let _ = self.elsewhere.set(Arc::downgrade(transport));
+    /// The way to other hosts, if there are such.
+    pub(super) fn elsewhere(&self) -> Option<Arc<Transport>> {
+        self.shared().all_hosts.transport.get().and_then(Weak::upgrade)
+    }
+
+    /// How many actors are in the workers of each host, with its number; of this one, and of those that answer in time.
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, Closed> {
+        // A node that is alone is host 0.
+        let Some(transport) = self.elsewhere() else { return Ok(vec![(self.load()?, 0)]) };
+        let own = transport.host();
+        let hosts = self.hosts()?;
+        let others: Vec<_> = hosts.iter().map(|host| host.number).filter(|host| *host != own).collect();
+        let asks = others.iter().map(|host| {
+            let ask = starter(&transport, *host).ask(Request::Load);
+            async move { (ask.timeout(LOAD_DEADLINE).await, *host) }
+        });
+        let answers = wait_for(async { join_all(asks).await }).unwrap_or_default();
+        let loads = answers.into_iter().filter_map(|(answer, host)| match answer {
+            Ok(Answer::Load(load)) => Some((load, host)),
+            _ => None,
+        });
+        Ok(loads.chain([(self.load()?, own)]).collect())
     }
 
     /// A host of the node, by its number.
@@ -436,14 +506,22 @@ impl Supervisor {
         })
     }
 
-    /// Starts a worker on the host with this number, or here where that is this one, and waits until it is ready.
+    /// Starts a worker on the host with this number, or here where that is this one, and waits until it is ready. It runs the interpreter of
+    /// `python`, if there is one, as that host finds it.
     #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn spawn_worker_on(&self, host: u16, name: &str, streams: usize) -> Result<WorkerId, ActorError> {
-        let transport = self.elsewhere.get().and_then(Weak::upgrade);
+    pub fn spawn_worker_on(
+        &self,
+        host: u16,
+        name: &str,
+        streams: usize,
+        python: Option<&Python>,
+    ) -> Result<WorkerId, ActorError> {
+        let transport = self.elsewhere();
+        let is_one_of_several = transport.is_some();
         let Some(transport) = transport.filter(|transport| transport.host() != host) else {
             // A node that is alone is host 0.
-            return match self.elsewhere.get().is_some() || host == 0 {
-                true => Ok(self.spawn_worker_with(name, streams)?),
+            return match is_one_of_several || host == 0 {
+                true => Ok(self.spawn_worker_for(name, streams, python)?),
                 false => Err(ActorError::Elsewhere {
                     host: format!("host {host}"),
                     why: "this node has one host; start it with `Node::builder().hosts(..)`".to_owned(),
@@ -451,7 +529,8 @@ impl Supervisor {
             };
         };
         let host = self.host_of(host)?;
-        let new = NewWorker { name: name.to_owned(), streams };
+        let interpreter = python.map(Python::its_interpreter);
+        let new = NewWorker { name: name.to_owned(), streams, interpreter };
         match ask_starter(&transport, &host, Request::Worker(Box::new(new)))? {
             Answer::Worker(number) => Ok(WorkerId::of_host(host.number, number)),
             other => Err(not_done(&host, other)),
@@ -462,7 +541,7 @@ impl Supervisor {
     /// its workers end too.
     pub(super) fn tell_host_of(&self, worker: WorkerId, order: Order) -> bool {
         let Some((host, number)) = worker.elsewhere() else { return false };
-        let Some(transport) = self.elsewhere.get().and_then(Weak::upgrade) else { return true };
+        let Some(transport) = self.elsewhere() else { return true };
         let mut sending = starter(&transport, host).send(Request::Order(number, order));
         if (&mut sending).now_or_never().is_some() {
             return true;
@@ -477,53 +556,10 @@ impl Supervisor {
 }
 
 /// The address of another host's starter. The place in it means nothing here.
-fn starter(transport: &Arc<Transport>, host: u16) -> Address<Request> {
+pub(super) fn starter(transport: &Arc<Transport>, host: u16) -> Address<Request> {
     let location = Location { process: ProcessId::NODE, index: 0, capacity: DEFAULT_MAILBOX };
     Address::new(Arc::clone(transport), starter_of(host), location, true)
 }
 
 #[cfg(all(test, feature = "testing"))]
-mod tests {
-    use futures_util::FutureExt;
-
-    use super::*;
-    use crate::actor::AskError;
-    use crate::testing::Cluster;
-    use crate::transport::AskFailure;
-
-    // WIRE-1.
-    #[test]
-    fn nobody_but_the_gateway_has_anything_started() {
-        let cluster = Cluster::new(3);
-        let (node, gateway, worker) = (0, 1, 2);
-        let actor = starter_of(0);
-        let starter = Arc::new(Starter {
-            actor,
-            gateway: cluster.process(gateway),
-            local: LocalCredits::new(DEFAULT_MAILBOX),
-            supervisor: Weak::new(),
-            starts: Arc::default(),
-        });
-        let index = cluster.transport(node).serve(|_| starter).expect("its first");
-        cluster.connect();
-        let ask = |from: usize| {
-            let location = Location { process: cluster.process(node), index, capacity: 4 };
-            let to = Address::<Request>::new(Arc::clone(cluster.transport(from)), actor, location, true);
-            let mut asked = to.ask(Request::Load);
-            loop {
-                cluster.run_until_idle();
-                // The answer comes from another thread.
-                if let Some(answer) = (&mut asked).now_or_never() {
-                    return answer;
-                }
-                std::thread::yield_now();
-            }
-        };
-        let refused = ask(worker).expect_err("a worker asks");
-        assert!(matches!(refused, AskError::NoReply(AskFailure::Refused(Refusal::NoSuchActor))), "{refused}");
-        // And from the node's own process, which does it by itself.
-        assert!(ask(node).is_err());
-        let answer = ask(gateway).expect("it is heard");
-        assert!(matches!(&answer, Answer::No(why) if why.contains("shut down")), "{answer:?}");
-    }
-}
+mod tests;

@@ -4,16 +4,21 @@
 //! reach the actor, and whoever asks meanwhile waits for the same answer. Names that nobody has here are looked up on the other
 //! hosts.
 //!
+//! The gateway has places for so many. When they are used up, the one that nobody has sent to for longest *rests*: it gives its place
+//! up, and is not in the roster any more; who has its address asks again. Where all are in use, whoever wants another waits (MBX-2).
+//! Whoever watches one that rests is told on what happens to it.
+//!
 //! Bounded (MBX-2): so many actors that are being reached, names that are looked up, and who waits for them.
 //!
 //! **On the gateway's death** its actors go as those of any process do; whoever waits here is told.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_MAILBOX;
 use crate::node::broker::{Broker, Complaint, Delivery};
 use crate::node::limits::{MAX_FAILURE_TEXT, MAX_LOOKUPS, MAX_REACHING, MAX_WAITING_WATCHES};
+use crate::node::roster::LocationError;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
 use crate::transport::hosts::{FromGateway, ToGateway, starter_of};
@@ -24,6 +29,8 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 pub(crate) struct Foreign {
     gateway: Option<ProcessId>,
     reaching: HashMap<ActorId, Reaching>,
+    /// Those of them that wait for a place, with the capacities of their mailboxes. No more than are being reached.
+    placeless: VecDeque<(ActorId, u32)>,
     /// Of names: who asked, and by which ticket.
     lookups: HashMap<u64, (ProcessId, u64)>,
     last_lookup: u64,
@@ -37,7 +44,7 @@ pub(crate) struct Foreign {
 struct Reaching {
     senders: HashSet<ProcessId>,
     watchers: Vec<(ProcessId, u64)>,
-    /// Whether it has a place, which does not take messages yet.
+    /// Whether it has a place, which does not take messages yet, or waits for one.
     placed: bool,
 }
 
@@ -75,13 +82,13 @@ impl Foreign {
     /// What waits.
     #[cfg(feature = "testing")]
     pub(crate) fn kept(&self) -> usize {
-        self.reaching.len() + self.lookups.len()
+        self.reaching.len() + self.placeless.len() + self.lookups.len()
     }
 }
 
 impl Broker {
     /// Whether an actor lives on another host, and there may be a way to it.
-    fn is_foreign(&self, actor: ActorId) -> bool {
+    pub(super) fn is_foreign(&self, actor: ActorId) -> bool {
         actor.host() != self.roster.host && (self.foreign.gateway.is_some() || self.roster.host_is_known)
     }
 
@@ -132,6 +139,10 @@ impl Broker {
 
     /// `from` wants to send to an actor of another host.
     fn want_foreign(&mut self, from: ProcessId, actor: ActorId, out: &mut Vec<Delivery>) {
+        if let Some(device) = self.roster.gpu_of(from) {
+            // Before it can ask anything.
+            self.foreign.tell(ToGateway::Uses { process: from, device }, out);
+        }
         let at = match self.known_foreign(actor) {
             Some(at) => at,
             None => match self.reach(actor, out) {
@@ -197,6 +208,7 @@ impl Broker {
         match said {
             FromGateway::Reached { actor, capacity } => self.reached(from, actor, capacity, out),
             FromGateway::Serving { actor } => self.serving(actor, out),
+            FromGateway::Rests { actor } => self.rests(from, actor, out),
             FromGateway::OutOfReach { actor, why } => {
                 let why = why.map(|why| why.with_text(|text| shown(text, MAX_FAILURE_TEXT)));
                 self.lost_foreign(actor, why, out);
@@ -216,10 +228,13 @@ impl Broker {
                     true => self.roster.whereabouts(actor),
                     false => Whereabouts::Nowhere,
                 };
-                self.foreign.tell(ToGateway::Local { actor, at }, out);
+                let device = self.roster.device_of(actor);
+                self.foreign.tell(ToGateway::Local { actor, at, device }, out);
             }
             FromGateway::Lifecycle(event) => {
-                if self.roster.actor(event.actor()).is_some() && !event.is_final() {
+                let actor = event.actor();
+                let is_known = self.roster.actor(actor).is_some() || self.watches.is_watched(actor);
+                if is_known && self.is_foreign(actor) && !event.is_final() {
                     self.tell(&event, out);
                 }
             }
@@ -227,6 +242,11 @@ impl Broker {
             | FromGateway::Members(_)
             | FromGateway::Drain { .. }
             | FromGateway::Drained { .. }
+            | FromGateway::Log { .. }
+            | FromGateway::Clock { .. }
+            | FromGateway::Claim { .. }
+            | FromGateway::Release { .. }
+            | FromGateway::Claimed { .. }
             | FromGateway::HostGone { .. }
             | FromGateway::NodeGone { .. } => {}
         }
@@ -243,7 +263,7 @@ impl Broker {
         if std::mem::take(&mut self.foreign.starter_wanted) {
             let actor = starter_of(self.roster.host);
             let at = self.roster.whereabouts(actor);
-            self.foreign.tell(ToGateway::Local { actor, at }, out);
+            self.foreign.tell(ToGateway::Local { actor, at, device: None }, out);
         }
     }
 
@@ -256,16 +276,51 @@ impl Broker {
             let why = out_of_reach(format!("its host offers a mailbox for {capacity} messages"));
             return self.lost_foreign(actor, Some(why), out);
         }
-        match self.roster.place(actor, gateway, capacity) {
-            Ok(location) => {
-                reaching.placed = true;
-                self.foreign.tell(ToGateway::Serve { actor, location }, out);
-            }
-            Err(error) => {
-                let why = format!("this host reaches no more actors of others: {error}");
-                self.lost_foreign(actor, Some(out_of_reach(why)), out);
+        reaching.placed = true;
+        self.foreign.placeless.push_back((actor, capacity));
+        let has_place = self.place_next(gateway, out);
+        if !has_place {
+            self.foreign.tell(ToGateway::MakeRoom, out);
+        }
+    }
+
+    /// Gives places to those that wait for one. Whether all have one.
+    fn place_next(&mut self, gateway: ProcessId, out: &mut Vec<Delivery>) -> bool {
+        while let Some((actor, capacity)) = self.foreign.placeless.front().copied() {
+            match self.roster.place(actor, gateway, capacity) {
+                Ok(location) => {
+                    self.foreign.placeless.pop_front();
+                    self.foreign.tell(ToGateway::Serve { actor, location }, out);
+                }
+                Err(LocationError::Full(_)) => return false,
+                Err(error) => {
+                    // It is out of the queue by this.
+                    let why = format!("it cannot have a mailbox on this host: {error}");
+                    self.lost_foreign(actor, Some(out_of_reach(why)), out);
+                }
             }
         }
+        true
+    }
+
+    /// An actor of another host gives its place in the gateway up.
+    fn rests(&mut self, gateway: ProcessId, actor: ActorId, out: &mut Vec<Delivery>) {
+        let is_placed = self.roster.actor(actor).is_some_and(|entry| entry.started);
+        if !is_placed || !self.is_foreign(actor) {
+            return; // it has ended meanwhile
+        }
+        self.roster.remove(actor);
+        out.extend(self.roster.living().map(|to| Delivery {
+            to,
+            message: FromNode::Unplaced { actor },
+            descriptors: Vec::new(),
+        }));
+        let told = self.watches.is_watched(actor) || self.registry.has(actor);
+        if !told {
+            self.watches.forget_down(actor);
+        }
+        self.foreign.tell(ToGateway::Rested { actor, told }, out);
+        self.place_next(gateway, out);
     }
 
     /// Its mailbox here takes messages.
@@ -285,7 +340,9 @@ impl Broker {
     /// An actor of another host cannot be reached (any more): it has ended, or its host is lost.
     fn lost_foreign(&mut self, actor: ActorId, why: Option<EndReason>, out: &mut Vec<Delivery>) {
         let reaching = self.foreign.reaching.remove(&actor);
+        self.foreign.placeless.retain(|(waiting, _)| *waiting != actor);
         let was_here = self.roster.remove(actor).is_some();
+        self.registry.forget(|named| named == actor);
         let event = match why {
             Some(EndReason::Normal) => {
                 Lifecycle::Down { actor, reason: EndReason::Normal, will_restart: false }
@@ -303,8 +360,15 @@ impl Broker {
         };
         if was_here {
             self.announce_as(actor, &at, out);
+        }
+        if was_here || self.watches.is_watched(actor) {
             self.tell(&event, out);
+        }
+        if was_here {
             self.foreign.tell(ToGateway::Withdraw { actor }, out);
+            if let Some(gateway) = self.foreign.gateway {
+                self.place_next(gateway, out);
+            }
         }
         let Some(reaching) = reaching else { return };
         out.extend(reaching.senders.into_iter().map(|to| actor_is(to, actor, at.clone())));
@@ -324,8 +388,11 @@ impl Broker {
         }
         self.foreign.gateway = None;
         let why = out_of_reach("the gateway of this host has ended, and with it the way to all others");
-        let waited_for: Vec<_> = self.foreign.reaching.keys().copied().collect();
-        waited_for.into_iter().for_each(|actor| self.lost_foreign(actor, Some(why.clone()), out));
+        let waited_for = self.foreign.reaching.keys().copied();
+        // Those in the gateway are the roster's; of those that rest nobody else says it.
+        let resting = self.watches.watched().filter(|actor| self.is_foreign(*actor));
+        let lost: HashSet<_> = waited_for.chain(resting).collect();
+        lost.into_iter().for_each(|actor| self.lost_foreign(actor, Some(why.clone()), out));
         for (_, (to, ticket)) in self.foreign.lookups.drain() {
             let message = FromNode::Found { ticket, found: None::<(ActorId, Location)> };
             out.push(Delivery { to, message, descriptors: Vec::new() });
@@ -336,6 +403,8 @@ impl Broker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::DeviceId;
+    use crate::limits::MAX_ACTORS;
 
     fn process(slot: u16) -> ProcessId {
         ProcessId::new(slot, 0).unwrap()
@@ -397,6 +466,53 @@ mod tests {
         assert!(again[0].1.contains("host 5 is lost"), "it is remembered: {again:?}");
     }
 
+    // MBX-2.
+    #[test]
+    fn one_that_nobody_uses_gives_its_place_to_another_and_is_heard_of_where_it_is_watched() {
+        let mut broker = broker();
+        let far = |number: usize| ActorId((5 << 48) | number as u64);
+        let reach = |broker: &mut Broker, actor| {
+            let asked = handle(broker, 2, ToNode::WantActor { actor }).unwrap();
+            assert!(asked.len() == 1 && asked[0].1.contains("Reach"), "{asked:?}");
+            says(broker, FromGateway::Reached { actor, capacity: 8 })
+        };
+        for number in 0..MAX_ACTORS {
+            assert!(reach(&mut broker, far(number))[0].1.contains("Serve"));
+            says(&mut broker, FromGateway::Serving { actor: far(number) });
+        }
+        handle(&mut broker, 3, ToNode::Watch { ticket: 1, actor: far(1) }).unwrap();
+        for next in [MAX_ACTORS, MAX_ACTORS + 1] {
+            let told = reach(&mut broker, far(next));
+            assert!(told.len() == 1 && told[0].1.contains("MakeRoom"), "{told:?}");
+        }
+        for (rests, told) in [(0, false), (1, true)] {
+            let said = says(&mut broker, FromGateway::Rests { actor: far(rests) });
+            let at = |what: &str| said.iter().position(|(_, said)| said.contains(what)).expect(what);
+            assert_eq!(said.iter().filter(|(_, what)| what.contains("Unplaced")).count(), 4);
+            assert!(at("Unplaced") < at("Rested") && at("Rested") < at("Serve"), "{said:?}");
+            assert!(said[at("Rested")].1.contains(&format!("told: {told}")), "{said:?}");
+            says(&mut broker, FromGateway::Serving { actor: far(MAX_ACTORS + rests) });
+        }
+        assert_eq!(says(&mut broker, FromGateway::Rests { actor: far(0) }), [], "a second time");
+        assert_eq!(broker.foreign.reaching.len() + broker.foreign.placeless.len(), 0);
+
+        // What happens to one that rests is heard by who watches it, and nobody else.
+        let down = |actor| Lifecycle::Down { actor, reason: EndReason::Exit(1), will_restart: true };
+        assert_eq!(says(&mut broker, FromGateway::Lifecycle(down(far(0)))), []);
+        assert_eq!(says(&mut broker, FromGateway::Lifecycle(down(far(1))))[0].0, process(3));
+        let gone = |actor| FromGateway::OutOfReach { actor, why: Some(EndReason::Exit(2)) };
+        let told = says(&mut broker, gone(far(1)));
+        assert!(told.len() == 1 && told[0].0 == process(3) && told[0].1.contains("GaveUp"), "{told:?}");
+        // One that has ended makes room, too.
+        assert!(reach(&mut broker, far(700))[0].1.contains("MakeRoom"));
+        let told = says(&mut broker, gone(far(2)));
+        let last = told.iter().rev().take(2).map(|(_, said)| said.as_str()).collect::<Vec<_>>();
+        assert!(last[0].contains("Serve") && last[1].contains("Withdraw"), "{told:?}");
+        // Its address is asked for again.
+        assert!(reach(&mut broker, far(0))[0].1.contains("MakeRoom"));
+        assert_eq!((broker.foreign.reaching.len(), broker.foreign.placeless.len()), (2, 1));
+    }
+
     // WIRE-1.
     #[test]
     fn nobody_else_speaks_as_the_gateway_and_its_own_actors_are_no_others() {
@@ -428,6 +544,30 @@ mod tests {
         assert_eq!(broker.roster.load(), 0, "it is in no worker");
         broker.roster.reserve(process(2), 8).unwrap();
         assert_eq!(broker.roster.load(), 1);
+    }
+
+    #[test]
+    fn the_gateway_is_told_where_tensors_belong() {
+        let mut broker = broker();
+        // The starter's.
+        broker.roster.reserve(ProcessId::NODE, 8).unwrap();
+        let gpus = [DeviceId([1; 16]), DeviceId([2; 16])];
+        for (process_at, receive_on, works_on, belong) in [
+            (2, None, gpus[0], Some(gpus[0])),
+            (2, Some(gpus[1]), gpus[0], Some(gpus[1])),
+            (3, Some(DeviceId::HOST), gpus[1], Some(DeviceId::HOST)),
+            (3, None, DeviceId::HOST, None),
+        ] {
+            let (actor, _) = broker.roster.reserve(process(process_at), 8).unwrap();
+            broker.roster.works_on(actor, receive_on, works_on);
+            let told = says(&mut broker, FromGateway::WantLocal { actor });
+            assert!(told[0].1.contains(&format!("device: {belong:?}")), "{told:?}");
+        }
+        // Of who may ask, so that it is there for the answers.
+        let told = handle(&mut broker, 3, ToNode::WantActor { actor: FAR }).unwrap();
+        assert!(told.iter().all(|(_, what)| !what.contains("Uses")), "it works on none: {told:?}");
+        let told = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
+        assert!(told[0].0 == process(1) && told[0].1.contains("Uses"), "{told:?}");
     }
 
     // MBX-2.

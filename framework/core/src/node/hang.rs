@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{ActorId, ProcessId};
 use crate::observe::text::time;
 
@@ -20,7 +22,7 @@ pub enum OnHang {
 }
 
 /// What makes no progress in a worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Hang {
     /// Its process does not answer, on a thread that runs no actor.
@@ -57,8 +59,10 @@ pub enum Hang {
 }
 
 /// A worker in which something made no progress for longer than the limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HangReport {
+    /// The host of that worker, where it is another one: its number and name.
+    pub host: Option<String>,
     /// The worker; `None` for the node's own process.
     pub worker: Option<WorkerId>,
     /// Its process, in the life that hung.
@@ -73,11 +77,32 @@ pub struct HangReport {
     pub killed: bool,
 }
 
+#[cfg(feature = "hosts")]
+impl Hang {
+    /// Does something with each name of a process that is in it.
+    pub(crate) fn names(&mut self, mut change: impl FnMut(&mut String)) {
+        match self {
+            Hang::Silent { .. } => {}
+            Hang::Mailbox { name, .. } => change(name),
+            Hang::Clock { waiter_name, waits_in, .. } => {
+                change(waiter_name);
+                if let WaitsIn::Thread(thread) = waits_in {
+                    change(thread);
+                }
+            }
+        }
+    }
+}
+
 impl fmt::Display for HangReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let HangReport { process, name, .. } = self;
         let lasted = time(self.lasted);
-        write!(f, "`{name}` ({process}) ")?;
+        write!(f, "`{name}` ({process}")?;
+        match &self.host {
+            Some(host) => write!(f, " of host {host}) ")?,
+            None => f.write_str(") ")?,
+        }
         match &self.hang {
             Hang::Silent { stopped: true } => write!(f, "is stopped and has not answered for {lasted}"),
             Hang::Silent { stopped: false } => write!(f, "has not answered for {lasted}"),

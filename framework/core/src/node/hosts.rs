@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::limits::DROP_DEADLINE;
+use super::spawn::ActorError;
 use super::supervisor::Making;
 use super::{Closed, Node, NodeError, Processes};
+use crate::device::Device;
 use crate::limits::cuda_connections;
 use crate::transport::hosts::{Host, Settings};
 
@@ -132,7 +134,8 @@ impl Hosts {
     }
 
     /// By `TENSORPOST_HEAD` or `TENSORPOST_LISTEN`, or the variables of Slurm, torchrun or Kubernetes; `None` where this program was
-    /// started alone.
+    /// started alone. Where `TENSORPOST_JOINED_FILE` names a file or a pipe, a line with the host's number is written to it when it has
+    /// joined.
     ///
     /// # Errors
     /// They make no sense; the error says which.
@@ -231,6 +234,34 @@ impl Node {
     /// [`Closed::Ended`] when the node has shut down.
     pub fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, Closed> {
         self.supervisor().await_hosts(count, within)
+    }
+
+    /// Waits until the hosts of the node are others than these, which [`hosts`](Self::hosts) has listed, and lists them; after that
+    /// time as they are.
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, Closed> {
+        self.supervisor().await_other_hosts(seen, within)
+    }
+
+    /// A device of a host of the node, for an actor that is started [there](super::Spawn::on): `"cuda:1"` is its second GPU, as
+    /// `CUDA_VISIBLE_DEVICES` of its program counts, whatever this host has; `"cuda"`, `"host"` and `GPU-` with a UUID are read as
+    /// [`Device`] reads them. Waits until that host has answered.
+    ///
+    /// ```no_run
+    /// # use tensorpost::prelude::*;
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let node = Node::builder().start()?;
+    /// for host in node.hosts()? {
+    ///     println!("{host}: {}", node.device_on(&host, "cuda:0")?.name());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ActorError::Elsewhere`] names the host, and says why it has no such device, or is not of the node any more.
+    pub fn device_on(&self, host: &Host, device: &str) -> Result<Device, ActorError> {
+        self.supervisor().device_on(host.number, device)
     }
 
     /// Whether this host is the head of its node, or the only one.

@@ -15,11 +15,14 @@ use tracing::Dispatch;
 use tracing::subscriber::NoSubscriber;
 
 use crate::node::console::LogRing;
+#[cfg(feature = "hosts")]
+use crate::node::head_log::HeadLog;
 use crate::node::limits::{JOURNAL_BYTES, JOURNAL_EVENTS, JOURNAL_RESERVE};
 use crate::observe::log::{LogRecord, Severity, emit};
 
 enum Entry {
-    Worker(Arc<str>, LogRecord),
+    /// Of a worker, with its host where that is another one.
+    Worker(Option<Arc<str>>, Arc<str>, LogRecord),
     Node(Severity, Option<Arc<str>>, String),
 }
 
@@ -43,6 +46,9 @@ pub(crate) struct Journal {
     queued: Arc<Queued>,
     dropped: Arc<AtomicU64>,
     done: Receiver<()>,
+    /// On an agent: what the head is told of it.
+    #[cfg(feature = "hosts")]
+    pub(crate) head_log: Option<parking_lot::Mutex<HeadLog>>,
 }
 
 impl Journal {
@@ -64,24 +70,71 @@ impl Journal {
                 tracing::dispatcher::with_default(&dispatch, || write(&queue, &in_queue, &counted, ring));
             }
         })?;
-        Ok(Journal { entries: Some(entries), queued, dropped, done })
+        Ok(Journal {
+            entries: Some(entries),
+            queued,
+            dropped,
+            done,
+            #[cfg(feature = "hosts")]
+            head_log: None,
+        })
     }
 
     /// An event of a worker.
     pub(crate) fn worker(&self, name: &Arc<str>, record: LogRecord) {
+        #[cfg(feature = "hosts")]
+        self.tell_head(name, 1, || &record);
+        self.worker_here(name, record);
+    }
+
+    /// An event of a worker that no other host is told of.
+    pub(crate) fn worker_here(&self, name: &Arc<str>, record: LogRecord) {
         let bytes = record.bytes();
-        self.put_of_worker(Entry::Worker(name.clone(), record), bytes);
+        self.put_of_worker(Entry::Worker(None, name.clone(), record), bytes, JOURNAL_RESERVE);
+    }
+
+    /// An event of another host. All hosts together take a half at most, so that one that floods its log hides nothing of
+    /// this one's workers.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn of_host(&self, host: &Arc<str>, worker: &str, record: LogRecord) {
+        let bytes = record.bytes();
+        self.put_of_worker(Entry::Worker(Some(host.clone()), worker.into(), record), bytes, 2);
+    }
+
+    #[cfg(feature = "hosts")]
+    fn tell_head<R: std::borrow::Borrow<LogRecord>>(
+        &self,
+        worker: &str,
+        stands_for: u64,
+        record: impl FnOnce() -> R,
+    ) {
+        if let Some(head_log) = &self.head_log {
+            head_log.lock().put(worker, record().borrow(), stands_for);
+        }
+    }
+
+    /// As the record of a worker, for the head.
+    #[cfg(feature = "hosts")]
+    fn tell_head_of_node(&self, severity: Severity, worker: Option<&Arc<str>>, text: &str, stands_for: u64) {
+        let record = || {
+            let (target, message) = ("tensorpost::node".to_owned(), text.to_owned());
+            LogRecord { severity, target, message, fields: Vec::new(), spans: Vec::new(), location: None }
+        };
+        self.tell_head(worker.map_or("node", |worker| worker), stands_for, record);
     }
 
     /// An error of the node about what a worker said: as many as the worker likes, so they count as the worker's.
     pub(crate) fn about(&self, name: &Arc<str>, text: String) {
+        #[cfg(feature = "hosts")]
+        self.tell_head_of_node(Severity::Error, Some(name), &text, 1);
         let bytes = text.len();
-        self.put_of_worker(Entry::Node(Severity::Error, Some(name.clone()), text), bytes);
+        self.put_of_worker(Entry::Node(Severity::Error, Some(name.clone()), text), bytes, JOURNAL_RESERVE);
     }
 
-    fn put_of_worker(&self, entry: Entry, bytes: usize) {
+    /// Leaves the `reserve`th part of the queue to others.
+    fn put_of_worker(&self, entry: Entry, bytes: usize, reserve: usize) {
         let (events, waiting) = (self.queued.events.load(Relaxed), self.queued.bytes.load(Relaxed));
-        let most = |all: usize| all - all / JOURNAL_RESERVE;
+        let most = |all: usize| all - all / reserve;
         if events >= most(JOURNAL_EVENTS) || waiting + bytes > most(JOURNAL_BYTES) {
             self.dropped.fetch_add(1, Relaxed);
             return;
@@ -91,8 +144,19 @@ impl Journal {
 
     /// An event of the node itself, about a worker or not.
     pub(crate) fn node(&self, severity: Severity, worker: Option<&Arc<str>>, text: String) {
+        #[cfg(feature = "hosts")]
+        self.tell_head_of_node(severity, worker, &text, 1);
         let bytes = text.len();
         self.put(Entry::Node(severity, worker.cloned(), text), bytes);
+    }
+
+    /// A worker had no room for so many events.
+    pub(crate) fn worker_dropped(&self, name: &Arc<str>, count: u64) {
+        let text = format!("{count} events of its log were dropped: there was no room for them");
+        #[cfg(feature = "hosts")]
+        self.tell_head_of_node(Severity::Warn, Some(name), &text, count);
+        let bytes = text.len();
+        self.put(Entry::Node(Severity::Warn, Some(name.clone()), text), bytes);
     }
 
     fn put(&self, entry: Entry, bytes: usize) {
@@ -118,12 +182,13 @@ fn write(queue: &Receiver<(Entry, usize)>, queued: &Queued, dropped: &AtomicU64,
     for (entry, bytes) in queue {
         queued.written(bytes);
         match entry {
-            Entry::Worker(worker, record) => {
+            Entry::Worker(host, worker, record) => {
+                let host = host.as_deref();
                 // Before the subscriber, which may be stuck.
                 if let Some(ring) = ring {
-                    ring.worker(&worker, &record);
+                    ring.worker(host, &worker, &record);
                 }
-                emit(&worker, &record);
+                emit(host, &worker, &record);
             }
             Entry::Node(severity, worker, text) => note(severity, worker.as_deref(), &text, ring),
         }

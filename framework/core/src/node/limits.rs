@@ -43,6 +43,14 @@ pub const MAX_NAMES: usize = 1 << 16;
 /// Names that one worker may register.
 pub const MAX_NAMES_EACH: usize = MAX_NAMES / 16;
 
+/// Names of one other host that the head knows.
+#[cfg(feature = "hosts")]
+pub const MAX_NAMES_OF_HOST: usize = MAX_NAMES / 4;
+
+/// Names of an agent that the head was asked for and has not answered yet, and who waits for one of them.
+#[cfg(feature = "hosts")]
+pub const MAX_CLAIMS: usize = 1 << 10;
+
 /// Things that a worker may say that it must not, before it is given up. A worker of ours says none.
 pub const MAX_COMPLAINTS: u64 = 256;
 
@@ -78,6 +86,42 @@ pub const MAX_STARTS: usize = 8;
 /// How long another host may take to say how many actors it has, where the one with the fewest is looked for.
 #[cfg(feature = "hosts")]
 pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Looks, figures and reports that a host makes for others at a time; more wait.
+#[cfg(feature = "hosts")]
+pub const MAX_HOST_SHOWS: usize = 2;
+
+/// How long another host may take to answer a look or for a report: its processes have 90 ms.
+#[cfg(feature = "hosts")]
+pub const HOST_LOOK_DEADLINE: Duration = Duration::from_millis(500);
+
+/// How long it may take for its figures: its processes have a second.
+#[cfg(feature = "hosts")]
+pub const HOST_METRICS_DEADLINE: Duration = Duration::from_millis(1500);
+
+/// How long a host that did not answer a look is not asked for one: whoever watches waits for it once.
+#[cfg(feature = "hosts")]
+pub const SILENT_HOST: Duration = Duration::from_secs(1);
+
+/// How long another host may take to hand over what it has traced.
+#[cfg(feature = "hosts")]
+pub const HOST_TRACE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Bytes of the traces of all other hosts together; of those beyond it the head has none.
+#[cfg(feature = "hosts")]
+pub const MAX_ALL_HOSTS_TRACES: usize = 64 << 20;
+
+/// Bytes of what a host shows of itself, as JSON.
+#[cfg(feature = "hosts")]
+pub const MAX_HOST_FIGURES: usize = 4 << 20;
+
+/// Of all other hosts together.
+#[cfg(feature = "hosts")]
+pub const MAX_ALL_HOSTS_FIGURES: usize = MAX_CONSOLE_ANSWER / 2;
+
+/// Bytes of the log that an agent tells its head at once; a record that is longer goes alone.
+#[cfg(feature = "hosts")]
+pub const MAX_LOG_BATCH: usize = 16 << 10;
 
 /// Ends of a worker's lives that reports list, the last ones.
 pub const MAX_ENDS: usize = 32;
@@ -191,6 +235,13 @@ const _: () = assert!(MAX_FAILURE_TEXT * 16 < MAX_CONTROL_MESSAGE);
 const _: () = assert!(JOURNAL_BYTES / JOURNAL_RESERVE > 2 * MAX_LOG_RECORD);
 // The longest record of the console's log fits.
 const _: () = assert!(MAX_LOG_LINE * 4 < MAX_LOG_BYTES);
+
+// The form of a record adds little to its texts.
+#[cfg(feature = "hosts")]
+const _: () = assert!(
+    MAX_LOG_RECORD + MAX_NAME + 4096 <= tensorpost_hosts::limits::MAX_LOG
+        && 2 * MAX_LOG_BATCH < MAX_LOG_RECORD
+);
 
 /// `text`, cut to at most `limit` bytes at a character's boundary.
 pub(crate) fn cut(mut text: String, limit: usize) -> String {

@@ -58,7 +58,13 @@
 //! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`; `console` and `live` (who
 //! looks in from outside).
 
+#[cfg(feature = "hosts")]
+pub(crate) mod all_hosts;
+#[cfg(feature = "hosts")]
+mod all_traces;
 pub(crate) mod arguments;
+#[cfg(feature = "hosts")]
+mod behind;
 pub(crate) mod broker;
 mod builder;
 mod chunks;
@@ -68,12 +74,15 @@ mod deaths;
 mod deferred;
 #[cfg(feature = "hosts")]
 mod elsewhere;
+mod fences;
 mod files;
 #[cfg(feature = "hosts")]
 mod foreign;
 mod group;
 mod handshake;
 mod hang;
+#[cfg(feature = "hosts")]
+mod head_log;
 pub mod host;
 #[cfg(feature = "hosts")]
 pub(crate) mod hosts;
@@ -204,8 +213,9 @@ impl Node {
         self.supervisor().workers()
     }
 
-    /// What all processes and actors have done and have before them. Waits for the answers, at most
-    /// a second, on this thread: an async function calls it in its runtime's
+    /// What all processes and actors have done and have before them. On the head of several hosts those of the others are
+    /// in it too, each with its host. Waits for the answers, at most
+    /// a second and for other hosts half a second more, on this thread: an async function calls it in its runtime's
     /// `spawn_blocking`. What comes is also given to the recorder of the `metrics`
     /// crate, if the program has installed one (after the start: before it, each worker would install one too).
     ///
@@ -229,7 +239,7 @@ impl Node {
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
     pub fn metrics(&self) -> Result<Metrics, Closed> {
-        let metrics = self.supervisor().metrics()?;
+        let metrics = self.supervisor().metrics_of_all()?;
         export(&metrics);
         Ok(metrics)
     }
@@ -249,14 +259,15 @@ impl Node {
     pub fn progress(&self) -> ProgressDisplay {
         let supervisor = Arc::clone(self.supervisor());
         ProgressDisplay::start(move || {
-            let metrics = supervisor.metrics().ok()?;
+            let metrics = supervisor.metrics_of_all().ok()?;
             export(&metrics);
             Some(Shown::from(&metrics))
         })
     }
 
     /// What has gone wrong so far: all workers, how often each was restarted, and why; what
-    /// stood still for too long, where there is a [limit](NodeBuilder::hang_limit).
+    /// stood still for too long, where there is a [limit](NodeBuilder::hang_limit). On the head of several hosts it has the
+    /// workers of the others too, and waits half a second for them at most.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -271,8 +282,7 @@ impl Node {
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down; what [`shutdown`](Self::shutdown) returned says it then.
     pub fn report(&self) -> Result<NodeReport, Closed> {
-        let (restarts, hangs) = self.supervisor().report()?;
-        Ok(NodeReport { workers: self.workers(), restarts, hangs })
+        self.supervisor().report_of_all()
     }
 
     /// Serves the live page at an address, until the node is dropped, and says at which: figures of all actors, processes,

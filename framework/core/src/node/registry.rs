@@ -4,7 +4,11 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::ids::{ActorId, ProcessId};
+#[cfg(feature = "hosts")]
+use crate::node::limits::MAX_NAMES_OF_HOST;
 use crate::node::limits::{MAX_NAME, MAX_NAMES, MAX_NAMES_EACH};
+#[cfg(feature = "hosts")]
+use crate::transport::hosts::NameRefused;
 
 /// Why a name was not given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +21,17 @@ pub enum NameError {
         /// The actor that has it.
         holder: ActorId,
     },
+    /// An actor of another host of the node has it.
+    #[error("the name `{name}` belongs to an actor on host {host}; choose another, or stop that actor first")]
+    Elsewhere {
+        /// The name.
+        name: String,
+        /// The number of the host.
+        host: u16,
+    },
+    /// Too many names are asked for at a time, on a host that has to ask the head for each.
+    #[error("too many names are being given at a time; try again in a moment")]
+    Busy,
     /// A name has 1 to 255 bytes.
     #[error("a name has 1 to {MAX_NAME} bytes, and this one has {0}")]
     Length(usize),
@@ -39,6 +54,14 @@ pub(crate) struct Registry {
     /// Each with the process that asked for it: the names of one leave room for those of others (MBX-2).
     names: HashMap<String, (ActorId, ProcessId)>,
     by_process: HashMap<ProcessId, usize>,
+    /// On the head of several hosts: the names that actors of the others have, with the hosts.
+    #[cfg(feature = "hosts")]
+    elsewhere: HashMap<String, u16>,
+    #[cfg(feature = "hosts")]
+    by_host: HashMap<u16, usize>,
+    /// On another host than the head: names that nobody has any more, and the head was not told.
+    #[cfg(feature = "hosts")]
+    freed: Option<Vec<String>>,
 }
 
 impl Registry {
@@ -55,6 +78,10 @@ impl Registry {
         actor: ActorId,
     ) -> Result<(), NameError> {
         check_name(&name)?;
+        #[cfg(feature = "hosts")]
+        if let Some(host) = self.elsewhere.get(&name) {
+            return Err(NameError::Elsewhere { host: *host, name });
+        }
         let full = self.names.len() >= MAX_NAMES;
         match self.names.entry(name) {
             Entry::Occupied(entry) if entry.get().0 == actor => Ok(()),
@@ -79,6 +106,12 @@ impl Registry {
         self.names.get(name).map(|(actor, _)| *actor)
     }
 
+    /// Whether `actor` has a name.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn has(&self, actor: ActorId) -> bool {
+        self.names.values().any(|(named, _)| *named == actor)
+    }
+
     /// How many names there are, and how many processes have asked for some.
     #[cfg(feature = "testing")]
     pub(crate) fn len(&self) -> usize {
@@ -88,8 +121,14 @@ impl Registry {
     /// Frees the names of all actors of which `dead` is true.
     pub(crate) fn forget(&mut self, dead: impl Fn(ActorId) -> bool) {
         let by_process = &mut self.by_process;
-        self.names.retain(|_, (actor, by)| {
+        #[cfg(feature = "hosts")]
+        let freed = &mut self.freed;
+        self.names.retain(|_name, (actor, by)| {
             let stays = !dead(*actor);
+            #[cfg(feature = "hosts")]
+            if !stays && let Some(freed) = freed {
+                freed.push(_name.clone());
+            }
             if !stays && let std::collections::hash_map::Entry::Occupied(mut count) = by_process.entry(*by) {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
@@ -101,9 +140,94 @@ impl Registry {
     }
 }
 
+/// Names that are unique among several hosts.
+#[cfg(feature = "hosts")]
+impl Registry {
+    /// From now on notes which names are free again: on a host that has them from the head.
+    pub(crate) fn note_freed(&mut self) {
+        self.freed = Some(Vec::new());
+    }
+
+    pub(crate) fn take_freed(&mut self) -> Vec<String> {
+        self.freed.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// On the head: an actor of another host is to have this name.
+    pub(crate) fn claim(&mut self, host: u16, name: &str) -> Result<(), NameRefused> {
+        if let Some(holder) = self.find(name) {
+            return Err(NameRefused::By(holder));
+        }
+        match self.elsewhere.get(name) {
+            Some(holder) if *holder == host => return Ok(()),
+            Some(holder) => return Err(NameRefused::By(ActorId::numbered(*holder, 0))),
+            None => {}
+        }
+        let count = self.by_host.entry(host).or_default();
+        // It has looked at its length itself.
+        if *count >= MAX_NAMES_OF_HOST || check_name(name).is_err() {
+            return Err(NameRefused::Full);
+        }
+        *count += 1;
+        self.elsewhere.insert(name.to_owned(), host);
+        Ok(())
+    }
+
+    /// On the head: no actor of that host has the name any more.
+    pub(crate) fn release(&mut self, host: u16, name: &str) {
+        if self.elsewhere.get(name) == Some(&host) {
+            self.elsewhere.remove(name);
+            self.by_host.entry(host).and_modify(|count| *count -= 1);
+        }
+    }
+
+    /// On the head: a host is not of the node any more.
+    pub(crate) fn release_all(&mut self, host: u16) {
+        self.elsewhere.retain(|_, holder| *holder != host);
+        self.by_host.remove(&host);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "hosts")]
+    #[test]
+    fn a_name_has_one_host() {
+        let mut registry = Registry::default();
+        registry.register("here".into(), ActorId(1)).unwrap();
+        assert_eq!(registry.claim(1, "here"), Err(NameRefused::By(ActorId(1))));
+        assert_eq!(registry.claim(1, "there"), Ok(()));
+        // Its own word of that is older.
+        assert_eq!(registry.claim(1, "there"), Ok(()));
+        assert_eq!(registry.claim(2, "there"), Err(NameRefused::By(ActorId::numbered(1, 0))));
+        let error = registry.register("there".into(), ActorId(1)).unwrap_err();
+        assert!(error.to_string().contains("`there` belongs to an actor on host 1"), "{error}");
+        // Not by another.
+        registry.release(2, "there");
+        assert!(registry.claim(2, "there").is_err());
+        registry.release(1, "there");
+        assert_eq!(registry.claim(2, "there"), Ok(()));
+        registry.release_all(2);
+        registry.register("there".into(), ActorId(1)).unwrap();
+        assert!(registry.elsewhere.is_empty() && registry.claim(1, "").is_err());
+
+        // MBX-2.
+        (0..MAX_NAMES_OF_HOST).for_each(|i| assert_eq!(registry.claim(3, &i.to_string()), Ok(())));
+        assert_eq!(registry.claim(3, "one more"), Err(NameRefused::Full));
+        assert_eq!(registry.claim(4, "another's"), Ok(()));
+        registry.release(3, "7");
+        assert_eq!(registry.claim(3, "one more"), Ok(()));
+
+        // What a host that is not the head tells it.
+        assert!(registry.take_freed().is_empty());
+        registry.note_freed();
+        registry.forget(|actor| actor == ActorId(1));
+        let mut freed = registry.take_freed();
+        freed.sort();
+        assert_eq!(freed, ["here", "there"]);
+        assert!(registry.take_freed().is_empty());
+    }
 
     #[test]
     fn a_name_has_one_actor_until_that_actor_ends() {

@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+#[cfg(feature = "hosts")]
+use crate::ids::DeviceId;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_MAILBOX};
 use crate::node::limits::MAX_GIVEN_UP;
@@ -19,6 +21,23 @@ pub(crate) struct ActorEntry {
     pub(crate) away: bool,
     /// It is not where it was started, or will not be.
     moved: bool,
+    /// The device that the tensors of its messages are brought to, or the GPU that it works on, in each of its lives.
+    #[cfg(feature = "hosts")]
+    device: Option<DeviceId>,
+}
+
+impl ActorEntry {
+    fn at(location: Location) -> Self {
+        ActorEntry {
+            location,
+            name: String::new(),
+            started: false,
+            away: false,
+            moved: false,
+            #[cfg(feature = "hosts")]
+            device: None,
+        }
+    }
 }
 
 /// Why there is no room for an actor.
@@ -117,10 +136,7 @@ impl Roster {
         self.last_actor += 1;
         let actor = ActorId::numbered(self.host, self.last_actor);
         let location = Location { process, index, capacity };
-        self.actors.insert(
-            actor,
-            ActorEntry { location, name: String::new(), started: false, away: false, moved: false },
-        );
+        self.actors.insert(actor, ActorEntry::at(location));
         Ok((actor, location))
     }
 
@@ -133,8 +149,7 @@ impl Roster {
         capacity: u32,
     ) -> Result<Location, LocationError> {
         let location = Location { process: gateway, index: self.free_index(gateway)?, capacity };
-        let entry = ActorEntry { location, name: String::new(), started: false, away: false, moved: false };
-        self.actors.insert(actor, entry);
+        self.actors.insert(actor, ActorEntry::at(location));
         Ok(location)
     }
 
@@ -207,6 +222,27 @@ impl Roster {
         if let Some(entry) = self.actors.get_mut(&actor) {
             name.clone_into(&mut entry.name);
         }
+    }
+
+    /// The tensors of an actor's messages are brought to this device, or it works on this GPU.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn works_on(&mut self, actor: ActorId, receive_on: Option<DeviceId>, device: DeviceId) {
+        if let Some(entry) = self.actors.get_mut(&actor) {
+            entry.device = receive_on.or((device != DeviceId::HOST).then_some(device));
+        }
+    }
+
+    /// Where a tensor of a message to an actor belongs, if anywhere.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn device_of(&self, actor: ActorId) -> Option<DeviceId> {
+        self.actors.get(&actor)?.device
+    }
+
+    /// A GPU that an actor of a process works on.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn gpu_of(&self, process: ProcessId) -> Option<DeviceId> {
+        let there = self.actors.values().filter(|entry| entry.location.process == process);
+        there.filter_map(|entry| entry.device).find(|device| *device != DeviceId::HOST)
     }
 
     pub(crate) fn started(&mut self, actor: ActorId) {

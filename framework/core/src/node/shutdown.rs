@@ -19,6 +19,8 @@ use std::collections::{HashMap, HashSet};
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::ProcessId;
 use crate::node::host::Activity;
 use crate::node::supervisor::WorkerId;
@@ -180,7 +182,7 @@ pub struct WorkerEnd {
 }
 
 /// How often a worker was restarted, or an actor in it, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartReport {
     /// The worker.
     pub worker: WorkerId,

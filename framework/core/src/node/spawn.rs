@@ -433,18 +433,24 @@ impl<A: RemoteActor> Spawn<'_, A> {
         let name = name.or(own_label.as_deref()).unwrap_or_else(|| short(type_name)).to_owned();
         let (spares, device) = (self.spares, self.device);
         #[cfg(feature = "hosts")]
+        let interpreter = A::interpreter(&self.args);
+        #[cfg(feature = "hosts")]
         if let Some(host) = self.on.as_ref().map(|on| self.node.other_host(on)).transpose()?.flatten() {
             let whole = [
                 (self.worker.is_none(), "its worker is of this host"),
                 (self.how.group.is_none(), "its group is of this host"),
-                (program.is_none(), "its worker runs a program of this host"),
-                (self.spares == 0, "its spare workers wait on this host"),
+                (program.is_none() || interpreter.is_some(), "its worker runs a program of this host"),
             ];
             if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {
                 return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
             }
-            let new = super::elsewhere::NewWorker { name, streams: self.streams };
-            return self.defer()?.start_on(&host, super::elsewhere::StartIn::New(new));
+            let new = super::elsewhere::NewWorker { name, streams: self.streams, interpreter };
+            let supervisor = Arc::clone(self.node.supervisor());
+            let started = self.defer()?.start_on(&host, super::elsewhere::StartIn::New(new), device)?;
+            if spares > 0 {
+                supervisor.keep_spares(started.worker(), spares, device);
+            }
+            return Ok(started);
         }
         let (supervisor, streams, worker) = (Arc::clone(self.node.supervisor()), self.streams, self.worker);
         let deferred = self.defer()?;

@@ -1,4 +1,4 @@
-//! Waiting for descriptors.
+//! Waiting for descriptors, and for futures.
 
 use std::io;
 use std::time::Duration;
@@ -21,4 +21,20 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
 /// When to flush again although no event says so.
 pub(crate) fn retry_after(flushed: Flushed) -> Option<Duration> {
     (flushed == Flushed::Later).then_some(Duration::from_millis(5))
+}
+
+/// Waits on this thread, or where that is one of an async runtime's, on one of its own.
+#[cfg(feature = "hosts")]
+pub(super) fn wait_for<F: Future<Output: Send> + Send>(future: F) -> io::Result<F::Output> {
+    let wait = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        Ok(runtime.block_on(future))
+    };
+    if tokio::runtime::Handle::try_current().is_err() {
+        return wait();
+    }
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(wait);
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }

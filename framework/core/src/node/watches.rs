@@ -32,6 +32,24 @@ impl Watches {
         Some(last.unwrap_or(Lifecycle::Down { actor, reason: EndReason::Forgotten, will_restart: false }))
     }
 
+    /// Whether anybody watches `actor`.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn is_watched(&self, actor: ActorId) -> bool {
+        self.by_actor.contains_key(&actor)
+    }
+
+    /// The actors that somebody watches.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn watched(&self) -> impl Iterator<Item = ActorId> {
+        self.by_actor.keys().copied()
+    }
+
+    /// Nobody will say when `actor` is up again.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn forget_down(&mut self, actor: ActorId) {
+        self.down.remove(&actor);
+    }
+
     /// Nobody in `process` watches `actor` any more.
     pub(crate) fn unwatch(&mut self, process: ProcessId, actor: ActorId) {
         if let Some(watching) = self.by_actor.get_mut(&actor) {

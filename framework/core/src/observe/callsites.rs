@@ -21,7 +21,7 @@ use super::log::Severity;
 use crate::limits::{MAX_LOG_CALLSITES, MAX_LOG_FIELD_NAME, MAX_LOG_FIELDS};
 
 /// The node's own fields, which come first.
-const OWN: [&str; 6] = ["message", "worker", "origin", "fields", "spans", "at"];
+const OWN: [&str; 7] = ["message", "worker", "on_host", "origin", "fields", "spans", "at"];
 /// Most fields of an event.
 const ALL: usize = OWN.len() + MAX_LOG_FIELDS;
 

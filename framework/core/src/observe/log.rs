@@ -249,8 +249,8 @@ fn panic_record(info: &PanicHookInfo<'_>) -> LogRecord {
 /// targets when a program is built, so the worker's own is the field `origin`.
 ///
 /// The record's fields are fields of the event. One whose name cannot be one, or is the node's, is in the field `fields`, as
-/// text; all are where workers use too many different sets of names.
-pub fn emit(worker: &str, record: &LogRecord) {
+/// text; all are where workers use too many different sets of names. `on_host` is the host of the worker, where that is another one.
+pub fn emit(on_host: Option<&str>, worker: &str, record: &LogRecord) {
     let LogRecord { target: origin, message, .. } = record;
     let (named, others): (Vec<_>, Vec<_>) =
         record.fields.iter().take(MAX_LOG_FIELDS).partition(|(name, _)| callsites::is_a_name(name));
@@ -266,6 +266,7 @@ pub fn emit(worker: &str, record: &LogRecord) {
     let own = [
         Some(&shown as &dyn Value),
         Some(&worker as &dyn Value),
+        on_host.as_ref().map(|host| host as &dyn Value),
         Some(&origin.as_str() as &dyn Value),
         text.as_ref().map(|text| text as &dyn Value),
         spans.as_ref().map(|spans| spans as &dyn Value),
@@ -280,7 +281,7 @@ pub fn emit(worker: &str, record: &LogRecord) {
     macro_rules! event {
         ($level:ident) => {
             tracing::event!(
-                target: "tensorpost::worker", Level::$level, worker, origin, fields, spans, at, "{message}"
+                target: "tensorpost::worker", Level::$level, worker, on_host, origin, fields, spans, at, "{message}"
             )
         };
     }
@@ -402,9 +403,12 @@ mod tests {
             spans: vec!["stage".into()],
             location: Some(("a.rs".into(), 5)),
         };
-        let records = records(|| emit("blur-1", &sent));
+        let records = records(|| emit(None, "blur-1", &sent));
         assert_eq!((records[0].severity, records[0].message.as_str()), (Severity::Error, "out of {memory}"));
         assert_eq!(pairs(&records[0]), "worker=blur-1 origin=demo::blur spans=stage at=a.rs:5 bytes=12");
+        let records = self::records(|| emit(Some("2 right"), "blur-1", &sent));
+        let named = "worker=blur-1 on_host=2 right origin=demo::blur spans=stage at=a.rs:5 bytes=12";
+        assert_eq!(pairs(&records[0]), named);
     }
 
     fn pairs(record: &LogRecord) -> String {
@@ -430,7 +434,7 @@ mod tests {
             spans: Vec::new(),
             location: None,
         };
-        let records = records(|| emit("camera.0", &sent));
+        let records = records(|| emit(None, "camera.0", &sent));
         let expected = format!(
             "worker=camera.0 origin=demo fields=worker=another x y=1 =empty {}=long frame.id=7",
             "n".repeat(65)
@@ -449,7 +453,7 @@ mod tests {
             spans: Vec::new(),
             location: None,
         };
-        let records = records(|| (0..1000).for_each(|number| emit("w", &sent(number))));
+        let records = records(|| (0..1000).for_each(|number| emit(Some("1 left"), "w", &sent(number))));
         let as_text = records.iter().filter(|record| record.fields.iter().any(|(name, _)| name == "fields"));
         // Of this severity; the other tests keep theirs.
         assert!(as_text.count() > 500 && records.len() == 1000);

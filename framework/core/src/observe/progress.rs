@@ -99,8 +99,8 @@ enum Form {
 
 impl From<&Metrics> for Shown {
     fn from(metrics: &Metrics) -> Self {
-        let stage = |Row { name, handled, queued, p50, .. }| ShownStage {
-            name,
+        let stage = |Row { host, name, handled, queued, p50, .. }| ShownStage {
+            name: host.map_or_else(|| name.clone(), |host| format!("{name} on {host}")),
             done: handled,
             of: None,
             queued,

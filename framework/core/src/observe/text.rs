@@ -12,15 +12,16 @@ use std::time::Duration;
 pub(crate) const CONTINUED: &str = "\n    | ";
 
 /// `text` as it can be shown, in at most `limit` bytes: no control character is left, nor one that changes the direction of
-/// writing, and a line break shows that the text goes on.
+/// writing, and a line break shows that the text goes on. One that was made so before, on another host, stays as it is.
 pub(crate) fn shown(mut text: String, limit: usize) -> String {
     text.truncate(text.floor_char_boundary(limit));
     if !text.contains(is_odd) {
         return text;
     }
     let mut plain = String::with_capacity(text.len() + 16);
-    for character in text.chars() {
+    for (at, character) in text.char_indices() {
         match character {
+            '\n' if text[at..].starts_with(CONTINUED) => plain.push('\n'),
             '\n' => plain.push_str(CONTINUED),
             '\t' => plain.push(' '),
             // Formatting into a string does not fail.
@@ -89,6 +90,7 @@ mod tests {
         let text = shown("boom\nERROR node: all is lost\r\x1b[2J\u{2028}x\u{9b}31m\u{202e}".to_owned(), 1000);
         assert_eq!(text, "boom\n    | ERROR node: all is lost\\u{d}\\u{1b}[2J\\u{2028}x\\u{9b}31m\\u{202e}");
         assert!(text.lines().skip(1).all(|line| line.starts_with("    | ")));
+        assert_eq!(shown(text.clone(), 1000), text, "once more");
     }
 
     #[test]

@@ -358,3 +358,13 @@ pub(crate) fn host_wait(
     }
     domain.wait_for_data(&ticket, deadline)
 }
+
+/// As [`host_wait`], until all that the ticket stands for is over, whether or not that had a result: for the reuse of memory
+/// (CLOCK-2).
+#[cfg(feature = "hosts")]
+pub(crate) fn host_wait_in_order(domain: &Arc<ClockDomain>, ticket: Ticket) -> Result<(), ClockError> {
+    if ticket.process == domain.own() {
+        OwnStreams::of(domain).flush(ticket.slot, ticket.value);
+    }
+    domain.wait(&ticket, None).map(drop)
+}

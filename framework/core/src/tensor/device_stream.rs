@@ -138,7 +138,12 @@ impl DeviceStream {
         self.adopt(allocation, dtype, layout)
     }
 
-    fn adopt(&self, allocation: Allocation, dtype: DType, layout: Layout) -> Result<TensorMut, TensorError> {
+    pub(super) fn adopt(
+        &self,
+        allocation: Allocation,
+        dtype: DType,
+        layout: Layout,
+    ) -> Result<TensorMut, TensorError> {
         if !allocation.after.is_empty() {
             // CLOCK-2: whoever had the memory before may still be using it; this stream goes behind them.
             self.stream.wait_in_order(allocation.after)?;

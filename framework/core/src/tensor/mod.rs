@@ -50,6 +50,8 @@ mod mutable;
 mod ndarray;
 pub mod part;
 mod reduce;
+#[cfg(feature = "hosts")]
+mod reserved;
 mod scalar;
 mod transfer;
 
@@ -64,6 +66,8 @@ pub use error::TensorError;
 pub use layout::{Layout, LayoutError};
 pub use mutable::{NotSole, NotSoleReason, TensorMut};
 pub use part::{JoinError, SplitError, TensorPart};
+#[cfg(feature = "hosts")]
+pub(crate) use reserved::Reserved;
 
 use crate::clock::Ticket;
 use crate::clock::taint::{Tainted, TicketStatus};

@@ -312,6 +312,12 @@ impl Cluster {
         self.hub.wait_until_idle();
     }
 
+    /// Has process `i` say when it has taken all that was sent to it by now: true then.
+    #[cfg(test)]
+    pub(crate) fn fence(&self, i: usize) -> Arc<std::sync::atomic::AtomicBool> {
+        self.hub.fence(self.process(i))
+    }
+
     /// What the node sends to process `i` waits, as in the control socket of a process that is stopped. The test should
     /// not poll it either.
     pub fn stop(&self, i: usize) {

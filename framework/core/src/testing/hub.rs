@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+#[cfg(test)]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -152,6 +154,17 @@ impl Hub {
         self.state.lock().ended.insert(process);
         // Refused only when the hub is closing, and then nobody is left to tell.
         let _ = self.say(process, Said::Ended);
+    }
+
+    /// Has `process` say when it has taken what was sent to it.
+    #[cfg(test)]
+    pub(super) fn fence(&self, process: ProcessId) -> Arc<AtomicBool> {
+        let opened = Arc::new(AtomicBool::new(false));
+        let (opens, mut out) = (Arc::clone(&opened), Vec::new());
+        let opens = Box::new(move || opens.store(true, Ordering::Release));
+        self.broker.lock().fence(process, opens, &mut out);
+        out.into_iter().for_each(|delivery| self.deliver(delivery));
+        opened
     }
 
     /// Whether `process` can take no descriptors.

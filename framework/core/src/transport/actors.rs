@@ -39,7 +39,11 @@ enum Slot {
     /// Nobody was there yet.
     #[default]
     Free,
-    Taken(Arc<dyn Inbox>),
+    Taken {
+        inbox: Arc<dyn Inbox>,
+        /// Of the largest mailbox that was ever here, per sending process.
+        most: u32,
+    },
     /// Somebody was there, and is started anew if this is set.
     Withdrawn {
         away: bool,
@@ -52,8 +56,7 @@ impl Slot {
     fn capacity(&self) -> u32 {
         match self {
             Slot::Free => 0,
-            Slot::Taken(inbox) => inbox.capacity(),
-            Slot::Withdrawn { capacity, .. } => *capacity,
+            Slot::Taken { most: capacity, .. } | Slot::Withdrawn { capacity, .. } => *capacity,
         }
     }
 }
@@ -94,7 +97,8 @@ impl Actors {
             if inboxes.len() <= index {
                 inboxes.resize(index + 1, Slot::Free);
             }
-            std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
+            let most = inboxes[index].capacity().max(capacity);
+            std::mem::replace(&mut inboxes[index], Slot::Taken { inbox, most })
         };
         drop(before);
         // Only now: a link that is made meanwhile reads the place (`tell_new`). And where nobody was before, too: a frame that
@@ -120,13 +124,29 @@ impl Actors {
         }
     }
 
+    /// The actor at `index` is gone, and another may come there. Its senders look where it is now; what is on its way still comes
+    /// to its mailbox, and its credits go on where they stand.
+    #[cfg(feature = "hosts")]
+    pub(super) fn pause(&self, index: u16, links: &Links) {
+        for link in links.all().iter() {
+            link.pause(index);
+            link.ring(wake_reasons::CREDIT);
+        }
+    }
+
+    /// Messages that one sending process could ever have unhandled at `index`; `None` where nobody was.
+    #[cfg(feature = "hosts")]
+    pub(super) fn most_at(&self, index: u16) -> Option<u32> {
+        self.inboxes.read().get(usize::from(index)).map(Slot::capacity).filter(|most| *most > 0)
+    }
+
     /// Has a new link say which mailboxes there are, and which are closed.
     pub(super) fn tell_new(&self, link: &Link) {
         for (index, slot) in self.inboxes.read().iter().enumerate() {
             let index = index as u16; // there are MAX_ACTORS
             match slot {
                 Slot::Free => {}
-                Slot::Taken(inbox) => link.open_mailbox_at(index, inbox.capacity(), 0),
+                Slot::Taken { inbox, .. } => link.open_mailbox_at(index, inbox.capacity(), 0),
                 Slot::Withdrawn { away, .. } => link.close(index, *away),
             }
         }
@@ -134,7 +154,7 @@ impl Actors {
 
     pub(super) fn inbox(&self, index: u16) -> Option<Arc<dyn Inbox>> {
         match self.inboxes.read().get(usize::from(index)) {
-            Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
+            Some(Slot::Taken { inbox, .. }) => Some(Arc::clone(inbox)),
             _ => None,
         }
     }
@@ -163,7 +183,7 @@ impl Actors {
     fn each_inbox<T>(&self, look: impl Fn(&dyn Inbox) -> Option<T>) -> Vec<T> {
         let inboxes = self.inboxes.read().clone();
         let seen = inboxes.iter().filter_map(|slot| match slot {
-            Slot::Taken(inbox) => look(&**inbox),
+            Slot::Taken { inbox, .. } => look(&**inbox),
             Slot::Free | Slot::Withdrawn { .. } => None,
         });
         seen.collect()

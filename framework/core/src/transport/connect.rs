@@ -113,7 +113,12 @@ impl Transport {
     }
 
     fn new_link(&self, peer: ProcessId) -> std::io::Result<Arc<Link>> {
-        let link = Arc::new(Link::new(peer, self.links.number_half(), self.wakeups.ears())?);
+        let link = Arc::new(Link::new(
+            peer,
+            self.links.number_half(),
+            self.wakeups.ears(),
+            self.links.unpublished_notices(),
+        )?);
         // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after, and then its
         // withdrawal finds this link (`Actors::withdraw`).
         self.actors.tell_new(&link);

@@ -115,6 +115,11 @@ pub enum ToNode {
         /// The name.
         name: String,
     },
+    /// All that others had sent to this process when it was asked was delivered.
+    Fenced {
+        /// From [`FromNode::Fence`].
+        ticket: u64,
+    },
     /// What this host's gateway says of others. Last, so that the form of the rest is that of a build without it.
     #[cfg(feature = "hosts")]
     Hosts(FromGateway),
@@ -203,6 +208,17 @@ pub enum FromNode {
         /// Where it is.
         at: Whereabouts,
     },
+    /// An actor of another host, which nobody here has used for long, has no place here any more. Whoever wants to send to it asks
+    /// again.
+    Unplaced {
+        /// The actor.
+        actor: ActorId,
+    },
+    /// Say so, with [`ToNode::Fenced`], when all that others have sent to this process by now was delivered.
+    Fence {
+        /// Echoed in the answer.
+        ticket: u64,
+    },
     /// Why a process ended, and what becomes of its actors. Comes before its [`Exited`](FromNode::Exited).
     ProcessDown(ProcessDown),
     /// The answer to [`ToNode::Watch`]. Each [`Lifecycle`](FromNode::Lifecycle) of the actor that comes after it happened
@@ -275,6 +291,12 @@ pub trait ControlChannel: Send + Sync + 'static {
     /// # Errors
     /// [`ControlChannelClosed`] when the node is gone.
     fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed>;
+
+    /// Hands over what may be dropped, as a log may, where that holds up nothing else. Whether it was taken.
+    #[cfg(feature = "hosts")]
+    fn send_if_room(&self, message: ToNode) -> bool {
+        self.send(message, Vec::new()).is_ok()
+    }
 }
 
 /// The node is gone, so nothing can be asked of it.

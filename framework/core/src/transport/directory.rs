@@ -12,19 +12,23 @@
 //! something).
 //!
 //! An actor of another host is where the node says, from the first message on: its address has a place that means something at
-//! its home alone (HOST-2), and what reaches it from here is a mailbox of this host's gateway.
+//! its home alone (HOST-2), and what reaches it from here is a mailbox of this host's gateway. One that has no place there any more
+//! *rests*: whoever sends to it next has the node asked again, and waits in the queue that it had (MBX-1). Of those that rest, and of
+//! those that have ended, the last [`MAX_RESTING`] are known; who sends to another has the node asked too (MBX-2).
 //!
-//! **Locks.** A shard of the table, then those of [`Actors`] and [`Links`], and a queue's locations. Nobody is woken
+//! **Locks.** `resting`, then a shard of the table, then those of [`Actors`] and [`Links`], and a queue's locations. Nobody is woken
 //! under a shard, and nothing is sent to the node under one.
 //!
 //! **On a crash** of an actor's process the node says whether it comes back; until then its senders wait here. **On
 //! cancellation** of a registration or a lookup the answer finds nobody, and is dropped.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::actors::Actors;
@@ -33,6 +37,7 @@ use super::links::Links;
 use super::process::ProcessLifecycle;
 use super::{Link, Queue};
 use crate::ids::{ActorId, ProcessId};
+use crate::limits::MAX_RESTING;
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
 use crate::transport::lifecycle::{EndReason, ExitedProcess, ProcessDown, Whereabouts};
 
@@ -45,6 +50,8 @@ pub(super) struct Directory {
     known: DashMap<ActorId, Known>,
     /// Whether there is any, so that a send need not look where nothing ever moved.
     moved: AtomicBool,
+    /// Actors of other hosts that rest or have ended, those that do for longest first. One may be in it that does neither any more.
+    resting: Mutex<VecDeque<ActorId>>,
     next: AtomicU64,
     registrations: DashMap<u64, oneshot::Sender<Result<(), ActorId>>>,
     lookups: DashMap<u64, oneshot::Sender<Option<(ActorId, Location)>>>,
@@ -52,8 +59,10 @@ pub(super) struct Directory {
 
 #[derive(Debug)]
 struct Known {
-    /// `None` while the node is being asked.
+    /// `None` while the node is being asked, or has to be.
     at: Option<Whereabouts>,
+    /// It is of another host, and has no place here: the node has to be asked.
+    rests: bool,
     /// Where its senders wait.
     queue: Queue,
     /// Whether what happens at its location wakes them.
@@ -92,6 +101,7 @@ impl Directory {
             host: AtomicU16::new(0),
             known: DashMap::new(),
             moved: AtomicBool::new(false),
+            resting: Mutex::default(),
             next: AtomicU64::new(0),
             registrations: DashMap::new(),
             lookups: DashMap::new(),
@@ -113,6 +123,20 @@ impl Directory {
 }
 
 impl Known {
+    /// Of an actor that the node is asked for. Its senders wait in `queue`.
+    fn asked(queue: Queue) -> Self {
+        Known { at: None, rests: false, queue, arrived: false }
+    }
+
+    /// Whether nothing is lost where it is forgotten: the node says it again.
+    fn can_be_forgotten(&self) -> bool {
+        self.is_over() && self.queue.is_unshared()
+    }
+
+    fn is_over(&self) -> bool {
+        self.rests || self.at.as_ref().is_some_and(Whereabouts::is_final)
+    }
+
     fn way(&self) -> Way {
         match &self.at {
             Some(Whereabouts::At(location)) => Way::To(*location, Some(self.queue.clone())),
@@ -141,7 +165,7 @@ impl Directory {
         self.host.load(Ordering::Relaxed)
     }
 
-    fn is_foreign(&self, actor: ActorId) -> bool {
+    pub(super) fn is_foreign(&self, actor: ActorId) -> bool {
         actor.host() != self.host.load(Ordering::Relaxed)
     }
 
@@ -163,17 +187,24 @@ impl Directory {
         lifecycle: &ProcessLifecycle,
         control: &dyn ControlChannel,
     ) -> Way {
-        let way = self.way_to(actor, remembered);
-        if !self.is_foreign(actor) || !matches!(way, Way::To(_, None)) {
-            return way;
+        if !self.is_foreign(actor) {
+            return self.way_to(actor, remembered);
+        }
+        if let Some(known) = self.known.get(&actor).filter(|known| !known.rests) {
+            return known.way();
         }
         if lifecycle.is_stopped() {
             return Way::Nowhere; // nobody would hear the answer
         }
-        let waits = Known { at: None, queue: Queue::default(), arrived: false };
         let way = match self.known.entry(actor) {
-            Entry::Occupied(entry) => return entry.get().way(),
-            Entry::Vacant(entry) => entry.insert(waits).way(),
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                if !std::mem::take(&mut known.rests) {
+                    return known.way();
+                }
+                known.way()
+            }
+            Entry::Vacant(entry) => entry.insert(Known::asked(Queue::default())).way(),
         };
         if control.send(ToNode::WantActor { actor }, Vec::new()).is_err() {
             self.known.remove(&actor);
@@ -242,10 +273,9 @@ impl Directory {
         // The process ended before this one began to listen. First the entry, then the question: the answer finds the
         // queue of whoever waits. Who comes second finds the entry, and does not ask again.
         let queue = self.queue_at(actor, location, links, actors);
-        let waits = Known { at: None, queue, arrived: false };
         let way = match self.known.entry(actor) {
             Entry::Occupied(entry) => return entry.get().way(),
-            Entry::Vacant(entry) => entry.insert(waits).way(),
+            Entry::Vacant(entry) => entry.insert(Known::asked(queue)).way(),
         };
         // MOVED release, as in `note`.
         self.moved.store(true, Ordering::Release);
@@ -309,6 +339,7 @@ impl Directory {
     /// Remembers where an actor is, and wakes the first of those who wait for it.
     fn note(&self, actor: ActorId, at: Whereabouts, links: &Links, actors: &Actors) {
         let mut is_new = false;
+        let is_final = at.is_final();
         let queue = {
             let mut known = self.known.entry(actor).or_insert_with(|| {
                 is_new = !matches!(at, Whereabouts::Restarting(_));
@@ -317,14 +348,17 @@ impl Directory {
                     Whereabouts::Restarting(location) => self.queue_at(actor, *location, links, actors),
                     _ => Queue::default(),
                 };
-                Known { at: None, queue, arrived: false }
+                Known::asked(queue)
             });
             // Whoever sends first makes the link, and has it wake the others.
-            known.arrived = false;
-            known.queue.count_in(&Arc::default());
+            self.leave_place(actor, &mut known, links);
+            known.rests = false;
             known.at = Some(at);
             known.queue.clone()
         };
+        if is_final && self.is_foreign(actor) {
+            self.rest(actor);
+        }
         // MOVED release: pairs with `has_moved`: whoever looks sees what is known where it sees this.
         self.moved.store(true, Ordering::Release);
         queue.wake_front();
@@ -332,6 +366,53 @@ impl Directory {
             // Whoever saw that it is away before the node said a word of it, waits at its last location. Where that
             // was, is not known here: those in front of all queues look again, and wake who is behind them.
             links.all().iter().for_each(|link| link.wake_all_fronts());
+        }
+    }
+
+    /// What happens where the actor was wakes nobody any more who waits for it.
+    fn leave_place(&self, actor: ActorId, known: &mut Known, links: &Links) {
+        known.arrived = false;
+        known.queue.count_in(&Arc::default());
+        // A link to the gateway stays, and its places are others' in turn.
+        if let Some(Whereabouts::At(location)) = known.at.as_ref().filter(|_| self.is_foreign(actor))
+            && let Some(link) = links.in_slot_of(location.process)
+        {
+            link.let_go(&known.queue);
+        }
+    }
+
+    /// The node says that an actor of another host has no place here any more.
+    pub(super) fn unplaced(&self, actor: ActorId, links: &Links, control: &dyn ControlChannel) {
+        let is_waited_for = {
+            let Some(mut known) = self.known.get_mut(&actor) else { return };
+            self.leave_place(actor, &mut known, links);
+            known.at = None;
+            // Who joins behind this look finds that it rests, because it looks for the actor once more then.
+            known.rests = known.queue.is_empty();
+            !known.rests
+        };
+        if !is_waited_for {
+            return self.rest(actor);
+        }
+        // After the node's end nobody waits for long.
+        let _ = control.send(ToNode::WantActor { actor }, Vec::new());
+    }
+
+    /// Remembers that an actor of another host rests or has ended, and forgets another in its place.
+    fn rest(&self, actor: ActorId) {
+        let mut resting = self.resting.lock();
+        resting.push_back(actor);
+        // Two for one, so that those which cannot go yet do not stay for ever.
+        for _ in 0..2 {
+            if resting.len() <= MAX_RESTING {
+                return;
+            }
+            let Some(oldest) = resting.pop_front() else { return };
+            let forgotten = self.known.remove_if(&oldest, |_, known| known.can_be_forgotten());
+            if forgotten.is_none() && self.known.get(&oldest).is_some_and(|known| known.is_over()) {
+                // Somebody has its queue, and keeps a place in it.
+                resting.push_back(oldest);
+            }
         }
     }
 
@@ -403,7 +484,55 @@ impl Directory {
 mod tests {
     use super::*;
     use crate::testing::Cluster;
+    use crate::transport::Transport;
     use crate::transport::control_channel::FromNode;
+
+    /// MBX-2: and who waits for one that rests keeps its queue.
+    #[test]
+    fn actors_of_other_hosts_that_have_ended_or_rest_are_forgotten_in_turn() {
+        let cluster = Cluster::new(2);
+        let (to, _inbox) = cluster.inbox::<u32>(1, 1);
+        cluster.connect();
+        let transport = cluster.transport(0);
+        let Transport { directory, lifecycle, .. } = &**transport;
+        let actor = |number| ActorId::numbered(5, number);
+        let way = |number| directory.way_for(actor(number), to.location, lifecycle, &*transport.control);
+        let is = |number, at| {
+            transport.from_node(FromNode::Actor { actor: actor(number), at }, Vec::new());
+        };
+        let many = 3 * MAX_RESTING as u64;
+        for number in 1..=many {
+            assert!(matches!(way(number), Way::Later(_)), "the node is asked");
+            // It knows nobody.
+            cluster.run_node_until_idle();
+            is(number, Whereabouts::At(to.location));
+            match number % 3 {
+                0 => is(number, Whereabouts::Nowhere),
+                1 => is(number, Whereabouts::GaveUp(EndReason::Exit(3))),
+                _ => transport.from_node(FromNode::Unplaced { actor: actor(number) }, Vec::new()),
+            }
+        }
+        assert!(directory.known.len() <= MAX_RESTING, "{}", directory.known.len());
+        assert_eq!(directory.resting.lock().len(), MAX_RESTING);
+
+        // The last ones are known; who waits for one of them stays in front of those who come later.
+        let gave_up = many - many % 3 + 1 - 3;
+        assert!(matches!(way(gave_up), Way::GaveUp(EndReason::Exit(3))));
+        let Way::Later(queue) = way(many - 1) else { panic!("it rests") };
+        let place = queue.join();
+        cluster.run_node_until_idle();
+        is(many - 1, Whereabouts::At(to.location));
+        transport.from_node(FromNode::Unplaced { actor: actor(many - 1) }, Vec::new());
+        for number in many + 1..=2 * many {
+            let _ = way(number);
+            cluster.run_node_until_idle();
+        }
+        assert!(matches!(way(many - 1), Way::Nowhere), "it was asked for, because somebody waits");
+        assert!(directory.known.get(&actor(many - 1)).is_some_and(|known| known.queue.is(&queue)));
+        assert!(matches!(way(gave_up), Way::Later(_)), "it was forgotten, and is asked for");
+        assert!(directory.known.len() <= MAX_RESTING + 3, "{}", directory.known.len());
+        drop(place);
+    }
 
     /// A sender that found an actor away waits in the queue of its link. The first that the node says of that actor is that
     /// it does not come back.

@@ -46,6 +46,8 @@ impl Transport {
             FromNode::NoChunk { chunk, access } => self.memory.chunks.no_chunk(chunk, access),
             FromNode::ChunkWithdrawn { chunk } => self.memory.chunks.withdrawn(chunk),
             FromNode::Actor { actor, at } => self.directory.actor_is(actor, at, &self.links, &self.actors),
+            FromNode::Unplaced { actor } => self.directory.unplaced(actor, &self.links, &*self.control),
+            FromNode::Fence { ticket } => self.fence(ticket),
             FromNode::ProcessDown(process_down) => {
                 self.directory.on_process_down(process_down, &self.links, &self.actors, &self.lifecycle);
             }

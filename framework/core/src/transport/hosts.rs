@@ -4,18 +4,24 @@
 //! reached from here: at a place in the gateway, whose mailbox passes on what comes. And it says what other hosts ask of this one.
 
 use std::fmt;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use super::control_channel::Location;
+use super::inbox::Inbox;
 use super::lifecycle::{EndReason, Lifecycle, Whereabouts};
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::observe::log::LogRecord;
 
 /// What a transport passes on that is for the gateway, in the process that is it.
 pub(crate) trait Gate: Send + Sync {
     /// The node says something. Never waits.
     fn hear(&self, said: ToGateway);
+
+    /// The mailbox for a message to an actor of another host that was sent to a place which it has no more.
+    fn late(&self, actor: ActorId) -> Arc<dyn Inbox>;
 
     /// Leaves the other hosts. Resolves when they know, or some time has passed.
     fn leave(&self) -> BoxFuture<'static, ()>;
@@ -43,9 +49,33 @@ impl fmt::Display for Host {
     }
 }
 
+impl Host {
+    /// As a figure or a record of its log names it: the number, and what it calls itself.
+    pub(crate) fn short(&self) -> String {
+        format!("{} {}", self.number, self.name).trim_end().to_owned()
+    }
+}
+
+/// A record of a host's log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRecord {
+    /// The name of the worker; `"node"` for the node itself.
+    pub worker: String,
+    /// What it says.
+    pub record: LogRecord,
+}
+
 /// The mailbox of a host's node for what other hosts ask of it: its first actor.
 pub(crate) fn starter_of(host: u16) -> ActorId {
     ActorId::numbered(host, 1)
+}
+
+/// A message to a starter, as its own gateway passes it on: the number of the host that it has come from, and it, as a pair in
+/// MessagePack. So no host can ask in another's name.
+pub(crate) fn from_host(host: u16, message: &[u8]) -> Vec<u8> {
+    // An array of two, and a number of 16 bits (MessagePack: fixarray, uint 16).
+    let [high, low] = host.to_be_bytes();
+    [&[0x92, 0xcd, high, low], message].concat()
 }
 
 /// What all processes of a host have sent and received among themselves, and whether anything is under way there.
@@ -59,6 +89,17 @@ pub struct HostActivity {
     pub busy: bool,
     /// Whether the counts need not agree: one has died or was given up.
     pub leaves_unread: bool,
+}
+
+/// Why a host does not get a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NameRefused {
+    /// An actor has it. Of one on a third host, its host alone is known, and its number is 0.
+    By(ActorId),
+    /// The head knows as many names of that host as it may.
+    Full,
+    /// Too many names are asked for at a time.
+    Busy,
 }
 
 /// From the node to its gateway.
@@ -84,6 +125,16 @@ pub enum ToGateway {
         /// Which.
         actor: ActorId,
     },
+    /// An actor of another host is to have a place, and there is none. Answered by [`FromGateway::Rests`], as soon as there is one
+    /// that nobody uses.
+    MakeRoom,
+    /// The answer to [`FromGateway::Rests`]: nobody here knows the place any more.
+    Rested {
+        /// Which.
+        actor: ActorId,
+        /// Whether somebody here wants to hear what happens to it.
+        told: bool,
+    },
     /// Somebody here looks a name up that nobody has here. Answered by [`FromGateway::Found`].
     Find {
         /// Echoed in the answer.
@@ -97,6 +148,15 @@ pub enum ToGateway {
         actor: ActorId,
         /// Where.
         at: Whereabouts,
+        /// The device that the tensors of its messages are brought to, or the GPU that it works on.
+        device: Option<DeviceId>,
+    },
+    /// A process of this host that may ask actors of others works on this GPU.
+    Uses {
+        /// Which process.
+        process: ProcessId,
+        /// Its GPU.
+        device: DeviceId,
     },
     /// The head: ask all other hosts what is under way there, because the node shuts down. Answered by [`FromGateway::Drained`] for
     /// each.
@@ -112,6 +172,36 @@ pub enum ToGateway {
         round: u64,
         /// Of this host.
         activity: HostActivity,
+    },
+    /// An agent: somebody here wants this name, which nobody on another host may have then. Answered by [`FromGateway::Claimed`].
+    Claim {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The name.
+        name: String,
+    },
+    /// An agent: nobody here has this name any more.
+    Release {
+        /// The name.
+        name: String,
+    },
+    /// The head: whether another host may have a name; the answer to [`FromGateway::Claim`].
+    Claimed {
+        /// Which host.
+        host: u16,
+        /// From the question.
+        ticket: u64,
+        /// From the question.
+        name: String,
+        /// Why not.
+        result: Result<(), NameRefused>,
+    },
+    /// An agent: some of this host's log, for the head. It may be lost.
+    Log {
+        /// The number of the first; without any, that of the next that there will be.
+        first: u64,
+        /// One after the other.
+        records: Vec<HostRecord>,
     },
 }
 
@@ -138,6 +228,12 @@ pub enum FromGateway {
         /// Which.
         actor: ActorId,
     },
+    /// Nobody has sent to this one for longest, and nothing is on its way to it: it gives its place up. Answered by
+    /// [`ToGateway::Rested`].
+    Rests {
+        /// Which.
+        actor: ActorId,
+    },
     /// The actor cannot be reached (any more): it has ended, or its host is lost.
     OutOfReach {
         /// Which.
@@ -151,6 +247,31 @@ pub enum FromGateway {
         ticket: u64,
         /// The actor, and its place on its own host.
         found: Option<(ActorId, Location)>,
+    },
+    /// On the head: another host wants this name; answered by [`ToGateway::Claimed`].
+    Claim {
+        /// Which host.
+        host: u16,
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The name.
+        name: String,
+    },
+    /// On the head: another host gives a name back.
+    Release {
+        /// Which host.
+        host: u16,
+        /// The name.
+        name: String,
+    },
+    /// On an agent: whether this host may have a name; the head's answer to [`ToGateway::Claim`].
+    Claimed {
+        /// From the question.
+        ticket: u64,
+        /// From the question.
+        name: String,
+        /// Why not.
+        result: Result<(), NameRefused>,
     },
     /// Another host asks for this actor; answered by [`ToGateway::Local`].
     WantLocal {
@@ -174,6 +295,22 @@ pub enum FromGateway {
         round: u64,
         /// Of that host.
         activity: HostActivity,
+    },
+    /// On the head: some of the log of another host. It may be lost.
+    Log {
+        /// Whose.
+        host: u16,
+        /// Records that were dropped on the way, before these.
+        lost: u64,
+        /// What came.
+        records: Vec<HostRecord>,
+    },
+    /// On an agent: what is to be added to a time of `CLOCK_MONOTONIC` here for the head's, by the beats.
+    Clock {
+        /// Nanoseconds, head minus agent.
+        nanos: i64,
+        /// It is right to so many.
+        within: u64,
     },
     /// A host is lost, or has left: for the log. What it had is told actor by actor.
     HostGone {

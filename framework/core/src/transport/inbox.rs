@@ -166,6 +166,9 @@ pub struct Receipt {
     credit: Option<Credit>,
     /// Set while a reply is owed.
     correlation: Option<u64>,
+    /// Whether the sender asks for whatever is newer than what it has.
+    #[cfg(feature = "hosts")]
+    follows: bool,
     /// The reply need not wake its receiver by itself.
     acknowledges: bool,
     /// Of the reply.
@@ -184,7 +187,29 @@ impl Receipt {
     ) -> Self {
         transport.actors.opened();
         let lists = Lists::Packed;
-        Receipt { transport, link, credit: Some(credit), correlation, acknowledges: false, lists, end }
+        Receipt {
+            transport,
+            link,
+            credit: Some(credit),
+            correlation,
+            #[cfg(feature = "hosts")]
+            follows: false,
+            acknowledges: false,
+            lists,
+            end,
+        }
+    }
+
+    #[cfg(feature = "hosts")]
+    pub(super) fn of_follower(mut self, follows: bool) -> Self {
+        self.follows = follows;
+        self
+    }
+
+    /// Whether the sender asks for whatever is newer than what it has ([`Kind::Follow`](crate::message::wire::Kind::Follow)).
+    #[cfg(feature = "hosts")]
+    pub(crate) fn follows(&self) -> bool {
+        self.follows
     }
 
     /// The process that sent the message.

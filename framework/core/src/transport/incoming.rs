@@ -442,7 +442,7 @@ impl Transport {
         // The tensors are the only ones on their leases from here on: whoever gets them may hand them over at once.
         drop(adopted);
         match frame.header.kind {
-            Kind::Send | Kind::Ask => {
+            Kind::Send | Kind::Ask | Kind::Follow => {
                 self.deliver(link, inbound, frame, body, tensors, tickets);
             }
             Kind::Reply => self.take_reply(link, frame.header.correlation, Ok(Parts { body, tensors })),
@@ -465,7 +465,11 @@ impl Transport {
     ) {
         let index = frame.header.index;
         let inbox = self.actors.inbox(index).filter(|inbox| inbox.actor() == frame.header.actor);
-        let Some(inbox) = inbox else {
+        let inbox = inbox.map(|inbox| {
+            let capacity = inbox.capacity();
+            (inbox, capacity)
+        });
+        let Some((inbox, capacity)) = inbox.or_else(|| self.late_inbox(index, frame.header.actor)) else {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
             let away = self.actors.is_away(index);
@@ -483,16 +487,19 @@ impl Transport {
         };
         let Some(received) = inbound.received.get_mut(usize::from(index)) else { return };
         let done = link.handed_back(index);
-        if done < AWAY && received.saturating_sub(done) >= u64::from(inbox.capacity()) {
+        if done < AWAY && received.saturating_sub(done) >= u64::from(capacity) {
             // MBX-2: a peer that ignores the credits is dropped, not buffered for.
             self.reject(link, "it sent more than its credits");
             return self.give_up(link);
         }
         *received += 1;
         let Some(transport) = self.arc() else { return };
-        let correlation = (frame.header.kind == Kind::Ask).then_some(frame.header.correlation);
-        let credit = Credit { index, capacity: inbox.capacity() };
+        let kind = frame.header.kind;
+        let correlation = kind.is_ask().then_some(frame.header.correlation);
+        let credit = Credit { index, capacity };
         let receipt = Receipt::new(transport, Arc::clone(link), credit, correlation, inbound.taking);
+        #[cfg(feature = "hosts")]
+        let receipt = receipt.of_follower(kind == Kind::Follow);
         let (body, context) = match frame.header.has_context {
             true => TraceContext::split(body),
             false => (body, TraceContext::default()),
@@ -525,14 +532,14 @@ impl Transport {
             return;
         }
         let index = frame.header.index;
-        let counts = matches!(frame.header.kind, Kind::Send | Kind::Ask);
+        let counts = frame.header.kind.is_message();
         let received = inbound.received.get_mut(usize::from(index)).filter(|_| counts);
         let credit = received.map(|received| {
             *received += 1;
             // Of a mailbox that there may not be: its sender is told at once.
             Credit { index, capacity: 0 }
         });
-        if frame.header.kind == Kind::Ask {
+        if frame.header.kind.is_ask() {
             self.refuse(link, frame.header.correlation, why, credit);
         } else {
             self.hand_back(link, credit);

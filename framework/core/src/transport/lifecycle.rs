@@ -209,6 +209,13 @@ pub enum Whereabouts {
     Nowhere,
 }
 
+impl Whereabouts {
+    /// Whether there will be no other.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, Whereabouts::GaveUp(_) | Whereabouts::Nowhere)
+    }
+}
+
 /// What the node says of a process that ended, before it says that it has exited.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessDown {

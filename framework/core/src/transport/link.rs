@@ -37,6 +37,8 @@ mod senders;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use self::connection::Connection;
 use self::credits::Credits;
@@ -76,8 +78,13 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// `number` is that of this process's half.
-    pub(crate) fn new(peer: ProcessId, number: u64, ears: &Ears) -> io::Result<Self> {
+    /// `number` is that of this process's half; `with_unpublished` counts its links with notices that are not published.
+    pub(crate) fn new(
+        peer: ProcessId,
+        number: u64,
+        ears: &Ears,
+        with_unpublished: Arc<AtomicUsize>,
+    ) -> io::Result<Self> {
         let connection = Connection::new(number, ears)?;
         let credits = Credits::new(&connection.memory);
         Ok(Link {
@@ -85,7 +92,7 @@ impl Link {
             connection,
             sender: SenderSide::new(),
             receiver: ReceiverSide::new(),
-            leases: Leases::new(),
+            leases: Leases::new(with_unpublished),
             senders: Senders::new(),
             credits,
             renewal: Renewal::default(),

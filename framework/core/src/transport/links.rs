@@ -11,7 +11,7 @@
 //! **On a crash** of a peer its link stays until the reader parts with it. **On cancellation** nothing happens.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 
@@ -24,6 +24,8 @@ pub(super) struct Links {
     state: RwLock<State>,
     /// The number of the last half that was made.
     halves: AtomicU64,
+    /// How many links have notices that were posted and are not published.
+    with_unpublished_notices: Arc<AtomicUsize>,
 }
 
 struct State {
@@ -38,12 +40,26 @@ struct State {
 impl Links {
     pub(super) fn new() -> Self {
         let state = State { by_slot: vec![None; MAX_PROCESSES], leaving: Vec::new(), all: Arc::default() };
-        Links { state: RwLock::new(state), halves: AtomicU64::new(0) }
+        Links {
+            state: RwLock::new(state),
+            halves: AtomicU64::new(0),
+            with_unpublished_notices: Arc::default(),
+        }
     }
 
     /// A number for the half of a new link.
     pub(super) fn number_half(&self) -> u64 {
         self.halves.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What a new link counts itself in while it has notices that are not published.
+    pub(super) fn unpublished_notices(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.with_unpublished_notices)
+    }
+
+    /// Whether a notice was posted on any link and is not published.
+    pub(super) fn have_unpublished_notices(&self) -> bool {
+        self.with_unpublished_notices.load(Ordering::Acquire) > 0
     }
 
     /// The link in the slot of `peer`, which may be that of another life of the slot.

@@ -33,6 +33,7 @@
 //! | `actors` | the places of mailboxes, how many messages are open |
 //! | `asks` | who waits for which reply |
 //! | `directory` | where actors are, and names |
+//! | `fences` | who is told when what was sent was taken |
 //! | `wakeups` | the wake page, the doorbells, what was put off |
 //! | `lifecycle`, `ended`, `watching` | who has ended, who watches, how far this process is itself |
 //!
@@ -73,6 +74,7 @@ pub mod doorbell;
 mod endings;
 pub(crate) mod entry;
 mod exited;
+mod fences;
 mod forwards;
 mod from_node;
 #[cfg(feature = "hosts")]
@@ -114,6 +116,7 @@ use actors::Actors;
 pub use asks::AskFailure;
 use asks::Asks;
 use directory::Directory;
+use fences::Fences;
 use links::Links;
 use memory::Memory;
 use process::ProcessLifecycle;
@@ -127,6 +130,7 @@ pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use outgoing::{Claim, NotNow};
 pub(crate) use outgoing::{Destination, TransmitError};
+pub(crate) use publish::PublishingThread;
 pub(crate) use refused::LinkRefused;
 pub use refused::WhyRefused;
 pub(crate) use route::{NoRoute, Route};
@@ -158,6 +162,7 @@ pub struct Transport {
     actors: Actors,
     asks: Asks,
     directory: Directory,
+    fences: Fences,
     lifecycle: ProcessLifecycle,
     counters: Counters,
     /// In the process that is the gateway.
@@ -248,6 +253,7 @@ impl Transport {
                 actors: Actors::new(),
                 asks: Asks::new(),
                 directory: Directory::new(me),
+                fences: Fences::default(),
                 lifecycle: ProcessLifecycle::begin(me),
                 counters: Counters::default(),
                 #[cfg(feature = "hosts")]
@@ -408,6 +414,19 @@ impl Transport {
         self.gate.get()
     }
 
+    /// In the gateway: the mailbox for a message that names a place which its actor, of another host, has no more; and how many of
+    /// such one process can have sent to it.
+    #[cfg(feature = "hosts")]
+    fn late_inbox(&self, index: u16, actor: ActorId) -> Option<(Arc<dyn inbox::Inbox>, u32)> {
+        let gate = self.gate().filter(|_| self.directory.is_foreign(actor))?;
+        Some((gate.late(actor), self.actors.most_at(index)?))
+    }
+
+    #[cfg(not(feature = "hosts"))]
+    fn late_inbox(&self, _: u16, _: ActorId) -> Option<(Arc<dyn inbox::Inbox>, u32)> {
+        None
+    }
+
     /// Says which host of its node this process runs on.
     pub(crate) fn set_host(&self, host: u16) {
         self.directory.set_host(host);
@@ -501,6 +520,12 @@ impl Transport {
     /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
     pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
         self.actors.withdraw(index, away, &self.links);
+    }
+
+    /// The actor at `index` is gone, and another may come there: see [`Actors::pause`].
+    #[cfg(feature = "hosts")]
+    pub(crate) fn pause(&self, index: u16) {
+        self.actors.pause(index, &self.links);
     }
 
     /// Counts a message that a local sender handed over, until it is done with.

@@ -5,8 +5,8 @@
 //! per peer. Outside of a turn it is published at once. Used by `outgoing` (frames), `returns` (notices), and the
 //! handing back of credits.
 //!
-//! **Invariants.** What was due before [`Transport::publish_all`] swapped the mark is visible when that call has returned,
-//! whichever thread committed it. All returns are visible before any frame. An answer is visible after all that its handler
+//! **Invariants.** What was written before [`Transport::publish_all`] is visible when that call has returned, whichever thread
+//! committed it, and whichever has taken the mark. All returns are visible before any frame. An answer is visible after all that its handler
 //! had sent to others before: whoever has it may forget what it asked for, and a process that is killed between the two must not
 //! have said that it passed on what it then takes along.
 //!
@@ -38,6 +38,17 @@ thread_local! {
     static SENT_TO: Cell<SentTo> = const { Cell::new(SentTo::Nobody) };
 }
 
+/// Tells the threads that run from each other, by where each has its own of what is above.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PublishingThread(usize);
+
+impl PublishingThread {
+    pub(crate) fn current() -> Self {
+        // A thread that is ending, and has nothing of its own any more, is none of the others.
+        PublishingThread(SENT_TO.try_with(|own| std::ptr::from_ref(own).addr()).unwrap_or(0))
+    }
+}
+
 impl TurnEnd for Transport {
     /// Publishes what the turn has gathered: one tail per link.
     fn turn_ended(&self) {
@@ -62,6 +73,14 @@ impl Transport {
     /// Publishes what the turn has sent to others than `to`, which is about to be answered.
     pub(super) fn publish_before_answer(&self, to: &Link) {
         if !matches!(SENT_TO.get(), SentTo::Nobody) && SENT_TO.get() != SentTo::One(to.peer) {
+            turn::flush_now();
+        }
+    }
+
+    /// Publishes what the turn has sent, if whoever is about to be answered asked on another thread of this process: it may answer
+    /// for it at once. On this one nobody goes on before the turn has ended.
+    pub(crate) fn publish_before_local_answer(&self, asked_on: PublishingThread) {
+        if !matches!(SENT_TO.get(), SentTo::Nobody) && asked_on != PublishingThread::current() {
             turn::flush_now();
         }
     }
@@ -92,14 +111,15 @@ impl Transport {
     /// lease that a frame takes along is kept until the peer has passed the frame.)
     pub(super) fn publish_all(&self, links: &[Arc<Link>]) {
         // First all marks are taken, then anything is published: a frame that is committed after its link's mark was taken
-        // sets it again, so nothing is left without one.
+        // sets it again, so nothing is left without one. Of frames without a mark another thread is about to set it, or has taken it
+        // and is about to publish them: that one may stand still for long, and nobody waits for it.
         //
         // More than that are in few turns.
-        let mut due: SmallVec<[(&Link, u8); 16]> = SmallVec::new();
+        let mut due: SmallVec<[(&Link, u8, Option<u64>); 16]> = SmallVec::new();
         for link in links {
-            let what = link.take_due();
-            if what != 0 {
-                due.push((link, what));
+            let (what, frames) = (link.take_due(), link.unpublished_frames());
+            if what != 0 || frames.is_some() {
+                due.push((link, what, frames));
             }
         }
         #[cfg(any(test, feature = "testing"))]
@@ -107,16 +127,27 @@ impl Transport {
             return;
         }
         // Two loops and not one: the returns of all links come before the first frame of any.
-        for (link, _) in &due {
+        for (link, _, _) in &due {
             link.publish_notices();
         }
-        for (link, _) in &due {
+        if self.links.have_unpublished_notices() && due.iter().any(|(_, _, frames)| frames.is_some()) {
+            // Frames of other threads may be among these, and those may have left returns on any link before them. What is written
+            // from here on is not published below.
+            for link in self.links.all().iter() {
+                link.publish_notices();
+            }
+        }
+        for (link, _, frames) in &due {
             fault::point("transport.send.publish");
-            link.publish_frames();
+            if let Some(end) = frames {
+                link.publish_frames(*end);
+            }
         }
         // Doorbells last, and outside of the locks: each is a system call, and who wakes has to find everything.
-        for (link, what) in due {
-            self.tell(link, what);
+        for (link, what, _) in due {
+            if what != 0 {
+                self.tell(link, what);
+            }
         }
     }
 

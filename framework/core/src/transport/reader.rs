@@ -98,6 +98,7 @@ impl Transport {
     /// only if `heads` or where that is waited for.
     fn look_at_links(&self, buffer: &mut FrameBuffer, attention: &mut Attention, heads: bool) -> bool {
         let any = attention.look(&self.links.all(), heads, |link| self.poll_link(link, buffer, heads));
+        self.look_at_fences();
         // Once for all links: closing what was given back drains all return rings again.
         if any {
             self.memory.close_emptied();

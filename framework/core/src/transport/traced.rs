@@ -50,7 +50,7 @@ impl Drop for Taking<'_> {
 fn form(kind: Kind) -> Form {
     match kind {
         Kind::Send => Form::Send,
-        Kind::Ask => Form::Ask,
+        Kind::Ask | Kind::Follow => Form::Ask,
         Kind::Reply => Form::Reply,
         Kind::Refusal => Form::Refusal,
     }

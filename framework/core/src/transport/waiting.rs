@@ -70,6 +70,11 @@ impl Queue {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Whether nobody else has it: then nobody waits in it, nor will.
+    pub(crate) fn is_unshared(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     /// Whether nobody waits.
     pub(crate) fn is_empty(&self) -> bool {
         // WAITING: pairs with `join`. Who joined before this was called is seen, and who joins now looks for what it lacks

@@ -2,7 +2,7 @@
 //! lanes. [`encode`] and [`decode`] make bytes of them, and frames of bytes.
 //!
 //! All that must not be lost has a number and is sent again after a broken connection: [`Body`]. What is only of the moment has
-//! none: [`Frame::Ack`] and the beats.
+//! none: [`Frame::Ack`] and the beats. Nor has what may be lost: a host's [log](Frame::Log).
 
 mod bits;
 mod wire;
@@ -39,7 +39,22 @@ pub enum Frame {
     Answer {
         /// Of which beat.
         number: u64,
+        /// When it was answered, in nanoseconds of the answering host's `CLOCK_MONOTONIC`.
+        at: u64,
     },
+    /// Some of the log of an agent, for its head.
+    Log(Log),
+}
+
+/// Records of a host's log, one behind the other. They are numbered, so that the other side sees how many did not come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Log {
+    /// The number of the first, from 1; without any, that of the next that there will be.
+    pub first: u64,
+    /// How many.
+    pub count: u16,
+    /// What only the two gateways read.
+    pub records: Bytes,
 }
 
 /// How a connection takes a session up, or begins it.

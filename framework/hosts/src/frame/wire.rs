@@ -7,11 +7,11 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut, TryGetError};
 
-use crate::frame::{Bits, Body, Frame, Hello, Partial, Piece, Post, Resume, Target};
+use crate::frame::{Bits, Body, Frame, Hello, Log, Partial, Piece, Post, Resume, Target};
 use crate::ids::{ActorId, HostId, HostLife, Life};
 use crate::limits::{
-    MAX_ARRIVING, MAX_CAPACITY, MAX_DONE, MAX_FRAME, MAX_HEAD, MAX_NOTE, MAX_RESUME_BYTES, MAX_SPAN_BYTES,
-    MAX_SPANS, MAX_WHY, PIECE_BYTES,
+    MAX_ARRIVING, MAX_CAPACITY, MAX_DONE, MAX_FRAME, MAX_HEAD, MAX_LOG, MAX_LOG_RECORDS, MAX_NOTE,
+    MAX_RESUME_BYTES, MAX_SPAN_BYTES, MAX_SPANS, MAX_WHY, PIECE_BYTES,
 };
 
 /// Why bytes are not a frame.
@@ -51,6 +51,7 @@ const HELLO: u8 = 1;
 const ACK: u8 = 2;
 const BEAT: u8 = 3;
 const ANSWER: u8 = 4;
+const LOG: u8 = 5;
 const SEND: u8 = 16;
 const ASK: u8 = 17;
 const REPLY: u8 = 18;
@@ -75,7 +76,12 @@ pub fn encode(frame: &Frame) -> Bytes {
         }
         Frame::Ack { received } => put_numbers(&mut out, ACK, &[*received]),
         Frame::Beat { number } => put_numbers(&mut out, BEAT, &[*number]),
-        Frame::Answer { number } => put_numbers(&mut out, ANSWER, &[*number]),
+        Frame::Answer { number, at } => put_numbers(&mut out, ANSWER, &[*number, *at]),
+        Frame::Log(Log { first, count, records }) => {
+            put_numbers(&mut out, LOG, &[*first]);
+            out.put_u16_le(*count);
+            put_text(&mut out, records);
+        }
         Frame::Numbered { seq, body } => put_body(&mut out, *seq, body),
     }
     out.freeze()
@@ -167,7 +173,12 @@ pub fn decode(mut bytes: Bytes) -> Result<Frame, WireError> {
         }),
         ACK => Frame::Ack { received: from.try_get_u64_le()? },
         BEAT => Frame::Beat { number: from.try_get_u64_le()? },
-        ANSWER => Frame::Answer { number: from.try_get_u64_le()? },
+        ANSWER => Frame::Answer { number: from.try_get_u64_le()?, at: from.try_get_u64_le()? },
+        LOG => {
+            let first = within("number of a record", from.try_get_u64_le()?, 1, u64::MAX >> 1)?;
+            let count = within("records", from.try_get_u16_le()?.into(), 0, MAX_LOG_RECORDS as u64)? as u16;
+            Frame::Log(Log { first, count, records: get_text(from, MAX_LOG)? })
+        }
         _ => {
             let seq = within("number", from.try_get_u64_le()?, 1, u64::MAX)?;
             Frame::Numbered { seq, body: get_body(tag, from)? }
@@ -289,13 +300,13 @@ const PIECE_HEAD: usize = 18;
 ///
 /// # Errors
 /// It is none.
-pub fn decode_piece(mut frame: Bytes) -> Result<(Piece, Bytes), WireError> {
+pub fn decode_piece(frame: &mut impl Buf) -> Result<Piece, WireError> {
     let (post, span, offset) = (frame.try_get_u64_le()?, frame.try_get_u16_le()?, frame.try_get_u64_le()?);
     within("message of a piece", post, 1, u64::MAX)?;
     within("span of a piece", span.into(), 0, MAX_SPANS as u64 - 1)?;
     within("offset of a piece", offset, 0, MAX_SPAN_BYTES - 1)?;
-    let bytes = within("bytes of a piece", frame.len() as u64, 1, PIECE_BYTES)? as u32;
-    Ok((Piece { post, span, offset, bytes }, frame))
+    let bytes = within("bytes of a piece", frame.remaining() as u64, 1, PIECE_BYTES)? as u32;
+    Ok(Piece { post, span, offset, bytes })
 }
 
 #[cfg(test)]

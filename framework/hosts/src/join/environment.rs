@@ -3,7 +3,14 @@
 //! The role is a number that the starter gives: it never comes from a comparison of host names, which one machine has several of. No
 //! variable of a starter makes several hosts of a program that was started once.
 
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::time::Duration;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use crate::limits::{JOIN_DEADLINE, MAX_HOSTS, PORT};
 
@@ -15,6 +22,8 @@ pub const LISTEN: &str = "TENSORPOST_LISTEN";
 pub const ADVERTISE: &str = "TENSORPOST_ADVERTISE";
 /// The headless service of a StatefulSet or an indexed Job of Kubernetes.
 pub const SERVICE: &str = "TENSORPOST_SERVICE";
+/// A file, or a pipe, that gets a line with the number of this host as soon as it is one of its node: see [`tell_starter`].
+pub const JOINED_FILE: &str = "TENSORPOST_JOINED_FILE";
 
 /// The part of a host in its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,6 +226,29 @@ impl Variables<'_> {
             Role::Agent => format!("{set}-0.{service}:{PORT}"),
         };
         Ok(Some((role, head, None)))
+    }
+}
+
+/// Tells whoever started this process that it is the host with this number now, if [`JOINED_FILE`] is set. A pipe that nobody reads
+/// (any more) is nobody who wants to know.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn tell_starter(number: u16) -> io::Result<()> {
+    match std::env::var_os(JOINED_FILE).filter(|path| !path.is_empty()) {
+        Some(path) => tell_at(Path::new(&path), number),
+        None => Ok(()),
+    }
+}
+
+fn tell_at(path: &Path, number: u16) -> io::Result<()> {
+    let mut file = OpenOptions::new();
+    // Without it, a pipe that nobody reads would be waited for.
+    let file = file.create(true).append(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    match file.and_then(|mut file| file.write_all(format!("{number}\n").as_bytes())) {
+        Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        told => told,
     }
 }
 

@@ -1,4 +1,4 @@
-//! gRPC messages that are bytes: no protobuf, and one copy on the way out for those of a tensor.
+//! gRPC messages that are bytes, without protobuf, of all streams but [lanes](super::lane).
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;

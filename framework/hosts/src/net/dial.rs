@@ -20,13 +20,14 @@ use tonic::{Code, Status, Streaming};
 
 use super::codec::{BytesCodec, Outgoing};
 use super::io::Io;
+use super::lane;
 use super::peer::Peer;
 use super::threads::LaneThreads;
 use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW, pump, service};
 use crate::frame::{Frame, Hello, Resume, decode, encode};
 use crate::introduction::Introduction;
 use crate::join::{Admitted, Request};
-use crate::limits::{INTRODUCTION, LINK_SILENCE, MAX_FRAME, MAX_LANE_FRAME, MAX_LANES};
+use crate::limits::{INTRODUCTION, LANE_FRAME, LINK_SILENCE, MAX_FRAME, MAX_LANES};
 use crate::security::Security;
 use crate::session::Link;
 use crate::verdict::Moment;
@@ -180,7 +181,9 @@ impl Dial {
         let making = self.threads.next().spawn(async move {
             let (channel, address) = dial.channel(&[LANE]).await?;
             let sent = stream::once(async move { greeting }).chain(pump::pieces(Arc::clone(&peer), link));
-            let from = dial.call(channel, service::LANE, MAX_LANE_FRAME, MAX_LANE_FRAME, sent).await?;
+            let from = timeout(INTRODUCTION, lane::call(channel, service::LANE, sent.boxed())).await;
+            let from = from.map_err(|_| dial.unreachable("it does not answer"))?;
+            let from = from.map_err(|status| dial.status(&status))?;
             tokio::spawn(pump::gather(peer, link, from, address));
             Ok(())
         });
@@ -225,6 +228,7 @@ impl Dial {
         let endpoint = Endpoint::from_static("http://host")
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_frame_size(LANE_FRAME)
             .http2_keep_alive_interval(LINK_SILENCE)
             .keep_alive_timeout(LINK_SILENCE);
         let once = Once(Arc::new(Mutex::new(Some(io))));

@@ -26,7 +26,7 @@ use super::threads::LaneThreads;
 use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW};
 use crate::introduction::Introduction;
 use crate::limits::{
-    INTRODUCTION, LINK_SILENCE, MAX_CONNECTIONS, MAX_LANES, MAX_STRANGERS, MAX_STRANGERS_OF_ONE,
+    INTRODUCTION, LANE_FRAME, LINK_SILENCE, MAX_CONNECTIONS, MAX_LANES, MAX_STRANGERS, MAX_STRANGERS_OF_ONE,
 };
 use crate::refused::{Kind, Refused};
 use crate::security::Security;
@@ -67,6 +67,7 @@ impl Listener {
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(CONNECTION_WINDOW)
                 .max_concurrent_streams(u32::from(MAX_LANES) + 8)
+                .max_frame_size(Some(LANE_FRAME))
                 .http2_keepalive_interval(Some(LINK_SILENCE))
                 .http2_keepalive_timeout(Some(LINK_SILENCE))
                 .add_service(health_service.clone())

@@ -9,10 +9,13 @@
 //! down and it is counted; after [`MAX_VIOLATIONS`](crate::limits::MAX_VIOLATIONS) the session is over. *When the runtime is
 //! dropped*, all connections are.
 
+mod clock;
 mod codec;
 mod dial;
 mod io;
+mod lane;
 mod listener;
+mod logs;
 mod peer;
 mod pump;
 mod service;
@@ -20,8 +23,11 @@ mod service;
 mod tests;
 mod threads;
 
+pub use self::clock::Offset;
 pub use self::dial::{Dial, DialError};
+pub use self::lane::Parts;
 pub use self::listener::Listener;
+pub use self::logs::Allowance;
 pub use self::peer::{Happened, LinkPulse, Memory, Peer, Pulse};
 pub use self::service::{Admission, Peers};
 pub use self::threads::LaneThreads;

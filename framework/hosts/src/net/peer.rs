@@ -10,7 +10,10 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::frame::{Frame, Hello, Piece};
+use super::clock::{self, Clock, Offset};
+use super::lane::Parts;
+use super::logs::{Hearing, Sending};
+use crate::frame::{Frame, Hello, Log, Piece};
 use crate::ids::HostId;
 use crate::limits::{BEAT, MAX_BEATS, MAX_EVENTS, MAX_VIOLATIONS};
 use crate::refused::{Kind, Refused};
@@ -23,9 +26,9 @@ pub trait Memory: Send + Sync {
     /// ends, so this may wait for what makes them.
     fn read(&self, piece: Piece) -> BoxFuture<'_, Option<Bytes>>;
 
-    /// Puts a piece where it belongs. Its message may not have been seen yet as [`Event::Arriving`]; then this waits for that.
+    /// Puts a piece where it belongs, in the parts in which it came. Its message may not have been seen yet as [`Event::Arriving`]; then this waits for that.
     /// Whoever uses the memory after this finds the bytes there (HOST-8).
-    fn write(&self, piece: Piece, bytes: Bytes) -> BoxFuture<'_, ()>;
+    fn write(&self, piece: Piece, bytes: Parts) -> BoxFuture<'_, ()>;
 }
 
 /// Who counts the beats of a connection. Their locks are taken under that of the peer: whoever holds one uses no peer.
@@ -106,6 +109,15 @@ impl Pulse {
 pub enum Happened {
     /// What its session tells.
     Event(Event),
+    /// On the head: some of the log of an agent.
+    Log {
+        /// How many records were lost, since the last were told.
+        lost: u64,
+        /// What came.
+        log: Log,
+    },
+    /// On an agent: how far the head's clock is from this host's, as it is known now.
+    Clock(Offset),
     /// The session is over: by the verdict, or because the other side breaks the protocol again and again.
     Ended(Ended),
 }
@@ -164,6 +176,12 @@ struct State {
     session: Session,
     /// Beats to answer.
     answers: VecDeque<u64>,
+    /// This host's log, and the other's.
+    sending: Sending,
+    hearing: Hearing,
+    /// The head's clock, and what is new of that.
+    clock: Clock,
+    offset: Option<Offset>,
     violations: u32,
     ended: Option<Ended>,
     over: bool,
@@ -172,7 +190,17 @@ struct State {
 impl Peer {
     /// A peer without a connection.
     pub fn new(session: Session, memory: Arc<dyn Memory>, pulse: Pulse, refused: Arc<Refused>) -> Arc<Self> {
-        let state = State { session, answers: VecDeque::new(), violations: 0, ended: None, over: false };
+        let state = State {
+            session,
+            answers: VecDeque::new(),
+            sending: Sending::default(),
+            hearing: Hearing::default(),
+            clock: Clock::default(),
+            offset: None,
+            violations: 0,
+            ended: None,
+            over: false,
+        };
         Arc::new(Peer { state: Mutex::new(state), wakers: Wakers::default(), pulse, memory, refused })
     }
 
@@ -199,10 +227,21 @@ impl Peer {
                 }
                 Some(Some(Happened::Event(event)))
             }
-            None if state.over => Some(state.ended.take().map(Happened::Ended)),
-            None => None,
+            None => match state.hearing.next() {
+                Some((lost, log)) => Some(Some(Happened::Log { lost, log })),
+                None if state.offset.is_some() => Some(state.offset.take().map(Happened::Clock)),
+                None if state.over => Some(state.ended.take().map(Happened::Ended)),
+                None => None,
+            },
         })
         .await
+    }
+
+    /// Tells the other side some of this host's log, where that is its head. It may be lost: behind all else that is sent, and where too
+    /// much waits.
+    pub fn tell_log(&self, log: Log) {
+        self.state.lock().sending.put(log);
+        self.wakers.frames.notify_waiters();
     }
 
     /// Waits until the gateway has taken most of what happened. Nothing of the other side is heard meanwhile, so that who says much
@@ -289,10 +328,15 @@ impl Peer {
                 if self.pulse.is_over(now) {
                     return None;
                 }
-                let answer = || state.answers.pop_front().map(|number| Frame::Answer { number });
-                let beat = self.pulse.beat(now).map(|number| Frame::Beat { number });
-                let frame = beat.or_else(answer).or_else(|| state.session.next_frame(link));
-                frame.map(Some)
+                let answer =
+                    || state.answers.pop_front().map(|number| Frame::Answer { number, at: clock::now() });
+                let beat = self.pulse.beat(now).map(|number| {
+                    state.clock.beat(number, clock::now());
+                    Frame::Beat { number }
+                });
+                let frame = beat.or_else(answer).or_else(|| state.sending.due(now).map(Frame::Log));
+                let frame = frame.or_else(|| state.session.next_frame(link));
+                frame.or_else(|| state.sending.next(now).map(Frame::Log)).map(Some)
             });
             // A beat is due without anything having changed.
             if let Ok(found) = tokio::time::timeout(BEAT / 4, look).await {
@@ -315,6 +359,11 @@ impl Peer {
         .await
     }
 
+    /// Whether this host may say nothing any more (HOST-10).
+    pub(super) fn may_say_nothing(&self) -> bool {
+        self.pulse.is_over(Moment::now())
+    }
+
     /// A frame came over a connection.
     pub(super) fn take(&self, link: Link, frame: Frame) -> Result<(), String> {
         let lie = |violation: Violation| violation.to_string();
@@ -333,8 +382,24 @@ impl Peer {
                 }
                 Ok(())
             }
-            Frame::Answer { number } if self.pulse.answered(number, Moment::now()) => Ok(()),
-            Frame::Answer { number } => Err(format!("it answers beat {number}, which was not sent")),
+            Frame::Answer { number, at } if self.pulse.answered(number, Moment::now()) => {
+                if matches!(self.pulse, Pulse::Agent(_)) {
+                    let mut state = self.state.lock();
+                    if let Some(offset) = state.clock.answered(number, at, clock::now()) {
+                        state.offset = Some(offset);
+                    }
+                    drop(state);
+                    self.wakers.events.notify_waiters();
+                }
+                Ok(())
+            }
+            Frame::Answer { number, .. } => Err(format!("it answers beat {number}, which was not sent")),
+            Frame::Log(log) if matches!(self.pulse, Pulse::Head(..)) => {
+                self.state.lock().hearing.take(log, Moment::now())?;
+                self.wakers.events.notify_waiters();
+                Ok(())
+            }
+            Frame::Log(_) => Err("it tells its log to a host that is not its head".to_owned()),
             Frame::Hello(_) => Err("it greets a second time".to_owned()),
         }
     }

@@ -19,13 +19,14 @@ use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::{Code, Response, Status, Streaming};
 
 use super::codec::{BytesCodec, Outgoing};
+use super::lane::{self, Incoming, Parts};
 use super::peer::Peer;
 use super::{io, pump};
 use crate::frame::{Frame, Hello, decode, encode};
 use crate::ids::HostId;
 use crate::introduction::Introduction;
 use crate::join::{Admitted, NotAdmitted, Request};
-use crate::limits::{INTRODUCTION, MAX_FRAME, MAX_HOSTS, MAX_LANE_FRAME};
+use crate::limits::{INTRODUCTION, MAX_FRAME, MAX_HOSTS};
 use crate::refused::{Kind, Refused};
 
 /// The peers that may connect to this host.
@@ -92,11 +93,10 @@ impl tower_service::Service<http::Request<Body>> for Hosts {
                     let grpc = Grpc::new(BytesCodec(16 << 10)).max_decoding_message_size(MAX_FRAME);
                     { grpc }.streaming(Control(hosts), request).await
                 }
-                LANE => {
-                    let grpc =
-                        Grpc::new(BytesCodec(MAX_LANE_FRAME)).max_decoding_message_size(MAX_LANE_FRAME);
-                    { grpc }.streaming(Lane(hosts), request).await
-                }
+                LANE => match hosts.lane(request).await {
+                    Ok(said) => lane::answer(said),
+                    Err(status) => status.into_http(),
+                },
                 JOIN => {
                     let grpc = Grpc::new(BytesCodec(4 << 10)).max_decoding_message_size(MAX_FRAME);
                     { grpc }.streaming(Join(hosts), request).await
@@ -110,7 +110,6 @@ impl tower_service::Service<http::Request<Body>> for Hosts {
 type Answers = BoxStream<'static, Result<Outgoing, Status>>;
 
 struct Control(Hosts);
-struct Lane(Hosts);
 struct Join(Hosts);
 
 impl StreamingService<Bytes> for Control {
@@ -120,18 +119,7 @@ impl StreamingService<Bytes> for Control {
 
     fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
         let hosts = self.0.clone();
-        Box::pin(async move { hosts.control(address(&request)?, request.into_inner()).await })
-    }
-}
-
-impl StreamingService<Bytes> for Lane {
-    type Response = Outgoing;
-    type ResponseStream = Answers;
-    type Future = BoxFuture<'static, Result<Response<Answers>, Status>>;
-
-    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
-        let hosts = self.0.clone();
-        Box::pin(async move { hosts.lane(address(&request)?, request.into_inner()).await })
+        Box::pin(async move { hosts.control(address(request.extensions())?, request.into_inner()).await })
     }
 }
 
@@ -142,12 +130,12 @@ impl StreamingService<Bytes> for Join {
 
     fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
         let hosts = self.0.clone();
-        Box::pin(async move { hosts.join(address(&request)?, request.into_inner()).await })
+        Box::pin(async move { hosts.join(address(request.extensions())?, request.into_inner()).await })
     }
 }
 
-fn address<T>(request: &tonic::Request<T>) -> Result<SocketAddr, Status> {
-    let from = request.extensions().get::<io::From>();
+fn address(said: &http::Extensions) -> Result<SocketAddr, Status> {
+    let from = said.get::<io::From>();
     from.map(|from| from.0).ok_or_else(|| Status::internal("a connection without an address"))
 }
 
@@ -165,16 +153,16 @@ impl Hosts {
     }
 
     async fn first(&self, stream: &mut Streaming<Bytes>, from: SocketAddr) -> Result<Bytes, Status> {
-        self.first_within(INTRODUCTION, stream, from).await
+        self.first_within(INTRODUCTION, stream.message(), from).await
     }
 
     pub(super) async fn first_within(
         &self,
         time: Duration,
-        stream: &mut Streaming<Bytes>,
+        first: impl Future<Output = Result<Option<Bytes>, Status>>,
         from: SocketAddr,
     ) -> Result<Bytes, Status> {
-        match tokio::time::timeout(time, stream.message()).await {
+        match tokio::time::timeout(time, first).await {
             Ok(Ok(Some(bytes))) => Ok(bytes),
             Ok(Ok(None)) => Err(self.refuse(Kind::Garbage, from, &"it ended before it said who it is")),
             // Longer than any message may be.
@@ -193,8 +181,8 @@ impl Hosts {
         Status::unavailable(why)
     }
 
-    async fn greeting(&self, stream: &mut Streaming<Bytes>, from: SocketAddr) -> Result<Hello, Status> {
-        match decode(self.first(stream, from).await?) {
+    fn greeting(&self, first: Bytes, from: SocketAddr) -> Result<Hello, Status> {
+        match decode(first) {
             Ok(Frame::Hello(hello)) => Ok(hello),
             Ok(_) => Err(self.refuse(Kind::Garbage, from, &"it does not begin with a greeting")),
             Err(error) => Err(self.refuse(Kind::Garbage, from, &error)),
@@ -239,7 +227,7 @@ impl Hosts {
         let introduction =
             Introduction::decode(introduction).map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
         self.introduction.check(&introduction).map_err(|differs| self.refuse(Kind::Build, from, &differs))?;
-        let hello = self.greeting(&mut stream, from).await?;
+        let hello = self.greeting(self.first(&mut stream, from).await?, from)?;
         let peer = self.peer(&hello, from)?;
         let (link, answer) = peer.accept(&hello).map_err(|violation| {
             let kind = match violation {
@@ -255,14 +243,17 @@ impl Hosts {
         Ok(Response::new(pump::answers(first.chain(pump::frames(peer, link)))))
     }
 
-    async fn lane(self, from: SocketAddr, mut stream: Streaming<Bytes>) -> Result<Response<Answers>, Status> {
-        let hello = self.greeting(&mut stream, from).await?;
+    async fn lane(self, request: http::Request<Body>) -> Result<BoxStream<'static, Outgoing>, Status> {
+        let from = address(request.extensions())?;
+        let mut stream = Incoming::new(request.into_body());
+        let first = async { Ok(stream.message().await?.map(Parts::into_bytes)) };
+        let hello = self.greeting(self.first_within(INTRODUCTION, first, from).await?, from)?;
         let peer = self.peer(&hello, from)?;
         let link = peer.with(|session| session.lane(&hello)).map_err(|violation| {
             let kind = if violation.is_late() { Kind::Replayed } else { Kind::Stranger };
             self.refuse(kind, from, &violation)
         })?;
         tokio::spawn(pump::gather(Arc::clone(&peer), link, stream, from));
-        Ok(Response::new(pump::answers(pump::pieces(peer, link))))
+        Ok(pump::pieces(peer, link).boxed())
     }
 }

@@ -8,6 +8,8 @@ use tensorpost_core::api::actor::{AskError, AskFailure, EndReason, Refusal, Send
 use tensorpost_core::api::node::ProcessId;
 
 use super::{Conductor, Death};
+#[cfg(feature = "hosts")]
+use crate::limits::VERDICT_IS_TOLD;
 use crate::worker::args::Run;
 
 /// Whether an ask that failed like this does not say why.
@@ -22,6 +24,24 @@ fn came_to_nobody(error: &AskError<Run>) -> bool {
             matches!(refusal, Refusal::NoSuchActor | Refusal::NotPassedOn(_))
         }
         AskError::NotSent(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether an ask that failed like this, behind one that said nothing, tells of the same end: no other life of the member had taken it.
+/// A panic is told to the ask that it cuts off, and that the actor is gone to the next.
+fn tells_of_a_panic_again(error: &AskError<Run>) -> bool {
+    let is_of_an_actor = |reason: &EndReason| {
+        matches!(reason, EndReason::HandlerPanic(_) | EndReason::Linked(_) | EndReason::Normal)
+    };
+    match error {
+        AskError::NotSent(SendError { reason: SendFailure::GaveUp(reason), .. }) => is_of_an_actor(reason),
+        AskError::NotSent(SendError { reason: SendFailure::NoSuchActor, .. }) => true,
+        AskError::NotSent(SendError { reason: SendFailure::ProcessExited(exited), .. })
+        | AskError::NoReply(AskFailure::ProcessExited(exited)) => {
+            exited.worker.as_ref().is_some_and(|(_, reason)| is_of_an_actor(reason))
+        }
+        AskError::NoReply(AskFailure::Refused(refusal)) => matches!(refusal, Refusal::NoSuchActor),
         _ => false,
     }
 }
@@ -76,11 +96,22 @@ impl Conductor {
                 self.deaths[at].restarted = death.restarted;
                 return self.deaths[at].clone();
             }
+        } else if let Some(at) = self.panic_before(&death).filter(|_| tells_of_a_panic_again(error)) {
+            let Death { why, restarted, .. } = death;
+            (self.deaths[at].why, self.deaths[at].restarted) = (why, restarted);
+            return self.deaths[at].clone();
         } else if death.restarted && says_nothing(error) {
             self.causeless.push(self.deaths.len());
         }
         self.deaths.push(death.clone());
         death
+    }
+
+    /// The last death of a replica, if that said nothing.
+    fn panic_before(&self, death: &Death) -> Option<usize> {
+        let same = |other: &Death| other.stage == death.stage && other.replica == death.replica;
+        let last = self.deaths.iter().rposition(same)?;
+        self.causeless.contains(&last).then_some(last)
     }
 
     /// Has the deaths that said nothing, and were followed by another life, say what the node knows.
@@ -93,10 +124,14 @@ impl Conductor {
         for member in &self.members {
             let Some(past) = restarts.iter().find(|past| past.worker == member.worker) else { continue };
             let stage = &self.plan.stages[member.stage].name;
-            let deaths = self.deaths.iter_mut().enumerate().filter(|(_, death)| {
-                death.stage == *stage && death.replica == member.replica && death.restarted
-            });
-            let deaths: Vec<_> = deaths.collect();
+            let deaths = self.deaths.iter_mut().enumerate();
+            let mut deaths: Vec<_> = deaths
+                .filter(|(_, death)| death.stage == *stage && death.replica == member.replica)
+                .collect();
+            // Of the last the node says nothing where no policy is for it.
+            if deaths.len() == past.ends.len() + 1 {
+                deaths.pop_if(|(_, death)| !death.restarted);
+            }
             // The node keeps so many; where they are not all there, nobody knows which is which.
             if deaths.len() != past.ends.len() {
                 continue;
@@ -107,6 +142,27 @@ impl Conductor {
                 }
             }
         }
+    }
+}
+
+#[cfg(feature = "hosts")]
+impl Conductor {
+    /// The members that died for good on a host that is not of the node any more: stage, replica and host.
+    pub(super) fn on_lost_hosts(&self) -> Vec<(String, u16, u16)> {
+        let dead = self.members.iter().filter_map(|member| {
+            let (host, stage) = (member.worker.host()?, &self.plan.stages[member.stage].name);
+            let is_final =
+                |death: &Death| death.stage == *stage && death.replica == member.replica && !death.restarted;
+            self.deaths.iter().any(is_final).then(|| (stage.clone(), member.replica, host))
+        });
+        let mut dead: Vec<_> = dead.collect();
+        if dead.is_empty() {
+            return dead;
+        }
+        let hosts: Vec<_> = dead.iter().map(|(_, _, host)| *host).collect();
+        let left = self.supervisor.hosts_but_for(&hosts, VERDICT_IS_TOLD);
+        dead.retain(|(_, _, host)| left.as_ref().is_ok_and(|left| !left.contains(host)));
+        dead
     }
 }
 

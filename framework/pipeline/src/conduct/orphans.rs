@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use futures_util::future::FutureExt as _;
+use tensorpost_core::api::actor::Send;
 use tensorpost_core::api::node::{ProcessId, Restart};
 
 use super::Conductor;
@@ -9,14 +11,33 @@ use crate::launch::source_number;
 use crate::worker::args::Control;
 
 impl Conductor {
+    /// Tells a member something, without waiting for it here.
+    pub(super) fn send(&self, sending: Send<Control>) {
+        // One that has ended need not hear it.
+        self.sends.push(async move { drop(sending.await) }.boxed_local());
+    }
+
+    /// Tells a member that nothing more comes from another that has died, behind the last that comes.
+    pub(super) fn tell_exited(&self, dead: usize, to: usize) {
+        let (worker, control) = (self.members[dead].worker, &self.members[to].control);
+        let exited = self.exited(dead, to);
+        #[cfg(feature = "hosts")]
+        if !self.scaling.scales(self.members[dead].stage) {
+            return self.sends.push(self.supervisor.send_behind(worker, control, exited));
+        }
+        // The next replica at its place, on this host, is told of over the same way.
+        let _ = worker;
+        self.send(control.send(exited));
+    }
+
     /// Nobody is left, perhaps only since this death, who could send again what others that have died had sent. Who had it
     /// from these may have been told before that nothing more comes from them; now it names what it has lost of theirs.
     pub(super) fn tell_of_orphans(&mut self, index: usize) {
         let others = self.exited.keys().filter(|other| **other != index && self.leaves_orphans(**other));
         for other in others {
-            for (receiver, member) in self.members.iter().enumerate() {
+            for receiver in 0..self.members.len() {
                 if self.sends_to(*other, receiver) && !self.exited.contains_key(&receiver) {
-                    self.sends.push(member.control.send(self.exited(*other, receiver)));
+                    self.tell_exited(*other, receiver);
                 }
             }
         }

@@ -32,11 +32,12 @@ use futures_util::StreamExt;
 use futures_util::future::{FutureExt, LocalBoxFuture, join_all};
 use futures_util::stream::FuturesUnordered;
 use tensorpost_core::api::actor::Address;
-use tensorpost_core::api::node::{ActorError, SpawnError, WorkerId};
+use tensorpost_core::api::node::{ActorError, WorkerId};
 use tokio::task::JoinError;
 
 use super::Conductor;
 use super::autoscale::{Autoscale, Look};
+use crate::hosts::{Home, Placed};
 use crate::launch::{Further, Member, lanes_from};
 use crate::plan::Plan;
 use crate::report::Report;
@@ -78,8 +79,8 @@ enum State {
 
 /// A step to another replica is done.
 pub(super) enum Step {
-    Worker(usize, u16, Result<Result<WorkerId, SpawnError>, JoinError>),
-    Replica(usize, u16, WorkerId, Result<Result<Started, ActorError>, JoinError>),
+    Worker(usize, u16, Result<Result<Placed, ActorError>, JoinError>),
+    Replica(usize, u16, Home, Result<Result<Started, ActorError>, JoinError>),
     /// Those behind it know that something comes from it.
     Announced(usize, u16),
 }
@@ -145,6 +146,12 @@ impl Scaling {
     /// Whether a replica at a place takes items, or took them until it ended with the others.
     pub(super) fn takes_items(&self, stage: usize, place: u16) -> bool {
         self.state(stage, place).is_none_or(|state| matches!(state, State::Open(_)))
+    }
+
+    /// Whether another replica may come to a place of a stage.
+    #[cfg(feature = "hosts")]
+    pub(super) fn scales(&self, stage: usize) -> bool {
+        self.stages.contains_key(&stage)
     }
 
     /// A replica died for good.
@@ -233,7 +240,7 @@ impl Conductor {
             let is_there = self.scaling.is_there(member.stage, member.replica);
             if sends_there(member.stage) && is_there && !self.exited.contains_key(&index) {
                 let places = Control::Places { stage: stage as u16, places: scaled.told() };
-                self.sends.push(member.control.send(places));
+                self.send(member.control.send(places));
             }
         }
     }
@@ -264,26 +271,27 @@ impl Conductor {
     /// A step to another replica is done. Returns the member that is to run, if that was its start.
     pub(super) fn scaled(&mut self, step: Step) -> Option<usize> {
         match step {
-            Step::Worker(stage, place, Ok(Ok(worker))) => {
+            Step::Worker(stage, place, Ok(Ok(placed))) => {
                 let starts = matches!(self.scaling.state(stage, place), Some(State::Starting(None)));
                 let scaled = self.scaling.stages.get_mut(&stage).filter(|_| starts)?;
-                scaled.places[usize::from(place)] = State::Starting(Some(worker));
-                let start = tokio::task::spawn_blocking(scaled.further.replica(place, worker));
-                let step = async move { Step::Replica(stage, place, worker, start.await) };
+                let home = placed.home;
+                scaled.places[usize::from(place)] = State::Starting(Some(home.worker));
+                let start = tokio::task::spawn_blocking(scaled.further.replica(place, placed));
+                let step = async move { Step::Replica(stage, place, home, start.await) };
                 self.scaling.steps.push(step.boxed_local());
                 None
             }
             Step::Worker(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
             Step::Worker(stage, place, Err(error)) => self.not_started(stage, place, &error),
-            Step::Replica(stage, place, worker, Ok(Ok(started))) => {
-                Some(self.opens(stage, place, worker, &started))
+            Step::Replica(stage, place, home, Ok(Ok(started))) => {
+                Some(self.opens(stage, place, home, &started))
             }
-            Step::Replica(stage, place, worker, Ok(Err(error))) => {
-                self.supervisor.retire(worker);
+            Step::Replica(stage, place, home, Ok(Err(error))) => {
+                self.supervisor.retire(home.worker);
                 self.not_started(stage, place, &error)
             }
-            Step::Replica(stage, place, worker, Err(error)) => {
-                self.supervisor.retire(worker);
+            Step::Replica(stage, place, home, Err(error)) => {
+                self.supervisor.retire(home.worker);
                 self.not_started(stage, place, &error)
             }
             Step::Announced(stage, place) => {
@@ -314,11 +322,11 @@ impl Conductor {
     }
 
     /// A replica runs: those behind it are told that something comes from it.
-    fn opens(&mut self, stage: usize, place: u16, worker: WorkerId, started: &Started) -> usize {
-        let member = Member::new(&self.plan, (stage, place), worker, started);
+    fn opens(&mut self, stage: usize, place: u16, home: Home, started: &Started) -> usize {
+        let member = Member::new(&self.plan, (stage, place), home.worker, started);
         let (count, device) = self.plan.spares(stage);
         if count > 0 {
-            self.supervisor.keep_spares(worker, count, device);
+            self.supervisor.keep_spares(home.worker, count, home.device.unwrap_or(device));
         }
         let inlet = member.inlet.clone().unwrap_or_else(|| member.control.clone());
         self.scaling.set(stage, place, State::Opening(inlet));
@@ -364,12 +372,12 @@ impl Conductor {
                 && self.counts[other].is_none()
                 && !self.exited.contains_key(&other)
             {
-                self.sends.push(member.control.send(self.exited(index, other)));
+                self.send(member.control.send(self.exited(index, other)));
             }
         }
         // First that, so that nothing comes back.
         self.supervisor.let_go(worker);
-        self.sends.push(close);
+        self.send(close);
         self.scaling.set(stage, place, State::Empty);
         self.tell_places(stage);
         self.reach_target(stage);
@@ -434,13 +442,13 @@ impl Conductor {
             let Some(step) = self.scaling.next().await else { return };
             match step {
                 Step::Worker(stage, place, result) => {
-                    if let Ok(Ok(worker)) = result {
-                        self.supervisor.retire(worker);
+                    if let Ok(Ok(placed)) = result {
+                        self.supervisor.retire(placed.home.worker);
                     }
                     self.scaling.set(stage, place, State::Empty);
                 }
-                Step::Replica(stage, place, worker, _) => {
-                    self.supervisor.retire(worker);
+                Step::Replica(stage, place, home, _) => {
+                    self.supervisor.retire(home.worker);
                     self.scaling.set(stage, place, State::Empty);
                 }
                 Step::Announced(..) => {}

@@ -211,7 +211,7 @@ impl<T: Item> Branch<T> {
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
         let stage = self.index;
         let room = self.held_up.get().map(|id| Wait::Room { stage, id });
-        let count = self.window.borrow().items;
+        let count = self.window.borrow().unanswered();
         room.into_iter().chain((count > 0).then_some(Wait::Answers { stage, count }))
     }
 
@@ -326,9 +326,16 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Waits until everything was answered.
-    pub(super) async fn idle(&self) {
+    /// Waits until all items were answered.
+    pub(super) async fn settled(&self) {
         while self.window.borrow().items > 0 {
+            self.emptied.notified().await;
+        }
+    }
+
+    /// Waits until everything was answered: the items, and the ends.
+    pub(super) async fn idle(&self) {
+        while self.window.borrow().unanswered() > 0 {
             self.emptied.notified().await;
         }
     }
@@ -473,8 +480,7 @@ impl<T: Item> Branch<T> {
             self.to[at].exited.set(true);
             return;
         }
-        // Counted like an item, so that `idle` waits for its answer: an end is answered when the receiver is done.
-        self.begin(at, 0);
+        self.begin_end();
         let branch = Rc::clone(self);
         crate::worker::spawn(async move {
             let mut answer = match refused {
@@ -490,8 +496,20 @@ impl<T: Item> Branch<T> {
             if answer.is_err() && !branch.restarts {
                 branch.to[at].exited.set(true);
             }
-            branch.answered(at, 0);
+            branch.end_answered();
         });
+    }
+
+    /// Counts an end, so that `idle` waits for its answer: that comes when the receiver is done.
+    fn begin_end(&self) {
+        self.window.borrow_mut().ends += 1;
+        self.meter.note(|counts| counts.in_flight += 1);
+    }
+
+    fn end_answered(&self) {
+        self.window.borrow_mut().ends -= 1;
+        self.meter.note(|counts| counts.in_flight = counts.in_flight.saturating_sub(1));
+        self.emptied.notify_one();
     }
 
     /// Counts an item as under way.

@@ -210,7 +210,7 @@ impl<T: Item> Outlet<T> {
             branch.drained().await;
         }
         for branch in self.branches.iter().filter(|branch| branch.settle_first) {
-            branch.idle().await;
+            branch.settled().await;
         }
         // The beginning of a loop ends before the rest of it.
         for branch in self.branches.iter().filter(|branch| !branch.feedback) {

@@ -8,6 +8,8 @@ pub(super) struct Window {
     /// The unanswered items and bytes.
     pub(super) items: u32,
     pub(super) bytes: u64,
+    /// The ends that were said and are not answered. They take no room: who has heard one may be done only when others have had more items.
+    pub(super) ends: u32,
     /// The oldest number that is not answered.
     oldest: u64,
     /// From the oldest on: whether it is answered.
@@ -43,6 +45,11 @@ impl Window {
     pub(super) fn answered(&mut self, bytes: u64) {
         self.items = self.items.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    /// Items and ends that are not answered.
+    pub(super) fn unanswered(&self) -> u32 {
+        self.items + self.ends
     }
 
     /// Settles a number, so that senders may go further ahead.
@@ -94,5 +101,15 @@ mod tests {
         assert!(window.has_room(40, None, Some(100), None));
         assert!(!window.has_room(41, None, Some(100), None));
         assert!(!window.has_room(0, Some(1), None, None));
+    }
+
+    #[test]
+    fn an_end_takes_no_room() {
+        let mut window = Window::default();
+        window.sent(0);
+        window.ends += 2;
+        assert!(window.has_room(0, Some(2), None, None));
+        window.answered(0);
+        assert_eq!((window.items, window.unanswered()), (0, 2));
     }
 }

@@ -42,9 +42,7 @@ fn status(app: &App) -> Line<'_> {
     if app.is_frozen {
         spans.push(Span::styled("FROZEN ", colour(app, Color::Yellow).add_modifier(Modifier::BOLD)));
     }
-    spans.push(Span::raw(
-        app.figures.as_ref().map_or("looking …".to_owned(), |figures| tables::line(&figures.node)),
-    ));
+    spans.push(Span::raw(app.figures.as_ref().map_or("looking …".to_owned(), tables::line)));
     Line::from(spans)
 }
 

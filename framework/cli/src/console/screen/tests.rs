@@ -11,7 +11,15 @@ use super::draw::draw;
 
 fn line(number: u64, severity: Severity, text: &str) -> LogLine {
     let worker = Some("camera.0".to_owned());
-    LogLine { number, unix_ms: 0, severity, worker, target: "demo".to_owned(), text: text.to_owned() }
+    LogLine {
+        number,
+        unix_ms: 0,
+        severity,
+        host: None,
+        worker,
+        target: "demo".to_owned(),
+        text: text.to_owned(),
+    }
 }
 
 /// Two looks, a second apart: the camera did 500, the stage nothing.

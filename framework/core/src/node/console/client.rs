@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::protocol::{Answer, Hello, Look, Packet, Request, VERSION};
 use super::traced::Traced;
+use crate::limits::MAX_HOST_TRACE;
 use crate::node::limits::MAX_CONSOLE_ANSWER;
 use crate::node::wait;
 use crate::observe::text::time_of;
@@ -228,8 +229,9 @@ impl Console {
             Answer::Trace(facts) => facts,
             other => return Err(ConsoleError::Garbage(format!("no trace but {other:?}"))),
         };
-        let mut rings = Vec::with_capacity(facts.processes.len());
-        while rings.len() < facts.processes.len() {
+        let all = facts.processes.len() + facts.hosts.len();
+        let mut rings = Vec::new();
+        while rings.len() < all {
             let (bytes, memory) = self.receive(PATIENCE)?;
             let Packet::Rings = parse(&bytes)? else {
                 return Err(ConsoleError::Garbage("something else in a trace".to_owned()));
@@ -239,7 +241,11 @@ impl Console {
             }
             rings.extend(memory);
         }
-        Traced::new(facts, rings)
+        let hosts = rings.split_off(facts.processes.len().min(rings.len()));
+        let hosts = hosts.into_iter().zip(&facts.hosts);
+        let hosts = hosts.map(|(memory, (_, length))| read_of(Some(memory), *length, MAX_HOST_TRACE));
+        let hosts = hosts.collect::<Result<_, _>>()?;
+        Traced::new(facts, rings, hosts)
     }
 
     fn receive(&mut self, patience: Duration) -> Result<(Vec<u8>, Vec<OwnedFd>), ConsoleError> {
@@ -279,9 +285,13 @@ fn closed(error: io::Error) -> ConsoleError {
 }
 
 fn read(memory: Option<OwnedFd>, length: u64) -> Result<Vec<u8>, ConsoleError> {
+    read_of(memory, length, MAX_CONSOLE_ANSWER)
+}
+
+fn read_of(memory: Option<OwnedFd>, length: u64, most: usize) -> Result<Vec<u8>, ConsoleError> {
     let garbage = |why: &str| ConsoleError::Garbage(why.to_owned());
     let memory = memory.ok_or_else(|| garbage("its memory did not come along"))?;
-    if length > MAX_CONSOLE_ANSWER as u64 {
+    if length > most as u64 {
         return Err(garbage("it is too long"));
     }
     memfd::check(memory.as_fd(), length).map_err(|error| ConsoleError::Garbage(error.to_string()))?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::protocol::{ActorFacts, LinkFacts, Look, PoolFacts};
+use super::protocol::{ActorFacts, HostFacts, LinkFacts, Look, PoolFacts};
 use crate::observe::metrics::ProcessState;
 use crate::observe::survey::SentReport;
 use crate::observe::text::printable;
@@ -25,6 +25,10 @@ pub struct Figures {
     pub hangs: Vec<String>,
     /// Actors that are not in it, because a look has an end.
     pub left_out: u64,
+    /// On the head: the other hosts whose figures are in it, by number and name.
+    pub hosts: Vec<String>,
+    /// Those that did not answer in time.
+    pub silent_hosts: Vec<String>,
 }
 
 /// The node.
@@ -51,6 +55,8 @@ pub struct NodeFigures {
 /// An actor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ActorFigures {
+    /// Its host, where it is another one: its number and name.
+    pub host: Option<String>,
     /// Its name.
     pub name: String,
     /// The name of its process.
@@ -84,6 +90,8 @@ pub struct ActorFigures {
 /// A process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProcessFigures {
+    /// Its host, where it is another one: its number and name.
+    pub host: Option<String>,
     /// Its name.
     pub name: String,
     /// The system's number for it.
@@ -107,6 +115,8 @@ pub struct ProcessFigures {
 /// The memory of a process on one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryFigures {
+    /// Its host, where it is another one: its number and name.
+    pub host: Option<String>,
     /// Whose it is.
     pub process: String,
     /// Where.
@@ -145,6 +155,8 @@ pub struct HolderFigures {
 /// What goes from one process to another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkFigures {
+    /// Its host, where it is another one: its number and name.
+    pub host: Option<String>,
     /// The sending process.
     pub from: String,
     /// The other one.
@@ -162,12 +174,46 @@ pub struct LinkFigures {
 }
 
 impl Figures {
-    /// Of `now`, with what has changed since `earlier`.
+    /// Of `now`, with what has changed since `earlier`; of other hosts too, each by its own clock.
     pub fn between(earlier: &Look, now: &Look) -> Figures {
+        let mut figures = Self::of_one(earlier, now);
+        for host in &now.hosts {
+            let name = printable(&host.name);
+            let Some(look) = &host.look else {
+                figures.silent_hosts.push(name);
+                continue;
+            };
+            let before = earlier.hosts.iter().find(|before| before.number == host.number);
+            let before = before.and_then(|before| before.look.as_deref()).unwrap_or(look);
+            figures.add(Self::of_one(before, look), name);
+        }
+        figures
+    }
+
+    fn add(&mut self, of: Figures, host: String) {
+        let here = || Some(host.clone());
+        self.actors.extend(of.actors.into_iter().map(|of| ActorFigures { host: here(), ..of }));
+        self.processes.extend(of.processes.into_iter().map(|of| ProcessFigures { host: here(), ..of }));
+        self.memory.extend(of.memory.into_iter().map(|of| MemoryFigures { host: here(), ..of }));
+        self.links.extend(of.links.into_iter().map(|of| LinkFigures { host: here(), ..of }));
+        self.hangs.extend(of.hangs.into_iter().map(|hang| format!("host {host}: {hang}")));
+        self.left_out = self.left_out.saturating_add(of.left_out);
+        self.node.messages_per_second += of.node.messages_per_second;
+        self.node.in_flight = self.node.in_flight.saturating_add(of.node.in_flight);
+        self.hosts.push(host);
+    }
+
+    fn of_one(earlier: &Look, now: &Look) -> Figures {
         let interval = now.at.saturating_sub(earlier.at) as f64 / 1e9;
-        let actors: Vec<_> =
-            now.actors.iter().map(|actor| actor_figures(earlier, now, actor, interval)).collect();
+        // An actor of another host has a mailbox in the gateway of this one, and its figures at home.
+        let is_shown = |actor: &&ActorFacts| {
+            let shows = |host: &HostFacts| host.number == actor.actor.host() && host.look.is_some();
+            !now.hosts.iter().any(shows)
+        };
+        let actors = now.actors.iter().filter(is_shown);
+        let actors: Vec<_> = actors.map(|actor| actor_figures(earlier, now, actor, interval)).collect();
         let processes = now.processes.iter().map(|process| ProcessFigures {
+            host: None,
             name: printable(&process.name),
             pid: process.pid,
             state: process.state,
@@ -190,13 +236,15 @@ impl Figures {
                 // The sum of no floats is -0.0.
                 messages_per_second: 0.0
                     + actors.iter().filter_map(|actor| actor.messages_per_second).sum::<f64>(),
-                in_flight: memory.iter().map(|pool| pool.in_flight).sum(),
+                in_flight: memory.iter().fold(0, |sum: u64, pool| sum.saturating_add(pool.in_flight)),
             },
             processes: processes.collect(),
             memory,
             links: now.links.iter().map(|of| link_figures(earlier, now, of, interval)).collect(),
             hangs: now.hangs.iter().map(|hang| hang.text.clone()).collect(),
             left_out: now.left_out,
+            hosts: Vec::new(),
+            silent_hosts: Vec::new(),
             actors,
         }
     }
@@ -209,6 +257,7 @@ fn per_second(count: f64, interval: f64) -> f64 {
 fn actor_figures(earlier: &Look, now: &Look, actor: &ActorFacts, interval: f64) -> ActorFigures {
     let process = now.processes.iter().find(|process| process.process == actor.process);
     let mut figures = ActorFigures {
+        host: None,
         name: printable(&actor.name),
         process: printable(now.process(actor.process)),
         pid: process.map_or(0, |process| process.pid),
@@ -255,6 +304,7 @@ fn memory_figures(now: &Look, of: &PoolFacts) -> MemoryFigures {
         oldest: holder.oldest.as_secs_f64(),
     });
     MemoryFigures {
+        host: None,
         process: printable(now.process(of.owner)),
         device: Look::device(of.pool.device),
         budget: of.pool.budget,
@@ -276,6 +326,7 @@ fn link_figures(earlier: &Look, now: &Look, of: &LinkFacts, interval: f64) -> Li
     let before = before.map_or(Some(0), |before| before.link.sent.as_ref().map(all));
     let since = messages.zip(before).map(|(now, before)| now.saturating_sub(before));
     LinkFigures {
+        host: None,
         from: printable(now.process(of.from)),
         to: printable(now.process(of.link.peer)),
         open: of.link.open,
@@ -283,5 +334,49 @@ fn link_figures(earlier: &Look, now: &Look, of: &LinkFacts, interval: f64) -> Li
         messages_per_second: since.map(|since| per_second(since as f64, interval)),
         replies_waiting: of.link.replies_waiting,
         lent: of.link.lent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::ActorId;
+    use crate::node::console::sample;
+
+    #[test]
+    fn figures_of_all_hosts_are_in_one_each_by_its_own_clock() {
+        let host = |number: u16, look: Option<Look>| {
+            let look = look.map(|mut look| {
+                look.actors.iter_mut().for_each(|of| of.actor = ActorId::numbered(number, of.actor.0));
+                Box::new(look)
+            });
+            HostFacts { number, name: format!("{number} left"), look }
+        };
+        let (mut earlier, mut now) = (sample::look(0, [100, 20]), sample::look(1_000_000_000, [200, 20]));
+        // Its machine has run for longer, and its second was two.
+        earlier.hosts = vec![host(1, Some(sample::look(70_000_000_000, [10, 0]))), host(2, None)];
+        now.hosts = vec![host(1, Some(sample::look(72_000_000_000, [30, 0]))), host(2, None)];
+        // The mailbox of one of its actors in the gateway here, and that of one of a host that does not answer.
+        let of = |number| ActorFacts {
+            actor: ActorId::numbered(number, 1),
+            metrics: None,
+            ..now.actors[0].clone()
+        };
+        let proxies = [of(1), of(2)];
+        now.actors.extend(proxies);
+        let figures = Figures::between(&earlier, &now);
+        let hosts: Vec<_> = figures.actors.iter().map(|of| of.host.as_deref()).collect();
+        assert_eq!(hosts, [None, None, None, Some("1 left"), Some("1 left")]);
+        let rates: Vec<_> = figures.actors.iter().map(|of| of.messages_per_second).collect();
+        assert_eq!(rates, [Some(100.0), Some(0.0), None, Some(10.0), Some(0.0)]);
+        assert_eq!(figures.node.messages_per_second, 110.0);
+        assert_eq!(
+            (figures.hosts, figures.silent_hosts),
+            (vec!["1 left".to_owned()], vec!["2 left".to_owned()])
+        );
+        let of_host = |host: &Option<String>| host.as_deref() == Some("1 left");
+        assert_eq!(figures.processes.iter().filter(|of| of_host(&of.host)).count(), 3);
+        assert_eq!(figures.memory.iter().filter(|of| of_host(&of.host)).count(), 1);
+        assert_eq!(figures.links.iter().filter(|of| of_host(&of.host)).count(), 1);
     }
 }

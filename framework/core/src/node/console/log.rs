@@ -25,20 +25,27 @@ struct State {
 }
 
 impl LogRing {
-    /// A record of a worker. Its texts are bounded and plain already.
-    pub(crate) fn worker(&self, worker: &str, record: &LogRecord) {
+    /// A record of a worker, of another host where that is named. Its texts are bounded and plain already.
+    pub(crate) fn worker(&self, host: Option<&str>, worker: &str, record: &LogRecord) {
         let fields: Vec<_> = record.fields.iter().collect();
         let between = if fields.is_empty() || record.message.is_empty() { "" } else { " " };
         let text = format!("{}{between}{}", record.message, Pairs(&fields));
-        self.put(record.severity, Some(worker), &record.target, text);
+        self.put(record.severity, host, Some(worker), &record.target, text);
     }
 
     /// A record of the node itself, about a worker or not.
     pub(crate) fn node(&self, severity: Severity, worker: Option<&str>, text: &str) {
-        self.put(severity, worker, "tensorpost::node", shown(text.to_owned(), MAX_LOG_LINE));
+        self.put(severity, None, worker, "tensorpost::node", shown(text.to_owned(), MAX_LOG_LINE));
     }
 
-    fn put(&self, severity: Severity, worker: Option<&str>, target: &str, mut text: String) {
+    fn put(
+        &self,
+        severity: Severity,
+        host: Option<&str>,
+        worker: Option<&str>,
+        target: &str,
+        mut text: String,
+    ) {
         text.truncate(text.floor_char_boundary(MAX_LOG_LINE));
         let unix_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut state = self.0.lock();
@@ -47,6 +54,7 @@ impl LogRing {
             number: state.last,
             unix_ms: unix_ms.map_or(0, |since| since.as_millis() as u64),
             severity,
+            host: host.map(str::to_owned),
             worker: worker.map(str::to_owned),
             target: target.to_owned(),
             text,
@@ -68,7 +76,8 @@ impl LogRing {
 }
 
 fn bytes(line: &LogLine) -> usize {
-    line.text.len() + line.target.len() + line.worker.as_ref().map_or(0, String::len) + size_of::<LogLine>()
+    let names = [&line.host, &line.worker].into_iter().flatten().map(String::len);
+    line.text.len() + line.target.len() + names.sum::<usize>() + size_of::<LogLine>()
 }
 
 #[cfg(test)]
@@ -98,8 +107,11 @@ mod tests {
         let fields = vec![("frame".to_owned(), "7".to_owned()), ("late".to_owned(), "true".to_owned())];
         let (target, message) = ("demo".to_owned(), "dropped".to_owned());
         let severity = Severity::Warn;
-        ring.worker("blur", &LogRecord { severity, target, message, fields, spans: vec![], location: None });
-        let line = &ring.after(0)[0];
+        let record = LogRecord { severity, target, message, fields, spans: vec![], location: None };
+        ring.worker(None, "blur", &record);
+        ring.worker(Some("1 left"), "blur", &record);
+        let (line, of_host) = (&ring.after(0)[0], &ring.after(1)[0]);
         assert_eq!((line.text.as_str(), line.worker.as_deref()), ("dropped frame=7 late=true", Some("blur")));
+        assert_eq!((line.host.as_deref(), of_host.host.as_deref()), (None, Some("1 left")));
     }
 }

@@ -6,7 +6,8 @@
 //!
 //! - **CON-1.** Watching never makes an actor or the supervisor wait. The console asks the supervisor as
 //!   [`Node::metrics`](super::Node::metrics) does; the answer goes where there is room for it, and each process's control
-//!   thread gives its part. However many watch, the processes are asked at most ten times a second.
+//!   thread gives its part. However many watch, the processes are asked at most ten times a second. On the head the other
+//!   hosts are asked beside them, and one that does not answer in time is named (`node/all_hosts.rs`).
 //! - **CON-2.** No byte of a watcher is read before its uid is known, and only the same user, or root, gets an answer.
 //! - **CON-3.** At most [`MAX_WATCHERS`](super::limits::MAX_WATCHERS) are answered at a time, every question and every
 //!   answer is bounded, and who does not read is let go.
@@ -42,6 +43,8 @@ use std::path::PathBuf;
 use crate::os::named::{Listener, Place};
 
 pub(crate) use self::log::LogRing;
+#[cfg(feature = "hosts")]
+pub(crate) use self::protocol::HostFacts;
 pub(crate) use self::protocol::{ActorFacts, HangFacts, LinkFacts, Look, NodeFacts, PoolFacts, ProcessFacts};
 pub(super) use self::server::Server;
 

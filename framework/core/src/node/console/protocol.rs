@@ -15,7 +15,7 @@ use crate::observe::survey::{LinkReport, PoolReport};
 use crate::observe::trace::TracedProcess;
 
 /// The number of this protocol. The form of [`Hello`] stays in all of them.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The first packet, from the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,7 +76,7 @@ pub(crate) enum Packet {
     Answer(Answer),
     /// The answer is in the memory whose descriptor came along: so many bytes.
     Memory(u64),
-    /// Memory of traced processes, in the order of [`TraceFacts::processes`].
+    /// Memory of traced processes, in the order of [`TraceFacts::processes`], and then of [`TraceFacts::hosts`].
     Rings,
 }
 
@@ -99,6 +99,19 @@ pub struct Look {
     pub hangs: Vec<HangFacts>,
     /// Actors that are not in this look, because it has an end.
     pub left_out: u64,
+    /// On the head: the other hosts.
+    pub hosts: Vec<HostFacts>,
+}
+
+/// Another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// Its number.
+    pub number: u16,
+    /// Its number and name.
+    pub name: String,
+    /// How everything stands there, with its own clock and its own numbers of processes. `None`: it did not answer in time.
+    pub look: Option<Box<Look>>,
 }
 
 /// The node.
@@ -202,8 +215,10 @@ pub struct TraceFacts {
     pub processes: Vec<TracedProcess>,
     /// Processes that took part and ended, and are not remembered.
     pub forgotten: u64,
-    /// The names of those that did not answer at the end.
+    /// The names of those that did not answer at the end, and of such hosts.
     pub silent: Vec<String>,
+    /// Other hosts, whose traces come behind the memory of the processes: number and name, and the bytes.
+    pub hosts: Vec<(String, u64)>,
 }
 
 /// A record of the node's log.
@@ -215,7 +230,9 @@ pub struct LogLine {
     pub unix_ms: u64,
     /// How bad it is.
     pub severity: Severity,
-    /// The worker that it is of, or about.
+    /// The host of that worker, where it is another one: its number and name.
+    pub host: Option<String>,
+    /// The worker that it is of, or about; `"node"` for the node of another host.
     pub worker: Option<String>,
     /// Where it comes from: mostly the module.
     pub target: String,

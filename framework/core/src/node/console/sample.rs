@@ -84,5 +84,6 @@ pub fn look(at: u64, handled: [u64; 2]) -> Look {
         links: vec![LinkFacts { from: process(1), link }],
         hangs: Vec::new(),
         left_out: 0,
+        hosts: Vec::new(),
     }
 }

@@ -221,6 +221,7 @@ impl Thread {
     fn let_go(&mut self, index: usize) {
         if self.watchers.swap_remove(index).tracing.is_some() {
             self.shared.end_trace();
+            self.shared.drop_trace_of_hosts();
         }
     }
 
@@ -301,7 +302,7 @@ impl Thread {
         let collector = match self.shared.begin_trace(PATIENCE) {
             Ok(Some(Ok(collector))) => collector,
             Ok(Some(Err(error))) => {
-                return Err(Answer::Refused(format!("there is no memory for a trace: {error}")));
+                return Err(Answer::Refused(format!("it cannot be traced: {error}")));
             }
             Ok(None) => return Err(does_not_answer()),
             Err(_) => return Err(Answer::Ended),
@@ -309,6 +310,7 @@ impl Thread {
         // The workers have heard of the trace before they answer this, so the interval begins when all of them trace. One that
         // is silent begins later, or not at all.
         let _ = self.shared.look(PATIENCE);
+        self.shared.begin_trace_of_hosts();
         self.watchers[index].tracing = Some(Tracing { until: Instant::now() + long, since, collector });
         Ok(())
     }
@@ -328,26 +330,41 @@ impl Thread {
                 }
                 _ => Vec::new(),
             };
-            let sent = self.hand_over(index, &tracing, silent);
+            let until = monotonic_ns();
+            let (hosts, silent_hosts) = self.shared.end_trace_of_hosts();
+            let silent = [silent, silent_hosts].concat();
+            let sent = self.hand_over(index, &tracing, until, silent, hosts);
             if !self.is_sent(index, sent) {
                 self.let_go(index);
             }
         }
     }
 
-    fn hand_over(&self, index: usize, tracing: &Tracing, silent: Vec<String>) -> io::Result<()> {
+    fn hand_over(
+        &self,
+        index: usize,
+        tracing: &Tracing,
+        until: u64,
+        silent: Vec<String>,
+        hosts: Vec<(String, Vec<u8>)>,
+    ) -> io::Result<()> {
         let traced = tracing.collector.hand_over()?;
         let facts = TraceFacts {
             since: tracing.since,
-            until: monotonic_ns(),
+            until,
             records: traced.records,
             processes: traced.processes,
             forgotten: traced.forgotten,
             silent,
+            hosts: hosts.iter().map(|(name, trace)| (name.clone(), trace.len() as u64)).collect(),
         };
         self.send(index, &Answer::Trace(facts))?;
         let packet = serde_json::to_vec(&Packet::Rings)?;
-        for rings in traced.rings.chunks(MAX_PACKET_FDS) {
+        let mut memory = traced.rings;
+        for (_, trace) in hosts {
+            memory.push(sealed(&trace)?);
+        }
+        for rings in memory.chunks(MAX_PACKET_FDS) {
             let rings: Vec<_> = rings.iter().map(AsFd::as_fd).collect();
             self.watchers[index].socket.try_send(&packet, &rings)?;
         }
@@ -358,7 +375,7 @@ impl Thread {
         if let Some((_, look)) = self.look.as_ref().filter(|(at, _)| at.elapsed() < LOOK_LASTS) {
             return Answer::Look(Box::new(look.clone()));
         }
-        match self.shared.look(PATIENCE) {
+        match self.shared.look_at_all(PATIENCE) {
             Ok(Some(look)) => {
                 self.look = Some((Instant::now(), look.clone()));
                 Answer::Look(Box::new(look))

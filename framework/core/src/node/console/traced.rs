@@ -6,26 +6,42 @@ use std::time::Duration;
 
 use super::client::ConsoleError;
 use super::protocol::TraceFacts;
+use crate::observe::text::printable;
+use crate::observe::trace::joined::HostTrace;
 use crate::observe::trace::timeline::Process;
-use crate::observe::trace::{Ring, TraceError, TraceSummary, write_processes};
+use crate::observe::trace::{Ring, TraceError, TraceSummary, write_hosts};
 
 /// What the processes of a node did in an interval.
 #[derive(Debug)]
 pub struct Traced {
     facts: TraceFacts,
     rings: Vec<Ring>,
+    hosts: Vec<(String, HostTrace)>,
 }
 
 impl Traced {
     /// Of what came over the socket. Each ring is checked (WIRE-1).
-    pub(super) fn new(facts: TraceFacts, rings: Vec<OwnedFd>) -> Result<Self, ConsoleError> {
-        if facts.processes.len() != rings.len() {
+    pub(super) fn new(
+        mut facts: TraceFacts,
+        rings: Vec<OwnedFd>,
+        hosts: Vec<Vec<u8>>,
+    ) -> Result<Self, ConsoleError> {
+        if facts.processes.len() != rings.len() || facts.hosts.len() != hosts.len() {
             return Err(ConsoleError::Garbage("more memory than processes in a trace".to_owned()));
         }
         let open = |ring| Ring::open(ring, facts.records as usize);
         let rings = rings.into_iter().map(open).collect::<Result<_, _>>();
         let rings = rings.map_err(|error| ConsoleError::Garbage(error.to_string()))?;
-        Ok(Traced { facts, rings })
+        let mut read = Vec::new();
+        for ((name, _), trace) in facts.hosts.iter().zip(hosts) {
+            let name = printable(name);
+            match HostTrace::decode(&trace) {
+                Ok(trace) => read.push((name, trace)),
+                // The others' are good.
+                Err(error) => facts.silent.push(format!("host {name}: {error}")),
+            }
+        }
+        Ok(Traced { facts, rings, hosts: read })
     }
 
     /// For how long.
@@ -33,7 +49,7 @@ impl Traced {
         Duration::from_nanos(self.facts.until.saturating_sub(self.facts.since))
     }
 
-    /// The names of the processes that did not answer at the end: what they did may be missing.
+    /// The names of the processes that did not answer at the end: what they did may be missing. And of other hosts.
     pub fn silent(&self) -> &[String] {
         &self.facts.silent
     }
@@ -48,6 +64,6 @@ impl Traced {
         let processes =
             all.map(|(of, ring)| Process { of: of.clone(), seen: ring.snapshot_of(interval.clone()) });
         let processes: Vec<_> = processes.collect();
-        write_processes(path.as_ref(), &processes, self.facts.forgotten, self.facts.until)
+        write_hosts(path.as_ref(), &processes, self.facts.forgotten, self.facts.until, &self.hosts)
     }
 }

@@ -84,7 +84,7 @@ impl Pages {
         if self.looks.back().is_some_and(|(at, _)| at.elapsed() < LOOK_LASTS) {
             return Ok(());
         }
-        match self.shared.look(PATIENCE) {
+        match self.shared.look_at_all(PATIENCE) {
             Ok(Some(look)) => {
                 // Ten in a second: the oldest of so many is old enough.
                 if self.looks.len() >= MAX_LIVE_LOOKS {
@@ -126,12 +126,22 @@ fn not_ready(look: &Look) -> Vec<String> {
     for actor in look.actors.iter().filter(|of| of.state != ProcessState::Running) {
         missing.push(format!("actor `{}` is {}", printable(&actor.name), actor.state));
     }
+    for host in &look.hosts {
+        let name = printable(&host.name);
+        match &host.look {
+            Some(look) => {
+                missing.extend(not_ready(look).into_iter().map(|what| format!("host {name}: {what}")))
+            }
+            None => missing.push(format!("host {name} does not answer")),
+        }
+    }
     missing
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::console::protocol::HostFacts;
     use crate::node::console::sample;
 
     #[test]
@@ -163,5 +173,12 @@ mod tests {
         let missing = not_ready(&look);
         assert_eq!(missing[..2], ["the node is shutting down", "process `stage` is silent"]);
         assert!(missing[2].ends_with("is restarting"), "{missing:?}");
+        let mut head = sample::look(0, [1, 2]);
+        let host = |number: u16, look| HostFacts { number, name: format!("{number} x"), look };
+        head.hosts = vec![host(1, Some(Box::new(sample::look(0, [1, 2])))), host(2, Some(Box::new(look)))];
+        head.hosts.push(host(3, None));
+        let missing = not_ready(&head);
+        assert_eq!(missing[0], "host 2 x: the node is shutting down");
+        assert_eq!((missing.len(), missing[3].as_str()), (4, "host 3 x does not answer"));
     }
 }

@@ -64,16 +64,36 @@ fn line(text: &mut String, name: &str, labels: &str, value: impl Display) {
 /// All metrics of a node.
 pub(super) fn text(look: &Look) -> String {
     let mut text = Text::default();
-    text.gauge("tensorpost_up_seconds", "For how long the node has run", "", look.node.up.as_secs_f64());
-    text.gauge("tensorpost_stopping", "1 while the node shuts down", "", u8::from(look.node.stopping));
-    text.gauge("tensorpost_hangs", "Hangs that the node has reported, the last 64", "", look.hangs.len());
+    of_host(&mut text, look, "");
+    for host in &look.hosts {
+        let of_it = label("host", &host.name);
+        let answers = u8::from(host.look.is_some());
+        text.gauge("tensorpost_host_up", "1 where another host answers", &of_it, answers);
+        if let Some(look) = &host.look {
+            of_host(&mut text, look, &of_it);
+        }
+    }
+    text.done()
+}
+
+/// Labels, of which the first may be none.
+fn with(host: &str, labels: &str) -> String {
+    if host.is_empty() { labels.to_owned() } else { format!("{host},{labels}") }
+}
+
+/// All metrics of a host. `host`: its label, where it is another one.
+fn of_host(text: &mut Text, look: &Look, host: &str) {
+    text.gauge("tensorpost_up_seconds", "For how long the node has run", host, look.node.up.as_secs_f64());
+    text.gauge("tensorpost_stopping", "1 while the node shuts down", host, u8::from(look.node.stopping));
+    text.gauge("tensorpost_hangs", "Hangs that the node has reported, the last 64", host, look.hangs.len());
     let names = names(look.processes.iter().map(|of| ((), of.name.as_str())));
     let names: HashMap<ProcessId, String> = look.processes.iter().map(|of| of.process).zip(names).collect();
-    processes(&mut text, look, &names);
-    actors(&mut text, look, &names);
+    processes(text, look, &names, host);
+    actors(text, look, &names, host);
     for of in &look.pools {
         let device = Look::device(of.pool.device);
         let labels = format!("{},{}", label("process", name(&names, of.owner)), label("device", &device));
+        let labels = with(host, &labels);
         for (name, help, bytes) in [
             (
                 "tensorpost_pool_budget_bytes",
@@ -87,12 +107,11 @@ pub(super) fn text(look: &Look) -> String {
             text.gauge(name, help, &labels, bytes);
         }
     }
-    text.done()
 }
 
-fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>) {
+fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>, host: &str) {
     for of in &look.processes {
-        let labels = label("process", name(names, of.process));
+        let labels = with(host, &label("process", name(names, of.process)));
         // A spare says nothing before it is ready.
         let is_spare = of.state == ProcessState::Spare && of.metrics.is_some();
         let is_up = u8::from(is_spare || of.state == ProcessState::Running);
@@ -126,10 +145,11 @@ fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>) {
     }
 }
 
-fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>) {
+fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>, host: &str) {
     let names = names(look.actors.iter().map(|of| (of.process, of.name.as_str())));
     for (of, actor) in look.actors.iter().zip(names) {
         let labels = format!("{},{}", label("process", name(processes, of.process)), label("actor", &actor));
+        let labels = with(host, &labels);
         let is_up = u8::from(of.state == ProcessState::Running);
         text.gauge("tensorpost_actor_up", "1 where an actor runs, and its process answers", &labels, is_up);
         text.gauge("tensorpost_mailbox_capacity", "Room for each sending process", &labels, of.capacity);
@@ -197,6 +217,7 @@ fn label(name: &str, value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::console::protocol::HostFacts;
     use crate::node::console::sample;
 
     #[test]
@@ -207,6 +228,10 @@ mod tests {
         look.processes[2].name = look.processes[1].name.clone();
         look.actors[1].process = look.actors[0].process;
         look.actors[1].name = look.actors[0].name.clone();
+        // The same once more, on another host.
+        let there = Some(Box::new(look.clone()));
+        look.hosts = vec![HostFacts { number: 1, name: "1 left".to_owned(), look: there }];
+        look.hosts.push(HostFacts { number: 2, name: "2 x".to_owned(), look: None });
         let text = text(&look);
         let mut series = std::collections::HashSet::new();
         let mut described = std::collections::HashSet::new();
@@ -225,6 +250,8 @@ mod tests {
             }
         }
         assert!(text.contains("tensorpost_process_up{process=\"camera.0#2\"} 1\n"), "{text}");
+        assert!(text.contains("tensorpost_process_up{host=\"1 left\",process=\"camera.0#2\"} 1\n"), "{text}");
+        assert!(text.contains("tensorpost_host_up{host=\"2 x\"} 0\n"), "{text}");
         let labels = "process=\"camera.0\",actor=\"a \\\"b\\\"\\\\\\n\"";
         assert!(text.contains(&format!("tensorpost_messages_handled_total{{{labels}}} 100\n")), "{text}");
         assert!(text.contains("actor=\"a \\\"b\\\"\\\\\\n#2\""), "{text}");

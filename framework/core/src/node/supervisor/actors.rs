@@ -11,14 +11,31 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
 use super::comebacks::start_of;
 use super::error::Closed;
+#[cfg(feature = "hosts")]
+use super::names::Claimant;
 use super::record::{First, Pending, Worker};
 use super::run::State;
 use super::{Reply, StartError, WorkerId};
 
-type Started = Result<(ActorId, Location), StartError>;
+pub(super) type Started = Result<(ActorId, Location), StartError>;
 
 impl State {
     pub(super) fn start_actor(
+        &mut self,
+        id: WorkerId,
+        new: NewActor,
+        how: Supervision,
+        reply: Reply<Started>,
+    ) {
+        #[cfg(feature = "hosts")]
+        if let Some(name) = new.name.clone().filter(|name| self.has_to_claim(name)) {
+            return self.claim(name, Claimant::Start(Box::new((id, new, how, reply))));
+        }
+        self.start_with_name(id, new, how, reply);
+    }
+
+    /// As [`start_actor`](Self::start_actor), where no other host has its name.
+    pub(super) fn start_with_name(
         &mut self,
         id: WorkerId,
         new: NewActor,
@@ -55,6 +72,8 @@ impl State {
         }
         let (actor, location) = reserve(&mut self.broker, worker.process, new.name.as_deref(), new.capacity)?;
         self.broker.roster.name(actor, new.shown_as());
+        #[cfg(feature = "hosts")]
+        self.broker.roster.works_on(actor, new.receive_on, new.device);
         let type_name = new.type_name.clone();
         let start = start_of(actor, location, &new, 0, how.restart);
         // Encoded once to see whether it fits: a worker is not killed for what its node asked.

@@ -236,7 +236,7 @@ impl Hangs {
         let mut worker = workers.of_mut(process);
         let killed = then == OnHang::Restart && worker.is_some();
         let id = worker.as_ref().map(|worker| worker.id);
-        let report = HangReport { worker: id, process, name, hang, lasted, killed };
+        let report = HangReport { host: None, worker: id, process, name, hang, lasted, killed };
         let text = report.to_string();
         if let Some(worker) = worker.as_mut().filter(|_| killed) {
             worker.cause.get_or_insert_with(|| EndReason::Hung(text.clone()));

@@ -8,27 +8,41 @@
 //! its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of the node elsewhere**
 //! this host's node ends too: at once where the head may give its actors other lives (HOST-10), in order where the head has left.
 
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-use crate::ids::ProcessId;
+use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::Delivery;
+use crate::node::control::Down;
+use crate::node::fences::Opened;
+use crate::node::head_log::TELL_DROPPED;
 use crate::node::host::Activity;
-use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT};
+use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
-use crate::transport::control_channel::{FromNode, ToNode};
-use crate::transport::hosts::{FromGateway, Host, HostActivity, Settings, ToGateway};
+use crate::transport::control_channel::{FromNode, Location, ToNode};
+use crate::transport::hosts::{FromGateway, Host, HostActivity, HostRecord, Settings, ToGateway};
 use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
 
+use tokio::sync::oneshot;
+
 use super::run::State;
 use super::stopping::Stopping;
-use super::{Closed, Command, Reply, Supervisor, WorkerId, deadline_after};
+use super::{Closed, Command, Reply, Shared, Supervisor, WorkerId, deadline_after};
+
+/// What somebody waits for.
+pub(super) enum Awaited {
+    /// So many hosts.
+    Count(usize),
+    /// Others than these: one has joined, left or was lost since they were listed.
+    OtherThan(Vec<Host>),
+}
 
 /// What the node knows of its hosts.
 #[derive(Default)]
@@ -38,8 +52,12 @@ pub(super) struct Hosts {
     members: Vec<Host>,
     /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose gateway may be stopped.
     works_until: Option<Arc<WorksUntil>>,
-    /// Whoever waits until there are so many, or it is that late.
-    awaiting: Vec<(usize, Instant, Reply<Vec<Host>>)>,
+    /// Those that were, and are not any more. No number is given twice.
+    gone: HashSet<u16>,
+    /// The workers that other hosts have asked for, with that host; but for some that have ended.
+    started_for: HashMap<WorkerId, u16>,
+    /// Whoever waits for them to be so, or until it is that late.
+    awaiting: Vec<(Awaited, Instant, Reply<Vec<Host>>)>,
 }
 
 impl Hosts {
@@ -53,7 +71,13 @@ impl Hosts {
 
     fn tell_awaiting(&mut self) {
         let (members, now) = (&self.members, Instant::now());
-        let is_over = |(count, until, _): &mut (usize, Instant, _)| members.len() >= *count || now >= *until;
+        let is_over = |(awaited, until, _): &mut (Awaited, Instant, _)| {
+            let is_so = match awaited {
+                Awaited::Count(count) => members.len() >= *count,
+                Awaited::OtherThan(seen) => members != seen,
+            };
+            is_so || now >= *until
+        };
         for (_, _, reply) in self.awaiting.extract_if(.., is_over) {
             // Who has given up waiting does not take it.
             let _ = reply.try_send(members.clone());
@@ -77,12 +101,24 @@ impl From<HostActivity> for Activity {
 pub(super) enum HostsCommand {
     Begin(WorkerId, Settings, Reply<Result<u16, String>>),
     Members(Reply<Vec<Host>>),
-    /// As soon as there are so many; nobody waits after that time.
-    Await(usize, Instant, Reply<Vec<Host>>),
+    /// As soon as they are so; nobody waits after that time.
+    Await(Awaited, Instant, Reply<Vec<Host>>),
     Gateway(Reply<Option<ProcessId>>),
     /// Other hosts may have actors started here.
     Serve,
     Load(Reply<usize>),
+    /// Where an actor is, when all was taken that was sent by now to the process that it is reached in; nothing where it is not known here.
+    Fence(ActorId, oneshot::Sender<Option<Location>>),
+    /// This worker was started because that host has asked for it.
+    StartedFor(WorkerId, u16),
+}
+
+impl WorkerId {
+    /// Its host, if that is another one.
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn host(self) -> Option<u16> {
+        self.elsewhere().map(|(host, _)| host)
+    }
 }
 
 impl Supervisor {
@@ -105,8 +141,31 @@ impl Supervisor {
 
     /// The hosts of the node as soon as there are so many, or as they are after that time.
     pub(crate) fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, Closed> {
+        self.await_members(Awaited::Count(count), within)
+    }
+
+    /// The hosts of the node as soon as they are others than these, or as they are after that time.
+    pub(crate) fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, Closed> {
+        self.await_members(Awaited::OtherThan(seen), within)
+    }
+
+    /// The numbers of the hosts of the node, as soon as none of these is among them, or after that time.
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn hosts_but_for(&self, gone: &[u16], within: Duration) -> Result<Vec<u16>, Closed> {
+        let until = deadline_after(within);
+        let mut hosts = self.hosts()?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !hosts.iter().any(|host| gone.contains(&host.number)) {
+                return Ok(hosts.iter().map(|host| host.number).collect());
+            }
+            hosts = self.await_other_hosts(hosts, left)?;
+        }
+    }
+
+    fn await_members(&self, awaited: Awaited, within: Duration) -> Result<Vec<Host>, Closed> {
         let (reply, answer) = sync_channel(1);
-        self.shared.push(Command::Hosts(HostsCommand::Await(count, deadline_after(within), reply)))?;
+        self.shared.push(Command::Hosts(HostsCommand::Await(awaited, deadline_after(within), reply)))?;
         match answer.recv_timeout(within) {
             Ok(hosts) => Ok(hosts),
             Err(RecvTimeoutError::Timeout) => self.hosts(),
@@ -125,9 +184,31 @@ impl Supervisor {
         let _ = self.shared.push(Command::Hosts(HostsCommand::Serve));
     }
 
+    /// Has this worker end when the host with this number is not of the node any more.
+    pub(crate) fn started_for(&self, worker: WorkerId, host: u16) {
+        // After the node's end it has ended.
+        let _ = self.shared.push(Command::Hosts(HostsCommand::StartedFor(worker, host)));
+    }
+
+    /// Where an actor is, as soon as all was taken that was sent by now to the process in which it is reached: this host's gateway,
+    /// where it is on another one. `None` where it is not known here; an error is the node's end.
+    pub(crate) fn fence(&self, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
+        let (reply, answer) = oneshot::channel();
+        // After the node's end the answer is that.
+        let _ = self.shared.push(Command::Hosts(HostsCommand::Fence(actor, reply)));
+        answer
+    }
+
     /// How many actors are in this host's workers.
     pub(crate) fn load(&self) -> Result<usize, Closed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Load(reply)))
+    }
+}
+
+impl Shared {
+    /// Has the supervisor list the hosts of the node; does not wait.
+    pub(in crate::node) fn ask_for_hosts(&self, reply: Reply<Vec<Host>>) -> Result<(), Closed> {
+        self.push(Command::Hosts(HostsCommand::Members(reply)))
     }
 }
 
@@ -138,9 +219,9 @@ impl State {
             HostsCommand::Members(reply) => {
                 let _ = reply.try_send(self.hosts.members.clone());
             }
-            HostsCommand::Await(count, until, reply) => {
+            HostsCommand::Await(awaited, until, reply) => {
                 // Those who have given up are found here at the latest (MBX-2).
-                self.hosts.awaiting.push((count, until, reply));
+                self.hosts.awaiting.push((awaited, until, reply));
                 self.hosts.tell_awaiting();
             }
             HostsCommand::Gateway(reply) => {
@@ -153,6 +234,14 @@ impl State {
             }
             HostsCommand::Load(reply) => {
                 let _ = reply.try_send(self.broker.roster.load());
+            }
+            HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
+            HostsCommand::StartedFor(worker, host) => {
+                // MBX-2: no more than there are.
+                let workers = &mut self.workers;
+                self.hosts.started_for.retain(|worker, _| workers.by_id(*worker).is_some());
+                self.hosts.started_for.insert(worker, host);
+                self.retire_for_hosts_gone();
             }
         }
     }
@@ -170,7 +259,22 @@ impl State {
         self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
     }
 
-    fn tell_gateway(&mut self, said: ToGateway) {
+    fn fence(&mut self, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
+        let location = self.broker.roster.actor(actor).map(|entry| entry.location);
+        let gateway = self.broker.foreign.gateway().filter(|_| actor.host() != self.broker.roster.host);
+        let mut told = Vec::new();
+        // Who has given up waiting does not take it.
+        let opened: Opened = Box::new(move || {
+            let _ = reply.send(location);
+        });
+        match location.map(|location| location.process).or(gateway) {
+            Some(process) => self.broker.fence(process, opened, &mut told),
+            None => opened(),
+        }
+        self.deliver(told);
+    }
+
+    pub(super) fn tell_gateway(&mut self, said: ToGateway) {
         if let Some(to) = self.broker.foreign.gateway() {
             let message = FromNode::Hosts(said);
             self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
@@ -231,10 +335,27 @@ impl State {
         let before = std::mem::replace(&mut self.hosts.members, members);
         for host in before {
             if self.hosts.members.iter().all(|member| member.number != host.number) {
+                self.hosts.gone.insert(host.number);
                 self.answered(|rounds| rounds.left(Party::Host(host.number)));
+                self.broker.registry.release_all(host.number);
             }
         }
+        self.retire_for_hosts_gone();
         self.hosts.tell_awaiting();
+    }
+
+    /// Ends the workers that were started for hosts that are not of the node any more: nobody else knows of them. One that was being
+    /// started as its host went comes here too.
+    fn retire_for_hosts_gone(&mut self) {
+        let Hosts { started_for, gone, .. } = &mut self.hosts;
+        let left: Vec<_> = started_for.extract_if(|_, host| gone.contains(host)).collect();
+        for (worker, host) in left {
+            let text = format!(
+                "{worker} ends, because it was started for host {host}, which is not of the node any more"
+            );
+            self.journal.node(Severity::Info, None, text);
+            self.retire(worker);
+        }
     }
 
     /// When to look whether the workers may work on.
@@ -260,7 +381,12 @@ impl State {
     }
 
     /// Takes what concerns the node as a whole, before the broker takes the rest.
-    pub(super) fn hear_gateway(&mut self, from: ProcessId, message: &ToNode, descriptors: &mut Vec<OwnedFd>) {
+    pub(super) fn hear_gateway(
+        &mut self,
+        from: ProcessId,
+        message: &mut ToNode,
+        descriptors: &mut Vec<OwnedFd>,
+    ) {
         let ToNode::Hosts(said) = message else { return };
         if self.broker.foreign.gateway() != Some(from) {
             return; // the broker complains
@@ -280,6 +406,22 @@ impl State {
             FromGateway::Drain { round, within } => self.drain_for_head(*round, *within),
             FromGateway::Drained { host, round, activity } => {
                 self.activity(Party::Host(*host), *round, (*activity).into());
+            }
+            // HOST-10: a host that is none any more has no names.
+            FromGateway::Claim { host, ticket, name }
+                if self.hosts.members.iter().any(|member| member.number == *host) =>
+            {
+                self.claim_of_host(*host, *ticket, std::mem::take(name));
+            }
+            FromGateway::Release { host, name } => self.broker.registry.release(*host, name),
+            FromGateway::Claimed { ticket, name, result } => {
+                self.claimed(std::mem::take(name), *ticket, *result);
+            }
+            FromGateway::Clock { nanos, within } => {
+                *self.shared.all_hosts.clock.lock() = Some((*nanos, *within));
+            }
+            FromGateway::Log { host, lost, records } => {
+                self.log_of_host(*host, *lost, std::mem::take(records));
             }
             FromGateway::HostGone { why, lost } => {
                 let severity = if *lost { Severity::Error } else { Severity::Info };
@@ -311,7 +453,42 @@ impl State {
             None => None,
         };
         self.broker.roster.host = host;
+        if host != 0 {
+            self.broker.registry.note_freed();
+            self.journal.head_log = Some(Default::default());
+        }
         Ok(host)
+    }
+
+    /// Some of the log of another host, which wrote all of it (WIRE-1).
+    fn log_of_host(&mut self, host: u16, lost: u64, records: Vec<HostRecord>) {
+        let Some(host) = self.hosts.members.iter().find(|member| member.number == host) else { return };
+        let name: Arc<str> = host.short().into();
+        if lost > 0 {
+            let text =
+                format!("{lost} records of the log of {host} were dropped: they were too many, or lost");
+            self.journal.node(Severity::Warn, None, text);
+        }
+        for HostRecord { worker, record } in records {
+            self.journal.of_host(&name, &shown(worker, MAX_NAME), record.bounded());
+        }
+    }
+
+    /// Gives this host's gateway what its head is to know of the log, as far as there is room: what concerns messages goes first.
+    pub(super) fn tell_head_of_log(&mut self) {
+        let Some(head_log) = &self.journal.head_log else { return };
+        let gateway = self.broker.foreign.gateway().and_then(|process| self.workers.of_mut(process));
+        let Some(gateway) = gateway.filter(|gateway| gateway.is_running()) else { return };
+        while gateway.outgoing.queued() == 0 {
+            let Some(batch) = head_log.lock().batch() else { return };
+            gateway.send(&Down::Node(FromNode::Hosts(batch)), Vec::new());
+        }
+    }
+
+    /// When to tell the head how much of the log was dropped.
+    pub(super) fn next_tell_of_log(&self) -> Option<Instant> {
+        let owes = self.journal.head_log.as_ref().is_some_and(|log| log.lock().owes());
+        owes.then(|| Instant::now() + TELL_DROPPED)
     }
 
     /// A worker's process has ended.

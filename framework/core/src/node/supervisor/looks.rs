@@ -70,6 +70,7 @@ impl State {
             links: Vec::new(),
             hangs: hangs.collect(),
             left_out,
+            hosts: Vec::new(),
         }
     }
 }

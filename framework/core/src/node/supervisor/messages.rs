@@ -46,13 +46,17 @@ impl State {
         match (message, &worker.phase) {
             (Up::Log(record), _) => {
                 let name = worker.name.clone();
+                // What a gateway logs of each frame that it sends is no reason for another frame.
+                #[cfg(feature = "hosts")]
+                if record.severity > Severity::Info && self.broker.foreign.gateway() == Some(process) {
+                    return self.journal.worker_here(&name, record);
+                }
                 self.journal.worker(&name, record);
             }
             (Up::LogsDropped { count }, _) => {
                 worker.logs_dropped = worker.logs_dropped.saturating_add(count);
                 self.dirty = true;
-                let text = format!("{count} events of its log were dropped: there was no room for them");
-                self.journal.node(Severity::Warn, Some(&worker.name), text);
+                self.journal.worker_dropped(&worker.name, count);
             }
             (Up::UserMetrics { updates, dropped }, _) => {
                 self.user_metrics.put(&worker.name, updates, dropped);
@@ -176,12 +180,15 @@ impl State {
     pub(super) fn broker_message(
         &mut self,
         from: ProcessId,
-        message: ToNode,
+        #[cfg_attr(not(feature = "hosts"), expect(unused_mut, reason = "a gateway's has records in it"))]
+        mut message: ToNode,
         #[cfg_attr(not(feature = "hosts"), expect(unused_mut, reason = "a gateway's has a page in it"))]
         mut descriptors: Vec<OwnedFd>,
     ) {
         #[cfg(feature = "hosts")]
-        self.hear_gateway(from, &message, &mut descriptors);
+        self.hear_gateway(from, &mut message, &mut descriptors);
+        #[cfg(feature = "hosts")]
+        let Some(message) = self.claim_first(from, message) else { return };
         let mut deliveries = Vec::new();
         let result = self.broker.handle(from, message, descriptors, &mut deliveries);
         self.deliver(deliveries);
@@ -238,7 +245,7 @@ impl State {
         self.note(from, result);
     }
 
-    fn note(&mut self, from: ProcessId, result: Result<(), Complaint>) {
+    pub(super) fn note(&mut self, from: ProcessId, result: Result<(), Complaint>) {
         match result {
             Err(complaint) if from == ProcessId::NODE => {
                 self.journal.node(Severity::Error, None, format!("the node's own process: {complaint}"));

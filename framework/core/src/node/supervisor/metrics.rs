@@ -78,6 +78,7 @@ impl Askings {
                 continue;
             }
             waiting.push(NamedProcess {
+                host: None,
                 process: worker.process,
                 name: worker.name.to_string(),
                 state: worker.status(0).state.shown(),
@@ -88,6 +89,7 @@ impl Askings {
         }
         asked.begin(monotonic_ns());
         let own = NamedProcess {
+            host: None,
             process: ProcessId::NODE,
             name: "node".to_owned(),
             state: ProcessState::Running,

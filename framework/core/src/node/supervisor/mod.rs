@@ -43,6 +43,8 @@ mod looks;
 mod making;
 mod messages;
 mod metrics;
+#[cfg(feature = "hosts")]
+mod names;
 mod record;
 mod restarts;
 mod run;
@@ -62,12 +64,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::actor::{NewActor, Python};
 use crate::clock::taint::EpochPage;
 use crate::ids::{ActorId, DeviceId};
 use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
+#[cfg(feature = "hosts")]
+use crate::node::all_hosts::AllHosts;
 use crate::node::console::{LogRing, Look};
 #[cfg(feature = "hosts")]
 use crate::node::elsewhere::Order;
@@ -88,7 +93,7 @@ pub(crate) use self::making::Making;
 pub use self::record::{WorkerState, WorkerStatus};
 
 /// A worker of this node, in all its lives. Never names another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WorkerId(pub(crate) u64);
 
 #[cfg(feature = "hosts")]
@@ -191,6 +196,9 @@ pub(crate) struct Shared {
     report: Mutex<Option<ShutdownReport>>,
     /// Whether a shutdown has begun.
     stopping: watch::Sender<bool>,
+    /// The way to other hosts, where there are such.
+    #[cfg(feature = "hosts")]
+    pub(in crate::node) all_hosts: AllHosts,
 }
 
 #[derive(Default)]
@@ -207,6 +215,8 @@ impl Shared {
             status: Mutex::default(),
             report: Mutex::default(),
             stopping: watch::Sender::new(false),
+            #[cfg(feature = "hosts")]
+            all_hosts: AllHosts::default(),
         }))
     }
 
@@ -233,6 +243,26 @@ impl Shared {
             Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
         }
     }
+
+    /// As [`look`](Self::look): there are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, Closed> {
+        self.look(patience)
+    }
+
+    /// There are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn begin_trace_of_hosts(&self) {}
+
+    /// There are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn end_trace_of_hosts(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
+        Default::default()
+    }
+
+    /// There are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn drop_trace_of_hosts(&self) {}
 
     /// Begins an interval of tracing. Waits no longer than `patience`: `None` where the supervisor was not so quick, and then
     /// nothing is traced.
@@ -296,9 +326,6 @@ pub struct Supervisor {
     shared: Arc<Shared>,
     user_metrics: Arc<Waiting>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// The way to other hosts, where there are such.
-    #[cfg(feature = "hosts")]
-    pub(in crate::node) elsewhere: std::sync::OnceLock<std::sync::Weak<crate::transport::Transport>>,
 }
 
 impl Supervisor {
@@ -318,13 +345,7 @@ impl Supervisor {
             .name("tensorpost-node".to_owned())
             .spawn(move || state.run())
             .map_err(NodeError::system)?;
-        Ok(Supervisor {
-            shared,
-            user_metrics: waiting,
-            thread: Mutex::new(Some(thread)),
-            #[cfg(feature = "hosts")]
-            elsewhere: std::sync::OnceLock::new(),
-        })
+        Ok(Supervisor { shared, user_metrics: waiting, thread: Mutex::new(Some(thread)) })
     }
 
     /// What every thread shares with the supervisor's.
@@ -442,6 +463,19 @@ impl Supervisor {
         self.shared.ask(Command::Report)
     }
 
+    /// As [`metrics`](Self::metrics): there are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn metrics_of_all(&self) -> Result<Metrics, Closed> {
+        self.metrics()
+    }
+
+    /// What has gone wrong so far: there are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn report_of_all(&self) -> Result<crate::node::NodeReport, Closed> {
+        let (restarts, hangs) = self.report()?;
+        Ok(crate::node::NodeReport { workers: self.workers(), restarts, hangs, silent: Vec::new() })
+    }
+
     /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.
     pub fn kill_worker(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
@@ -456,6 +490,10 @@ impl Supervisor {
     /// with this device opened. They are started in the background. There are none for a worker without an actor that comes
     /// back; and where spares were asked for before, the larger number holds.
     pub fn keep_spares(&self, worker: WorkerId, count: u32, device: DeviceId) {
+        #[cfg(feature = "hosts")]
+        if self.tell_host_of(worker, Order::KeepSpares(count, device)) {
+            return;
+        }
         // After the node's end nothing comes back.
         let _ = self.shared.push(Command::KeepSpares(worker, count, device));
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use serde::{Deserialize, Serialize};
 
 use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId, ProcessId};
@@ -26,8 +27,22 @@ use super::launch::Launched;
 use super::spares::SpareFor;
 use super::{Reply, SpawnError, StartError, WorkerId};
 
+/// How a process ended, as the system's number.
+mod exit_status {
+    use super::{Deserialize, ExitStatus, ExitStatusExt, Serialize};
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(of: &Option<ExitStatus>, to: S) -> Result<S::Ok, S::Error> {
+        of.map(ExitStatusExt::into_raw).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ExitStatus>, D::Error> {
+        Ok(Option::<i32>::deserialize(from)?.map(ExitStatusExt::from_raw))
+    }
+}
+
 /// The state of a worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WorkerState {
     /// Its process was started; it is not ready.
     Starting,
@@ -51,6 +66,7 @@ pub enum WorkerState {
     /// Its process has ended.
     Exited {
         /// How; `None` if the system did not say.
+        #[serde(with = "exit_status")]
         exit: Option<ExitStatus>,
         /// What was wrong, if the node knows.
         why: Option<String>,
@@ -58,7 +74,7 @@ pub enum WorkerState {
 }
 
 /// The status of a worker.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// The worker.
     pub worker: WorkerId,

@@ -66,6 +66,8 @@ pub(super) struct State {
     pub(super) traces: Traces,
     #[cfg(feature = "hosts")]
     pub(super) hosts: super::hosts::Hosts,
+    #[cfg(feature = "hosts")]
+    pub(super) claims: super::names::Claims,
     /// The shutdown, once it has begun.
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is to be written anew.
@@ -103,6 +105,8 @@ impl State {
             traces: Traces::default(),
             #[cfg(feature = "hosts")]
             hosts: Default::default(),
+            #[cfg(feature = "hosts")]
+            claims: Default::default(),
             stopping: None,
             dirty: false,
             noted_time_slices: false,
@@ -128,6 +132,10 @@ impl State {
                 break;
             }
             self.publish();
+            #[cfg(feature = "hosts")]
+            self.tell_head_of_log();
+            #[cfg(feature = "hosts")]
+            self.release_names();
             if let Err(error) = self.wait_and_serve() {
                 // Without poll there is no supervising: end as the process's own end would.
                 self.journal.node(
@@ -210,6 +218,9 @@ impl State {
 
     /// Sends what the broker decided, then its pings: a ping goes behind everything else that was sent to its process.
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
+        // Before the word of an actor's end, which is in them.
+        #[cfg(feature = "hosts")]
+        self.release_names();
         for Delivery { to, mut message, descriptors } in deliveries {
             self.name_who_refused(&mut message);
             if to == ProcessId::NODE {
@@ -300,7 +311,8 @@ impl State {
     fn next_event(&mut self) -> Option<Instant> {
         let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
         #[cfg(feature = "hosts")]
-        let stopping = stopping.into_iter().chain(self.next_look_at_works_until()).min();
+        let stopping =
+            stopping.into_iter().chain(self.next_look_at_works_until()).chain(self.next_tell_of_log()).min();
         let workers = self.workers.iter().filter_map(|worker| {
             let start = match worker.phase {
                 WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } => {

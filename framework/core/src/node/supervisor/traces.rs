@@ -2,7 +2,7 @@
 //!
 //! A node that does not trace begins an interval by telling each worker to make a ring, and ends it by telling them to note
 //! nothing any more. A worker that becomes ready meanwhile is told, too, before it has an actor. A node that traces anyway
-//! has all of it in its rings. One interval at a time; the console sees to that.
+//! has all of it in its rings. One interval at a time: who comes second is refused.
 //!
 //! **On a crash** of a worker its ring stays here, as it does in the trace of a run. The watcher is the console's concern:
 //! when it goes away, the interval ends.
@@ -44,7 +44,10 @@ impl State {
     }
 
     fn begin_interval(&mut self) -> io::Result<Arc<Collector>> {
-        self.end_trace();
+        if self.traces.now.is_some() {
+            let why = "it is traced already, for a watcher here or for its head; try again when that is over";
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+        }
         let processes = 1 + self.workers.iter().count();
         let records = self.settings.trace_records.min(MAX_TRACED_RECORDS / processes);
         let collector = Arc::new(Collector::new(records));

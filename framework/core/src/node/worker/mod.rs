@@ -438,9 +438,11 @@ enum ControlEnd {
     Busy,
 }
 
-/// Writes a line to stderr, whatever becomes of it.
+/// Writes a line to stderr, whatever becomes of it. Stderr is not buffered, and others write to it at the same moment: what is
+/// written in pieces comes out with theirs in between.
 fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "tensorpost worker {}: {text}", std::process::id());
+    let line = format!("tensorpost worker {}: {text}\n", std::process::id());
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 fn exit_with(failure: &str) -> ! {

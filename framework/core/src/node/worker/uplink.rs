@@ -80,8 +80,7 @@ impl Uplink {
 
     /// Whether metrics of user code would hold up nothing that the node has to hear.
     pub(super) fn has_room_for_metrics(&self) -> bool {
-        let line = self.line.lock();
-        line.outgoing.queued() < MAX_QUEUED_LOGS && line.outgoing.queued_bytes() <= MAX_QUEUED_BYTES / 4
+        self.line.lock().has_room_for_logs()
     }
 
     /// Waits until everything is sent, or cannot be.
@@ -99,6 +98,11 @@ impl Uplink {
 }
 
 impl Line {
+    /// Whether what may be dropped would hold up nothing else.
+    fn has_room_for_logs(&self) -> bool {
+        self.outgoing.queued() < MAX_QUEUED_LOGS && self.outgoing.queued_bytes() <= MAX_QUEUED_BYTES / 4
+    }
+
     fn send(
         &mut self,
         bytes: &[u8],
@@ -135,6 +139,13 @@ impl ControlChannel for Uplink {
     fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed> {
         Uplink::send(self, &Up::Node(message), descriptors)
     }
+
+    #[cfg(feature = "hosts")]
+    fn send_if_room(&self, message: ToNode) -> bool {
+        let Ok(bytes) = encode(&Up::Node(message)) else { return false };
+        let mut line = self.line.lock();
+        line.has_room_for_logs() && line.send(&bytes, Vec::new(), &self.wake).is_ok()
+    }
 }
 
 impl LogSink for Uplink {
@@ -144,7 +155,7 @@ impl LogSink for Uplink {
             return;
         };
         let mut line = self.line.lock();
-        if line.outgoing.queued() >= MAX_QUEUED_LOGS || line.outgoing.queued_bytes() > MAX_QUEUED_BYTES / 4 {
+        if !line.has_room_for_logs() {
             line.logs_dropped += 1;
             return;
         }

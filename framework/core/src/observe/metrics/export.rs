@@ -1,31 +1,38 @@
 //! Metrics for the recorder of the program, if it has installed one (`metrics::set_global_recorder`). Without one this
 //! does nothing.
 
-use metrics::{counter, gauge};
+use metrics::{Label, counter, gauge};
 
 use super::{ActorMetrics, Metrics, NamedProcess};
 
+/// Those of a process; its host is among them where it is another one.
+fn labels(host: Option<&String>, process: &str) -> Vec<Label> {
+    let host = host.map(|host| Label::new("host", host.clone()));
+    std::iter::once(Label::new("process", process.to_owned())).chain(host).collect()
+}
+
 /// Hands everything to the recorder: counts as counters, the rest as gauges in bytes, seconds and messages.
 pub(crate) fn export(metrics: &Metrics) {
-    for NamedProcess { name, metrics: process, .. } in &metrics.processes {
-        let labels = [("process", name.clone())];
-        counter!("tensorpost_frames_sent_total", &labels).absolute(process.sent);
-        counter!("tensorpost_frames_received_total", &labels).absolute(process.received);
-        counter!("tensorpost_frames_rejected_total", &labels).absolute(process.rejected);
-        counter!("tensorpost_dead_letters_total", &labels).absolute(process.dead_letters);
-        counter!("tensorpost_bytes_not_copied_total", &labels).absolute(process.bytes_not_copied);
-        gauge!("tensorpost_messages_open", &labels).set(process.open as f64);
-        gauge!("tensorpost_bytes_in_flight", &labels).set(process.bytes_in_flight as f64);
-        gauge!("tensorpost_bytes_held", &labels).set(process.bytes_held as f64);
-        gauge!("tensorpost_pool_bytes", &labels).set(process.pool_bytes as f64);
-        gauge!("tensorpost_resident_bytes", &labels).set(process.resident_bytes as f64);
-        process.actors.iter().for_each(|actor| export_actor(name, actor));
+    for NamedProcess { host, name, metrics: process, .. } in &metrics.processes {
+        let labels = || labels(host.as_ref(), name);
+        let of_process = labels();
+        counter!("tensorpost_frames_sent_total", of_process.clone()).absolute(process.sent);
+        counter!("tensorpost_frames_received_total", of_process.clone()).absolute(process.received);
+        counter!("tensorpost_frames_rejected_total", of_process.clone()).absolute(process.rejected);
+        counter!("tensorpost_dead_letters_total", of_process.clone()).absolute(process.dead_letters);
+        counter!("tensorpost_bytes_not_copied_total", of_process.clone()).absolute(process.bytes_not_copied);
+        gauge!("tensorpost_messages_open", of_process.clone()).set(process.open as f64);
+        gauge!("tensorpost_bytes_in_flight", of_process.clone()).set(process.bytes_in_flight as f64);
+        gauge!("tensorpost_bytes_held", of_process.clone()).set(process.bytes_held as f64);
+        gauge!("tensorpost_pool_bytes", of_process.clone()).set(process.pool_bytes as f64);
+        gauge!("tensorpost_resident_bytes", of_process.clone()).set(process.resident_bytes as f64);
+        process.actors.iter().for_each(|actor| export_actor(labels(), actor));
     }
 }
 
-fn export_actor(process: &str, actor: &ActorMetrics) {
-    let labels = [("process", process.to_owned()), ("actor", actor.name.clone())];
-    counter!("tensorpost_messages_handled_total", &labels).absolute(actor.handled);
+fn export_actor(mut labels: Vec<Label>, actor: &ActorMetrics) {
+    labels.push(Label::new("actor", actor.name.clone()));
+    counter!("tensorpost_messages_handled_total", labels.clone()).absolute(actor.handled);
     // Only of those that count themselves: most actors have no such series.
     for ((name, count), counted) in [
         ("tensorpost_items_emitted_total", actor.emitted),
@@ -36,21 +43,21 @@ fn export_actor(process: &str, actor: &ActorMetrics) {
     .zip(actor.counted)
     {
         if counted {
-            counter!(name, &labels).absolute(count);
+            counter!(name, labels.clone()).absolute(count);
         }
     }
-    counter!("tensorpost_stream_waits_total", &labels).absolute(actor.waits);
-    gauge!("tensorpost_mailbox_messages", &labels).set(actor.queued as f64);
-    gauge!("tensorpost_handler_busy_seconds", &labels).set(actor.busy.as_secs_f64());
+    counter!("tensorpost_stream_waits_total", labels.clone()).absolute(actor.waits);
+    gauge!("tensorpost_mailbox_messages", labels.clone()).set(actor.queued as f64);
+    gauge!("tensorpost_handler_busy_seconds", labels.clone()).set(actor.busy.as_secs_f64());
     for (name, quantile) in
         [("tensorpost_handler_p50_seconds", 0.5), ("tensorpost_handler_p99_seconds", 0.99)]
     {
         if let Some(took) = actor.handler.quantile(quantile) {
-            gauge!(name, &labels).set(took.as_secs_f64());
+            gauge!(name, labels.clone()).set(took.as_secs_f64());
         }
     }
     if let Some(waited) = actor.waited {
-        gauge!("tensorpost_stream_waited_seconds", &labels).set(waited.as_secs_f64());
+        gauge!("tensorpost_stream_waited_seconds", labels.clone()).set(waited.as_secs_f64());
     }
 }
 
@@ -128,6 +135,11 @@ pub(super) mod tests {
         assert_eq!(seen["tensorpost_bytes_in_flight w"], 4096.0);
         assert_eq!(seen["tensorpost_mailbox_messages w/blur"], 3.0);
         assert!((seen["tensorpost_handler_p99_seconds w/blur"] - 1e-4).abs() < 2e-5);
+        let mut elsewhere = super::super::tests::metrics(5, 3);
+        elsewhere.processes[0].host = Some("1 left".to_owned());
+        metrics::with_local_recorder(&kept, || export(&elsewhere));
+        assert_eq!(kept.seen()["tensorpost_messages_handled_total w/1 left/blur"], 3.0);
+        assert_eq!(kept.seen()["tensorpost_messages_handled_total w/blur"], 10.0, "this host's");
         let mut drops = super::super::tests::metrics(5, 10);
         drops.processes[0].metrics.actors[0].counted = [true; 3];
         metrics::with_local_recorder(&kept, || export(&drops));

@@ -135,9 +135,11 @@ impl fmt::Display for ProcessState {
 }
 
 /// One process with its name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedProcess {
-    /// The process.
+    /// Its host, where it is another one: its number and name.
+    pub host: Option<String>,
+    /// The process, as its host numbers them.
     pub process: ProcessId,
     /// The worker's name; `"node"` for the node itself.
     pub name: String,
@@ -150,19 +152,21 @@ pub struct NamedProcess {
 }
 
 /// One look at all processes of a node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metrics {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
-    /// The processes that answered, the node first.
+    /// The processes that answered, the node first; behind those of this host, on the head, those of the others.
     pub processes: Vec<NamedProcess>,
-    /// The processes that did not answer within a second.
+    /// The processes that did not answer within a second, and other hosts that did not in time.
     pub silent: Vec<String>,
 }
 
 /// One actor, as a line of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
+    /// Its host, where it is another one: its number and name.
+    pub host: Option<String>,
     /// Its process's name.
     pub process: String,
     /// Its name.
@@ -224,6 +228,7 @@ impl Metrics {
             let busy = now.busy.saturating_sub(before.map_or(Duration::ZERO, |before| before.busy));
             let waited = |of: &ActorMetrics| of.waited;
             Row {
+                host: process.host.clone(),
                 process: process.name.clone(),
                 name: now.name.clone(),
                 device: now.device,
@@ -276,6 +281,7 @@ pub(crate) mod tests {
         Metrics {
             at,
             processes: vec![NamedProcess {
+                host: None,
                 process,
                 name: "w".into(),
                 state: ProcessState::Running,

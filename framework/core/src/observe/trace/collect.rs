@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::chrome::{self, Args};
+use super::joined::HostTrace;
 use super::ring::{BadRing, Ring};
 use super::timeline::{self, Process};
 use crate::ids::ProcessId;
@@ -166,7 +167,7 @@ impl Collector {
     pub(crate) fn write_to(&self, path: &Path) -> Result<TraceSummary, TraceError> {
         let (sources, forgotten) = self.sources();
         let processes = sources.into_iter().map(|Source { of, ring }| Process { of, seen: ring.snapshot() });
-        write_processes(path, &processes.collect::<Vec<_>>(), forgotten, monotonic_ns())
+        write_hosts(path, &processes.collect::<Vec<_>>(), forgotten, monotonic_ns(), &[])
     }
 
     /// The rings, for another process to write the file.
@@ -177,34 +178,51 @@ impl Collector {
         Ok(Rings { records: self.records, processes, rings, forgotten })
     }
 
+    /// What the processes noted in an interval, and how many that have ended are not remembered.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn snapshot_of(&self, interval: std::ops::RangeInclusive<u64>) -> (Vec<Process>, u64) {
+        let (sources, forgotten) = self.sources();
+        let of = |Source { of, ring }| Process { of, seen: ring.snapshot_of(interval.clone()) };
+        (sources.into_iter().map(of).collect(), forgotten)
+    }
+
     fn sources(&self) -> (Vec<Source>, u64) {
         let state = self.state.lock();
         (state.sources.clone(), state.forgotten)
     }
 }
 
-/// Writes the file; `now` ends what has not ended.
-pub(crate) fn write_processes(
+/// Writes the file; `now` ends what has not ended. Behind the processes of this host come those of `others`, by the host's name.
+pub(crate) fn write_hosts(
     path: &Path,
     processes: &[Process],
     forgotten: u64,
     now: u64,
+    others: &[(String, HostTrace)],
 ) -> Result<TraceSummary, TraceError> {
-    let mut summary = TraceSummary { processes: processes.len(), ..TraceSummary::default() };
-    for Process { seen, .. } in processes {
+    let all = || processes.iter().chain(others.iter().flat_map(|(_, of)| &of.processes));
+    let mut summary = TraceSummary { processes: all().count(), ..TraceSummary::default() };
+    for Process { seen, .. } in all() {
         summary.records += seen.records.len() as u64;
         summary.dropped += seen.dropped;
         summary.damaged += seen.damaged;
     }
-    let events = timeline::events(processes, now);
+    let hosts = others.iter().map(|(name, of)| (Some(name.as_str()), of.processes.as_slice(), of.until));
+    let events = timeline::events(std::iter::once((None, processes, now)).chain(hosts));
+    let forgotten = others.iter().fold(forgotten, |sum, (_, of)| sum.saturating_add(of.forgotten));
     let about = Args::default()
         .text("version", concat!("tensorpost ", env!("CARGO_PKG_VERSION")))
         .text("clock", "CLOCK_MONOTONIC")
         .number("records", summary.records)
         .number("dropped", summary.dropped)
         .number("damaged", summary.damaged)
-        .number("dropped_names", processes.iter().map(|process| process.seen.names_dropped).sum())
+        .number("dropped_names", all().map(|process| process.seen.names_dropped).sum())
         .number("forgotten_processes", forgotten);
+    let about = others.iter().fold(about, |about, (name, of)| {
+        let (nanos, within) = of.clock;
+        let shifted = format!("its times are shifted by {nanos} ns, which is right to {within} ns");
+        about.text(&format!("clock of host {name}"), shifted)
+    });
     chrome::write_file(path, &events, about)
         .map(|()| summary)
         .map_err(|source| TraceError { path: path.to_owned(), source })

@@ -27,6 +27,7 @@
 
 pub mod chrome;
 pub(crate) mod collect;
+pub(crate) mod joined;
 pub(crate) mod record;
 pub(crate) mod ring;
 pub(crate) mod timeline;
@@ -40,7 +41,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use arc_swap::{ArcSwapOption, Guard};
 use parking_lot::Mutex;
 
-pub(crate) use collect::{Collector, write_processes};
+pub(crate) use collect::{Collector, write_hosts};
 pub use collect::{TraceError, TraceSummary, TracedProcess};
 pub(crate) use record::{Form, FrameId, LeaseName, Record, Track, What};
 pub(crate) use ring::{Of, Ring};

@@ -49,6 +49,12 @@ pub(crate) enum Of {
     Stream = 4,
 }
 
+impl Of {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
+        [Of::Message, Of::Actor, Of::Thread, Of::Stream].into_iter().find(|of| *of as u8 == byte)
+    }
+}
+
 /// Why memory is no ring of this build (WIRE-1).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadRing {

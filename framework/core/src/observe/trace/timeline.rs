@@ -69,34 +69,57 @@ struct Rows {
     leases: Vec<(Track, u64, LeaseName, What)>,
 }
 
-/// All events, in the order in which they are to be written. `now` ends what has not ended.
-pub(crate) fn events(processes: &[Process], now: u64) -> Vec<Event> {
-    let messages: HashMap<u64, &str> = processes
-        .iter()
-        .flat_map(|process| &process.seen.names)
-        .filter(|((of, _), _)| *of == Of::Message)
-        .map(|((_, key), name)| (*key, name.as_str()))
-        .collect();
-    let names: HashMap<ProcessId, &str> =
-        processes.iter().map(|Process { of, .. }| (of.process, of.name.as_str())).collect();
-    let known = Known { messages, names };
-    let rows: Vec<Rows> = processes.iter().map(|process| rows(process, &known, now)).collect();
-    let mut flows = flows(&rows);
-    let mut out = Vec::new();
-    let mut next_tid = 1;
-    for (index, (process, rows)) in processes.iter().zip(rows).enumerate() {
-        // 0 is the idle process to some readers.
-        let pid = index as u32 + 1;
-        write_process(process, pid, rows, &known, &mut flows, &mut next_tid, now, &mut out);
+/// The numbers that are given already: those of processes, rows and arrows are different on all hosts.
+#[derive(Default)]
+struct Numbers {
+    pid: u32,
+    tid: u32,
+    flow: u64,
+}
+
+/// All events of hosts, in the order in which they are to be written. Each has its processes, and when what has not ended ends; those
+/// that are not the trace's own have a name. No arrow goes from one to another.
+pub(crate) fn events<'a>(
+    hosts: impl IntoIterator<Item = (Option<&'a str>, &'a [Process], u64)>,
+) -> Vec<Event> {
+    let hosts: Vec<_> = hosts.into_iter().collect();
+    // All run one program, so a message has one name wherever somebody has said it.
+    let names = hosts.iter().flat_map(|(_, processes, _)| *processes).flat_map(|of| &of.seen.names);
+    let messages = names.filter(|((of, _), _)| *of == Of::Message);
+    let messages: HashMap<u64, &str> = messages.map(|((_, key), name)| (*key, name.as_str())).collect();
+    let (mut numbers, mut out) = (Numbers::default(), Vec::new());
+    for (host, processes, now) in hosts {
+        of_host(host, processes, now, &messages, &mut numbers, &mut out);
     }
     // Stable, so that a slice stays before the arrow that begins in it at the same moment.
     out.sort_by_key(|(at, _)| *at);
     out.into_iter().map(|(_, event)| event).collect()
 }
 
+fn of_host(
+    host: Option<&str>,
+    processes: &[Process],
+    now: u64,
+    messages: &HashMap<u64, &str>,
+    numbers: &mut Numbers,
+    out: &mut Vec<(u64, Event)>,
+) {
+    let names: HashMap<ProcessId, &str> =
+        processes.iter().map(|Process { of, .. }| (of.process, of.name.as_str())).collect();
+    let known = Known { messages, names, host };
+    let rows: Vec<Rows> = processes.iter().map(|process| rows(process, &known, now)).collect();
+    let mut flows = flows(&rows, &mut numbers.flow);
+    for (process, rows) in processes.iter().zip(rows) {
+        // 0 is the idle process to some readers.
+        numbers.pid += 1;
+        write_process(process, numbers.pid, rows, &known, &mut flows, &mut numbers.tid, now, out);
+    }
+}
+
 struct Known<'a> {
-    messages: HashMap<u64, &'a str>,
+    messages: &'a HashMap<u64, &'a str>,
     names: HashMap<ProcessId, &'a str>,
+    host: Option<&'a str>,
 }
 
 impl Known<'_> {
@@ -115,6 +138,11 @@ impl Known<'_> {
 
     fn process(&self, id: ProcessId) -> String {
         self.names.get(&id).map_or_else(|| id.to_string(), |name| format!("{name} ({id})"))
+    }
+
+    /// What tells something apart from what another host has under the same name.
+    fn on(&self, what: &str) -> String {
+        self.host.map_or_else(|| what.to_owned(), |host| format!("{what} on {host}"))
     }
 }
 
@@ -211,7 +239,7 @@ fn clock_args(known: &Known<'_>, on: ProcessId, clock: u16, value: u64) -> Args 
 }
 
 /// The arrows that have a beginning and something to point to, with a number each.
-fn flows(rows: &[Rows]) -> HashMap<Ends, Arrow> {
+fn flows(rows: &[Rows], last: &mut u64) -> HashMap<Ends, Arrow> {
     let mut flows: HashMap<Ends, Parts> = HashMap::new();
     let slices = rows.iter().flat_map(|rows| rows.slices.values()).flatten();
     for (at, (ends, part)) in slices.filter_map(|slice| Some((slice.at, slice.flow?))) {
@@ -229,11 +257,12 @@ fn flows(rows: &[Rows]) -> HashMap<Ends, Arrow> {
         .collect();
     // In the order of time, so that the same records give the same file.
     whole.sort_by_key(|(ends, parts)| (parts[0], ends.from, ends.to, ends.end));
-    let arrow = |(index, (ends, parts)): (usize, (Ends, Parts))| {
+    let arrow = |(ends, parts): (Ends, Parts)| {
         let has_handler = parts[Part::Handle as usize].is_some();
-        (ends, Arrow { id: index as u64 + 1, has_handler, left: parts })
+        *last += 1;
+        (ends, Arrow { id: *last, has_handler, left: parts })
     };
-    whole.into_iter().enumerate().map(arrow).collect()
+    whole.into_iter().map(arrow).collect()
 }
 
 #[expect(clippy::too_many_arguments, reason = "the one place where everything known about a process meets")]
@@ -243,12 +272,12 @@ fn write_process(
     rows: Rows,
     known: &Known<'_>,
     flows: &mut HashMap<Ends, Arrow>,
-    next_tid: &mut u32,
+    last_tid: &mut u32,
     now: u64,
     out: &mut Vec<(u64, Event)>,
 ) {
     let Process { of: of @ TracedProcess { process: id, name, .. }, seen } = process;
-    let mut name = format!("{name} ({id}), process {}", of.pid);
+    let mut name = format!("{} ({id}), process {}", known.on(name), of.pid);
     if seen.dropped > 0 {
         name = format!("{name}, {} records dropped", seen.dropped);
     }
@@ -269,8 +298,8 @@ fn write_process(
     let mut tids: BTreeMap<Track, u32> = BTreeMap::new();
     let mut tid_of = |track: Track, out: &mut Vec<(u64, Event)>| {
         *tids.entry(track).or_insert_with(|| {
-            let tid = *next_tid;
-            *next_tid += 1;
+            *last_tid += 1;
+            let tid = *last_tid;
             out.push((0, Event::Name { pid, tid: Some(tid), name: track_name(track, seen) }));
             tid
         })
@@ -287,7 +316,7 @@ fn write_process(
     let leases =
         rows.leases.into_iter().map(|(track, at, lease, what)| (tid_of(track, out), at, lease, what));
     let leases: Vec<_> = leases.collect();
-    write_leases(*id, pid, leases, known, end, out);
+    write_leases(&known.on(&id.to_string()), pid, leases, known, end, out);
 }
 
 fn track_name(track: Track, seen: &Snapshot) -> String {
@@ -332,7 +361,7 @@ fn write_row(
 
 /// Life times of memory, one after the other for each entry of the lease table.
 fn write_leases(
-    me: ProcessId,
+    me: &str,
     pid: u32,
     mut leases: Vec<(u32, u64, LeaseName, What)>,
     known: &Known<'_>,

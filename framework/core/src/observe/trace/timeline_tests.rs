@@ -1,4 +1,9 @@
 use super::*;
+
+/// Of this host alone.
+fn events(processes: &[Process], now: u64) -> Vec<Event> {
+    super::events([(None, processes, now)])
+}
 use crate::ids::ActorId;
 use proptest::prelude::*;
 

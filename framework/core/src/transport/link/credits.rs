@@ -57,6 +57,12 @@ impl Link {
         self.credits.0.lock().open(index, capacity, received);
     }
 
+    /// This process's actor `index` takes none for now: its senders look where it is. What is on its way is taken, and counted.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn pause(&self, index: u16) {
+        self.credits.0.lock().pause(index);
+    }
+
     /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next life.
     pub(crate) fn close(&self, index: u16, away: bool) {
         self.credits.0.lock().close(index, if away { AWAY } else { CLOSED });

@@ -12,6 +12,7 @@
 //! **On a crash** of the peer what it had posted is read to the end; what is posted to it is read by nobody. **On
 //! cancellation** nothing happens.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -29,6 +30,8 @@ pub(super) struct Leases {
     notices_out: Mutex<Option<NoticesOut>>,
     /// A notice was posted and not published yet. Written under the lock of `notices_out`.
     unpublished: AtomicBool,
+    /// Of how many links of the process that is so.
+    with_unpublished: Arc<AtomicUsize>,
     notices_in: Mutex<Option<EntryConsumer>>,
     /// Leases on this process's memory that the peer was granted.
     granted: AtomicUsize,
@@ -53,6 +56,12 @@ pub(crate) struct NoticesOut {
     last: u64,
 }
 
+impl Drop for Leases {
+    fn drop(&mut self) {
+        self.note_unpublished(false);
+    }
+}
+
 impl NoticesOut {
     /// Whether so many more forwards have room beside those that the peer has not read.
     fn has_room_for_forwards(&mut self, count: usize) -> bool {
@@ -66,10 +75,11 @@ impl NoticesOut {
 }
 
 impl Leases {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(with_unpublished: Arc<AtomicUsize>) -> Self {
         Leases {
             notices_out: Mutex::new(None),
             unpublished: AtomicBool::new(false),
+            with_unpublished,
             notices_in: Mutex::new(None),
             granted: AtomicUsize::new(0),
             forwarded: AtomicUsize::new(0),
@@ -89,6 +99,19 @@ impl Leases {
         *self.notices_in.lock() = Some(ring);
     }
 
+    /// Notes whether a notice waits to be published. Under the lock of `notices_out`: no other writes it.
+    fn note_unpublished(&self, any: bool) {
+        if self.unpublished.load(Ordering::Relaxed) == any {
+            return;
+        }
+        self.unpublished.store(any, Ordering::Release);
+        if any {
+            self.with_unpublished.fetch_add(1, Ordering::Release);
+        } else {
+            self.with_unpublished.fetch_sub(1, Ordering::Release);
+        }
+    }
+
     /// Leases that the peer has given back since the link was made.
     pub(super) fn released(&self) -> u64 {
         self.released.load(Ordering::Relaxed)
@@ -102,7 +125,7 @@ impl Link {
         match self.leases.notices_out.lock().as_mut() {
             Some(out) => {
                 out.ring.push(notice)?;
-                self.leases.unpublished.store(true, Ordering::Relaxed);
+                self.leases.note_unpublished(true);
                 Ok(true)
             }
             None => Ok(false),
@@ -117,7 +140,7 @@ impl Link {
         }
         self.leases.notices_out.lock().as_mut().is_some_and(|out| {
             let any = out.ring.publish();
-            self.leases.unpublished.store(false, Ordering::Release);
+            self.leases.note_unpublished(false);
             any
         })
     }
@@ -163,7 +186,7 @@ impl Link {
         }
         out.last = out.ring.position();
         out.ring.publish();
-        self.leases.unpublished.store(false, Ordering::Release);
+        self.leases.note_unpublished(false);
         Ok(())
     }
 
@@ -219,7 +242,7 @@ impl Link {
         let mut guard = self.leases.notices_out.lock();
         let Some(out) = guard.as_mut() else { return Err(bytes) };
         let left = out.ring.move_to(entry::moved(), bytes)?;
-        self.leases.unpublished.store(true, Ordering::Relaxed);
+        self.leases.note_unpublished(true);
         Ok(left)
     }
 

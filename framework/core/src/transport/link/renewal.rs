@@ -220,6 +220,8 @@ impl Link {
         };
         assert!(is_moved, "the peer has read everything");
         self.publish_notices();
-        self.publish_frames();
+        if let Some(end) = self.unpublished_frames() {
+            self.publish_frames(end);
+        }
     }
 }

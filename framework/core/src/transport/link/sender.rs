@@ -47,8 +47,9 @@ pub(super) struct SenderSide {
     /// By the index of the peer's actor. Written under the lock of `out`; a look without it comes before the work of encoding,
     /// and decides nothing.
     windows: Box<[Window]>,
-    /// A frame is in the ring and not published yet. Written under the lock of `out`.
-    unpublished: AtomicBool,
+    /// Up to where frames are in the ring, and up to where they are published. Written under the lock of `out`.
+    written: AtomicU64,
+    published: AtomicU64,
     /// What was committed and is not published yet, see [`wake_reasons`](crate::transport::wake_reasons).
     due: AtomicU8,
     /// A frame found no room in the ring, or no lease to be had, once: senders that wait may lack that.
@@ -167,7 +168,8 @@ impl Claim {
             self.link.sender.forwards.store(true, Ordering::Release);
         }
         let end = out.write(draft)?;
-        self.link.sender.unpublished.store(true, Ordering::Relaxed);
+        // Release: who sees it sees also that a notice waits which this thread has posted before, see `publish_all`.
+        self.link.sender.written.store(end, Ordering::Release);
         Some(end)
     }
 }
@@ -225,7 +227,8 @@ impl SenderSide {
         SenderSide {
             out: Mutex::new(None),
             windows: std::iter::repeat_with(Window::default).take(MAX_ACTORS).collect(),
-            unpublished: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            published: AtomicU64::new(0),
             due: AtomicU8::new(0),
             lacks_room: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
@@ -275,7 +278,7 @@ impl SenderSide {
         // What was claimed is room that the mark must not take.
         let Some(out) = guard.as_mut().filter(|out| out.claimed == 0) else { return Err(bytes) };
         let left = out.ring.move_to(bytes)?;
-        self.unpublished.store(true, Ordering::Relaxed);
+        self.written.store(out.ring.position(), Ordering::Release);
         Ok(left)
     }
 
@@ -428,16 +431,18 @@ impl Link {
         self.sender.due.swap(0, Ordering::AcqRel)
     }
 
-    /// Makes all frames to the peer visible.
-    pub(crate) fn publish_frames(&self) {
-        // Acquire: those that this thread has written are published where the mark is gone, by whichever thread.
-        if !self.sender.unpublished.load(Ordering::Acquire) {
-            return;
-        }
-        if let Some(out) = self.sender.out.lock().as_mut() {
-            out.ring.publish();
-            self.sender.unpublished.store(false, Ordering::Release);
-        }
+    /// Up to where frames were written, if the peer cannot see all of them.
+    pub(crate) fn unpublished_frames(&self) -> Option<u64> {
+        let written = self.sender.written.load(Ordering::Acquire);
+        (written > self.sender.published.load(Ordering::Acquire)).then_some(written)
+    }
+
+    /// Makes the frames up to `end`, which were written, visible to the peer.
+    pub(crate) fn publish_frames(&self, end: u64) {
+        let mut out = self.sender.out.lock();
+        // Without a ring there is nobody to see them.
+        let published = out.as_mut().map_or(end, |out| out.ring.publish_to(end));
+        self.sender.published.store(published, Ordering::Release);
     }
 
     /// How far the peer has read, if it is worth looking: with `heads`, or where leases of others wait for that, or where
@@ -557,5 +562,5 @@ impl Link {
 
 /// Messages take a credit of the mailbox; replies have that of their ask.
 pub(crate) fn wants_credit(kind: Kind) -> bool {
-    matches!(kind, Kind::Send | Kind::Ask)
+    kind.is_message()
 }

@@ -71,6 +71,11 @@ impl Link {
         guests.push((index, queue.clone()));
     }
 
+    /// Those who wait in `queue` wait for this link no more.
+    pub(crate) fn let_go(&self, queue: &Queue) {
+        self.senders.guests.lock().retain(|(_, guest)| !guest.is(queue));
+    }
+
     /// Whether a sender waits for the peer.
     pub(crate) fn has_waiting(&self) -> bool {
         self.senders.waiting.load(Ordering::Acquire) > 0

@@ -146,3 +146,54 @@ fn an_answer_does_not_overtake_what_its_handler_has_sent_to_others() {
     cluster.run_until_idle();
     assert_eq!(answer.take().expect("an answer").expect("a reply"), 8);
 }
+
+/// Another thread has taken the mark of the word, and stands before it publishes what that is for: it may stand there until the
+/// process is killed.
+#[test]
+fn an_answer_does_not_overtake_a_message_whose_mark_another_has_taken() {
+    let cluster = Cluster::new(3);
+    let (question, asked) = cluster.inbox::<u32>(2, 4);
+    let (word, heard) = cluster.inbox::<u32>(1, 4);
+    cluster.connect();
+    let answer = cluster.ask::<_, u32>(0, &question, 7);
+    cluster.run_until_idle();
+    let asked = asked.take_one();
+    cluster.send(2, &word, 1);
+    cluster.run_until_idle();
+    heard.take_one();
+    let link = cluster.transport(2).link(cluster.process(1)).expect("connected");
+    let turn = Turn::begin();
+    cluster.send(2, &word, 2);
+    assert_ne!(link.take_due(), 0);
+    asked.receipt.reply(8_u32);
+    cluster.poll(1);
+    assert_eq!(heard.take_one().message, 2, "a kill here would take along what is answered for");
+    drop(turn);
+    cluster.run_until_idle();
+    assert_eq!(answer.take().expect("an answer").expect("a reply"), 8);
+}
+
+/// What one thread publishes takes the frames of others along, and those may tell of drops.
+#[test]
+fn a_frame_that_another_thread_publishes_does_not_overtake_a_drop() {
+    let (scene, held) = Scene::of(3);
+    let turn = Turn::begin();
+    drop(held);
+    scene.send();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let turn = Turn::begin();
+            scene.send();
+            let transport = scene.cluster.transport(scene.holder);
+            let to_word = transport.link(scene.cluster.process(0)).expect("connected");
+            transport.publish_if_due(&to_word);
+            assert_ne!(scene.link.take_due(), 0, "nobody has published for the drop's own mark");
+            drop(turn);
+        });
+    });
+    scene.cluster.poll(0);
+    assert_eq!(scene.heard.take().len(), 2, "the frames of both are to be seen");
+    scene.cluster.poll(scene.owner);
+    assert_eq!(scene.cluster.leases(scene.owner), 0, "the first frame has overtaken the drop");
+    drop(turn);
+}

@@ -32,6 +32,17 @@ impl<W: Word> OwnCursor<W> {
         self.published = self.at;
         true
     }
+
+    /// As [`publish`](Self::publish), but nothing that was written behind `end`, which this side was at once. Says what the peer can know.
+    #[inline]
+    pub(super) fn publish_to(&mut self, end: u64, order: Ordering) -> u64 {
+        debug_assert!(end <= self.at);
+        if end > self.published {
+            self.word.store(end, order);
+            self.published = end;
+        }
+        self.published
+    }
 }
 
 /// The cursor that the peer writes: cached here, loaded again only when the cached value does not suffice, and not

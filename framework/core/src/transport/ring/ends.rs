@@ -87,6 +87,14 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
         self.tail.publish(O::TAIL_RELEASE)
     }
 
+    /// As [`publish`](Self::publish), but nothing that was written behind `end`, a [`position`](Self::position) that it has had.
+    /// Says up to where the reader can see.
+    #[inline]
+    pub(crate) fn publish_to(&mut self, end: u64) -> u64 {
+        // TAIL release: as above.
+        self.tail.publish_to(end, O::TAIL_RELEASE)
+    }
+
     /// Whether something was written that the reader cannot see yet.
     #[cfg(any(test, feature = "inside"))]
     #[inline]

@@ -58,7 +58,9 @@ fn frame() -> impl Strategy<Value = Frame> {
             .prop_map(|(from, to, attempt, resume)| Frame::Hello(Hello { from, to, attempt, resume })),
         any::<u64>().prop_map(|received| Frame::Ack { received }),
         any::<u64>().prop_map(|number| Frame::Beat { number }),
-        any::<u64>().prop_map(|number| Frame::Answer { number }),
+        (any::<u64>(), any::<u64>()).prop_map(|(number, at)| Frame::Answer { number, at }),
+        (1..u64::MAX >> 1, 0..=MAX_LOG_RECORDS as u16, text(200))
+            .prop_map(|(first, count, records)| Frame::Log(Log { first, count, records })),
         (1..u64::MAX, body()).prop_map(|(seq, body)| Frame::Numbered { seq, body }),
     ]
 }
@@ -108,9 +110,10 @@ proptest! {
         prop_assume!(!data.is_empty());
         let piece = Piece { post, span, offset: at * PIECE_BYTES, bytes: data.len() as u32 };
         let bytes = Bytes::from([&encode_piece(&piece)[..], &data].concat());
-        prop_assert_eq!(decode_piece(bytes.clone()), Ok((piece, data)));
-        prop_assert!(decode_piece(bytes.slice(..PIECE_HEAD)).is_err(), "a piece of nothing");
-        prop_assert!(decode_piece(bytes.slice(..PIECE_HEAD - 1)).is_err());
+        let mut frame = bytes.clone();
+        prop_assert_eq!((decode_piece(&mut frame), frame), (Ok(piece), data));
+        prop_assert!(decode_piece(&mut bytes.slice(..PIECE_HEAD)).is_err(), "a piece of nothing");
+        prop_assert!(decode_piece(&mut bytes.slice(..PIECE_HEAD - 1)).is_err());
     }
 }
 

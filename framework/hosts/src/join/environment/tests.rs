@@ -124,6 +124,23 @@ fn kubernetes_numbers_its_pods() {
     assert!(refused(&[(SERVICE, "s")]).contains("HOSTNAME is not"));
 }
 
+#[test]
+fn who_started_a_host_is_told_its_number_and_never_waited_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("joined");
+    tell_at(&file, 3).expect("a file that is not there yet");
+    assert_eq!(std::fs::read_to_string(&file).expect("a file"), "3\n");
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+        .expect("a pipe");
+    // Nobody has it open, and this returns.
+    tell_at(&pipe, 3).expect("nobody wants to know");
+    let reader = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&pipe);
+    tell_at(&pipe, 258).expect("somebody reads");
+    assert_eq!(io::read_to_string(reader.expect("it opens")).expect("it is read"), "258\n");
+    assert!(tell_at(&folder.path().join("is/not/there"), 0).is_err());
+}
+
 proptest! {
     /// Whatever is in a variable, the answer is an error or a place with a host and a port.
     #[test]

@@ -23,7 +23,7 @@ impl Memory for Slow {
         async { None }.boxed()
     }
 
-    fn write(&self, _: Piece, _: Bytes) -> BoxFuture<'_, ()> {
+    fn write(&self, _: Piece, _: Parts) -> BoxFuture<'_, ()> {
         async {
             self.began.notify_one();
             *self.was_let_go.lock() = Some(self.let_go.lock().recv_timeout(Duration::from_secs(1)).is_ok());

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::frame::Piece;
 use crate::ids::Seq;
-use crate::net::Memory;
+use crate::net::{Memory, Parts};
 
 #[derive(Default)]
 pub(super) struct Buffers {
@@ -28,11 +28,14 @@ struct State {
 
 impl State {
     /// Whether a piece is where it belongs, or belongs nowhere any more.
-    fn put(&mut self, piece: &Piece, bytes: &Bytes) -> bool {
-        let at = piece.offset as usize;
+    fn put(&mut self, piece: &Piece, bytes: &Parts) -> bool {
+        let mut at = piece.offset as usize;
         match self.coming.get_mut(&piece.post) {
             Some(spans) => {
-                spans[usize::from(piece.span)][at..at + bytes.len()].copy_from_slice(bytes);
+                for part in bytes.iter() {
+                    spans[usize::from(piece.span)][at..at + part.len()].copy_from_slice(part);
+                    at += part.len();
+                }
                 true
             }
             None => piece.post <= self.seen,
@@ -74,7 +77,7 @@ impl Memory for Buffers {
         async move { Some(span?.slice(at..at + piece.bytes as usize)) }.boxed()
     }
 
-    fn write(&self, piece: Piece, bytes: Bytes) -> BoxFuture<'_, ()> {
+    fn write(&self, piece: Piece, bytes: Parts) -> BoxFuture<'_, ()> {
         async move {
             loop {
                 let mut changed = std::pin::pin!(self.changed.notified());

@@ -56,10 +56,13 @@ struct Gateway {
 
 impl Gateway {
     fn new(own: u16, other: u16) -> Self {
+        Self::pulsing(own, other, Pulse::Link(LinkPulse::default()))
+    }
+
+    fn pulsing(own: u16, other: u16, pulse: Pulse) -> Self {
         let memory = Arc::new(Buffers::default());
         let refused = Arc::new(Refused::default());
         let session = Session::new(who(own), who(other), Bounds::default());
-        let pulse = Pulse::Link(LinkPulse::default());
         let peer = Peer::new(session, Arc::clone(&memory) as Arc<dyn Memory>, pulse, Arc::clone(&refused));
         Gateway { own, peer, memory, refused }
     }
@@ -93,16 +96,19 @@ impl Gateway {
 
     /// The next event, with memory seen to.
     async fn next(&self) -> Option<Event> {
-        match self.peer.next().await? {
-            Happened::Event(event) => {
-                match &event {
-                    Event::Arriving { post, message } => self.memory.expect(*post, &message.spans),
-                    Event::Released { post, .. } => self.memory.released(*post),
-                    _ => {}
+        loop {
+            match self.peer.next().await? {
+                Happened::Event(event) => {
+                    match &event {
+                        Event::Arriving { post, message } => self.memory.expect(*post, &message.spans),
+                        Event::Released { post, .. } => self.memory.released(*post),
+                        _ => {}
+                    }
+                    return Some(event);
                 }
-                Some(event)
+                Happened::Log { .. } | Happened::Clock(_) => {}
+                Happened::Ended(_) => return None,
             }
-            Happened::Ended(_) => None,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::stream;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tonic::codec::EncodeBody;
@@ -11,9 +12,10 @@ use tonic::{Status, Streaming};
 use super::super::codec::{BytesCodec, Outgoing};
 use super::super::service::Hosts;
 use super::*;
-use crate::frame::{Body, Frame};
-use crate::limits::{MAX_STRANGERS, MAX_VIOLATIONS};
+use crate::frame::{Body, Frame, Log};
+use crate::limits::{MAX_LOG, MAX_QUEUED_LOG, MAX_STRANGERS, MAX_VIOLATIONS};
 use crate::refused::Kind;
+use crate::verdict::{Agent, Head, Moment};
 
 async fn connected(gateway: &Gateway, to: &Listener, security: &Security) -> Result<(), DialError> {
     dial(to.address(), security, 1).connect(&gateway.peer).await.map(drop)
@@ -155,6 +157,70 @@ async fn who_breaks_the_protocol_again_and_again_is_given_up_and_nobody_else() {
     served(&honest, &one).await;
 }
 
+/// HOST-9: the one that says too much pays for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_floods_the_heads_log_is_cut_and_given_up_and_nobody_else() {
+    let security = Security::loopback();
+    let beats = Arc::new(Mutex::new(Head::default()));
+    let hearing = |host: u16| {
+        beats.lock().joined(HostId(host), Moment::now());
+        Gateway::pulsing(0, host, Pulse::Head(Arc::clone(&beats), HostId(host)))
+    };
+    let (zero, honest) = (hearing(2), hearing(1));
+    honest.serve(1, 5);
+    let agent = |host: u16| {
+        let agent = Arc::new(Mutex::new(Agent::new(Moment::now())));
+        Gateway::pulsing(host, 0, Pulse::Agent(agent))
+    };
+    let (liar, one) = (agent(2), agent(1));
+    let peers = Arc::new(Peers::default());
+    assert!(peers.add(Arc::clone(&zero.peer)) && peers.add(Arc::clone(&honest.peer)));
+    let at = SocketAddr::from(([127, 0, 0, 1], 0));
+    let refused = Arc::clone(&zero.refused);
+    let introduction = Arc::new(introduction());
+    let listener = Listener::start(at, security.clone(), introduction, peers, refused, None, &threads())
+        .await
+        .expect("a port");
+    connected(&one, &listener, &security).await.expect("it is honest");
+    let record = Bytes::from(vec![7; MAX_LOG]);
+    let log = |first: u64| Log { first, count: 1, records: record.clone() };
+    one.peer.tell_log(log(1));
+    let mut first = 1;
+    while !zero.peer.is_over() {
+        // What waits of its log may end the connection before it is whole.
+        let tried = connected(&liar, &listener, &security).await;
+        let Some(link) = liar.peer.link().filter(|_| tried.is_ok()) else { continue };
+        let peer = Arc::clone(&liar.peer);
+        // As fast as it can, and its own gateway does not keep it from that.
+        let flood = async {
+            loop {
+                peer.tell_log(log(first));
+                first += 1;
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = flood => {}
+            () = liar.peer.cut_of(link) => {}
+        }
+    }
+    assert_eq!(zero.refused.count(Kind::Forged), u64::from(MAX_VIOLATIONS));
+    let (mut heard, mut lost) = (0, 0);
+    while let Some(Happened::Log { lost: more, log }) = zero.peer.next().await {
+        heard += log.records.len();
+        lost += more;
+    }
+    assert!(heard <= MAX_QUEUED_LOG && lost > 0, "{heard} bytes, {lost} records lost");
+    // The honest one's came, and it is served.
+    assert_eq!(honest.peer.next().await, Some(Happened::Log { lost: 0, log: log(1) }));
+    served(&honest, &one).await;
+
+    // Only a head is told of logs.
+    let (left, right) = (Gateway::new(0, 1), Gateway::new(1, 0));
+    let (link, _) = left.peer.accept(&right.peer.dial()).expect("a connection");
+    assert!(left.peer.take(link, Frame::Log(log(1))).is_err_and(|lie| lie.contains("not its head")));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_over_a_connection_with_the_key_is_refused_and_counted() {
     let security = Security::loopback();
@@ -194,7 +260,8 @@ async fn who_says_nothing_in_time_may_come_again() {
     let nothing = EncodeBody::new_client(BytesCodec(64), nothing, None, None);
     let mut silent = Streaming::new_request(BytesCodec(64), nothing, None, None);
     let from = SocketAddr::from(([127, 0, 0, 1], 1));
-    let late = hosts.first_within(Duration::from_millis(1), &mut silent, from).await.expect_err("silence");
+    let late =
+        hosts.first_within(Duration::from_millis(1), silent.message(), from).await.expect_err("silence");
     let told = dial(from, &Security::loopback(), 1).status(&late);
     assert!(
         matches!(&told, DialError::Unreachable { why, .. } if why.contains("did not say who it is")),

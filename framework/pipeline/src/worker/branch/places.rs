@@ -70,11 +70,11 @@ impl<T: Item> Branch<T> {
 
     /// Tells a replica the end; who waits until all is answered waits for that too.
     fn tell_end_beside(self: &Rc<Self>, at: usize, of: EndOf) {
-        self.begin(at, 0);
+        self.begin_end();
         let branch = Rc::clone(self);
         crate::worker::spawn(async move {
             branch.tell_end(at, of).await;
-            branch.answered(at, 0);
+            branch.end_answered();
         });
     }
 }

@@ -1,0 +1,137 @@
+//! The tensors of a message before they leave, and memory for those that come. Both wait for others, and for the driver, on threads that
+//! may.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use tokio::task::spawn_blocking;
+
+use super::copier::{Copier, Landing};
+use super::copiers::{Copiers, Way};
+use super::head::{Head, HeadBody, Outline};
+use super::in_place::InPlace;
+use super::store::Target;
+use crate::ids::DeviceId;
+use crate::lease::PoolError;
+use crate::tensor::{DeviceStream, Reserved, Tensor, TensorError, TensorMut};
+
+/// Waits until all tensors are there, and packs those that are not. On a thread that may wait.
+///
+/// # Errors
+/// A tensor whose data will never be there, or that there is no memory to pack for; a device that this process cannot use.
+pub(super) fn make_ready(
+    tensors: &[Tensor],
+    host: &DeviceStream,
+    copiers: &Copiers,
+) -> Result<Vec<Tensor>, TensorError> {
+    let ready = |tensor: &Tensor| {
+        // HOST-7: the stream is given only what has passed.
+        tensor.wait(None)?;
+        if !copiers.stages(tensor.device()) {
+            return packed(tensor, host);
+        }
+        let copier = copiers.get(tensor.device(), Way::Out)?;
+        packed(tensor, copier.stream())
+    };
+    tensors.iter().map(ready).collect()
+}
+
+fn packed(tensor: &Tensor, stream: &DeviceStream) -> Result<Tensor, TensorError> {
+    if tensor.is_contiguous() {
+        return Ok(tensor.clone());
+    }
+    tensor.check_repeats()?;
+    let mut packed = stream.settle(stream.reserve(tensor.dtype(), tensor.shape(), None)?)?;
+    stream.copy_into(&mut packed, 0, tensor)?;
+    let packed = packed.freeze();
+    packed.wait(None)?;
+    Ok(packed)
+}
+
+/// Memory for the spans of a message that comes, for one that works on this device where that is known. Waits while a pool is full.
+pub(super) async fn targets(
+    head: &Head,
+    host: &DeviceStream,
+    copiers: &Arc<Copiers>,
+    receiver: Option<DeviceId>,
+) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for outline in head.tensors.iter().filter(|outline| outline.span().is_some()) {
+        targets.push(match target(outline, host, copiers, receiver).await {
+            Ok(target) => target,
+            Err(error) => Target::Nowhere(format!("there is no memory for a tensor in it: {error}")),
+        });
+    }
+    if let HeadBody::Span(bytes) = head.body {
+        targets.push(Target::InPlace(InPlace::body(bytes)));
+    }
+    targets
+}
+
+async fn target(
+    outline: &Outline,
+    host: &DeviceStream,
+    copiers: &Arc<Copiers>,
+    receiver: Option<DeviceId>,
+) -> Result<Target, TensorError> {
+    let copier = match outline.on_gpu {
+        true => {
+            let copiers = Arc::clone(copiers);
+            aside(move || copier_on(&copiers, copiers.landing_of_gpu(receiver))).await?
+        }
+        false if copiers.stages(DeviceId::HOST) => {
+            let copiers = Arc::clone(copiers);
+            aside(move || copier_on(&copiers, DeviceId::HOST)).await?
+        }
+        false => None,
+    };
+    match copier {
+        Some(copier) => {
+            let tensor = fresh(copier.stream(), outline).await?;
+            Ok(Target::Staged(aside(move || Landing::new(&copier, tensor)).await?))
+        }
+        None => Ok(Target::InPlace(InPlace::tensor(fresh(host, outline).await?)?)),
+    }
+}
+
+fn copier_on(copiers: &Copiers, device: DeviceId) -> Result<Option<Arc<Copier>>, TensorError> {
+    copiers.stages(device).then(|| copiers.get(device, Way::In)).transpose()
+}
+
+/// New memory that nobody uses any more (CLOCK-2, HOST-7). Waits while the pool is full.
+async fn fresh(stream: &DeviceStream, outline: &Outline) -> Result<TensorMut, TensorError> {
+    loop {
+        let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+        let (stream, dtype, shape) = (stream.clone(), outline.dtype, outline.shape.clone());
+        let attempt = move || attempt(&stream, &waker, dtype, &shape);
+        match aside(attempt).await {
+            Err(TensorError::Pool(PoolError::Full { .. })) => until_woken().await,
+            done => return done,
+        }
+    }
+}
+
+/// Lets this task sleep until somebody wakes it, who may have done so since it was last asked.
+async fn until_woken() {
+    let mut has_slept = false;
+    poll_fn(|_| if std::mem::replace(&mut has_slept, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+fn attempt(
+    stream: &DeviceStream,
+    waker: &Waker,
+    dtype: crate::tensor::DType,
+    shape: &[usize],
+) -> Result<TensorMut, TensorError> {
+    let reserved: Reserved = stream.reserve(dtype, shape, Some(waker))?;
+    stream.settle(reserved)
+}
+
+/// On a thread that may wait.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TensorError> + Send + 'static,
+) -> Result<T, TensorError> {
+    // An error of the runtime is its end, or a panic, which was reported.
+    spawn_blocking(work).await.unwrap_or(Err(TensorError::TimedOut))
+}

@@ -1,0 +1,198 @@
+//! Actors of other hosts that nobody uses: they give up their places here, the one that was used least recently first.
+//!
+//! A place is given up when the node wants one for another actor, and never while a message waits in it, is not done with on the other
+//! host, or has no answer. The steps, of which each leaves everything as it was for whoever sends:
+//!
+//! 1. The gateway says [`FromGateway::Rests`]. From now on the actor has a mailbox here and no place.
+//! 2. The node tells all processes, which ask it again before they send, and answers [`ToGateway::Rested`]: it may give the place to
+//!    another.
+//! 3. When nothing came meanwhile, the mailbox goes, and the other host is told ([`Note::Rests`]), which takes its offer back.
+//!
+//! A process that has not heard of that yet still sends to the place. Nothing is lost by it: a message names its actor, and one that
+//! comes late is put into the mailbox that the actor has now, or into a new one without a place, for which its host is asked again
+//! ([`Gate::late`](crate::transport::hosts::Gate::late)). All messages of a process come by one ring, whatever places they name, so they keep their order (HOST-3). Credits are those of
+//! the place that a message named.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tensorpost_hosts::ids::ActorId as HostActor;
+
+use super::note::Note;
+use super::outbound::{Mailbox, Place};
+use super::run::Gateway;
+use super::tell;
+use crate::ids::ActorId;
+use crate::limits::MAX_ACTORS;
+use crate::transport::hosts::FromGateway;
+
+impl Mailbox {
+    /// Whether nothing is on its way to the actor.
+    fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.under_way == 0
+    }
+}
+
+impl Gateway {
+    /// The node wants a place for another actor.
+    pub(super) fn make_room(&mut self) {
+        self.places_wanted += 1;
+        self.give_places_up();
+    }
+
+    /// Has those rest that nobody uses, as long as places are wanted.
+    fn give_places_up(&mut self) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+
+        while self.places_wanted > 0 {
+            let placed =
+                self.mailboxes.iter().filter(|(_, of)| of.is_idle() && matches!(of.place, Place::At(_)));
+            let Some(actor) = placed.min_by_key(|(_, of)| of.used).map(|(actor, _)| *actor) else {
+                if !SAID.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "this host sends to {MAX_ACTORS} actors of other hosts at a time, which all have messages that are not done \
+                         with; whoever sends to another waits (said once)"
+                    );
+                }
+                return;
+            };
+            self.places_wanted -= 1;
+            if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+                mailbox.place = Place::GivenUp;
+            }
+            tell(&self.transport, FromGateway::Rests { actor });
+        }
+    }
+
+    /// The node has told all processes that an actor has no place here any more.
+    pub(super) fn rested(&mut self, actor: ActorId, told: bool) {
+        // One that has ended meanwhile has no mailbox.
+        let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
+        mailbox.place = Place::Nowhere;
+        if told && self.hosts.contains_key(&actor.host()) {
+            self.watched.insert(actor);
+        }
+        self.settle(actor);
+    }
+
+    /// Something of an actor is done with.
+    pub(super) fn less_under_way(&mut self, actor: ActorId) {
+        if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+            mailbox.under_way = mailbox.under_way.saturating_sub(1);
+            self.settle(actor);
+        }
+    }
+
+    /// Where nothing more is on its way to an actor, its place is free for others, or its mailbox goes, which has none.
+    pub(super) fn settle(&mut self, actor: ActorId) {
+        let Some(mailbox) = self.mailboxes.get(&actor).filter(|mailbox| mailbox.is_idle()) else { return };
+        match mailbox.place {
+            Place::At(_) => self.give_places_up(),
+            // The node is about to answer, or to give it another.
+            Place::GivenUp => {}
+            Place::Nowhere if self.reaching.contains_key(&actor) => {}
+            Place::Nowhere => {
+                self.mailboxes.remove(&actor);
+                let told = self.watched.contains(&actor);
+                self.note_to(actor.host(), &Note::Rests { actor, told });
+            }
+        }
+    }
+
+    /// Another host sends nothing to an actor of this one for now.
+    pub(super) fn rests_there(&mut self, host: u16, actor: ActorId, told: bool) {
+        let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get(&host)) else {
+            return;
+        };
+        if local.offered.remove(&host) {
+            // With 0 it cannot be too much.
+            let _ = remote.peer.with(|session| session.serve(HostActor(actor.0), 0));
+        }
+        match told {
+            true => local.told.insert(host),
+            false => local.told.remove(&host),
+        };
+        self.forget_local(actor);
+    }
+
+    /// Forgets an actor of this host that no other one knows.
+    pub(super) fn forget_local(&mut self, actor: ActorId) {
+        if self.locals.get(&actor).is_some_and(|local| local.is_forgotten()) {
+            self.locals.remove(&actor);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::super::proxy::Proxy;
+    use super::super::{Command, Door};
+    use crate::ids::ActorId;
+    use crate::testing::Cluster;
+    use crate::transport::inbox::LocalCredits;
+
+    // HOST-3, HOST-9.
+    #[test]
+    fn what_comes_for_a_place_that_is_anothers_by_now_keeps_its_order_and_its_credit() {
+        let cluster = Cluster::new(2);
+        let (to, mut commands) = unbounded_channel();
+        let gateway = cluster.transport(1);
+        gateway.set_gate(Arc::new(Door(to.clone())));
+        let [rests, other] = [2, 3].map(|number| ActorId::numbered(5, number));
+        let (mut to_rests, _inbox) = cluster.inbox::<u32>(1, 4);
+        let serve = |actor, capacity| {
+            let local = LocalCredits::new(capacity);
+            let proxy = Arc::new(Proxy { actor, capacity, local, to: to.clone() });
+            gateway.serve_at(to_rests.location.index, proxy).expect("a place");
+        };
+        serve(rests, 4);
+        to_rests.actor = rests;
+        let mut to_other = to_rests;
+        to_other.actor = other;
+        cluster.connect();
+        (0..3).for_each(|number| cluster.send(0, &to_rests, number));
+        serve(other, 2);
+        // Who has not heard of it goes on.
+        assert!(cluster.try_send(0, &to_other, 9).is_err(), "three of the place's two credits are taken");
+        cluster.run_until_idle();
+        let mut came = Vec::new();
+        while let Ok(Command::Out(out)) = commands.try_recv() {
+            assert_eq!(out.actor, rests);
+            came.push(out);
+        }
+        let bodies: Vec<_> = came.iter().map(|out| out.body.to_vec()).collect();
+        assert_eq!(bodies, [[0], [1], [2]]);
+        assert!(!cluster.gave_up(1, 0), "it had credits for them");
+        came.truncate(1);
+        cluster.run_until_idle();
+        cluster.send(0, &to_other, 9);
+        assert!(cluster.try_send(0, &to_other, 10).is_err(), "one of the two is still taken");
+        drop(came);
+        cluster.run_until_idle();
+        cluster.send(0, &to_other, 10);
+        assert!(cluster.try_send(0, &to_other, 11).is_err(), "there are two, and not more");
+        cluster.run_until_idle();
+        let Ok(Command::Out(out)) = commands.try_recv() else { panic!("it came") };
+        assert_eq!((out.actor, out.body.to_vec()), (other, vec![9]));
+
+        // One that has ended takes nothing more; what was on its way is counted as before.
+        gateway.pause(to_other.location.index);
+        drop((out, commands.try_recv()));
+        cluster.run_until_idle();
+        assert!(cluster.try_send(0, &to_other, 12).is_err());
+        serve(rests, 2);
+        (0..2).for_each(|number| cluster.send(0, &to_rests, number));
+        assert!(cluster.try_send(0, &to_rests, 2).is_err());
+        // WIRE-1: of a host that this process is of, nobody is late.
+        to_other.actor = ActorId::numbered(0, 77);
+        cluster.run_until_idle();
+        drop(std::iter::from_fn(|| commands.try_recv().ok()).collect::<Vec<_>>());
+        cluster.run_until_idle();
+        cluster.send(0, &to_other, 13);
+        cluster.run_until_idle();
+        assert!(commands.try_recv().is_err());
+    }
+}

@@ -1,0 +1,416 @@
+//! What the other hosts show of themselves to whoever looks at the head: figures, looks and reports, asked for when somebody looks.
+//!
+//! The head asks each host's starter (`node/elsewhere.rs`), all at a time and beside its own processes, and waits for none longer than
+//! a deadline: a host that has not answered by then is named as silent. It is not asked again for a look before a moment has passed.
+//! What comes is JSON, as the console has it.
+//!
+//! **Invariants.** CON-1: on either host a thread waits that nobody else waits for, and the processes of a host are asked at most ten
+//! times a second, however many hosts look. CON-3: each answer has an end. WIRE-1: a host says nothing of actors of others, its texts
+//! are plain, and what does not fit is left out. HOST-1: numbers of processes are for people, and tell apart what is in one answer.
+//!
+//! **On the loss** of a host its ask fails, and it is silent until it is no member any more.
+
+use std::collections::HashMap;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use futures_util::future::{BoxFuture, FutureExt as _, join_all};
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::NodeReport;
+use super::all_traces::{self, Traced};
+use super::console::{HostFacts, Look};
+use super::elsewhere::ask_for;
+use super::limits::{
+    HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, MAX_ALL_HOSTS_FIGURES, MAX_ENDS, MAX_FAILURE_TEXT, MAX_HANGS,
+    MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST,
+};
+use super::supervisor::{Closed, Shared, Supervisor, WorkerId, WorkerState};
+use super::wait::wait_for;
+use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
+use crate::observe::metrics::{ActorMetrics, Metrics};
+use crate::observe::text::shown;
+use crate::transport::Transport;
+use crate::transport::hosts::Host;
+
+/// How long the supervisor of a host may take for a look that another one asks for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// So long a look is shown again rather than asked for anew.
+const LOOK_LASTS: Duration = Duration::from_millis(100);
+
+/// What a host is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Show {
+    Look,
+    Metrics,
+    Report,
+    /// Begin to trace, and say nothing.
+    TraceBegin,
+    /// End it, and say what was noted.
+    TraceEnd,
+}
+
+/// The way to the other hosts, and what is remembered of them.
+#[derive(Default)]
+pub(crate) struct AllHosts {
+    /// Set where there are such.
+    pub(super) transport: OnceLock<Weak<Transport>>,
+    /// Those that had not answered when they were asked for a look, until when they are not asked.
+    silent: Mutex<HashMap<u16, Instant>>,
+    /// On an agent: what is to be added to a time of this host for the head's, and to how much that is right, in nanoseconds.
+    pub(in crate::node) clock: Mutex<Option<(i64, u64)>>,
+    /// On an agent: what it traces for the head at the moment.
+    pub(super) traced: Mutex<Option<Traced>>,
+}
+
+/// The last look that other hosts were shown.
+#[derive(Default)]
+pub(super) struct LastLook(Mutex<Option<(Instant, Vec<u8>)>>);
+
+/// What this host shows. `Err`: why not.
+pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastLook) -> Result<Vec<u8>, String> {
+    let closed = |closed: Closed| closed.to_string();
+    // The head asks, and nobody asks the head: what an agent wants of it, and what switches tracing on there, is none of ours.
+    let own = supervisor.shared().all_hosts.transport.get().and_then(Weak::upgrade);
+    if own.is_some_and(|transport| transport.host() == 0) {
+        return Err("the head of a node shows itself to its own user alone".to_owned());
+    }
+    match what {
+        Show::Look => {
+            let mut last = last.0.lock();
+            if let Some((_, look)) = last.as_ref().filter(|(at, _)| at.elapsed() < LOOK_LASTS) {
+                return Ok(look.clone());
+            }
+            let look = supervisor.shared().look(PATIENCE).map_err(closed)?;
+            let look = fitting(look.ok_or("its supervisor does not answer")?)?;
+            *last = Some((Instant::now(), look.clone()));
+            Ok(look)
+        }
+        Show::TraceBegin => all_traces::begin(supervisor),
+        Show::TraceEnd => all_traces::end(supervisor),
+        Show::Metrics => as_json(&supervisor.metrics().map_err(closed)?),
+        Show::Report => {
+            let (restarts, hangs) = supervisor.report().map_err(closed)?;
+            let (workers, silent) = (supervisor.workers(), Vec::new());
+            as_json(&NodeReport { workers, restarts, hangs, silent })
+        }
+    }
+}
+
+fn as_json(shown: &impl Serialize) -> Result<Vec<u8>, String> {
+    let bytes = serde_json::to_vec(shown).map_err(|error| error.to_string())?;
+    match bytes.len() {
+        length if length > MAX_HOST_FIGURES => {
+            Err(format!("its figures have {length} bytes, and {MAX_HOST_FIGURES} are the most"))
+        }
+        _ => Ok(bytes),
+    }
+}
+
+/// A look that fits an answer: what a person misses least goes first.
+fn fitting(mut look: Look) -> Result<Vec<u8>, String> {
+    let mut fits = as_json(&look);
+    if fits.is_err() {
+        look.links.clear();
+        fits = as_json(&look);
+    }
+    while fits.is_err() && !look.actors.is_empty() {
+        let rest = look.actors.len() / 2;
+        look.left_out += (look.actors.len() - rest) as u64;
+        look.actors.truncate(rest);
+        fits = as_json(&look);
+    }
+    fits
+}
+
+/// A host that was asked.
+pub(super) struct Asked(Host, BoxFuture<'static, Option<Vec<u8>>>);
+
+impl Shared {
+    /// Asks all other hosts, on the head; does not wait for them.
+    pub(super) fn ask_hosts(&self, what: Show, deadline: Duration) -> Vec<Asked> {
+        let transport = self.all_hosts.transport.get().and_then(Weak::upgrade);
+        let Some(transport) = transport.filter(|transport| transport.host() == 0) else { return Vec::new() };
+        let asked = |host: Host| {
+            let answer = ask_for(&transport, host.number, what, deadline).boxed();
+            Asked(host, answer)
+        };
+        let others = self.hosts_within(deadline).into_iter().filter(|host| host.number != 0);
+        let now = Instant::now();
+        let mut silent = self.all_hosts.silent.lock();
+        silent.retain(|_, until| now < *until);
+        let asks = |host: Host| match what == Show::Look && silent.contains_key(&host.number) {
+            true => Asked(host, std::future::ready(None).boxed()),
+            false => asked(host),
+        };
+        others.map(asks).collect()
+    }
+
+    /// The bytes that each has answered in time; so many of each are taken, and of all.
+    pub(super) fn raw_answers(
+        &self,
+        asked: Vec<Asked>,
+        each: usize,
+        mut all: usize,
+    ) -> Vec<(Host, Option<Vec<u8>>)> {
+        if asked.is_empty() {
+            return Vec::new();
+        }
+        let (hosts, answers): (Vec<_>, Vec<_>) = asked.into_iter().map(|Asked(host, of)| (host, of)).unzip();
+        let mut answers = wait_for(join_all(answers)).unwrap_or_default().into_iter();
+        let answered = hosts.into_iter().map(|host| {
+            let answer = answers.next().flatten().filter(|answer| answer.len() <= each);
+            let answer = answer.filter(|answer| {
+                let left = all.checked_sub(answer.len());
+                all = left.unwrap_or(all);
+                left.is_some()
+            });
+            (host, answer)
+        });
+        answered.collect()
+    }
+
+    /// What each has answered in time, as it can be believed.
+    fn answers<T: DeserializeOwned>(
+        &self,
+        asked: Vec<Asked>,
+        bounded: fn(T, &Host) -> T,
+    ) -> Vec<(Host, Option<T>)> {
+        let answers = self.raw_answers(asked, MAX_HOST_FIGURES, MAX_ALL_HOSTS_FIGURES).into_iter();
+        let answered = answers.map(|(host, json)| {
+            let answer = json.and_then(|json| serde_json::from_slice(&json).ok());
+            let answer = answer.map(|answer| bounded(answer, &host));
+            (host, answer)
+        });
+        answered.collect()
+    }
+
+    /// As [`look`](Self::look), with the other hosts on the head.
+    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, Closed> {
+        let asked = self.ask_hosts(Show::Look, HOST_LOOK_DEADLINE);
+        let Some(mut look) = self.look(patience)? else { return Ok(None) };
+        let mut room = MAX_SHOWN_ACTORS.saturating_sub(look.actors.len());
+        for (host, answer) in self.answers(asked, bounded_look) {
+            if answer.is_none() {
+                let mut silent = self.all_hosts.silent.lock();
+                silent.entry(host.number).or_insert_with(|| Instant::now() + SILENT_HOST);
+            }
+            let answer = answer.map(|mut look: Look| {
+                look.left_out = look.left_out.saturating_add(look.actors.len().saturating_sub(room) as u64);
+                look.actors.truncate(room);
+                room -= look.actors.len();
+                Box::new(look)
+            });
+            look.hosts.push(HostFacts { number: host.number, name: host.short(), look: answer });
+        }
+        Ok(Some(look))
+    }
+}
+
+impl Supervisor {
+    /// As [`metrics`](Self::metrics), with the other hosts on the head.
+    pub(crate) fn metrics_of_all(&self) -> Result<Metrics, Closed> {
+        let shared = self.shared();
+        let asked = shared.ask_hosts(Show::Metrics, HOST_METRICS_DEADLINE);
+        let mut metrics = self.metrics()?;
+        for (host, answer) in shared.answers::<Metrics>(asked, bounded_metrics) {
+            match answer {
+                Some(of) => {
+                    metrics.processes.extend(of.processes);
+                    metrics.silent.extend(of.silent);
+                }
+                None => metrics.silent.push(format!("host {}", host.short())),
+            }
+        }
+        Ok(metrics)
+    }
+
+    /// What has gone wrong so far, on the head with the other hosts.
+    pub(crate) fn report_of_all(&self) -> Result<NodeReport, Closed> {
+        let shared = self.shared();
+        let asked = shared.ask_hosts(Show::Report, HOST_LOOK_DEADLINE);
+        let (restarts, hangs) = self.report()?;
+        let mut report = NodeReport { workers: self.workers(), restarts, hangs, silent: Vec::new() };
+        for (host, answer) in shared.answers::<NodeReport>(asked, bounded_report) {
+            match answer {
+                Some(of) => {
+                    report.workers.extend(of.workers);
+                    report.restarts.extend(of.restarts);
+                    report.hangs.extend(of.hangs);
+                }
+                None => report.silent.push(format!("host {}", host.short())),
+            }
+        }
+        Ok(report)
+    }
+}
+
+fn plain(text: &mut String, limit: usize) {
+    *text = shown(std::mem::take(text), limit);
+}
+
+/// WIRE-1: the metrics of an actor of this host, as they can be shown.
+fn plain_actor(actor: &mut ActorMetrics, host: &Host) -> bool {
+    plain(&mut actor.name, MAX_NAME);
+    actor.actor.host() == host.number && actor.handler.is_sound()
+}
+
+fn bounded_metrics(mut metrics: Metrics, host: &Host) -> Metrics {
+    metrics.processes.truncate(MAX_PROCESSES);
+    for of in &mut metrics.processes {
+        plain(&mut of.name, MAX_NAME);
+        of.host = Some(host.short());
+        of.metrics.actors.truncate(MAX_ACTORS);
+        of.metrics.actors.retain_mut(|actor| plain_actor(actor, host));
+    }
+    metrics.silent.truncate(MAX_PROCESSES);
+    for name in &mut metrics.silent {
+        plain(name, MAX_NAME);
+        *name = format!("{name} on {}", host.short());
+    }
+    metrics
+}
+
+fn bounded_look(mut look: Look, host: &Host) -> Look {
+    // A host shows itself alone.
+    look.hosts = Vec::new();
+    plain(&mut look.node.program, MAX_NAME);
+    look.processes.truncate(MAX_PROCESSES);
+    for of in &mut look.processes {
+        plain(&mut of.name, MAX_NAME);
+        of.last_end.iter_mut().for_each(|end| plain(end, MAX_FAILURE_TEXT));
+        if let Some(metrics) = &mut of.metrics {
+            metrics.actors = Vec::new();
+        }
+    }
+    // Those of others that it sends to are shown by their own hosts.
+    look.actors.retain(|actor| actor.actor.host() == host.number);
+    look.actors.truncate(MAX_SHOWN_ACTORS);
+    for actor in &mut look.actors {
+        plain(&mut actor.name, MAX_NAME);
+        let is_its_own =
+            |metrics: &mut ActorMetrics| metrics.actor == actor.actor && plain_actor(metrics, host);
+        actor.metrics =
+            actor.metrics.take().and_then(|mut metrics| is_its_own(&mut metrics).then_some(metrics));
+    }
+    look.pools.iter_mut().for_each(|of| of.pool.holders.truncate(MAX_SHOWN_HOLDERS));
+    look.hangs.truncate(MAX_HANGS);
+    for hang in &mut look.hangs {
+        plain(&mut hang.name, MAX_NAME);
+        plain(&mut hang.text, MAX_FAILURE_TEXT);
+    }
+    look
+}
+
+fn bounded_report(mut report: NodeReport, host: &Host) -> NodeReport {
+    let theirs = |worker: WorkerId| WorkerId::of_host(host.number, worker.0);
+    let text = |text| shown(text, MAX_FAILURE_TEXT);
+    report.workers.truncate(MAX_PROCESSES);
+    for of in &mut report.workers {
+        plain(&mut of.name, MAX_NAME);
+        of.worker = theirs(of.worker);
+        of.last_end = of.last_end.take().map(|end| end.with_text(text));
+        of.state = match std::mem::replace(&mut of.state, WorkerState::Ending) {
+            WorkerState::Spare { of, ready } => WorkerState::Spare { of: theirs(of), ready },
+            WorkerState::Restarting { reason } => WorkerState::Restarting { reason: reason.with_text(text) },
+            WorkerState::Exited { exit, why } => WorkerState::Exited { exit, why: why.map(text) },
+            plain @ (WorkerState::Starting | WorkerState::Running | WorkerState::Ending) => plain,
+        };
+    }
+    report.restarts.truncate(MAX_PROCESSES);
+    for of in &mut report.restarts {
+        plain(&mut of.name, MAX_NAME);
+        of.worker = theirs(of.worker);
+        of.ends.truncate(MAX_ENDS);
+        of.ends = std::mem::take(&mut of.ends).into_iter().map(|end| end.with_text(text)).collect();
+    }
+    report.hangs.truncate(MAX_HANGS);
+    for hang in &mut report.hangs {
+        plain(&mut hang.name, MAX_NAME);
+        hang.hang.names(|name| plain(name, MAX_NAME));
+        hang.worker = hang.worker.map(theirs);
+        hang.host = Some(host.short());
+    }
+    report
+}
+
+/// Where the head has its transport from.
+pub(super) fn set(shared: &Shared, transport: &Arc<Transport>) {
+    // A host is one of its node once.
+    let _ = shared.all_hosts.transport.set(Arc::downgrade(transport));
+}
+
+impl Shared {
+    /// The hosts of the node; none where the supervisor is not so quick.
+    fn hosts_within(&self, patience: Duration) -> Vec<Host> {
+        let (reply, answer) = sync_channel(1);
+        match self.ask_for_hosts(reply) {
+            Ok(()) => answer.recv_timeout(patience).unwrap_or_default(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::ActorId;
+    use crate::node::console::sample;
+
+    fn host() -> Host {
+        Host { number: 3, name: "left".to_owned(), address: "a:1".to_owned() }
+    }
+
+    // WIRE-1: a host shows its own actors alone, and nothing that moves a cursor.
+    #[test]
+    fn what_another_host_shows_is_bounded_plain_and_its_own() {
+        let odd = "x\n\u{1b}[2J".repeat(10_000);
+        let mut look = sample::look(0, [5, 7]);
+        look.actors[0].actor = ActorId::numbered(3, 9);
+        look.actors[0].name = odd.clone();
+        if let Some(metrics) = &mut look.actors[0].metrics {
+            metrics.actor = ActorId::numbered(3, 9);
+        }
+        look.processes[1].name = odd.clone();
+        look.node.program = odd.clone();
+        look.hosts.push(HostFacts { number: 4, name: odd.clone(), look: Some(Box::new(look.clone())) });
+        let is_plain = |text: &str| text.len() <= MAX_NAME && !text.contains('\u{1b}');
+        let bounded = bounded_look(look.clone(), &host());
+        assert_eq!(bounded.actors.len(), 1, "the other is of the head");
+        assert!(bounded.actors[0].metrics.is_some() && is_plain(&bounded.actors[0].name));
+        assert!(is_plain(&bounded.processes[1].name) && is_plain(&bounded.node.program));
+        assert!(bounded.hosts.is_empty());
+        // Counts of one actor under another's number.
+        if let Some(metrics) = &mut look.actors[0].metrics {
+            metrics.actor = ActorId::numbered(3, 10);
+        }
+        assert!(bounded_look(look, &host()).actors[0].metrics.is_none());
+
+        let mut metrics = crate::observe::metrics::tests::metrics(0, 5);
+        metrics.silent = vec![odd];
+        let of_the_head = bounded_metrics(metrics.clone(), &host());
+        assert_eq!(of_the_head.processes[0].host.as_deref(), Some("3 left"));
+        assert!(of_the_head.processes[0].metrics.actors.is_empty(), "they say that they are the head's");
+        assert!(of_the_head.silent[0].ends_with(" on 3 left") && !of_the_head.silent[0].contains('\u{1b}'));
+        metrics.processes[0].metrics.actors[0].actor = ActorId::numbered(3, 1);
+        assert_eq!(bounded_metrics(metrics, &host()).processes[0].metrics.actors.len(), 1);
+    }
+
+    // CON-3.
+    #[test]
+    fn a_look_that_is_too_long_loses_links_and_then_actors() {
+        let mut look = sample::look(0, [5, 7]);
+        look.links = vec![look.links[0].clone(); MAX_HOST_FIGURES / 50];
+        let read = |json: Vec<u8>| serde_json::from_slice::<Look>(&json).expect("a look");
+        let shown = read(fitting(look.clone()).expect("it fits"));
+        assert!(shown.links.is_empty() && shown.actors == look.actors);
+        look.actors[0].name = "x".repeat(1000);
+        look.actors = vec![look.actors[0].clone(); MAX_HOST_FIGURES / 500];
+        let all = look.actors.len();
+        let shown = read(fitting(look).expect("it fits"));
+        assert!(!shown.actors.is_empty() && shown.actors.len() + shown.left_out as usize == all);
+    }
+}

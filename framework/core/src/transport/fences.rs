@@ -1,0 +1,108 @@
+//! Fences: the node asks this process to say when all that others had sent to it by now was delivered.
+//!
+//! Used by the node before it sends something that must not overtake the last messages of a process that has ended, which this one reads
+//! over another link. The reader looks after each of its looks, so a fence costs nothing where there is none.
+//!
+//! **Locks.** One, and the links' `inbound` inside of it, which the reader does not hold when it comes here.
+//!
+//! **On a crash** of a peer what it had posted is read to the end. **On cancellation** the answer finds nobody.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{Link, Transport};
+use crate::transport::control_channel::ToNode;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Fences {
+    waiting: Mutex<Vec<Fence>>,
+    /// Whether there are any.
+    any: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Fence {
+    ticket: u64,
+    /// The links on which something lies unread, and up to where it has to be taken.
+    unread: Vec<(Arc<Link>, u64)>,
+}
+
+impl Fence {
+    fn is_open(&mut self) -> bool {
+        // Of a peer that was given up nothing is taken any more.
+        self.unread.retain(|(link, end)| !link.is_broken() && !link.has_taken(*end));
+        self.unread.is_empty()
+    }
+}
+
+impl Transport {
+    /// Answers when all that others have sent to this process by now was delivered.
+    pub(super) fn fence(&self, ticket: u64) {
+        let links = self.links.all();
+        let unread = links.iter().map(|link| (Arc::clone(link), link.sent_by_now())).collect();
+        let mut fence = Fence { ticket, unread };
+        let mut waiting = self.fences.waiting.lock();
+        // MBX-2: the node asks for no more than it may have waiting.
+        if fence.is_open() {
+            drop(waiting);
+            return self.fence_is_open(ticket);
+        }
+        waiting.push(fence);
+        self.fences.any.store(true, Ordering::Release);
+    }
+
+    /// Answers what can be, after a look at the links.
+    pub(super) fn look_at_fences(&self) {
+        if !self.fences.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut waiting = self.fences.waiting.lock();
+        let open: Vec<_> = waiting.extract_if(.., Fence::is_open).map(|fence| fence.ticket).collect();
+        self.fences.any.store(!waiting.is_empty(), Ordering::Release);
+        drop(waiting);
+        open.into_iter().for_each(|ticket| self.fence_is_open(ticket));
+    }
+
+    fn fence_is_open(&self, ticket: u64) {
+        // After the node's end nobody waits for it.
+        let _ = self.control.send(ToNode::Fenced { ticket }, Vec::new());
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use crate::testing::Cluster;
+
+    #[test]
+    fn a_fence_opens_when_all_that_was_sent_before_it_was_delivered_and_not_earlier() {
+        let cluster = Cluster::new(3);
+        let (to, inbox) = cluster.inbox::<u32>(1, 8);
+        cluster.connect();
+        let first = cluster.fence(1);
+        cluster.run_node_until_idle();
+        assert!(first.load(Ordering::Acquire), "nothing was sent");
+        cluster.send(0, &to, 1);
+        cluster.send(2, &to, 2);
+        let second = cluster.fence(1);
+        cluster.end(0);
+        cluster.run_node_until_idle();
+        assert!(!second.load(Ordering::Acquire), "it lies unread");
+        cluster.poll(1);
+        assert_eq!(inbox.len(), 2, "also what the dead had sent");
+        cluster.run_node_until_idle();
+        assert!(second.load(Ordering::Acquire));
+        // One that has ended takes nothing any more.
+        cluster.send(2, &to, 3);
+        let last = cluster.fence(1);
+        cluster.run_node_until_idle();
+        assert!(!last.load(Ordering::Acquire));
+        cluster.end(1);
+        cluster.run_node_until_idle();
+        assert!(last.load(Ordering::Acquire) && cluster.fence(1).load(Ordering::Acquire));
+    }
+}

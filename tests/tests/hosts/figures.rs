@@ -1,0 +1,151 @@
+//! The head's figures have those of all hosts.
+
+use std::time::{Duration, Instant};
+
+use tensorpost::node::{Console, WorkerStatus};
+use tensorpost::prelude::*;
+use tensorpost_core::console::{self, Figures, Look, ProcessState};
+use tensorpost_tests::cases;
+use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_tests::wait::{ask, deliver, until};
+
+use crate::actors::{Echo, Echoer, Fail};
+use crate::{Other, find, head};
+
+const OTHER: Option<&str> = Some("1 other");
+
+fn is_there(worker: &&WorkerStatus) -> bool {
+    worker.worker.to_string().ends_with(" of host 1")
+}
+
+/// A head with a console, and the folder that it is in.
+fn with_console(builder: Builder) -> (Node, tempfile::TempDir, impl Fn() -> Look) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("console");
+    let node = head(builder.console(Console::At(path.clone())));
+    let look = move || console::Console::at(&path).and_then(|mut console| console.look()).expect("a look");
+    (node, folder, look)
+}
+
+fn the_heads_figures_have_those_of_all_hosts(builder: Builder) {
+    let (node, _folder, look) = with_console(builder);
+    let here = node.spawn::<Echoer>(()).name("here").start().expect("an actor");
+    let other = Other::start(&node);
+    let echo = find::<Echo>(&node, "echo");
+    let earlier = look();
+    (0..10).for_each(|_| drop(ask(&node, &echo, Echo::empty())));
+    (0..3).for_each(|_| drop(ask(&node, &here.address(), Echo::empty())));
+    deliver(&node, &find::<Fail>(&node, "again"), Fail);
+
+    let metrics = node.metrics().expect("figures");
+    assert!(metrics.silent.is_empty(), "{:?}", metrics.silent);
+    let rows = metrics.rows(&Default::default());
+    let row = |name: &str| rows.iter().find(|row| row.name == name).expect("it is there");
+    assert_eq!((row("echo").host.as_deref(), row("echo").handled), (OTHER, 10));
+    assert_eq!((row("here").host.as_deref(), row("here").handled), (None, 3));
+    let of_host: Vec<_> = metrics.processes.iter().filter(|of| of.host.as_deref() == OTHER).collect();
+    let names: Vec<_> = of_host.iter().map(|of| of.name.as_str()).collect();
+    assert!(names[0] == "node" && names.contains(&"echo") && names.contains(&"counter"), "{names:?}");
+
+    until("its restart is reported", || {
+        let report = node.report().expect("a report");
+        report.restarts.iter().any(|of| of.name == "again" && of.restarts == 1)
+    });
+    let report = node.report().expect("a report");
+    assert!(report.silent.is_empty(), "{:?}", report.silent);
+    assert!(report.workers.iter().filter(is_there).any(|worker| worker.name == "echo"));
+    assert!(report.workers.iter().any(|worker| worker.name == "here" && !is_there(&worker)));
+    let restarted = report.restarts.iter().find(|of| of.name == "again").expect("it was restarted");
+    assert!(restarted.worker.to_string().ends_with(" of host 1"));
+
+    let mut now = look();
+    until("a new look, for which all have answered in time", || {
+        now = look();
+        let there = now.hosts[0].look.iter().flat_map(|look| &look.processes);
+        let mut all = now.processes.iter().chain(there).map(|of| of.state);
+        let is_new = now.at > earlier.at && restarts_of(&now, "again") == 1;
+        is_new && now.hosts[0].look.is_some() && all.all(|state| state == ProcessState::Running)
+    });
+    let figures = Figures::between(&earlier, &now);
+    assert_eq!(
+        (figures.hosts.as_slice(), figures.silent_hosts.len()),
+        (["1 other".to_owned()].as_slice(), 0)
+    );
+    let actor = |name: &str| figures.actors.iter().find(|actor| actor.name == name).expect("it is there");
+    assert_eq!((actor("echo").host.as_deref(), actor("echo").handled), (OTHER, Some(10)));
+    assert_eq!(actor("here").host, None);
+    // Its mailbox here is none of its figures.
+    let echoes = now.actors.iter().filter(|actor| actor.actor == row_actor(&now, "echo")).count();
+    let shown = figures.actors.iter().filter(|actor| actor.process == "gateway").count();
+    assert_eq!((echoes, shown), (1, 0));
+    let of_host = |host: &Option<String>| host.as_deref() == OTHER;
+    assert!(figures.processes.iter().any(|of| of_host(&of.host) && of.name == "counter"));
+    assert!(
+        figures.memory.iter().any(|of| of_host(&of.host)) && figures.links.iter().any(|of| of_host(&of.host))
+    );
+
+    // The other host is asked for itself, and shows itself.
+    let found = console::nodes().expect("nodes").into_iter().find(|node| node.pid == other.id());
+    let there = found.expect("the other node").connect().and_then(|mut console| console.look());
+    let there = there.expect("a look");
+    assert!(there.hosts.is_empty() && there.processes.iter().all(|of| of.name != "here"));
+    other.end();
+    until("it is gone", || look().hosts.is_empty());
+}
+
+/// How often a worker of the other host was restarted.
+fn restarts_of(look: &Look, name: &str) -> u32 {
+    let there = look.hosts[0].look.iter().flat_map(|look| &look.processes);
+    there.filter(|of| of.name == name).map(|of| of.restarts).sum()
+}
+
+/// The identity of an actor of the other host.
+fn row_actor(look: &Look, name: &str) -> tensorpost::actor::ActorId {
+    let there = look.hosts[0].look.as_ref().expect("it has answered");
+    there.actors.iter().find(|actor| actor.name == name).expect("it is there").actor
+}
+
+fn a_host_that_does_not_answer_is_named_and_holds_up_no_look(builder: Builder) {
+    let (node, _folder, look) = with_console(builder);
+    let here = node.spawn::<Echoer>(()).name("here").start().expect("an actor");
+    let other = Other::start(&node);
+    ask(&node, &find::<Echo>(&node, "echo"), Echo::empty());
+    assert!(look().hosts[0].look.is_some());
+    other.stop();
+    let timed = |what: &str, most: u64, look: &mut dyn FnMut()| {
+        let began = Instant::now();
+        look();
+        assert!(began.elapsed() < Duration::from_millis(most), "{what} took {:?}", began.elapsed());
+    };
+    timed("figures", 4000, &mut || {
+        let metrics = node.metrics().expect("figures");
+        assert_eq!(metrics.silent, ["host 1 other"]);
+        assert!(metrics.rows(&Default::default()).iter().any(|row| row.name == "here"));
+    });
+    timed("a report", 3000, &mut || {
+        assert_eq!(node.report().expect("a report").silent, ["host 1 other"]);
+    });
+    let silent = || {
+        let look = look();
+        assert!(look.hosts.len() == 1 && look.hosts[0].look.is_none());
+        let figures = Figures::between(&look, &look);
+        assert_eq!(figures.silent_hosts, ["1 other"]);
+        assert!(
+            figures.actors.iter().any(|actor| actor.name == "here" && actor.state == ProcessState::Running)
+        );
+    };
+    silent();
+    // It is not asked again at once: ten looks take no longer than it would be waited for twice.
+    timed("ten looks", 1200, &mut || (0..10).for_each(|_| silent()));
+    assert_eq!(ask(&node, &here.address(), Echo::empty()).number, 1);
+    other.go_on();
+    until("it is heard again", || look().hosts[0].look.is_some());
+    other.end();
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    cases![
+        the_heads_figures_have_those_of_all_hosts,
+        a_host_that_does_not_answer_is_named_and_holds_up_no_look
+    ]
+}
