@@ -9,8 +9,8 @@ use tensorpost_tests::chrome::{Event, Trace, text};
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, until};
 
-use crate::actors::Echo;
-use crate::{Other, find, head};
+use crate::actors::{Echo, Echoer};
+use crate::{Other, address, find, head};
 
 const ASKS: usize = 20;
 
@@ -76,6 +76,50 @@ fn the_heads_trace_has_all_hosts_by_its_own_clock(builder: Builder) {
     other.end();
 }
 
+fn the_file_of_a_traced_run_has_all_hosts(builder: Builder) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [file, own, path] = ["trace.json", "own.json", "console"].map(|name| folder.path().join(name));
+    let node = head(builder.trace(&file).console(Console::At(path.clone())));
+    // One has its own program's wish, and one that of the head alone. One leaves before the end.
+    let at = address(&node);
+    let mut traces = Other::serving_with(&node, &at, &[("TENSORPOST_TRACE", own.as_os_str())]);
+    let mut serves = Other::serving(&node);
+    let mut leaves = Other::serving(&node);
+    let all_trace = || {
+        let look = console::Console::at(&path).expect("a console").look().expect("a look");
+        look.hosts.iter().all(|host| host.look.as_ref().is_some_and(|look| look.node.tracing))
+    };
+    until("all hosts trace", all_trace);
+    let hosts = node.hosts().expect("hosts");
+    let echo = |host: usize, name| {
+        let spawned = node.spawn::<Echoer>(()).on(&hosts[host]).name(name).start().expect("an actor");
+        (0..ASKS).for_each(|_| drop(ask(&node, &spawned.address(), Echo::empty())));
+        spawned
+    };
+    let _actors = [echo(1, "left"), echo(2, "right")];
+    // An interval that somebody watches meanwhile takes nothing away.
+    let watched = console::Console::at(&path).expect("a console").trace(Duration::from_millis(1));
+    assert!(watched.expect("a trace").silent().is_empty());
+    leaves.terminate();
+    leaves.ends();
+    until("it is gone", || node.hosts().expect("hosts").len() == 3);
+
+    assert!(node.shutdown(Duration::from_secs(20)).expect("a report").drained);
+    traces.ends();
+    serves.ends();
+    let trace = Trace::read(&file);
+    for (process, host) in
+        [("left on 1 other (", "clock of host 1 other"), ("right on 2 other (", "clock of host 2 other")]
+    {
+        let pid = trace.pid(process);
+        let handled = trace.slices("handler").filter(|slice| slice["pid"] == pid).count();
+        assert_eq!(handled, ASKS, "{process}");
+        assert!(text(&trace.about, host).contains("which is right to"));
+    }
+    assert!(trace.about.get("clock of host 3 other").is_none(), "it was not there to be asked");
+    assert!(!own.exists(), "the head has what it would have written");
+}
+
 pub(crate) fn cases() -> Vec<Case> {
-    cases![the_heads_trace_has_all_hosts_by_its_own_clock]
+    cases![the_heads_trace_has_all_hosts_by_its_own_clock, the_file_of_a_traced_run_has_all_hosts]
 }

@@ -11,6 +11,7 @@
 //! **On the loss** of a host its ask fails, and it is silent until it is no member any more.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::NodeReport;
-use super::all_traces::{self, Traced};
+use super::all_traces::{self, Extent, ForHead};
 use super::console::{HostFacts, Look};
 use super::elsewhere::ask_for;
 use super::limits::{
@@ -48,9 +49,9 @@ pub(super) enum Show {
     Metrics,
     Report,
     /// Begin to trace, and say nothing.
-    TraceBegin,
+    TraceBegin(Extent),
     /// End it, and say what was noted.
-    TraceEnd,
+    TraceEnd(Extent),
 }
 
 /// The way to the other hosts, and what is remembered of them.
@@ -63,7 +64,11 @@ pub(crate) struct AllHosts {
     /// On an agent: what is to be added to a time of this host for the head's, and to how much that is right, in nanoseconds.
     pub(in crate::node) clock: Mutex<Option<(i64, u64)>>,
     /// On an agent: what it traces for the head at the moment.
-    pub(super) traced: Mutex<Option<Traced>>,
+    pub(super) traced: Mutex<ForHead>,
+    /// Whether this host's own program has its run traced.
+    pub(in crate::node) traces_itself: AtomicBool,
+    /// On an agent: whether the head has that trace, so that this host writes none.
+    pub(in crate::node) head_has_run: AtomicBool,
 }
 
 /// The last look that other hosts were shown.
@@ -89,8 +94,8 @@ pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastLook) -> Resu
             *last = Some((Instant::now(), look.clone()));
             Ok(look)
         }
-        Show::TraceBegin => all_traces::begin(supervisor),
-        Show::TraceEnd => all_traces::end(supervisor),
+        Show::TraceBegin(extent) => all_traces::begin(supervisor, extent),
+        Show::TraceEnd(extent) => all_traces::end(supervisor, extent),
         Show::Metrics => as_json(&supervisor.metrics().map_err(closed)?),
         Show::Report => {
             let (restarts, hangs) = supervisor.report().map_err(closed)?;

@@ -1,14 +1,18 @@
-//! An interval that is traced on all hosts: each traces itself, and the head has what they noted when it is over.
+//! What all hosts trace, in an interval or for the whole run: each traces itself, and the head has what they noted when it is over.
 //!
-//! The head's console asks the other hosts' starters to begin and to end (`node/all_hosts.rs`). A host keeps its own time, and says with
+//! The head asks the other hosts' starters to begin and to end (`node/all_hosts.rs`): its console for an interval that somebody watches,
+//! its supervisor for a run that is traced, as they join and before they are shut down. A host keeps its own time, and says with
 //! what it noted how far the head's clock is from its own, as the beats have measured it; whoever writes the file shifts by that
 //! (`observe/trace/joined.rs`). A host that does not answer, or does not know the head's clock, is named as silent.
 //!
-//! **On the loss** of the head an agent ends. **Where a watcher goes away** in the middle the others are told to end, and what they noted
-//! is dropped.
+//! **On the loss** of the head an agent ends; the trace of a run that it keeps by itself is written there. **Where a watcher goes away** in
+//! the middle the others are told to end, and what they noted is dropped.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::all_hosts::Show;
 use super::limits::{HOST_LOOK_DEADLINE, HOST_TRACE_DEADLINE, MAX_ALL_HOSTS_TRACES};
@@ -21,55 +25,108 @@ use crate::os::monotonic_ns;
 /// How long the supervisor of a host may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a host traces for its head.
-pub(super) struct Traced {
-    since: u64,
-    collector: Arc<Collector>,
+/// How much of what a host does is traced for its head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Extent {
+    /// Until a watcher at the head has seen enough.
+    Interval,
+    /// From when it has joined, or from its start where its own program asks for that.
+    Run,
 }
 
-/// Begins to trace here. `Err`: why not.
-pub(super) fn begin(supervisor: &Supervisor) -> Result<Vec<u8>, String> {
+/// What a host traces for its head. Where both are traced, it is into the same memory.
+#[derive(Default)]
+pub(super) struct ForHead {
+    collector: Option<Arc<Collector>>,
+    interval_since: Option<u64>,
+    run_since: Option<u64>,
+}
+
+impl ForHead {
+    fn since(&mut self, extent: Extent) -> &mut Option<u64> {
+        match extent {
+            Extent::Interval => &mut self.interval_since,
+            Extent::Run => &mut self.run_since,
+        }
+    }
+}
+
+fn collector(shared: &Shared) -> Result<Arc<Collector>, String> {
+    let begun = shared.begin_trace(PATIENCE).map_err(|closed| closed.to_string())?;
+    begun.ok_or("its supervisor does not answer")?.map_err(|error| error.to_string())
+}
+
+/// Begins to trace here, if that has not begun. `Err`: why not.
+pub(super) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
     let shared = supervisor.shared();
     let mut traced = shared.all_hosts.traced.lock();
-    if traced.take().is_some() {
-        // That its watcher went away was not heard.
-        shared.end_trace();
-    }
     let since = monotonic_ns();
-    let begun = shared.begin_trace(PATIENCE).map_err(|closed| closed.to_string())?;
-    let collector = begun.ok_or("its supervisor does not answer")?.map_err(|error| error.to_string())?;
-    // The workers have heard of it before they answer this.
-    let _ = shared.look(PATIENCE);
-    *traced = Some(Traced { since, collector });
+    if traced.collector.is_none() {
+        traced.collector = Some(collector(&shared)?);
+        // The workers have heard of it before they answer this.
+        let _ = shared.look(PATIENCE);
+    }
+    match extent {
+        // That the watcher of an earlier one went away was not heard.
+        Extent::Interval => traced.interval_since = Some(since),
+        Extent::Run => drop(traced.run_since.get_or_insert(since)),
+    }
     Ok(Vec::new())
 }
 
 /// Ends it: what was noted.
-pub(super) fn end(supervisor: &Supervisor) -> Result<Vec<u8>, String> {
+pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
     let shared = supervisor.shared();
-    let Traced { since, collector } =
-        shared.all_hosts.traced.lock().take().ok_or("nothing is traced here")?;
-    shared.end_trace();
+    let mut traced = shared.all_hosts.traced.lock();
+    let has_all = extent == Extent::Run && shared.all_hosts.traces_itself.load(Relaxed);
+    let since = traced.since(extent).take().or(has_all.then_some(0)).ok_or("nothing is traced here")?;
+    let is_over = traced.interval_since.is_none() && traced.run_since.is_none();
+    let kept = if is_over { traced.collector.take() } else { traced.collector.clone() };
+    let collector = kept.map_or_else(|| collector(&shared), Ok)?;
+    if is_over {
+        shared.end_trace();
+    }
     // The workers have heard that before they answer this, so what their memory holds stays as it is.
     let _ = shared.look(PATIENCE);
     let clock = *shared.all_hosts.clock.lock();
     let clock = clock.ok_or("how far its clock is from the head's is not known yet")?;
     let until = monotonic_ns();
+    let since = if has_all { 0 } else { since };
     let (processes, forgotten) = collector.snapshot_of(since..=until);
-    HostTrace { processes, forgotten, until, clock }.encode().map_err(|error| error.to_string())
+    let bytes =
+        HostTrace { processes, forgotten, until, clock }.encode().map_err(|error| error.to_string())?;
+    shared.all_hosts.head_has_run.fetch_or(has_all, Relaxed);
+    Ok(bytes)
 }
 
 impl Shared {
     /// Has the other hosts begin to trace, and waits until they have, or do not answer.
     pub(crate) fn begin_trace_of_hosts(&self) {
         // One that does not answer is named at the end.
-        drop(self.raw_answers(self.ask_hosts(Show::TraceBegin, HOST_LOOK_DEADLINE), 0, 0));
+        let asked = self.ask_hosts(Show::TraceBegin(Extent::Interval), HOST_LOOK_DEADLINE);
+        drop(self.raw_answers(asked, 0, 0));
+    }
+
+    /// As [`begin_trace_of_hosts`](Self::begin_trace_of_hosts), until the run ends; those that trace it already go on.
+    pub(super) fn begin_run_of_hosts(&self) {
+        // One that has only just joined is about to take questions.
+        let asked = self.ask_hosts(Show::TraceBegin(Extent::Run), HOST_TRACE_DEADLINE);
+        drop(self.raw_answers(asked, 0, 0));
+    }
+
+    /// Has them end: what each that has answered in time has noted of the run, by its number and name.
+    pub(super) fn end_run_of_hosts(&self) -> Vec<(String, Vec<u8>)> {
+        self.end_of_hosts(Extent::Run).0
     }
 
     /// Has them end: what each has noted, by its number and name, and those that have not said it.
     pub(crate) fn end_trace_of_hosts(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
+        self.end_of_hosts(Extent::Interval)
+    }
+
+    fn end_of_hosts(&self, extent: Extent) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
         let (mut traces, mut silent) = (Vec::new(), Vec::new());
-        let asked = self.ask_hosts(Show::TraceEnd, HOST_TRACE_DEADLINE);
+        let asked = self.ask_hosts(Show::TraceEnd(extent), HOST_TRACE_DEADLINE);
         for (host, answer) in self.raw_answers(asked, MAX_HOST_TRACE, MAX_ALL_HOSTS_TRACES) {
             match answer {
                 Some(trace) => traces.push((host.short(), trace)),
@@ -82,6 +139,6 @@ impl Shared {
     /// Has them end, and does not wait: nobody wants to know.
     pub(crate) fn drop_trace_of_hosts(&self) {
         // A question is sent when it is asked.
-        drop(self.ask_hosts(Show::TraceEnd, HOST_TRACE_DEADLINE));
+        drop(self.ask_hosts(Show::TraceEnd(Extent::Interval), HOST_TRACE_DEADLINE));
     }
 }

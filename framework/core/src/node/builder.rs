@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+#[cfg(feature = "hosts")]
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -133,6 +135,10 @@ impl NodeBuilder {
     /// Writes a trace of the run to `path` when the node ends: what every process did when, in the Chrome trace event
     /// format, which <https://ui.perfetto.dev> and `chrome://tracing` open. Where the program says nothing, the environment
     /// variable `TENSORPOST_TRACE` may name a file.
+    ///
+    /// On several hosts the head's file has what all did, by its own clock, until everything was handled; a host that does not trace by
+    /// itself does so from when it has joined. A host of which the head has not got it (it has left, or the time of the shutdown was up) is
+    /// named in the log, and writes the file that it was told itself.
     pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
         self.trace = Some(path.into());
         self
@@ -233,6 +239,8 @@ impl NodeBuilder {
             || std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let trace =
             self.trace.or_else(variable).map(|path| (path, Arc::new(Collector::new(self.trace_records))));
+        #[cfg(feature = "hosts")]
+        shared.all_hosts.traces_itself.store(trace.is_some(), Ordering::Relaxed);
         let identity = Identity {
             process: ProcessId::NODE,
             name: "node".to_owned(),

@@ -311,13 +311,13 @@ impl Node {
         Ok(address)
     }
 
-    /// Writes the trace as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is
+    /// Writes the trace of this host as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is
     /// written at the end all the same. `None` where this node does not trace.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Option<Result<TraceSummary, TraceError>> {
-        self.processes.trace.as_ref().map(|trace| trace.write_to(path.as_ref()))
+        self.processes.trace.as_ref().map(|trace| trace.write_to(path.as_ref(), &[]))
     }
 
     /// Lets everything under way finish, stops the actors and then the workers; what is not done after `deadline` is

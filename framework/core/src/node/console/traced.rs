@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::client::ConsoleError;
 use super::protocol::TraceFacts;
 use crate::observe::text::printable;
-use crate::observe::trace::joined::HostTrace;
+use crate::observe::trace::joined::{HostTrace, decode_all};
 use crate::observe::trace::timeline::Process;
 use crate::observe::trace::{Ring, TraceError, TraceSummary, write_hosts};
 
@@ -32,16 +32,10 @@ impl Traced {
         let open = |ring| Ring::open(ring, facts.records as usize);
         let rings = rings.into_iter().map(open).collect::<Result<_, _>>();
         let rings = rings.map_err(|error| ConsoleError::Garbage(error.to_string()))?;
-        let mut read = Vec::new();
-        for ((name, _), trace) in facts.hosts.iter().zip(hosts) {
-            let name = printable(name);
-            match HostTrace::decode(&trace) {
-                Ok(trace) => read.push((name, trace)),
-                // The others' are good.
-                Err(error) => facts.silent.push(format!("host {name}: {error}")),
-            }
-        }
-        Ok(Traced { facts, rings, hosts: read })
+        let named = facts.hosts.iter().map(|(name, _)| printable(name)).zip(hosts);
+        let (hosts, bad) = decode_all(named);
+        facts.silent.extend(bad);
+        Ok(Traced { facts, rings, hosts })
     }
 
     /// For how long.

@@ -25,6 +25,7 @@ use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
+use crate::observe::trace::joined::HostTrace;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
 use crate::transport::hosts::{FromGateway, Host, HostActivity, HostRecord, Settings, ToGateway};
 use crate::transport::lifecycle::EndReason;
@@ -49,7 +50,7 @@ pub(super) enum Awaited {
 pub(super) struct Hosts {
     /// Whoever waits for this host to be one of its node.
     beginning: Option<Reply<Result<u16, String>>>,
-    members: Vec<Host>,
+    pub(super) members: Vec<Host>,
     /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose gateway may be stopped.
     works_until: Option<Arc<WorksUntil>>,
     /// Those that were, and are not any more. No number is given twice.
@@ -111,6 +112,8 @@ pub(super) enum HostsCommand {
     Fence(ActorId, oneshot::Sender<Option<Location>>),
     /// This worker was started because that host has asked for it.
     StartedFor(WorkerId, u16),
+    /// What the other hosts have traced of the run, and what cannot be read of it.
+    Traced(Vec<(String, HostTrace)>, Vec<String>),
 }
 
 impl WorkerId {
@@ -231,11 +234,13 @@ impl State {
                 let mut told = Vec::new();
                 self.broker.serve_hosts(&mut told);
                 self.deliver(told);
+                self.trace_hosts();
             }
             HostsCommand::Load(reply) => {
                 let _ = reply.try_send(self.broker.roster.load());
             }
             HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
+            HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
             HostsCommand::StartedFor(worker, host) => {
                 // MBX-2: no more than there are.
                 let workers = &mut self.workers;
@@ -341,6 +346,7 @@ impl State {
             }
         }
         self.retire_for_hosts_gone();
+        self.trace_hosts();
         self.hosts.tell_awaiting();
     }
 

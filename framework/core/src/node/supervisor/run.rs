@@ -513,16 +513,8 @@ impl State {
         self.dirty = true;
         self.publish();
         self.process_runtime.node_ended();
-        let State { settings, shared, journal, user_metrics, stopping, restarts, .. } = self;
-        if let Some((path, trace)) = settings.trace {
-            match trace.write_to(&path) {
-                Ok(summary) => {
-                    let text = format!("a trace was written to {}: {summary}", path.display());
-                    journal.node(Severity::Info, None, text);
-                }
-                Err(error) => journal.node(Severity::Error, None, error.to_string()),
-            }
-        }
+        self.write_run();
+        let State { shared, journal, user_metrics, stopping, restarts, .. } = self;
         // The recorder and the log have everything before anybody is told that the node has ended.
         drop(user_metrics);
         drop(journal);

@@ -178,6 +178,10 @@ impl State {
             return late || phase != Phase::Draining;
         }
         if phase == Phase::StoppingActors && !late {
+            #[cfg(feature = "hosts")]
+            if !self.has_traces_of_hosts() {
+                return false;
+            }
             self.stop_actors();
         }
         false

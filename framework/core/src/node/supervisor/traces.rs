@@ -7,17 +7,30 @@
 //! **On a crash** of a worker its ring stays here, as it does in the trace of a run. The watcher is the console's concern:
 //! when it goes away, the interval ends.
 
+#[cfg(feature = "hosts")]
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+#[cfg(feature = "hosts")]
+use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "hosts")]
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::ids::ProcessId;
 use crate::node::control::Down;
 use crate::node::limits::MAX_TRACED_RECORDS;
+use crate::observe::log::Severity;
+#[cfg(feature = "hosts")]
+use crate::observe::trace::joined::{HostTrace, decode_all};
 use crate::observe::trace::{Collector, TraceRing};
 
 use super::Reply;
+#[cfg(feature = "hosts")]
+use super::hosts::HostsCommand;
 use super::run::State;
+#[cfg(feature = "hosts")]
+use super::{Command, Shared};
 
 /// The intervals that watchers ask for.
 #[derive(Default)]
@@ -25,6 +38,19 @@ pub(super) struct Traces {
     /// The number of the last one that began.
     last: u64,
     now: Option<Arc<Collector>>,
+    #[cfg(feature = "hosts")]
+    hosts: OtherHosts,
+}
+
+/// The other hosts' part in the trace of the head's run.
+#[cfg(feature = "hosts")]
+#[derive(Default)]
+struct OtherHosts {
+    /// All that have joined, with their names.
+    known: BTreeMap<u16, String>,
+    /// Whether they were asked what they have noted.
+    are_asked: bool,
+    came: Option<Vec<(String, HostTrace)>>,
 }
 
 impl State {
@@ -70,6 +96,27 @@ impl State {
         // Also one that is ending: its last turns are nobody's any more.
         for worker in self.workers.iter_mut() {
             worker.send(&Down::EndTrace, Vec::new());
+        }
+    }
+
+    /// Writes the trace of the run, if there is one, and says so.
+    pub(super) fn write_run(&mut self) {
+        let Some((path, run)) = self.settings.trace.take() else { return };
+        #[cfg(feature = "hosts")]
+        if self.shared.all_hosts.head_has_run.load(Relaxed) {
+            let text = "what this host has traced is in the trace of the head".to_owned();
+            return self.journal.node(Severity::Info, None, text);
+        }
+        #[cfg(feature = "hosts")]
+        let others = self.traced_by_hosts(&path);
+        #[cfg(not(feature = "hosts"))]
+        let others = Vec::new();
+        match run.write_to(&path, &others) {
+            Ok(summary) => {
+                let text = format!("a trace was written to {}: {summary}", path.display());
+                self.journal.node(Severity::Info, None, text);
+            }
+            Err(error) => self.journal.node(Severity::Error, None, error.to_string()),
         }
     }
 
@@ -120,5 +167,80 @@ impl State {
         run.into_iter()
             .chain(&self.traces.now)
             .for_each(|collector| collector.ended(process, how.to_owned()));
+    }
+}
+
+/// Does it beside the supervisor, which waits for no host (CON-1).
+#[cfg(feature = "hosts")]
+fn aside(shared: &Arc<Shared>, what: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
+    let shared = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("tensorpost-traces".to_owned());
+    thread.spawn(move || what(&shared)).map(drop)
+}
+
+#[cfg(feature = "hosts")]
+impl State {
+    /// Has hosts that have joined trace too, where the run of the head is traced.
+    pub(super) fn trace_hosts(&mut self) {
+        let is_on = self.settings.trace.is_some() && self.broker.roster.host == 0;
+        // The way to them is known when the node has started.
+        if !is_on || self.shared.all_hosts.transport.get().is_none() {
+            return;
+        }
+        let others = self.hosts.members.iter().filter(|host| host.number != 0);
+        let before = self.traces.hosts.known.len();
+        self.traces.hosts.known.extend(others.map(|host| (host.number, host.short())));
+        // No number is given twice.
+        if self.traces.hosts.known.len() > before
+            && let Err(error) = aside(&self.shared, Shared::begin_run_of_hosts)
+        {
+            let text = format!("hosts that have joined are not traced: {error}");
+            self.journal.node(Severity::Warn, None, text);
+        }
+    }
+
+    /// Whether the other hosts have said what they noted of the run, or need not. They are asked when nothing is under way any more, and
+    /// before this host's gateway ends: the shutdown's deadline ends the wait, whatever they do.
+    pub(super) fn has_traces_of_hosts(&mut self) -> bool {
+        let known = &self.traces.hosts.known;
+        if !self.hosts.members.iter().any(|host| known.contains_key(&host.number)) {
+            return true;
+        }
+        if !std::mem::replace(&mut self.traces.hosts.are_asked, true) {
+            let asked = aside(&self.shared, |shared| {
+                let (read, bad) = decode_all(shared.end_run_of_hosts());
+                // After the node's end nobody waits for it.
+                let _ = shared.push(Command::Hosts(HostsCommand::Traced(read, bad)));
+            });
+            if asked.is_err() {
+                // They are named as missing.
+                self.traces.hosts.came = Some(Vec::new());
+            }
+        }
+        self.traces.hosts.came.is_some()
+    }
+
+    pub(super) fn hosts_traced(&mut self, read: Vec<(String, HostTrace)>, bad: Vec<String>) {
+        for why in bad {
+            self.journal.node(Severity::Warn, None, format!("a trace of the run cannot be read, of {why}"));
+        }
+        self.traces.hosts.came = Some(read);
+    }
+
+    /// What the other hosts have traced of the run; those are named of which there is nothing.
+    fn traced_by_hosts(&mut self, path: &Path) -> Vec<(String, HostTrace)> {
+        let OtherHosts { known, came, .. } = std::mem::take(&mut self.traces.hosts);
+        let came = came.unwrap_or_default();
+        let missing: Vec<_> =
+            known.into_values().filter(|name| came.iter().all(|(host, _)| host != name)).collect();
+        if !missing.is_empty() {
+            let text = format!(
+                "the trace in {} has nothing of these hosts, which have left before the end or did not say in time what they did: {}",
+                path.display(),
+                missing.join(", ")
+            );
+            self.journal.node(Severity::Warn, None, text);
+        }
+        came
     }
 }

@@ -163,11 +163,15 @@ impl Collector {
         }
     }
 
-    /// Writes everything that is known now to `path`. The processes may go on meanwhile.
-    pub(crate) fn write_to(&self, path: &Path) -> Result<TraceSummary, TraceError> {
+    /// Writes everything that is known now to `path`, with what `others` have traced. The processes may go on meanwhile.
+    pub(crate) fn write_to(
+        &self,
+        path: &Path,
+        others: &[(String, HostTrace)],
+    ) -> Result<TraceSummary, TraceError> {
         let (sources, forgotten) = self.sources();
         let processes = sources.into_iter().map(|Source { of, ring }| Process { of, seen: ring.snapshot() });
-        write_hosts(path, &processes.collect::<Vec<_>>(), forgotten, monotonic_ns(), &[])
+        write_hosts(path, &processes.collect::<Vec<_>>(), forgotten, monotonic_ns(), others)
     }
 
     /// The rings, for another process to write the file.
@@ -252,7 +256,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_is_named() {
         let collector = Collector::new(16);
-        let error = collector.write_to(Path::new("/nowhere/trace.json")).unwrap_err().to_string();
+        let error = collector.write_to(Path::new("/nowhere/trace.json"), &[]).unwrap_err().to_string();
         assert!(error.contains("/nowhere/trace.json") && error.contains("folder"), "{error}");
     }
 }

@@ -140,6 +140,20 @@ impl HostTrace {
     }
 }
 
+/// Of several hosts, by their names; and of which it is none, and why: the others' are good.
+pub(crate) fn decode_all(
+    traces: impl IntoIterator<Item = (String, Vec<u8>)>,
+) -> (Vec<(String, HostTrace)>, Vec<String>) {
+    let (mut read, mut bad) = (Vec::new(), Vec::new());
+    for (name, trace) in traces {
+        match HostTrace::decode(&trace) {
+            Ok(trace) => read.push((name, trace)),
+            Err(error) => bad.push(format!("host {name}: {error}")),
+        }
+    }
+    (read, bad)
+}
+
 fn name((kind, id, name): (u8, u64, String)) -> Option<((Of, u64), String)> {
     Some(((Of::from_byte(kind)?, id), short(&name)))
 }
