@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 use tensorpost::actor::{AskFailure, EndReason, Refusal, SendFailure};
+use tensorpost::node::WorkerState;
 use tensorpost::prelude::*;
 use tensorpost_core::os::PidFd;
 use tensorpost_tests::cases;
@@ -118,9 +119,18 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     let serving = Other::serving(&node);
     let mut other = Other::asking(&node);
     assert_eq!(serving.workers().len(), 1, "{:?}", serving.workers());
-    // One that the head has started there is none of the lost host's.
+    // WIRE-1: the head knows its number, and it is not the head's to end.
+    let there = || {
+        let workers = node.report().expect("a report").workers.into_iter();
+        workers.filter(|of| of.worker.host() == Some(1) && of.name != "gateway").collect::<Vec<_>>()
+    };
+    let its_own = there().pop().expect("a worker");
+    node.supervisor().retire(its_own.worker);
+    // One that the head has started there is none of the lost host's. That host hears of it behind the order.
     let hosts = node.hosts().expect("hosts");
     let stays = node.spawn::<Echoer>(()).on(&hosts[1]).start().expect("an actor there");
+    let still = there().into_iter().find(|of| of.worker == its_own.worker).expect("it is there");
+    assert_eq!((still.state, still.pid), (WorkerState::Running, its_own.pid));
     let (echo, never) = (find::<Echo>(&node, "echo"), find::<Never>(&node, "echo"));
     let mut watch = node.watch(&echo);
     ask(&node, &echo, Echo::empty());

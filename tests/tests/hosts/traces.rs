@@ -56,12 +56,12 @@ fn the_heads_trace_has_all_hosts_by_its_own_clock(builder: Builder) {
     assert!(shifted.abs() <= within && within < 1_000_000_000, "{clock}");
 
     // Each call of the handler there lies between its question here and the next one.
-    let (here, there) = (trace.pid("node ("), trace.pid("echo on 1 other ("));
+    let (here, pid_there) = (trace.pid("node ("), trace.pid("echo on 1 other ("));
     let of = |cat: &'static str, pid: u64, name: &'static str| {
         let slices = trace.slices(cat).filter(move |slice| slice["pid"] == pid);
         slices.filter(move |slice| text(slice, "name").contains(name)).collect::<Vec<_>>()
     };
-    let (asked, handled) = (of("send", here, "Echo (ask)"), of("handler", there, "Echo"));
+    let (asked, handled) = (of("send", here, "Echo (ask)"), of("handler", pid_there, "Echo"));
     assert_eq!((asked.len(), handled.len()), (ASKS, ASKS));
     for (index, call) in handled.iter().enumerate() {
         let (from, to) = (at(call, "ts"), at(call, "ts") + at(call, "dur"));
@@ -71,9 +71,17 @@ fn the_heads_trace_has_all_hosts_by_its_own_clock(builder: Builder) {
     }
     // Its other processes are there too, and their arrows end on their host.
     let gateway = trace.pid("gateway on 1 other (");
-    assert!(trace.flows().iter().any(|flow| flow.from["pid"] == gateway && flow.to["pid"] == there));
-    assert!(trace.flows().iter().all(|flow| (flow.from["pid"] == here) <= (flow.to["pid"] != there)));
+    assert!(trace.flows().iter().any(|flow| flow.from["pid"] == gateway && flow.to["pid"] == pid_there));
+    assert!(trace.flows().iter().all(|flow| (flow.from["pid"] == here) <= (flow.to["pid"] != pid_there)));
+
+    // Where somebody there has it traced, the head has nothing of it, and says so.
+    let watching = std::thread::spawn(move || drop(its_own.trace(Duration::from_secs(30))));
+    until("it is traced there", || there() == Some(true));
+    let without = attach().trace(Duration::from_millis(1)).expect("a trace");
+    assert_eq!(without.silent(), ["host 1 other"]);
+    // Whoever watches hears of its end.
     other.end();
+    watching.join().expect("it ends");
 }
 
 fn the_file_of_a_traced_run_has_all_hosts(builder: Builder) {
