@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Plays all that build.sh gathered RUNS times at once, each run on two cores of its own beside two busy loops, as on a small
+# machine that others use. What fails has its log in LOGS.
+#
+#   run.sh RUNS [FIRST CORE]        default: as many as there are pairs of cores, from core 0
+#
+# Programs look for themselves and for data by the paths that they were built with: as root, a link to CHECKOUT is made there.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+readonly FIRST="${2:-0}"
+readonly RUNS="${1:-$((($(nproc) - FIRST) / 2))}"
+readonly LOGS="${LOGS:-${OUT:-$PWD/logs}}" CHECKOUT="${CHECKOUT:-$(git rev-parse --show-toplevel 2>/dev/null || (cd .. && pwd))}"
+# A program alone takes two minutes at most; beside busy loops four.
+readonly MOST_SECONDS="${MOST_SECONDS:-400}"
+readonly top="$(cat top.txt)"
+
+if [[ ! -e "$top" ]]; then
+    mkdir -p "$(dirname "$top")"
+    ln -s "$CHECKOUT" "$top"
+fi
+for part in *.txz; do
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$part" "$top" || exit
+done
+# Without a driver, as where the continuous tests run: a run with one would measure the GPU's memory beside others.
+readonly scratch="$(mktemp -d)"
+: >"$scratch/none"
+mapfile -t drivers < <(find / -xdev -name 'libcuda.so*' 2>/dev/null; find /usr/local/nvidia -name 'libcuda.so*' 2>/dev/null)
+mkdir -p "$LOGS" "$scratch/failed"
+
+one_run() {
+    local run="$1" core=$((FIRST + 2 * $1)) program package result began log
+    mkdir "$scratch/tmp-$run"
+    export TMPDIR="$scratch/tmp-$run"
+    taskset -pc "$core,$((core + 1))" "$BASHPID" >/dev/null
+    (taskset -pc "$core" "$BASHPID" >/dev/null; while :; do :; done) &
+    local busy=($!)
+    (taskset -pc "$((core + 1))" "$BASHPID" >/dev/null; while :; do :; done) &
+    busy+=($!)
+    while read -r program package; do
+        log="$scratch/$run-${program##*/}.log"
+        began=$EPOCHREALTIME
+        (cd "$top/$package" && CARGO_MANIFEST_DIR="$top/$package" timeout -k 10 "$MOST_SECONDS" "$top/$program" >"$log" 2>&1 </dev/null)
+        result=$?
+        python3 -c 'import sys; print(*sys.argv[3:], round(float(sys.argv[2]) - float(sys.argv[1]), 1))' \
+            "$began" "$EPOCHREALTIME" "$run" "$result" "${program##*/}" >>"$scratch/results"
+        if ((result != 0)); then cp "$log" "$scratch/failed/"; fi
+    done <tests.txt
+    kill "${busy[@]}"
+}
+
+hidden() {
+    local driver
+    for driver in "${drivers[@]}"; do mount --bind "$scratch/none" "$driver"; done
+    for ((run = 0; run < RUNS; run++)); do one_run "$run" & done
+    wait
+}
+export -f one_run hidden
+export FIRST RUNS MOST_SECONDS top scratch
+began=$SECONDS
+trap 'report' EXIT
+report() {
+    sort -n "$scratch/results" >"$LOGS/results.txt"
+    tar -C "$scratch" -czf "$LOGS/failed.tgz" failed
+    echo "after $((SECONDS - began)) s: $(wc -l <"$scratch/results") programs of $((RUNS * $(wc -l <tests.txt))) have ended"
+    awk '$2 != 0 { print "run " $1 ": " $3 " ended with " $2 " after " $4 " s" }' "$LOGS/results.txt"
+    awk '{ if ($4 > most[$3]) most[$3] = $4; sum[$1] += $4 } END { for (run in sum) print "run " run ": " sum[run] " s"; for (name in most) if (most[name] > 20) print name ": " most[name] " s at most" }' "$LOGS/results.txt" | sort
+}
+if ((${#drivers[@]})); then
+    unshare -m bash -c "drivers=($(printf '%q ' "${drivers[@]}")); hidden"
+else
+    hidden
+fi
+exit "$(awk '$2 != 0 { failed = 1 } END { print failed + 0 }' "$scratch/results")"
