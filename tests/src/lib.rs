@@ -12,6 +12,7 @@ pub mod harness;
 pub mod holder;
 pub mod intruder;
 pub mod log;
+pub mod network;
 pub mod pipes;
 pub mod players;
 pub mod random;

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
+use tensorpost_tests::faults::plan::fresh_seed;
 use tensorpost_tests::random::campaign::{Options, Seeds, campaign, in_words, play, smallest};
 use tensorpost_tests::random::draw::{Faults, draw};
 use tensorpost_tests::random::run;
@@ -153,10 +154,4 @@ fn again(options: &Options, spec: &Spec, times: u32) -> Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn fresh_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // A hasher's keys are random for each process. Short enough to be typed again.
-    RandomState::new().hash_one(std::process::id()) >> 24
 }

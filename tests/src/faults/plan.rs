@@ -27,6 +27,13 @@ impl Draw {
     }
 }
 
+/// A seed that nobody has had, short enough to be typed again.
+pub fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // A hasher's keys are random for each process, and differ from call to call.
+    RandomState::new().hash_one(std::process::id()) >> 24
+}
+
 /// Spreads the bits of a number.
 pub fn mix(n: u64) -> u64 {
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -11,9 +11,9 @@ use tensorpost::prelude::*;
 use tensorpost_core::os::PidFd;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
-use tensorpost_tests::wait::{ask, deliver, until};
+use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
-use crate::actors::{Bounce, Echo, Echoer, Item, Never, PassOn};
+use crate::actors::{Bounce, Count, Echo, Echoer, Gatekeeper, Hold, Item, Never, PassOn};
 use crate::{Other, find, head};
 
 fn the_end_of_the_head_ends_the_others(builder: Builder) {
@@ -136,8 +136,20 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     ask(&node, &echo, Echo::empty());
     let mut open = never.ask(Never);
     node.block_on(open.accepted()).expect("it is accepted");
+    // With tensors: on their way, in its mailbox, and in front of it.
+    let (counter, gate) = (find::<Hold>(&node, "counter"), node.spawn::<Gatekeeper>(()).start());
+    deliver(&node, &counter, Hold(gate.as_ref().expect("an actor").address()));
+    let (counter, stream) = (find::<Count>(&node, "counter"), node.host_stream().expect("a stream"));
+    let sent = |number| counter.send(Count { number, tensor: numbers(&stream, number, 1_000) });
+    let sent: Vec<_> = (0..40).map(sent).collect();
+    let workers = other.processes().into_iter();
+    let workers: Vec<_> =
+        workers.map(|(pid, _)| PidFd::open(pid.cast_unsigned()).expect("a process")).collect();
     other.kill();
     let since = Instant::now();
+    for worker in workers {
+        assert!(worker.wait(Some(Duration::from_secs(20))).expect("a process"), "it works on");
+    }
     let error = node.block_on(open).expect_err("it is never answered");
     println!("15 s of silence ended its ask after {:?}", since.elapsed());
     let text = error.to_string();
@@ -148,6 +160,10 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     let refused = node.block_on(echo.send(Echo::empty())).expect_err("it is lost");
     assert!(matches!(&refused.reason, SendFailure::GaveUp(EndReason::OutOfReach(_))), "{refused:?}");
     assert!(refused.to_string().contains("`other`"), "{refused}");
+    let sent = node.block_on(futures_util::future::join_all(sent));
+    let refused: Vec<_> = sent.into_iter().filter_map(|sent| Some(sent.err()?.to_string())).collect();
+    assert!(refused.len() >= 40 - 2 * 4 && refused.iter().all(|why| why.contains("`other`")), "{refused:?}");
+    until_free(&node);
     // Who asked is told by the gateway, and the list is the node's.
     until("it is off the list", || node.hosts().expect("hosts").len() == 2);
     // It would come back, and nobody would ever ask it to end.

@@ -6,10 +6,12 @@ mod actors;
 mod broken;
 mod ends;
 mod figures;
+mod kills;
 mod logs;
 mod many;
 mod messages;
 mod names;
+mod partitions;
 mod pipelines;
 mod placed;
 mod published;
@@ -259,13 +261,17 @@ fn main() {
     let _ = program(Node::builder()).run_if_worker();
     match std::env::var(OTHER).as_deref() {
         Ok("serves") => placed::serve(),
+        Ok("head") => kills::be_the_head(),
         Ok("asks") => be_the_other(1, true, false),
         Ok("many") => be_the_other(1, false, true),
+        Ok(scene) if scene.ends_with(" cuts") => partitions::play(scene),
         Ok(lanes) => be_the_other(lanes.parse().expect("a number of lanes"), false, false),
         Err(_) => {
             // What waits for silence first: the others go on beside it.
             let cases = [
                 ends::cases(),
+                partitions::cases(),
+                kills::cases(),
                 pipelines::cases(),
                 messages::cases(),
                 many::cases(),

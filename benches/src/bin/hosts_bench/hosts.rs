@@ -15,10 +15,12 @@ use tensorpost_benches::memory;
 use tensorpost_benches::notes::{Counter, Driver};
 
 use crate::actors::{Sink, Source};
+use crate::network::{Link, Network};
 use crate::on_device::{DeviceSink, DeviceSource};
 
 /// Says how many lanes an agent has, and that this process is one.
 const LANES: &str = "HOSTS_BENCH_LANES";
+const HEAD: &str = "TENSORPOST_HEAD";
 const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHUTDOWN: Duration = Duration::from_secs(20);
@@ -71,6 +73,33 @@ pub(crate) struct Pair {
     pub(crate) node: Node,
     pub(crate) there: Host,
     agent: Agent,
+    _link: Option<Link>,
+}
+
+fn head(listen: &str, key: Option<&Key>, lanes: u16) -> anyhow::Result<Node> {
+    let hosts = Hosts::head(listen).name("first").lanes(lanes);
+    let hosts = match key {
+        Some(key) => hosts.key_file(key.path()),
+        None => hosts,
+    };
+    Ok(program(Node::builder()).hosts(hosts).start()?)
+}
+
+fn address(node: &Node) -> anyhow::Result<String> {
+    let hosts = node.hosts()?;
+    Ok(hosts.first().context("this host is of no node")?.address.clone())
+}
+
+/// This program, as an agent of the head that is there.
+fn agent_of(head: &str, key: Option<&Key>, lanes: u16) -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    // The arguments of all hosts are compared when they join.
+    command.args(std::env::args_os().skip(1));
+    command.env(HEAD, head).env(LANES, lanes.to_string()).env_remove(KEY_FILE);
+    if let Some(key) = key {
+        command.env(KEY_FILE, key.path());
+    }
+    Ok(command)
 }
 
 struct Agent(Child);
@@ -84,27 +113,39 @@ impl Drop for Agent {
 }
 
 impl Pair {
-    /// With mutual TLS where there is a key, and with so many connections for tensors.
+    /// Over loopback, with mutual TLS where there is a key, and with so many connections for tensors.
     pub(crate) fn start(key: Option<&Key>, lanes: u16) -> anyhow::Result<Self> {
-        let hosts = Hosts::head("127.0.0.1:0").name("first").lanes(lanes);
-        let hosts = match key {
-            Some(key) => hosts.key_file(key.path()),
-            None => hosts,
-        };
-        let node = program(Node::builder()).hosts(hosts).start()?;
-        let hosts = node.hosts()?;
-        let head = hosts.first().context("this host is of no node")?;
-        let mut command = Command::new(std::env::current_exe()?);
-        // The arguments of all hosts are compared when they join.
-        command.args(std::env::args_os().skip(1));
-        command.env("TENSORPOST_HEAD", &head.address).env(LANES, lanes.to_string()).env_remove(KEY_FILE);
-        if let Some(key) = key {
-            command.env(KEY_FILE, key.path());
-        }
-        let agent = Agent(command.spawn().context("the other host does not start")?);
+        let node = head("127.0.0.1:0", key, lanes)?;
+        let address = address(&node)?;
+        let agent = agent_of(&address, key, lanes)?.spawn().context("the other host does not start")?;
+        Self::joined(node, Agent(agent), None)
+    }
+
+    /// The same over a link of so many bits a second, with mutual TLS.
+    pub(crate) fn over_a_link(
+        network: &mut Network,
+        rate: &str,
+        key: &Key,
+        lanes: u16,
+    ) -> anyhow::Result<Self> {
+        let node = head("0.0.0.0:0", Some(key), lanes)?;
+        let address = address(&node)?;
+        let (_, port) = address.rsplit_once(':').context("the head has no port")?;
+        // It is told where the head is when its link is there.
+        let mut command = agent_of("", Some(key), lanes)?;
+        let (agent, link) = network.start(|here| {
+            command.env(HEAD, format!("{here}:{port}"));
+            command
+        });
+        let agent = Agent(agent);
+        link.limit(rate).map_err(anyhow::Error::msg)?;
+        Self::joined(node, agent, Some(link))
+    }
+
+    fn joined(node: Node, agent: Agent, link: Option<Link>) -> anyhow::Result<Self> {
         let hosts = node.await_hosts(2, PATIENCE)?;
         let there = hosts.get(1).context("the other host has not joined")?.clone();
-        Ok(Pair { node, there, agent })
+        Ok(Pair { node, there, agent, _link: link })
     }
 
     /// An actor in a process of its own on the other host.

@@ -7,6 +7,10 @@
 mod actors;
 mod bare;
 mod hosts;
+mod link;
+#[expect(unreachable_pub, dead_code, reason = "the tests have it in their library, and cut links")]
+#[path = "../../../../tests/src/network.rs"]
+mod network;
 mod on_device;
 mod runs;
 
@@ -32,7 +36,7 @@ struct Options {
     /// Runs of each, alternating with those that they are compared with.
     #[arg(long)]
     runs: Option<usize>,
-    /// Only measurements whose name has this in it: latency, rate, tensors, device, stall, memory, killed, local.
+    /// Only measurements whose name has this in it: latency, rate, tensors, link, device, stall, memory, killed, local.
     #[arg(long)]
     only: Option<String>,
     /// The device of the tensors that a GPU has, such as `cuda:0`; without it those are not measured.
@@ -50,6 +54,9 @@ fn main() -> anyhow::Result<ExitCode> {
     if bare::serve_if_bare()? {
         return Ok(ExitCode::SUCCESS);
     }
+    if link::measure_if_asked()? {
+        return Ok(ExitCode::SUCCESS);
+    }
     let options = Options::parse();
     let cores = available_parallelism()?.get();
     let mut suite = Suite { options, table: Table::new(cores), key: Key::draw()?, failed: false };
@@ -57,6 +64,7 @@ fn main() -> anyhow::Result<ExitCode> {
     suite.one("latency", Suite::latency);
     suite.one("rate", Suite::rate);
     suite.one("tensors", Suite::tensors);
+    suite.one("link", Suite::link);
     suite.one("device", Suite::device);
     suite.one("stall", Suite::stall);
     suite.one("memory", Suite::memory);
@@ -238,6 +246,23 @@ impl Suite {
                 self.row(&format!("  bare TCP, {lanes} connections"), &tcp, None, Bound::None, needs);
             }
         }
+        Ok(())
+    }
+
+    /// Tensors of 64 MiB over a link that is slower than anything else.
+    fn link(&mut self) -> anyhow::Result<()> {
+        if let Err(why_not) = network::possible() {
+            eprintln!("  not measured: {why_not}");
+            return Ok(());
+        }
+        let [ours, rpc, tcp] = link::measure(self.count(40), self.runs())?;
+        let what = format!(
+            "64 MiB tensors, mutual TLS, 2 lanes, a link of {}, share of it, over bare TCP",
+            link::RATE
+        );
+        self.row(&what, &ours, Some(&tcp), Bound::AtLeast(0.95), 2);
+        self.row("  bare tonic, mutual TLS, 2 connections", &rpc, Some(&tcp), Bound::None, 2);
+        self.row("  bare TCP, 2 connections", &tcp, None, Bound::None, 2);
         Ok(())
     }
 

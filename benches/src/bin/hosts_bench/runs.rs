@@ -57,7 +57,11 @@ pub(crate) struct Two {
 
 impl Two {
     pub(crate) fn start(key: Option<&Key>, lanes: u16) -> anyhow::Result<Self> {
-        let pair = Pair::start(key, lanes)?;
+        Self::of(Pair::start(key, lanes)?)
+    }
+
+    /// Of hosts that are there.
+    pub(crate) fn of(pair: Pair) -> anyhow::Result<Self> {
         let two = Two {
             driver: pair.spawn_here(MANY)?,
             echo: pair.spawn_there(MANY)?,

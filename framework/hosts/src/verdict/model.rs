@@ -73,6 +73,24 @@ impl Faults {
         }
     }
 
+    /// A partition in one direction, or in both, for about as long as the two sides wait: 5 to 20 s.
+    fn around_the_graces(random: &mut Random) -> Self {
+        let from = random.below(RUN * 2 / 3);
+        let mut span = |differs: u64| {
+            let from = from + random.below(differs + 1);
+            Span(from, from + 5_000 + random.below(15_000))
+        };
+        let (to_head, to_agent) = (span(0), span(2_000));
+        let none = Span::default();
+        let (to_head, to_agent) = match random.below(3) {
+            0 => (to_head, none),
+            1 => (none, to_agent),
+            _ => (to_head, to_agent),
+        };
+        let (slow, agent_rate) = (Span::draw(random, 4), 995 + random.below(11));
+        Faults { to_head, to_agent, slow, agent_rate, ..Faults::none() }
+    }
+
     fn none() -> Self {
         let none = Span::default();
         Faults {
@@ -205,6 +223,34 @@ fn two_lives_never_work_at_once() {
         survived += u64::from(outcome.over.is_none());
     }
     assert!(verdicts > SEEDS / 5 && survived > SEEDS / 20, "{verdicts} verdicts, {survived} survived");
+}
+
+/// With nothing but those.
+#[test]
+fn partitions_around_the_graces_never_let_two_lives_work() {
+    const PARTITIONS: u64 = 1_000;
+    let all = |steps: Steps| {
+        (0..PARTITIONS).map(move |number| {
+            let mut random = Random::new(number);
+            let faults = Faults::around_the_graces(&mut random);
+            (number, run(&mut random, &faults, steps))
+        })
+    };
+    let (mut verdicts, mut over) = (0, 0);
+    for (number, outcome) in all(Steps::default()) {
+        let outcome = outcome.unwrap_or_else(|found| panic!("seed {number}: {found}"));
+        verdicts += u64::from(outcome.verdict.is_some());
+        over += u64::from(outcome.over.is_some());
+    }
+    println!("{PARTITIONS} partitions: {over} agents ended their workers, {verdicts} verdicts");
+    assert!(
+        (PARTITIONS / 5..PARTITIONS).contains(&verdicts) && over < PARTITIONS * 9 / 10,
+        "{over}, {verdicts}"
+    );
+    for step in [Step::CountFromSending, Step::Margin, Step::StopBeating] {
+        let noticed = all(Steps { left_out: Some(step) }).any(|(_, outcome)| outcome.is_err());
+        assert!(noticed, "without {step:?} nothing is wrong in {PARTITIONS} partitions");
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use tensorpost::device::Device;
 use tensorpost::node::Sharing;
+use tensorpost_tests::faults::plan::fresh_seed;
 use tensorpost_tests::faults::{self, Options};
 
 /// Kills, stops and continues workers of a graph at points that a seed chooses, and checks that nothing is lost that was not
@@ -109,10 +110,4 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     }
-}
-
-fn fresh_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // A hasher's keys are random for each process, and differ from call to call.
-    RandomState::new().hash_one(std::process::id())
 }

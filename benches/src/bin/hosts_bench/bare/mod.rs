@@ -7,7 +7,7 @@ pub(crate) mod rpc;
 pub(crate) mod tcp;
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,9 +16,13 @@ use anyhow::Context as _;
 use tensorpost_hosts::security::Security;
 
 use crate::hosts::Key;
+use crate::network::{Link, Network};
 
 /// Names the key file, and says that this process is the other one.
 const SERVES: &str = "HOSTS_BENCH_BARE";
+
+/// Has it listen at this address, and not at loopback.
+const LISTENS: &str = "HOSTS_BENCH_BARE_AT";
 
 /// Bytes that are written at once: as many as the framework's pieces have.
 pub(crate) const PIECE: usize = tensorpost_hosts::limits::PIECE_BYTES as usize;
@@ -47,7 +51,9 @@ impl Kind {
 pub(crate) struct Bare {
     child: Child,
     stdin: Option<ChildStdin>,
+    at: IpAddr,
     ports: [u16; 3],
+    _link: Option<Link>,
     security: Security,
 }
 
@@ -55,9 +61,10 @@ pub(crate) struct Bare {
 pub(crate) fn serve_if_bare() -> anyhow::Result<bool> {
     let Some(key) = std::env::var_os(SERVES) else { return Ok(false) };
     let security = Security::key_file(key.as_ref())?;
+    let at = std::env::var(LISTENS).unwrap_or("127.0.0.1".to_owned());
     let mut ports = Vec::new();
     for kind in Kind::ALL {
-        let listener = TcpListener::bind(("127.0.0.1", 0))?;
+        let listener = TcpListener::bind((at.as_str(), 0))?;
         ports.push(listener.local_addr()?.port().to_string());
         let security = security.clone();
         thread::spawn(move || {
@@ -82,20 +89,35 @@ pub(crate) fn serve_if_bare() -> anyhow::Result<bool> {
 }
 
 impl Bare {
+    /// Over loopback.
     pub(crate) fn start(key: &Key) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         let command = command.env(SERVES, key.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().context("the bare parts do not start")?;
+        let child = command.spawn().context("the bare parts do not start")?;
+        Self::begun(key, child, Ipv4Addr::LOCALHOST.into(), None)
+    }
+
+    /// Over a link of so many bits a second.
+    pub(crate) fn over_a_link(network: &mut Network, rate: &str, key: &Key) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        // Nobody but this process reaches its namespace.
+        command.env(SERVES, key.path()).env(LISTENS, "0.0.0.0");
+        let (child, link) = network.start(|_| command);
+        link.limit(rate).map_err(anyhow::Error::msg)?;
+        Self::begun(key, child, link.there().parse()?, Some(link))
+    }
+
+    fn begun(key: &Key, mut child: Child, at: IpAddr, link: Option<Link>) -> anyhow::Result<Self> {
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let mut line = String::new();
         BufReader::new(stdout.context("no output")?).read_line(&mut line)?;
         let ports: Vec<u16> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
         let ports = ports.try_into().map_err(|_| anyhow::anyhow!("the bare parts said {line:?}"))?;
-        Ok(Bare { child, stdin, ports, security: Security::key_file(key.path())? })
+        Ok(Bare { child, stdin, at, ports, _link: link, security: Security::key_file(key.path())? })
     }
 
     fn connect(&self, kind: Kind) -> anyhow::Result<TcpStream> {
-        let stream = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], self.ports[kind as usize])))?;
+        let stream = TcpStream::connect(SocketAddr::from((self.at, self.ports[kind as usize])))?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }

@@ -1,0 +1,195 @@
+//! A process in a network namespace of its own, with links to programs in others, which it takes down in both directions or in one.
+//!
+//! A namespace here has no name. It goes with its last process, and its links with it, however the test ends; and no address
+//! outside of it is ever used. It is a process's and not a thread's, because all nodes of a process start their workers by one thread.
+//!
+//! One direction is cut by a neighbour with a wrong hardware address: what is sent leaves, arrives, and is nobody's, so the sender
+//! hears nothing of it. That needs `ip` alone; `tc netem` and rules of `nft` are not in all kernels.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// Says that its namespace is there, waits for its address, and becomes its arguments.
+const BEGIN: &str = "echo there && read -r address && ip address add \"$address\" dev here && ip link set here up && exec \"$0\" \"$@\"";
+/// Nobody's.
+const WRONG: &str = "02:00:00:00:00:01";
+
+/// Which direction of a link, seen from the process that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Both: the link is down, as its two ends see.
+    Both,
+    /// What goes to the program at its other end is lost.
+    There,
+    /// What comes from there is lost.
+    Back,
+}
+
+impl Way {
+    /// Each.
+    pub const ALL: [Way; 3] = [Way::Both, Way::There, Way::Back];
+}
+
+/// The namespace of this process, which is its own.
+#[derive(Debug)]
+pub struct Network {
+    links: u8,
+}
+
+/// A link between this process and a program in another namespace.
+#[derive(Debug)]
+pub struct Link {
+    number: u8,
+    there: File,
+}
+
+/// Whether this process may make namespaces and links, and has what that takes.
+///
+/// # Errors
+/// Why not.
+pub fn possible() -> Result<(), String> {
+    let tried = Command::new("unshare")
+        .args(["--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other"])
+        .output();
+    let why_not = match tried {
+        Ok(output) if output.status.success() => return Ok(()),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => format!("unshare: {error}"),
+    };
+    Err(format!(
+        "no network namespaces with a link between them can be made here ({why_not}); it takes root, and `ip` of iproute2"
+    ))
+}
+
+/// A command that runs a program in a namespace of its own.
+pub fn alone(program: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    command.arg("--net").arg(program);
+    command
+}
+
+fn ip(arguments: &str) -> Result<(), String> {
+    run("ip", arguments)
+}
+
+fn run(program: &str, arguments: &str) -> Result<(), String> {
+    let output = Command::new(program).args(arguments.split(' ')).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("`{program} {arguments}`: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// In a namespace, for so long.
+fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            let network = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), network).expect("it may enter");
+            work()
+        });
+        working.join().expect("it works")
+    })
+}
+
+impl Network {
+    /// That of this process, which [`alone`] has started. The process ends with the thread that started it: a test that is given up
+    /// leaves nothing behind.
+    ///
+    /// # Panics
+    /// It is in the network of who started it.
+    pub fn own() -> Self {
+        set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
+        let of = |process: &dyn std::fmt::Display| std::fs::read_link(format!("/proc/{process}/ns/net"));
+        let parents = of(&std::os::unix::process::parent_id()).expect("the namespace of who started it");
+        assert_ne!(of(&"self").expect("its namespace"), parents, "its network is another's");
+        Network { links: 0 }
+    }
+
+    /// Starts a program in a namespace of its own, with a link to it. `command` says which, with what arguments and variables, where
+    /// this is the address by which it reaches this namespace. Its standard input and output are pipes.
+    pub fn start(&mut self, command: impl FnOnce(&str) -> Command) -> (Child, Link) {
+        let number = self.links;
+        self.links += 1;
+        let command = command(&format!("10.77.{number}.1"));
+        let mut wrapped = Command::new("unshare");
+        wrapped.args(["--net", "sh", "-c", BEGIN]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => wrapped.env(name, value),
+                None => wrapped.env_remove(name),
+            };
+        }
+        let mut child =
+            wrapped.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("unshare is there");
+        let mut line = [0; 6];
+        child.stdout.as_mut().expect("its output").read_exact(&mut line).expect("it has a namespace");
+        assert_eq!(&line, b"there\n");
+        let there = File::open(format!("/proc/{}/ns/net", child.id())).expect("its namespace");
+        let link = Link { number, there };
+        let begun = ip(&format!("link add {} type veth peer name here netns {}", link.name(), child.id()))
+            .and_then(|()| ip(&format!("address add {}/30 dev {}", link.here(), link.name())))
+            .and_then(|()| ip(&format!("link set {} up", link.name())));
+        begun.expect("a link");
+        let stdin = child.stdin.as_mut().expect("its input");
+        writeln!(stdin, "{}/30", link.there()).expect("it listens");
+        (child, link)
+    }
+}
+
+impl Link {
+    fn name(&self) -> String {
+        format!("there{}", self.number)
+    }
+
+    fn here(&self) -> String {
+        format!("10.77.{}.1", self.number)
+    }
+
+    /// The address of the program at the other end.
+    pub fn there(&self) -> String {
+        format!("10.77.{}.2", self.number)
+    }
+
+    /// So many bits a second each way from now on, as `tc` writes them: `1gbit`. The headers of packets count.
+    ///
+    /// # Errors
+    /// The kernel or the machine has no `tbf`.
+    pub fn limit(&self, rate: &str) -> Result<(), String> {
+        let limited = |by: &str| {
+            run("tc", &format!("qdisc replace dev {by} root tbf rate {rate} burst 256kb latency 50ms"))
+        };
+        limited(&self.name())?;
+        within(&self.there, || limited("here"))
+    }
+
+    /// What goes this way is lost from now on.
+    pub fn cut(&self, way: Way) {
+        let lost =
+            |to: &str, by: &str| ip(&format!("neighbour replace {to} lladdr {WRONG} nud permanent dev {by}"));
+        match way {
+            Way::Both => ip(&format!("link set {} down", self.name())),
+            Way::There => lost(&self.there(), &self.name()),
+            Way::Back => within(&self.there, || lost(&self.here(), "here")),
+        }
+        .expect("a link that can be cut");
+    }
+
+    /// Takes a [`cut`](Self::cut) back.
+    pub fn mend(&self, way: Way) {
+        let known = |to: &str, by: &str| ip(&format!("neighbour delete {to} dev {by}"));
+        match way {
+            Way::Both => ip(&format!("link set {} up", self.name())),
+            Way::There => known(&self.there(), &self.name()),
+            Way::Back => within(&self.there, || known(&self.here(), "here")),
+        }
+        .expect("a link that was cut");
+    }
+}
