@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tensorpost::hosts::{Host, Hosts};
+use tensorpost::hosts::{Host, Hosts, Nixl};
 use tensorpost::node::{NodeBuilder, Spawned};
 use tensorpost::prelude::*;
 use tensorpost_benches::memory;
@@ -19,6 +19,8 @@ use crate::on_device::{DeviceSink, DeviceSource};
 
 /// Says how many lanes an agent has, and that this process is one.
 const LANES: &str = "HOSTS_BENCH_LANES";
+/// Says that an agent uses NIXL.
+const NIXL: &str = "HOSTS_BENCH_NIXL";
 const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHUTDOWN: Duration = Duration::from_secs(20);
@@ -33,7 +35,8 @@ pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
 pub(crate) fn serve_if_agent() -> anyhow::Result<()> {
     let Ok(lanes) = std::env::var(LANES) else { return Ok(()) };
     let hosts = Hosts::from_environment()?.context("no head is named")?;
-    let hosts = hosts.name("second").lanes(lanes.parse()?).agents_serve();
+    let nixl = if std::env::var_os(NIXL).is_some() { Nixl::WhereFaster } else { Nixl::Off };
+    let hosts = hosts.name("second").lanes(lanes.parse()?).nixl(nixl).agents_serve();
     program(Node::builder()).hosts(hosts).start()?;
     anyhow::bail!("an agent went on behind its start")
 }
@@ -86,7 +89,12 @@ impl Drop for Agent {
 impl Pair {
     /// With mutual TLS where there is a key, and with so many connections for tensors.
     pub(crate) fn start(key: Option<&Key>, lanes: u16) -> anyhow::Result<Self> {
-        let hosts = Hosts::head("127.0.0.1:0").name("first").lanes(lanes);
+        Self::with(key, lanes, Nixl::Off)
+    }
+
+    /// The same, by NIXL too.
+    pub(crate) fn with(key: Option<&Key>, lanes: u16, nixl: Nixl) -> anyhow::Result<Self> {
+        let hosts = Hosts::head("127.0.0.1:0").name("first").lanes(lanes).nixl(nixl);
         let hosts = match key {
             Some(key) => hosts.key_file(key.path()),
             None => hosts,
@@ -98,6 +106,9 @@ impl Pair {
         // The arguments of all hosts are compared when they join.
         command.args(std::env::args_os().skip(1));
         command.env("TENSORPOST_HEAD", &head.address).env(LANES, lanes.to_string()).env_remove(KEY_FILE);
+        if nixl != Nixl::Off {
+            command.env(NIXL, "1");
+        }
         if let Some(key) = key {
             command.env(KEY_FILE, key.path());
         }

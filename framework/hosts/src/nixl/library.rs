@@ -56,6 +56,7 @@ table! {
     get_plugin_params(Handle, *const c_char, *mut Handle, *mut Handle);
     destroy_mem_list(Handle);
     destroy_params(Handle);
+    params_add(Handle, *const c_char, *const c_char);
     create_backend(Handle, *const c_char, Handle, *mut Handle);
     destroy_backend(Handle);
     create_reg_dlist(c_int, *mut Handle, bool);
@@ -78,7 +79,10 @@ table! {
 
 /// NIXL, loaded.
 #[derive(Clone)]
-pub struct Library(Arc<Loaded>);
+pub struct Library {
+    loaded: Arc<Loaded>,
+    loopback: bool,
+}
 
 struct Loaded {
     table: Table,
@@ -88,7 +92,7 @@ struct Loaded {
 
 impl std::fmt::Debug for Library {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Library").field(&self.0.path).finish()
+        f.debug_tuple("Library").field(&self.loaded.path).finish()
     }
 }
 
@@ -113,7 +117,13 @@ impl Library {
         let library = ManuallyDrop::new(library);
         // SAFETY: it was loaded as NIXL's C interface, all names of which are looked up, and is never unloaded.
         let table = unsafe { Table::load(&library) }.map_err(missing)?;
-        Ok(Library(Arc::new(Loaded { table, path: path.to_owned(), _library: library })))
+        let loaded = Arc::new(Loaded { table, path: path.to_owned(), _library: library });
+        Ok(Library { loaded, loopback: false })
+    }
+
+    /// The same, whose agents use no network interface but this machine's loopback (HOST-12): UCX listens on all of them otherwise.
+    pub fn on_loopback(self) -> Self {
+        Library { loopback: true, ..self }
     }
 }
 
@@ -158,7 +168,7 @@ impl Ucx {
         let name = c_string(name)?;
         let mut agent = ptr::null_mut();
         // SAFETY: the name ends with a zero, and the handle is written to a place for it.
-        check("create_agent", unsafe { (library.0.table.create_agent)(name.as_ptr(), &mut agent) })?;
+        check("create_agent", unsafe { (library.loaded.table.create_agent)(name.as_ptr(), &mut agent) })?;
         let (memory, other, backend) = (None, None, ptr::null_mut());
         let (writes, done) = (HashMap::new(), Vec::new());
         // From here on it is destroyed with this.
@@ -168,7 +178,7 @@ impl Ucx {
     }
 
     fn table(&self) -> &Table {
-        &self.library.0.table
+        &self.library.loaded.table
     }
 
     fn begin_ucx(&mut self) -> Result<(), NixlError> {
@@ -178,13 +188,23 @@ impl Ucx {
         let status =
             unsafe { (table.get_plugin_params)(self.agent, c"UCX".as_ptr(), &mut kinds, &mut params) };
         check("get_plugin_params", status)?;
-        // SAFETY: as above, with the parameters that were just made.
-        let status = unsafe { (table.create_backend)(self.agent, c"UCX".as_ptr(), params, &mut backend) };
+        let (config, on_loopback) = (c"engine_config".as_ptr(), c"NET_DEVICES=lo".as_ptr());
+        let bounded = match self.library.loopback {
+            // SAFETY: the parameters were just made, and both texts end with a zero.
+            true => unsafe { (table.params_add)(params, config, on_loopback) },
+            false => SUCCESS,
+        };
+        let status = match bounded {
+            // SAFETY: as above.
+            SUCCESS => unsafe { (table.create_backend)(self.agent, c"UCX".as_ptr(), params, &mut backend) },
+            failed => failed,
+        };
         // SAFETY: both were made above, and are used no more.
         unsafe {
             (table.destroy_mem_list)(kinds);
             (table.destroy_params)(params);
         }
+        check("params_add", bounded)?;
         check("create_backend", status)?;
         self.backend = backend;
         Ok(())
@@ -348,7 +368,7 @@ impl Drop for Ucx {
     fn drop(&mut self) {
         let writes: Vec<_> = self.writes.drain().map(|(_, write)| write).collect();
         writes.into_iter().for_each(|write| self.release(write));
-        let table = &self.library.0.table;
+        let table = &self.library.loaded.table;
         // SAFETY: each handle is this value's own, is used no more after, and goes before the agent whose it is. With the other's metadata
         // go the connections to it.
         unsafe {
