@@ -72,7 +72,7 @@ pub mod device {
 #[cfg(feature = "hosts")]
 pub mod hosts {
     pub use crate::node::hosts::{Anywhere, Hosts, HostsError};
-    pub use crate::transport::hosts::Host;
+    pub use crate::transport::hosts::{Host, Nixl};
 }
 
 /// Messages: values with tensors anywhere inside, and what is checked of them before they leave and when they arrive.

@@ -6,6 +6,7 @@ pub mod introduction;
 pub mod join;
 pub mod limits;
 pub mod net;
+pub mod nixl;
 pub mod refused;
 pub mod security;
 pub mod session;

@@ -110,6 +110,40 @@ pub const READ_AHEAD: usize = 2;
 /// Most lanes of a connection between two hosts.
 pub const MAX_LANES: u16 = 8;
 
+/// Bytes of a slot of an arena, and so of the largest run that a NIXL lane writes at once: the best size (measured: 16 MiB take a
+/// fifth longer).
+pub const NIXL_SLOT: u64 = 32 << 20;
+const _: () = assert!(NIXL_SLOT.is_multiple_of(PIECE_BYTES));
+
+/// Slots of an arena.
+pub const NIXL_SLOTS: u8 = 8;
+
+/// Most routes from one host to another, a device of one to a device of the other: each has an arena on either side.
+pub const MAX_NIXL_ROUTES: u8 = 8;
+
+/// Longest metadata of an agent of NIXL: where it is reached, and the keys of one arena. Seen were 450 bytes and, with several network
+/// cards, some thousand.
+pub const MAX_NIXL_METADATA: usize = 16 << 10;
+
+/// Most spans that a host asks another to make room for in its arenas at a time; more are a breach of the protocol.
+pub const MAX_NIXL_WANTS: usize = MAX_ARRIVING * 4;
+
+/// Spans with less go by gRPC: asking for a slot takes longer than they do.
+pub const NIXL_LEAST: u64 = 1 << 20;
+
+/// What a write of one slot may take. It is chosen where it is faster than gRPC, so that is a broken lane, and NIXL itself says
+/// "in progress" for minutes (measured).
+pub const NIXL_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What making and probing a route may take, with an agent on either side, the keys of an arena, and twice a slot.
+pub const NIXL_PROBE_DEADLINE: Duration = Duration::from_secs(20);
+
+/// A route that broke so often is used no more in the life of its session.
+pub const MAX_NIXL_BREAKS: u8 = 3;
+
+// With its offer it is one frame of a stream; so is a part of what gRPC is measured with.
+const _: () = assert!(MAX_NIXL_METADATA + 256 < MAX_LANE_FRAME);
+
 /// A gateway that says so many things which it must not is given up, with its session.
 pub const MAX_VIOLATIONS: u32 = 8;
 

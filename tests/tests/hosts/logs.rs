@@ -16,7 +16,7 @@ use crate::actors::{Echo, Fail, Say};
 use crate::{Other, find, head};
 
 /// The latest records of a node's log.
-fn lines(console: &mut console::Console) -> Vec<LogLine> {
+pub(crate) fn lines(console: &mut console::Console) -> Vec<LogLine> {
     let (mut all, mut after) = (Vec::new(), 0);
     loop {
         let Ok(Answer::Log(lines)) = console.ask(&Request::Log { after }) else { panic!("no log") };

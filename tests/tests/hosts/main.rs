@@ -11,6 +11,7 @@ mod logs;
 mod many;
 mod messages;
 mod names;
+mod nixl;
 mod partitions;
 mod pipelines;
 mod placed;
@@ -27,7 +28,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
-use tensorpost::hosts::Hosts;
+use tensorpost::hosts::{Hosts, Nixl};
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::wait::until;
@@ -46,7 +47,10 @@ const OTHER: &str = "TENSORPOST_TEST_HOST";
 /// actor on host 1, too.
 fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
-    let node = program(Node::builder()).hosts(hosts.name("other").lanes(lanes)).start().expect("it joins");
+    // Where the library is named, and the head does, too.
+    let nixl = if std::env::var_os(nixl::LIBRARY).is_some() { Nixl::WhereFaster } else { Nixl::Off };
+    let hosts = hosts.name("other").lanes(lanes).nixl(nixl);
+    let node = program(Node::builder()).hosts(hosts).start().expect("it joins");
     assert!(!node.is_head());
     let echo = node.spawn::<Echoer>(()).name("echo").start().expect("an actor");
     let counter = node.spawn::<Counter>(()).name("counter").mailbox(4).start().expect("an actor");
@@ -262,6 +266,7 @@ fn main() {
     match std::env::var(OTHER).as_deref() {
         Ok("serves") => placed::serve(),
         Ok("head") => kills::be_the_head(),
+        Ok("nixl") => nixl::run_as_head(),
         Ok("asks") => be_the_other(1, true, false),
         Ok("many") => be_the_other(1, false, true),
         Ok(scene) if scene.ends_with(" cuts") => partitions::play(scene),
@@ -276,6 +281,7 @@ fn main() {
                 messages::cases(),
                 many::cases(),
                 names::cases(),
+                nixl::cases(),
                 broken::cases(),
                 placed::cases(),
                 published::cases(),

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tensorpost::hosts::{Host, Hosts};
+use tensorpost::hosts::{Host, Hosts, Nixl};
 use tensorpost::node::{NodeBuilder, Spawned};
 use tensorpost::prelude::*;
 use tensorpost_benches::memory;
@@ -21,6 +21,8 @@ use crate::on_device::{DeviceSink, DeviceSource};
 /// Says how many lanes an agent has, and that this process is one.
 const LANES: &str = "HOSTS_BENCH_LANES";
 const HEAD: &str = "TENSORPOST_HEAD";
+/// Says that an agent uses NIXL.
+const NIXL: &str = "HOSTS_BENCH_NIXL";
 const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHUTDOWN: Duration = Duration::from_secs(20);
@@ -35,7 +37,8 @@ pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
 pub(crate) fn serve_if_agent() -> anyhow::Result<()> {
     let Ok(lanes) = std::env::var(LANES) else { return Ok(()) };
     let hosts = Hosts::from_environment()?.context("no head is named")?;
-    let hosts = hosts.name("second").lanes(lanes.parse()?).agents_serve();
+    let nixl = if std::env::var_os(NIXL).is_some() { Nixl::WhereFaster } else { Nixl::Off };
+    let hosts = hosts.name("second").lanes(lanes.parse()?).nixl(nixl).agents_serve();
     program(Node::builder()).hosts(hosts).start()?;
     anyhow::bail!("an agent went on behind its start")
 }
@@ -76,8 +79,8 @@ pub(crate) struct Pair {
     _link: Option<Link>,
 }
 
-fn head(listen: &str, key: Option<&Key>, lanes: u16) -> anyhow::Result<Node> {
-    let hosts = Hosts::head(listen).name("first").lanes(lanes);
+fn head(listen: &str, key: Option<&Key>, lanes: u16, nixl: Nixl) -> anyhow::Result<Node> {
+    let hosts = Hosts::head(listen).name("first").lanes(lanes).nixl(nixl);
     let hosts = match key {
         Some(key) => hosts.key_file(key.path()),
         None => hosts,
@@ -115,9 +118,17 @@ impl Drop for Agent {
 impl Pair {
     /// Over loopback, with mutual TLS where there is a key, and with so many connections for tensors.
     pub(crate) fn start(key: Option<&Key>, lanes: u16) -> anyhow::Result<Self> {
-        let node = head("127.0.0.1:0", key, lanes)?;
-        let address = address(&node)?;
-        let agent = agent_of(&address, key, lanes)?.spawn().context("the other host does not start")?;
+        Self::with(key, lanes, Nixl::Off)
+    }
+
+    /// The same, by NIXL too.
+    pub(crate) fn with(key: Option<&Key>, lanes: u16, nixl: Nixl) -> anyhow::Result<Self> {
+        let node = head("127.0.0.1:0", key, lanes, nixl)?;
+        let mut command = agent_of(&address(&node)?, key, lanes)?;
+        if nixl != Nixl::Off {
+            command.env(NIXL, "1");
+        }
+        let agent = command.spawn().context("the other host does not start")?;
         Self::joined(node, Agent(agent), None)
     }
 
@@ -128,7 +139,7 @@ impl Pair {
         key: &Key,
         lanes: u16,
     ) -> anyhow::Result<Self> {
-        let node = head("0.0.0.0:0", Some(key), lanes)?;
+        let node = head("0.0.0.0:0", Some(key), lanes, Nixl::Off)?;
         let address = address(&node)?;
         let (_, port) = address.rsplit_once(':').context("the head has no port")?;
         // It is told where the head is when its link is there.

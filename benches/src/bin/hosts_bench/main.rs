@@ -11,6 +11,7 @@ mod link;
 #[expect(unreachable_pub, dead_code, reason = "the tests have it in their library, and cut links")]
 #[path = "../../../../tests/src/network.rs"]
 mod network;
+mod nixl;
 mod on_device;
 mod runs;
 
@@ -36,12 +37,15 @@ struct Options {
     /// Runs of each, alternating with those that they are compared with.
     #[arg(long)]
     runs: Option<usize>,
-    /// Only measurements whose name has this in it: latency, rate, tensors, link, device, stall, memory, killed, local.
+    /// Only measurements whose name has this in it: latency, rate, tensors, link, device, nixl, stall, memory, killed, local.
     #[arg(long)]
     only: Option<String>,
     /// The device of the tensors that a GPU has, such as `cuda:0`; without it those are not measured.
     #[arg(long)]
     device: Option<String>,
+    /// The device to which these go by NIXL, such as `cuda:1`; without it that is not measured.
+    #[arg(long)]
+    to: Option<String>,
     /// Fail when a bound is missed, not only when a measurement failed.
     #[arg(long)]
     strict: bool,
@@ -51,7 +55,7 @@ fn main() -> anyhow::Result<ExitCode> {
     // A worker never comes back from here, and an agent not from what follows.
     let _ = program(Node::builder()).run_if_worker();
     hosts::serve_if_agent()?;
-    if bare::serve_if_bare()? {
+    if nixl::serve_if_raw()? || bare::serve_if_bare()? {
         return Ok(ExitCode::SUCCESS);
     }
     if link::measure_if_asked()? {
@@ -66,6 +70,7 @@ fn main() -> anyhow::Result<ExitCode> {
     suite.one("tensors", Suite::tensors);
     suite.one("link", Suite::link);
     suite.one("device", Suite::device);
+    suite.one("nixl", Suite::nixl);
     suite.one("stall", Suite::stall);
     suite.one("memory", Suite::memory);
     suite.one("killed", Suite::killed);
@@ -81,6 +86,9 @@ const BUSY: usize = 4;
 const STALL: Duration = Duration::from_secs(12);
 /// Tensors for it.
 const BEHIND_STALL: u64 = 400;
+/// Rounds of tensors before those that are timed go by NIXL, and the time between.
+const WARM: usize = 20;
+const WARM_PAUSE: Duration = Duration::from_millis(250);
 /// Asks that wait for a host that is killed.
 const ASKS: usize = 64;
 
@@ -303,6 +311,48 @@ impl Suite {
             self.row(&what, &ours, Some(&rpc), bound, needs);
             self.row(&format!("  bare tonic, {lanes} connections"), &rpc, None, Bound::None, needs);
         }
+        Ok(())
+    }
+
+    /// Tensors from one GPU to another, by NIXL, beside NIXL alone.
+    fn nixl(&mut self) -> anyhow::Result<()> {
+        let Options { device, to, .. } = &self.options;
+        let (Some(from), Some(to)) = (device.clone(), to.clone()) else {
+            eprintln!("  not measured: no two GPUs are named; `--device cuda:0 --to cuda:1` names two");
+            return Ok(());
+        };
+        let number = |name: &str| name.strip_prefix("cuda:").and_then(|number| number.parse::<u32>().ok());
+        let (Some(from_gpu), Some(to_gpu)) = (number(&from), number(&to)) else {
+            anyhow::bail!("`{from}` and `{to}` are not two GPUs, such as cuda:0 and cuda:1");
+        };
+        let count = self.count(800);
+        let mut raw = nixl::Raw::start(from_gpu, to_gpu)?;
+        raw.write(16, 1)?;
+        let two = TwoOnDevice::by_nixl(&from.parse()?, &to.parse()?, 4)?;
+        // The pools grow, arenas are made, and the route is probed; meanwhile tensors go by gRPC.
+        for _ in 0..WARM {
+            two.tensors(8)?;
+            std::thread::sleep(WARM_PAUSE);
+        }
+        let [mut alone, mut ahead, mut small, mut large] = [(); 4].map(|()| Samples::default());
+        for run in 1..=self.runs() {
+            eprintln!("  {from} to {to}, run {run}");
+            alone.0.push(raw.write(count, 1)?);
+            ahead.0.push(raw.write(count, 8)?);
+            let gb = |gib: f64| gib * runs::GIB / 1e9;
+            small.0.push(gb(two.tensors_of(count, 32 << 20)?));
+            large.0.push(gb(two.tensors_of(count / 4, 128 << 20)?));
+        }
+        two.end()?;
+        raw.end()?;
+        let best = if alone.median() > ahead.median() { &alone } else { &ahead };
+        let what =
+            format!("32 MiB tensors, {from} to {to}, by NIXL, GB/s, over raw NIXL with the same pieces");
+        self.row(&what, &small, Some(best), Bound::RatioAtLeast(0.9), BUSY + 4);
+        self.row("  the same, by itself", &small, None, Bound::AtLeast(180.0), BUSY + 4);
+        self.row("  128 MiB tensors, over raw NIXL", &large, Some(best), Bound::None, BUSY + 4);
+        self.row("  raw NIXL, 32 MiB, one after the other", &alone, None, Bound::None, 2);
+        self.row("  raw NIXL, 32 MiB, 8 on their way", &ahead, None, Bound::None, 2);
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use tensorpost::hosts::Nixl;
 use tensorpost::node::Spawned;
 use tensorpost::prelude::*;
 use tensorpost_benches::baseline::MESSAGE;
@@ -22,7 +23,7 @@ const MANY: u32 = 1024;
 /// Of a sink of tensors.
 const FEW: u32 = 4;
 
-const GIB: f64 = (1_u64 << 30) as f64;
+pub(crate) const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Of the times of single messages, in microseconds.
 #[derive(Clone, Copy, Debug)]
@@ -194,19 +195,33 @@ pub(crate) struct TwoOnDevice {
 impl TwoOnDevice {
     /// Without TLS, and with so many connections for tensors.
     pub(crate) fn start(device: &Device, lanes: u16) -> anyhow::Result<Self> {
-        let pair = Pair::start(None, lanes)?;
-        let source = pair.node.spawn::<DeviceSource>(()).device(device.clone()).start()?;
-        let sink = pair.node.spawn::<DeviceSink>(()).on(&pair.there).device(device.clone()).mailbox(FEW);
+        Self::with(device, device, lanes, Nixl::Off, FEW)
+    }
+
+    /// From one device to another, by NIXL where it is faster.
+    pub(crate) fn by_nixl(from: &Device, to: &Device, lanes: u16) -> anyhow::Result<Self> {
+        Self::with(from, to, lanes, Nixl::WhereFaster, 4 * FEW)
+    }
+
+    fn with(from: &Device, to: &Device, lanes: u16, nixl: Nixl, mailbox: u32) -> anyhow::Result<Self> {
+        let pair = Pair::with(None, lanes, nixl)?;
+        let source = pair.node.spawn::<DeviceSource>(()).device(from.clone()).start()?;
+        let sink = pair.node.spawn::<DeviceSink>(()).on(&pair.there).device(to.clone()).mailbox(mailbox);
         let sink = sink.start()?;
         Ok(TwoOnDevice { pair, source, sink })
     }
 
     /// GiB a second of large tensors.
     pub(crate) fn tensors(&self, count: u64) -> anyhow::Result<f64> {
-        let pour = Pour { to: self.sink.address(), came: self.sink.address(), count, bytes: TENSOR };
+        self.tensors_of(count, TENSOR)
+    }
+
+    /// Of tensors with so many bytes.
+    pub(crate) fn tensors_of(&self, count: u64, bytes: usize) -> anyhow::Result<f64> {
+        let pour = Pour { to: self.sink.address(), came: self.sink.address(), count, bytes };
         let poured = self.pair.node.block_on(self.source.ask(pour));
         let poured = poured.map_err(|error| anyhow::anyhow!("{error}"))?.map_err(anyhow::Error::msg)?;
-        Ok(speed(&poured, TENSOR))
+        Ok(speed(&poured, bytes))
     }
 
     pub(crate) fn end(self) -> anyhow::Result<()> {

@@ -53,7 +53,7 @@ enum Said {
     Ack { received: u8 },
 }
 
-const BOUNDS: Bounds = Bounds { window: 8192, piece: 16 };
+const BOUNDS: Bounds = Bounds { window: 8192, piece: 16, run: 64 };
 const CAPACITY: u32 = 3;
 
 fn who(host: u16) -> HostLife {

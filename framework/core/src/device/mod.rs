@@ -166,6 +166,32 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// There is no memory.
     fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError>;
 
+    /// Memory that libraries can use which can use no chunk, of exactly so many bytes; on a GPU that of `cuMemAlloc`. It holds anything.
+    /// What is given back is kept for whoever wants as much again.
+    ///
+    /// # Errors
+    /// There is no memory.
+    #[cfg(feature = "hosts")]
+    fn plain(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError> {
+        let what = format!("{bytes} bytes of plain memory");
+        Err(DeviceError::Unsupported { device: self.id(), what })
+    }
+
+    /// Has the calling thread pass this device's memory to libraries: on a GPU its context is the thread's from here on.
+    ///
+    /// # Errors
+    /// What the driver says.
+    #[cfg(feature = "hosts")]
+    fn enter(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// The number that CUDA has for it in this process, where it is a GPU.
+    #[cfg(feature = "hosts")]
+    fn cuda_number(&self) -> Option<u32> {
+        None
+    }
+
     /// For the code that knows the implementation.
     #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     fn as_any(&self) -> &dyn Any;

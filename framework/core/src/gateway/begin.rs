@@ -11,6 +11,7 @@ use tensorpost_hosts::introduction::Introduction;
 use tensorpost_hosts::join::{Member, Request, Roster};
 use tensorpost_hosts::limits::{BEAT, MAX_LANES, PORT};
 use tensorpost_hosts::net::{Admission, Dial, LaneThreads, LinkPulse, Listener, Memory, Peer, Peers, Pulse};
+use tensorpost_hosts::nixl::{Library, NixlUse};
 use tensorpost_hosts::refused::Refused;
 use tensorpost_hosts::security::Security;
 use tensorpost_hosts::session::{Bounds, Session};
@@ -19,13 +20,15 @@ use tokio::net::lookup_host;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::sleep;
 
+use super::arenas::DeviceArenas;
+use super::copiers::Copiers;
 use super::run::Gateway;
 use super::store::Store;
 use super::{Command, Newcomer, failed};
 use crate::limits::MAX_GATEWAY_WAITS;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
-use crate::transport::hosts::Settings;
+use crate::transport::hosts::{Nixl, Settings};
 use crate::transport::works_until::WorksUntil;
 
 /// This host among the others.
@@ -37,11 +40,38 @@ pub(super) struct Node {
     /// On an agent.
     pub(super) heartbeat: Option<Heartbeat>,
     pub(super) peers: Arc<Peers>,
-    pub(super) refused: Arc<Refused>,
     /// How others are dialled.
     pub(super) dial: Dial,
     /// Dropped, it takes no connections any more.
     pub(super) listener: Option<Listener>,
+    pub(super) copiers: Arc<Copiers>,
+    ends: Ends,
+}
+
+/// What a peer of this host is made with.
+#[derive(Clone)]
+struct Ends {
+    to: UnboundedSender<Command>,
+    refused: Arc<Refused>,
+    copiers: Arc<Copiers>,
+    /// Where it is used, and there.
+    nixl: Option<Library>,
+    lanes: u16,
+}
+
+impl Ends {
+    /// A peer, and the memory of what goes between the two.
+    fn peer(&self, own: HostLife, other: HostLife, pulse: Pulse) -> (Arc<Peer>, Arc<Store>) {
+        let store = Arc::new(Store::new(other.host.0, self.to.clone()));
+        let session = Session::new(own, other, Bounds::default());
+        let memory = Arc::clone(&store) as Arc<dyn Memory>;
+        let using = self.nixl.as_ref().map(|nixl| NixlUse {
+            nixl: Arc::new(nixl.clone()),
+            arenas: Arc::new(DeviceArenas { store: Arc::clone(&store), copiers: Arc::clone(&self.copiers) }),
+            lanes: self.lanes,
+        });
+        (Peer::with_nixl(session, memory, pulse, Arc::clone(&self.refused), using), store)
+    }
 }
 
 /// What an agent knows of its head, and until when its workers may work.
@@ -100,6 +130,10 @@ async fn start(
     let life = Life::draw().ok_or("the system has no random numbers")?;
     let (peers, refused) = (Arc::new(Peers::default()), Arc::new(Refused::default()));
     let lanes = settings.lanes.clamp(1, MAX_LANES);
+    let copiers = Copiers::new(transport);
+    let nixl = nixl(settings.nixl, &security);
+    let ends =
+        Ends { to: to.clone(), refused: Arc::clone(&refused), copiers: Arc::clone(&copiers), nixl, lanes };
     let threads =
         LaneThreads::start(lanes).map_err(|error| format!("there are no threads for its lanes: {error}"))?;
     let dial = |to: String| Dial {
@@ -124,7 +158,7 @@ async fn start(
         let at = resolve(&settings.head).await?;
         let roster = Arc::new(Roster::new(own));
         let verdict = Arc::new(Mutex::new(Head::default()));
-        let admission = admission(own, &roster, &verdict, &peers, &refused, &to);
+        let admission = admission(own, &roster, &verdict, &peers, &ends);
         let listener = listen(at, Some(admission)).await?;
         tokio::spawn(watch_agents(Arc::clone(&verdict), to.clone()));
         let address = advertised(settings.advertise.as_deref(), listener.address());
@@ -135,9 +169,10 @@ async fn start(
             verdict: Some(verdict),
             heartbeat: None,
             peers,
-            refused,
             dial: dial(String::new()),
             listener: Some(listener),
+            copiers,
+            ends,
         };
         return Ok(Gateway::new(transport, stream, node, to));
     }
@@ -175,15 +210,39 @@ async fn start(
         verdict: None,
         heartbeat: Some(Heartbeat { agent: Arc::clone(&agent), works_until }),
         peers,
-        refused,
         dial: to_head,
         listener: Some(listener),
+        copiers,
+        ends,
     };
     node.dial_host(head, Pulse::Agent(agent), &to);
     for other in admitted.others {
         node.dial_host(other, node.link_pulse(), &to);
     }
     Ok(Gateway::new(transport, stream, node, to))
+}
+
+/// NIXL, where it is to be used and is there.
+fn nixl(setting: Nixl, security: &Security) -> Option<Library> {
+    if setting == Nixl::Off {
+        return None;
+    }
+    match Library::load() {
+        Ok(nixl) => {
+            // HOST-12.
+            let is_open = security.allows(SocketAddr::from(([0; 4], 0))).is_ok();
+            let nixl = if is_open { nixl } else { nixl.on_loopback() };
+            tracing::info!(
+                ?nixl,
+                "tensors in GPU memory go by NIXL where it is faster; what goes so is not encrypted"
+            );
+            Some(nixl)
+        }
+        Err(error) => {
+            tracing::warn!("tensors go to other hosts by gRPC, and not by NIXL: {error}");
+            None
+        }
+    }
 }
 
 impl Node {
@@ -194,16 +253,13 @@ impl Node {
     }
 
     /// A peer for this host, and the memory of what goes between the two.
-    fn peer(&self, member: &Member, pulse: Pulse, to: &UnboundedSender<Command>) -> (Arc<Peer>, Arc<Store>) {
-        let store = Arc::new(Store::new(member.who.host.0, to.clone()));
-        let session = Session::new(self.own.who, member.who, Bounds::default());
-        let memory = Arc::clone(&store) as Arc<dyn Memory>;
-        (Peer::new(session, memory, pulse, Arc::clone(&self.refused)), store)
+    fn peer(&self, member: &Member, pulse: Pulse) -> (Arc<Peer>, Arc<Store>) {
+        self.ends.peer(self.own.who, member.who, pulse)
     }
 
     /// Connects to a host, and keeps connected.
     fn dial_host(&self, member: Member, pulse: Pulse, to: &UnboundedSender<Command>) {
-        let (peer, store) = self.peer(&member, pulse, to);
+        let (peer, store) = self.peer(&member, pulse);
         let dial = Dial { to: member.address.clone(), ..self.dial.clone() };
         let (host, keeping, gateway) = (member.who.host.0, Arc::clone(&peer), to.clone());
         tokio::spawn(async move {
@@ -216,7 +272,7 @@ impl Node {
 
     /// Takes connections of a host that the head has told of, and that dials this one.
     pub(super) fn expect_host(&self, member: Member, to: &UnboundedSender<Command>) {
-        let (peer, store) = self.peer(&member, self.link_pulse(), to);
+        let (peer, store) = self.peer(&member, self.link_pulse());
         if self.peers.add(Arc::clone(&peer)) {
             let _ = to.send(Command::Joined(Box::new(Newcomer { member, peer, store })));
         }
@@ -229,27 +285,22 @@ fn admission(
     roster: &Arc<Roster>,
     verdict: &Arc<Mutex<Head>>,
     peers: &Arc<Peers>,
-    refused: &Arc<Refused>,
-    to: &UnboundedSender<Command>,
+    ends: &Ends,
 ) -> Arc<Admission> {
     let (roster, verdict) = (Arc::clone(roster), Arc::clone(verdict));
-    let (peers, refused, to) = (Arc::clone(peers), Arc::clone(refused), to.clone());
+    let (peers, ends) = (Arc::clone(peers), ends.clone());
     Arc::new(move |request: &Request, from: SocketAddr| {
         let (admitted, new) = roster.admit(request, from)?;
         if new {
             let host = admitted.you.host;
             // Before it can be heard.
             verdict.lock().joined(host, Moment::now());
-            let store = Arc::new(Store::new(host.0, to.clone()));
-            let session = Session::new(own, admitted.you, Bounds::default());
-            let pulse = Pulse::Head(Arc::clone(&verdict), host);
-            let memory = Arc::clone(&store) as Arc<dyn Memory>;
-            let peer = Peer::new(session, memory, pulse, Arc::clone(&refused));
+            let (peer, store) = ends.peer(own, admitted.you, Pulse::Head(Arc::clone(&verdict), host));
             // There is room: the roster is as large.
             peers.add(Arc::clone(&peer));
             let address = request.address(from);
             let member = Member { who: admitted.you, name: request.name.clone(), address };
-            let _ = to.send(Command::Joined(Box::new(Newcomer { member, peer, store })));
+            let _ = ends.to.send(Command::Joined(Box::new(Newcomer { member, peer, store })));
         }
         Ok(admitted)
     })

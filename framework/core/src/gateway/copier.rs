@@ -28,6 +28,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::{ChunkMapping, DeviceError, STAGING_BYTES};
+use crate::ids::DeviceId;
 use crate::limits::GATEWAY_SLOTS;
 use crate::stream::host_wait_in_order;
 use crate::tensor::{DeviceStream, Tensor, TensorError, TensorMut};
@@ -50,9 +51,15 @@ type Told = oneshot::Sender<Result<Bytes, TensorError>>;
 struct Begun {
     /// `None` where it has passed.
     ticket: Option<Ticket>,
-    slot: Slot,
+    between: Between,
+}
+
+/// What a copy goes to, or comes from.
+enum Between {
     /// What it reads, how many bytes, and who waits for them. Of one that writes, nobody.
-    out: Option<(Tensor, usize, Told)>,
+    Slot(Slot, Option<(Tensor, usize, Told)>),
+    /// An arena: what it reads, if anything, and who waits until it has passed.
+    Arena(Option<Tensor>, oneshot::Sender<Result<(), TensorError>>),
 }
 
 /// Pieces of page-locked memory.
@@ -140,42 +147,123 @@ impl Copier {
         slot: Slot,
         told: Told,
     ) -> Result<(), TensorError> {
-        let span = tensor.layout().bytes_span(tensor.dtype())?;
-        let (first, last) = (offset, offset.saturating_add(bytes as u64));
-        if last > span.len() as u64 || bytes as u64 > PIECE_BYTES || !tensor.is_contiguous() {
-            let what = format!("bytes {first} to {last} of a tensor of {}", span.len());
+        let from = self.source(tensor, offset, bytes as u64)?;
+        if bytes as u64 > PIECE_BYTES {
+            let what = format!("{bytes} bytes for a slot of {PIECE_BYTES}");
             return Err(DeviceError::Refused { what }.into());
         }
-        let stream = self.stream.clocked();
-        // CLOCK-2; of CLOCK-1 the host has seen to.
-        let from = tensor.read_on(stream)? + span.start as u64 + offset;
         let keep = smallvec![Arc::clone(tensor.lease().mapping()), Arc::clone(&self.slots.memory)];
-        // SAFETY: the range was found to be in the tensor's packed elements, whose layout lies in its allocation, and nobody writes them
-        // while there is a `Tensor`. The slot has room for a piece, and is this copy's alone until it comes back behind it. Both are kept
-        // mapped.
-        unsafe { stream.backend().copy(slot.address, from, bytes as u64, keep)? };
-        self.submitted(slot, Some((tensor.clone(), bytes, told)));
+        // SAFETY: `source` has found the range. The slot has room for a piece, and is this copy's alone until it comes back behind it. Both
+        // are kept mapped.
+        unsafe { self.stream.clocked().backend().copy(slot.address, from, bytes as u64, keep)? };
+        self.submitted(Between::Slot(slot, Some((tensor.clone(), bytes, told))));
         Ok(())
     }
 
-    fn submitted(&self, slot: Slot, out: Option<(Tensor, usize, Told)>) {
-        let begun = Begun { ticket: self.stream.clocked().ticket(), slot, out };
+    /// Copies so many bytes of a packed tensor from `offset` on into an arena of the same device. Resolves when they are there. The tensor's
+    /// data is there already.
+    ///
+    /// # Errors
+    /// The data is not good any more (HOST-6), there is no such room, or the device refuses.
+    pub(super) async fn export(
+        &self,
+        tensor: &Tensor,
+        offset: u64,
+        bytes: u64,
+        arena: &Arc<ChunkMapping>,
+        at: u64,
+    ) -> Result<(), TensorError> {
+        let from = self.source(tensor, offset, bytes)?;
+        let to = in_arena(arena, at, bytes)?;
+        let keep = smallvec![Arc::clone(tensor.lease().mapping()), Arc::clone(arena)];
+        // SAFETY: `source` has found the range. The other was found to be in the arena, of which the lane has given this part to this copy
+        // alone until it has passed. Both are kept mapped.
+        unsafe { self.stream.clocked().backend().copy(to, from, bytes, keep)? };
+        let (told, passed) = oneshot::channel();
+        self.submitted(Between::Arena(Some(tensor.clone()), told));
+        // Without an answer its thread has ended, and the process does in a moment.
+        passed.await.unwrap_or(Err(TensorError::TimedOut))
+    }
+
+    /// Writes bytes to an arena, and waits until they are there. On a thread that may wait.
+    ///
+    /// # Errors
+    /// There is no such room, or the device refuses.
+    pub(super) fn fill_arena(
+        &self,
+        arena: &Arc<ChunkMapping>,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<(), TensorError> {
+        let to = in_arena(arena, at, bytes.len() as u64)?;
+        let stream = self.stream.clocked().backend();
+        // SAFETY: it was found to be in the arena, which is kept mapped, and which the lane uses for nothing else before it was probed.
+        unsafe { stream.upload(to, bytes, smallvec![Arc::clone(arena)])? };
+        Ok(stream.synchronize()?)
+    }
+
+    /// Reads bytes of an arena. On a thread that may wait.
+    ///
+    /// # Errors
+    /// As [`fill_arena`](Self::fill_arena).
+    pub(super) fn read_arena(
+        &self,
+        arena: &Arc<ChunkMapping>,
+        at: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), TensorError> {
+        let from = in_arena(arena, at, bytes.len() as u64)?;
+        // SAFETY: as in `fill_arena`; the caller has the arena until this returns.
+        unsafe { self.stream.clocked().backend().download(bytes, from)? };
+        Ok(())
+    }
+
+    /// Where these bytes of a packed tensor are, for this stream to read them; nobody writes them while there is a `Tensor`.
+    fn source(&self, tensor: &Tensor, offset: u64, bytes: u64) -> Result<u64, TensorError> {
+        let span = tensor.layout().bytes_span(tensor.dtype())?;
+        let last = offset.saturating_add(bytes);
+        if last > span.len() as u64 || !tensor.is_contiguous() {
+            let what = format!("bytes {offset} to {last} of a tensor of {}", span.len());
+            return Err(DeviceError::Refused { what }.into());
+        }
+        // CLOCK-2; of CLOCK-1 the host has seen to.
+        Ok(tensor.read_on(self.stream.clocked())? + span.start as u64 + offset)
+    }
+
+    fn submitted(&self, between: Between) {
+        let begun = Begun { ticket: self.stream.clocked().ticket(), between };
         // Its thread ends with this, which is still there.
         let _ = self.begun.send(begun);
     }
 }
 
+fn in_arena(arena: &ChunkMapping, at: u64, bytes: u64) -> Result<u64, DeviceError> {
+    let beside = || DeviceError::Refused { what: format!("{bytes} bytes at {at} of {arena:?}") };
+    arena.range(at, bytes).ok_or_else(beside)
+}
+
 impl Begun {
     /// Waits until the copy has passed, and tells whoever waits for it.
     fn end(self, domain: &Arc<ClockDomain>) {
-        let Begun { ticket, slot, out } = self;
+        let Begun { ticket, between } = self;
         // The clock is this process's own, and always comes; whether its data is good, the tensor knows.
         let passed = ticket.map_or(Ok(()), |ticket| host_wait_in_order(domain, ticket));
         if let Err(error) = &passed {
             tracing::error!(%error, "a copy between a tensor and another host cannot be waited for; its slot is used no more");
-            std::mem::forget(slot);
+            // Who waits for a part of an arena waits for ever, and nobody else gets it.
+            std::mem::forget(between);
             return;
         }
+        let (slot, out) = match between {
+            Between::Slot(slot, out) => (slot, out),
+            Between::Arena(tensor, told) => {
+                // HOST-6, as below.
+                let good = tensor.as_ref().map_or(Ok(()), |tensor| tensor.wait(None));
+                drop(tensor);
+                let _ = told.send(good);
+                return;
+            }
+        };
         let Some((tensor, bytes, told)) = out else { return };
         // HOST-6: the data was there before; it is believed when it still is.
         let good = tensor.wait(None);
@@ -281,8 +369,39 @@ impl Landing {
         // pieces is written once, by whoever the session gave it to. The slot is not written before it comes back behind this. Both are
         // kept mapped.
         unsafe { copier.stream.clocked().backend().copy(to, slot.address, bytes, keep)? };
-        copier.submitted(slot, None);
+        copier.submitted(Between::Slot(slot, None));
         Ok(())
+    }
+
+    /// Copies bytes of an arena of the same device to `offset`, as [`write`](Self::write). What resolves when the copy has passed.
+    ///
+    /// # Errors
+    /// The tensor or the arena has no such bytes, or the device refuses.
+    pub(super) fn import(
+        &self,
+        offset: u64,
+        bytes: u64,
+        arena: &Arc<ChunkMapping>,
+        at: u64,
+    ) -> Result<oneshot::Receiver<Result<(), TensorError>>, TensorError> {
+        let last = offset.saturating_add(bytes);
+        if last > self.bytes {
+            let what = format!("bytes {offset} to {last} of a tensor of {}", self.bytes);
+            return Err(DeviceError::Refused { what }.into());
+        }
+        let from = in_arena(arena, at, bytes)?;
+        let keep = smallvec![Arc::clone(&self.mapping), Arc::clone(arena)];
+        let to = self.address + offset;
+        // SAFETY: as in `write`; the part of the arena is this copy's alone, as the lane has it, until it has passed. Both are kept mapped.
+        unsafe { self.copier.stream.clocked().backend().copy(to, from, bytes, keep)? };
+        let (told, passed) = oneshot::channel();
+        self.copier.submitted(Between::Arena(None, told));
+        Ok(passed)
+    }
+
+    /// Where it is.
+    pub(super) fn device(&self) -> DeviceId {
+        self.copier.stream.pool().backend().id()
     }
 
     /// The tensor, when nobody writes it any more: all its pieces have landed.

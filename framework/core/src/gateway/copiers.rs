@@ -35,6 +35,7 @@ pub(super) struct Copiers {
     making: Mutex<()>,
     first_gpu: OnceLock<Option<DeviceId>>,
     stages_host: bool,
+    numbers: Mutex<Vec<DeviceId>>,
 }
 
 impl Copiers {
@@ -54,6 +55,7 @@ impl Copiers {
             making: Mutex::default(),
             first_gpu: OnceLock::new(),
             stages_host,
+            numbers: Mutex::default(),
         })
     }
 
@@ -83,6 +85,22 @@ impl Copiers {
         let copier = Copier::start(DeviceStream::new(pool, Arc::clone(self.transport.domain()))?)?;
         self.all.lock().insert((device, way), Arc::clone(&copier));
         Ok(copier)
+    }
+
+    /// The number by which lanes for bulk know a device. There are fewer than 256.
+    pub(super) fn number(&self, device: DeviceId) -> Option<u8> {
+        let mut numbers = self.numbers.lock();
+        let known = numbers.iter().position(|known| *known == device);
+        let index = known.unwrap_or_else(|| {
+            numbers.push(device);
+            numbers.len() - 1
+        });
+        u8::try_from(index).ok()
+    }
+
+    /// The device with this number.
+    pub(super) fn numbered(&self, number: u8) -> Option<DeviceId> {
+        self.numbers.lock().get(usize::from(number)).copied()
     }
 
     /// Whether these go out as they lie.

@@ -14,7 +14,8 @@
 //! | `logs` | an agent's log, for the head |
 //! | `head`, `note` | what gateways say to each other, as bytes |
 //! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: those that nobody uses |
-//! | `copier`, `copiers` | tensors in GPU memory, by page-locked slots; `prepare`: before they leave and come |
+//! | `arenas` | tensors in GPU memory, by NIXL |
+//! | `copier`, `copiers` | by page-locked slots; `prepare`: before they leave and come |
 //!
 //! **Invariants.** HOST-1: what leaves here names no process, lease, chunk or ticket. HOST-3: per sender and mailbox in order,
 //! because a proxy's queue, a session, and the sends of the other gateway each are. HOST-5: tensors are kept until the other host
@@ -28,6 +29,7 @@
 //! **On its crash** the other hosts are out of reach, and they give this host up, which ends where it is an agent. **On the loss of a host** what it owed is
 //! answered with an error that names it, and its actors are told to be gone. **On a shutdown** it says to all that it leaves.
 
+mod arenas;
 mod begin;
 mod copier;
 mod copiers;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tensorpost_hosts::ids::Seq;
+use tensorpost_hosts::limits::NIXL_LEAST;
 use tensorpost_hosts::session::{PostError, To};
 
 use super::copiers::Copiers;
@@ -14,7 +15,7 @@ use super::note::{NoAnswer, Note, tainted};
 use super::prepare::make_ready;
 use super::proxy::Out;
 use super::run::{Gateway, Remote};
-use super::store::sources;
+use super::store::{Source, sources};
 use super::{Command, shown};
 use crate::ids::ActorId;
 use crate::limits::MAX_ACTORS;
@@ -273,6 +274,16 @@ fn post(remote: &mut Remote, out: Box<Out>, copiers: &Copiers) -> Result<usize, 
     Ok(2)
 }
 
+/// Those that a NIXL lane is for, where there is one, and their devices.
+fn spans_for_nixl(sources: &[Source], copiers: &Copiers) -> impl Iterator<Item = (u16, u8)> {
+    sources.iter().enumerate().filter_map(|(index, source)| match source {
+        Source::Staged(tensor, _) if tensor.bytes() >= NIXL_LEAST => {
+            Some((index as u16, copiers.number(tensor.device())?)) // MAX_SPANS
+        }
+        _ => None,
+    })
+}
+
 /// Posts the head of a message, or of a reply, and lends its spans.
 pub(super) fn post_as(
     remote: &Remote,
@@ -287,7 +298,12 @@ pub(super) fn post_as(
         let has_spans = !spans.is_empty();
         let posted = session.post(to, encoded, spans)?;
         if has_spans {
-            store.lend(posted.post, sources(head, tensors, body, copiers));
+            let sources = sources(head, tensors, body, copiers);
+            let wide: Vec<_> = spans_for_nixl(&sources, copiers).collect();
+            store.lend(posted.post, sources);
+            for (span, device) in wide {
+                session.widen(posted.post, span, device);
+            }
         }
         Ok(posted)
     })

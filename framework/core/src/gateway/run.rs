@@ -127,7 +127,7 @@ impl Gateway {
         Gateway {
             transport: Arc::clone(transport),
             stream,
-            copiers: Copiers::new(transport),
+            copiers: Arc::clone(&node.copiers),
             node,
             to,
             hosts: ByNumber::new(),

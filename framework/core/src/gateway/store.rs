@@ -25,6 +25,7 @@ use super::copier::{Copier, Landing};
 use super::copiers::{Copiers, Way};
 use super::head::{Head, HeadBody};
 use super::in_place::InPlace;
+use crate::ids::DeviceId;
 use crate::tensor::{Tensor, TensorError};
 
 /// The bytes behind a span that is sent.
@@ -88,6 +89,41 @@ impl Store {
     pub(super) fn new(host: u16, gateway: UnboundedSender<Command>) -> Self {
         let (sending, arrivals) = (Mutex::default(), Mutex::default());
         Store { host, gateway, sending, arrivals, changed: Notify::new() }
+    }
+
+    /// What is sent of a span.
+    pub(super) fn source(&self, post: Seq, span: u16) -> Option<Source> {
+        self.sending.lock().get(&post)?.get(usize::from(span)).cloned()
+    }
+
+    /// The device where a span lands of a message that comes, or will, by slots; nothing where it does not. Waits until that is known.
+    /// Who asks does not keep the tensor.
+    pub(super) async fn lands(&self, post: Seq, span: u16) -> Option<DeviceId> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // Before the look, so that no change falls between.
+            changed.as_mut().enable();
+            {
+                let arrivals = self.arrivals.lock();
+                match arrivals.messages.get(&post) {
+                    Some(Coming::Here(targets)) => match targets.get(usize::from(span)) {
+                        Some(Target::Staged(landing)) => return Some(landing.device()),
+                        _ => return None,
+                    },
+                    None if post <= arrivals.seen => return None,
+                    Some(Coming::Preparing) | None => {}
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// A tensor of a message that comes, by slots; whoever has it lets it go before it says that the last of it has landed.
+    pub(super) fn landing(&self, post: Seq, span: u16) -> Option<Arc<Landing>> {
+        match self.place_of(&Piece { post, span, offset: 0, bytes: 0 }) {
+            Put::Staged(landing) => Some(landing),
+            Put::Nowhere | Put::InPlace(_) | Put::NotYet => None,
+        }
     }
 
     /// A message is sent whose spans are these.
@@ -157,7 +193,7 @@ impl Store {
     }
 
     /// A piece could not be put there.
-    fn lose(&self, piece: &Piece, error: &TensorError) {
+    pub(super) fn lose(&self, piece: &Piece, error: &TensorError) {
         let mut arrivals = self.arrivals.lock();
         let Some(Coming::Here(targets)) = arrivals.messages.get_mut(&piece.post) else { return };
         let lost = targets.get_mut(usize::from(piece.span)).map(|target| {
@@ -179,7 +215,7 @@ impl Store {
     }
 
     /// A piece that is sent cannot be: the gateway ends its message. With the gateway, all is ended.
-    fn spoilt(&self, piece: &Piece, why: Option<String>) {
+    pub(super) fn spoilt(&self, piece: &Piece, why: Option<String>) {
         let _ = self.gateway.send(Command::Spoilt { host: self.host, post: piece.post, why });
     }
 }

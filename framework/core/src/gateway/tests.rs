@@ -1,5 +1,7 @@
 //! Tensors that go by slots, on streams of the host that are late: as those of a GPU do.
 
+mod arenas;
+
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::slice::from_ref;

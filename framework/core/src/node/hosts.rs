@@ -9,7 +9,7 @@ use super::supervisor::Making;
 use super::{Closed, Node, NodeError, Processes};
 use crate::device::Device;
 use crate::limits::cuda_connections;
-use crate::transport::hosts::{Host, Settings};
+use crate::transport::hosts::{Host, Nixl, Settings};
 
 /// The worker that speaks to other hosts.
 const GATEWAY: &str = "gateway";
@@ -105,6 +105,7 @@ impl Hosts {
                 key_file,
                 join_deadline,
                 lanes: 2,
+                nixl: Nixl::Off,
             },
             agents_serve: false,
         }
@@ -186,6 +187,17 @@ impl Hosts {
     /// Connections for tensors to each other host, 1 to 8; 2 unless said otherwise.
     pub fn lanes(mut self, lanes: u16) -> Self {
         self.settings.lanes = lanes;
+        self
+    }
+
+    /// Whether tensors in GPU memory go by NIXL; [`Nixl::Off`] unless said otherwise, because what goes so is *not encrypted*, and because
+    /// NIXL and UCX were not written for enemies: with it whoever can reach the ports that UCX opens may write to the gateway's memory. So
+    /// it is for hosts, and a network between them, that are trusted with what is sent, whatever key there is.
+    ///
+    /// The library is `libnixl_capi.so` of the wheel `nixl`, found by the loader or named by the variable `TENSORPOST_NIXL`. Where it is
+    /// not there, or not faster, the log says so, and tensors go by gRPC. Each pair of GPUs that sends so takes 256 MiB on both.
+    pub fn nixl(mut self, nixl: Nixl) -> Self {
+        self.settings.nixl = nixl;
         self
     }
 }

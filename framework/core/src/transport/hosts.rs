@@ -349,4 +349,17 @@ pub struct Settings {
     pub join_deadline: u64,
     /// Connections for tensors to each other host.
     pub lanes: u16,
+    /// Whether they may go by NIXL.
+    pub nixl: Nixl,
+}
+
+/// Whether tensors in GPU memory go to other hosts by [NIXL](https://github.com/ai-dynamo/nixl), from memory of one GPU into memory of
+/// the other; see [`Hosts::nixl`](crate::node::Hosts::nixl).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Nixl {
+    /// Never: all goes by gRPC.
+    #[default]
+    Off,
+    /// Where both hosts say so, the library is there, and 32 MiB were seen to take less time than by all lanes of gRPC.
+    WhereFaster,
 }

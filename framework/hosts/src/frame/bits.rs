@@ -60,6 +60,14 @@ impl Bits {
         fresh
     }
 
+    /// Unsets this one, where it is set.
+    pub(crate) fn unset(&mut self, index: u64) {
+        if self.get(index) {
+            self.words[(index / 64) as usize] &= !(1 << (index % 64));
+            self.set -= 1;
+        }
+    }
+
     /// The first that is not set, from `from` on.
     pub fn first_unset(&self, from: u64) -> Option<u64> {
         let mut at = from;

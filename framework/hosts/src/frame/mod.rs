@@ -179,3 +179,16 @@ pub struct Piece {
     /// Bytes of the piece: all of that size but the last of a span.
     pub bytes: u32,
 }
+
+/// Pieces of a span that lie one behind the other, and go over a lane for bulk together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// The message.
+    pub post: Seq,
+    /// Index of its span.
+    pub span: u16,
+    /// Bytes from the span's start, a multiple of the size of pieces.
+    pub offset: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}

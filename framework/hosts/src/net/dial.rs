@@ -23,7 +23,7 @@ use super::io::Io;
 use super::lane;
 use super::peer::Peer;
 use super::threads::LaneThreads;
-use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW, pump, service};
+use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW, nixl, pump, service};
 use crate::frame::{Frame, Hello, Resume, decode, encode};
 use crate::introduction::Introduction;
 use crate::join::{Admitted, Request};
@@ -171,7 +171,36 @@ impl Dial {
                 return Err(error);
             }
         }
+        if peer.nixl.is_some()
+            && let Err(error) = self.nixl(peer, link, &lane).await
+        {
+            // Nothing needs it.
+            tracing::info!(target: "tensorpost::hosts", "tensors go to {} by gRPC alone, and not by NIXL: {error}", self.to);
+        }
         Ok(link)
+    }
+
+    /// Makes the stream of a NIXL lane.
+    async fn nixl(&self, peer: &Arc<Peer>, link: Link, hello: &Hello) -> Result<(), DialError> {
+        let (dial, peer) = (self.clone(), Arc::clone(peer));
+        let greeting = Outgoing::from(encode(&Frame::Hello(hello.clone())));
+        let making = self.threads.next().spawn(async move {
+            let (channel, address) = dial.channel(&[LANE]).await?;
+            // What follows the greeting is known when it was answered.
+            let (up, is_up) = tokio::sync::oneshot::channel();
+            let rest = stream::once(is_up).flat_map(|said| match said {
+                Ok(said) => said,
+                Err(_) => stream::empty().boxed(),
+            });
+            let sent = stream::once(async move { greeting }).chain(rest);
+            let from = timeout(INTRODUCTION, lane::call(channel, service::NIXL, sent.boxed())).await;
+            let from = from.map_err(|_| dial.unreachable("it does not answer"))?;
+            let from = from.map_err(|status| dial.status(&status))?;
+            // The stream is there as long as the call is.
+            let _ = up.send(nixl::begin(&peer, link, from, address).boxed());
+            Ok(())
+        });
+        making.await.map_err(|_| self.unreachable("its lanes have no threads any more"))?
     }
 
     /// Makes a lane, on the thread where it stays.

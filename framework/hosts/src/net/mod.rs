@@ -16,6 +16,7 @@ mod io;
 mod lane;
 mod listener;
 mod logs;
+mod nixl;
 mod peer;
 mod pump;
 mod service;

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -13,9 +14,11 @@ use tokio::sync::Notify;
 use super::clock::{self, Clock, Offset};
 use super::lane::Parts;
 use super::logs::{Hearing, Sending};
+use super::nixl::{self as nixl_lane, NixlEnds};
 use crate::frame::{Frame, Hello, Log, Piece};
-use crate::ids::HostId;
+use crate::ids::{HostId, HostLife};
 use crate::limits::{BEAT, MAX_BEATS, MAX_EVENTS, MAX_VIOLATIONS};
+use crate::nixl::{Do, Heard, Lane, Lie, NixlUse, Say};
 use crate::refused::{Kind, Refused};
 use crate::session::{Claim, Ended, Event, Link, Session, Violation, Wakes};
 use crate::verdict::{Agent, Head, Moment};
@@ -129,6 +132,10 @@ pub struct Peer {
     pulse: Pulse,
     pub(super) memory: Arc<dyn Memory>,
     refused: Arc<Refused>,
+    /// Where this host uses NIXL.
+    pub(super) nixl: Option<NixlEnds>,
+    /// Of this.
+    own: Weak<Peer>,
 }
 
 /// Who waits. Each is woken by what concerns it, so that a message does not wake the lanes.
@@ -140,6 +147,8 @@ struct Wakers {
     pieces: Notify,
     /// The lanes with a piece that overtook its message.
     claims: Notify,
+    /// Whoever sends on a NIXL lane, or looks whether it takes too long.
+    says: Notify,
     /// The gateway.
     events: Notify,
     /// Whoever hears the other side, while the gateway has too much to take.
@@ -150,7 +159,8 @@ struct Wakers {
 
 impl Wakers {
     fn all(&self) {
-        for waker in [&self.frames, &self.pieces, &self.claims, &self.events, &self.told, &self.links] {
+        let Wakers { frames, pieces, claims, says, events, told, links } = self;
+        for waker in [frames, pieces, claims, says, events, told, links] {
             waker.notify_waiters();
         }
     }
@@ -162,6 +172,7 @@ impl Wakers {
         for (wakes, waker) in [
             (now.frames, &self.frames),
             (now.pieces, &self.pieces),
+            (now.wants, &self.says),
             (now.received != before.received, &self.claims),
             (now.events, &self.events),
         ] {
@@ -185,11 +196,24 @@ struct State {
     violations: u32,
     ended: Option<Ended>,
     over: bool,
+    nixl: Option<Lane>,
 }
 
 impl Peer {
     /// A peer without a connection.
     pub fn new(session: Session, memory: Arc<dyn Memory>, pulse: Pulse, refused: Arc<Refused>) -> Arc<Self> {
+        Self::with_nixl(session, memory, pulse, refused, None)
+    }
+
+    /// The same, with a [NIXL lane](crate::nixl) where the other side has one too.
+    pub fn with_nixl(
+        session: Session,
+        memory: Arc<dyn Memory>,
+        pulse: Pulse,
+        refused: Arc<Refused>,
+        nixl: Option<NixlUse>,
+    ) -> Arc<Self> {
+        let nixl = nixl.map(|using| NixlEnds::new(using, session.bounds()));
         let state = State {
             session,
             answers: VecDeque::new(),
@@ -200,8 +224,94 @@ impl Peer {
             violations: 0,
             ended: None,
             over: false,
+            nixl: nixl.as_ref().map(|ends| Lane::new(ends.sizes)),
         };
-        Arc::new(Peer { state: Mutex::new(state), wakers: Wakers::default(), pulse, memory, refused })
+        let (state, wakers) = (Mutex::new(state), Wakers::default());
+        Arc::new_cyclic(|own| Peer { state, wakers, pulse, memory, refused, nixl, own: own.clone() })
+    }
+
+    /// Whose peer it is.
+    pub(super) fn own(&self) -> HostLife {
+        self.state.lock().session.own()
+    }
+
+    /// How often something of NIXL failed, so that gRPC was used.
+    pub fn nixl_failures(&self) -> u64 {
+        self.state.lock().nixl.as_ref().map_or(0, Lane::fallen_back)
+    }
+
+    /// Does something with the NIXL lane, and then what is to be done for it.
+    pub(super) fn nixl(&self, work: impl FnOnce(&mut Lane, &mut Session, Duration) -> Vec<Do>) {
+        let _ = self.try_nixl(|lane, session, now| Ok(work(lane, session, now)));
+    }
+
+    fn try_nixl(
+        &self,
+        work: impl FnOnce(&mut Lane, &mut Session, Duration) -> Result<Vec<Do>, Lie>,
+    ) -> Result<(), Lie> {
+        let now = Moment::now().after_boot();
+        let mut guard = self.state.lock();
+        let State { session, nixl: Some(lane), .. } = &mut *guard else { return Ok(()) };
+        let before = session.wakes();
+        let done = work(lane, session, now);
+        let after = session.wakes();
+        drop(guard);
+        self.wakers.wake(before, after);
+        self.wakers.says.notify_waiters();
+        if let Some(own) = self.own.upgrade() {
+            nixl_lane::carry_out(&own, done?);
+        }
+        Ok(())
+    }
+
+    /// Routes over which this host writes.
+    #[cfg(test)]
+    pub(super) fn nixl_routes(&self) -> usize {
+        self.state.lock().nixl.as_ref().map_or(0, Lane::routes_used)
+    }
+
+    /// Waits for a stream of the NIXL lane.
+    #[cfg(test)]
+    pub(super) async fn until_nixl(&self) {
+        let there = |state: &mut State| {
+            let link = state.nixl.as_ref().and_then(Lane::link);
+            (link.is_some() && link == state.session.link()).then_some(())
+        };
+        self.until(&self.wakers.says, there).await;
+    }
+
+    /// A frame came on the stream of the NIXL lane.
+    pub(super) fn take_say(&self, link: Link, say: Say) -> Result<(), Lie> {
+        self.try_nixl(|lane, session, now| lane.take(link, say, session, now))
+    }
+
+    /// Something was done for it.
+    pub(super) fn heard(&self, heard: Heard) {
+        self.nixl(|lane, session, now| lane.heard(heard, session, now));
+    }
+
+    /// The next frame to send on it, as [`next_frame`](Self::next_frame).
+    pub(super) async fn next_say(&self, link: Link) -> Option<Say> {
+        self.until(&self.wakers.says, |state| {
+            let State { session, nixl: Some(lane), .. } = state else { return Some(None) };
+            if session.link() != Some(link) || lane.link() != Some(link) {
+                return Some(None);
+            }
+            if self.pulse.is_over(Moment::now()) {
+                return None;
+            }
+            lane.next_say(link, session).map(Some)
+        })
+        .await
+    }
+
+    /// Waits until the lane waits for something; `false` when it is not of that connection any more.
+    pub(super) async fn until_nixl_waits(&self, link: Link) -> bool {
+        self.until(&self.wakers.says, |state| match &state.nixl {
+            Some(lane) if lane.link() == Some(link) => lane.is_waiting().then_some(true),
+            _ => Some(false),
+        })
+        .await
     }
 
     /// Does something with the session, under its lock: nothing that waits.
@@ -253,6 +363,7 @@ impl Peer {
 
     /// The verdict on the other host: final.
     pub fn end(&self) {
+        self.nixl(|lane, session, now| lane.end(session, now));
         self.state.lock().end();
         self.wakers.all();
     }
@@ -308,12 +419,16 @@ impl Peer {
         let mut state = self.state.lock();
         state.violations += 1;
         state.session.cut(link);
-        if state.violations >= MAX_VIOLATIONS && !state.over {
+        let is_over = state.violations >= MAX_VIOLATIONS && !state.over;
+        if is_over {
             let peer = state.session.peer();
             tracing::error!(target: "tensorpost::hosts", %from, "{peer} is given up: {MAX_VIOLATIONS} times it said what it must not");
             state.end();
         }
         drop(state);
+        if is_over {
+            self.nixl(|lane, session, now| lane.end(session, now));
+        }
         self.wakers.all();
     }
 

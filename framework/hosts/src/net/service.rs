@@ -21,7 +21,7 @@ use tonic::{Code, Response, Status, Streaming};
 use super::codec::{BytesCodec, Outgoing};
 use super::lane::{self, Incoming, Parts};
 use super::peer::Peer;
-use super::{io, pump};
+use super::{io, nixl, pump};
 use crate::frame::{Frame, Hello, decode, encode};
 use crate::ids::HostId;
 use crate::introduction::Introduction;
@@ -57,6 +57,8 @@ impl Peers {
 
 pub(super) const CONTROL: &str = "/tensorpost.Hosts/Control";
 pub(super) const LANE: &str = "/tensorpost.Hosts/Lane";
+/// A NIXL lane.
+pub(super) const NIXL: &str = "/tensorpost.Hosts/Nixl";
 pub(super) const JOIN: &str = "/tensorpost.Hosts/Join";
 
 /// Takes hosts in, on the head: who asks, and from where. It may begin to [take connections](Peers::add) of it before it answers.
@@ -93,7 +95,7 @@ impl tower_service::Service<http::Request<Body>> for Hosts {
                     let grpc = Grpc::new(BytesCodec(16 << 10)).max_decoding_message_size(MAX_FRAME);
                     { grpc }.streaming(Control(hosts), request).await
                 }
-                LANE => match hosts.lane(request).await {
+                LANE | NIXL => match hosts.lane(request).await {
                     Ok(said) => lane::answer(said),
                     Err(status) => status.into_http(),
                 },
@@ -244,7 +246,7 @@ impl Hosts {
     }
 
     async fn lane(self, request: http::Request<Body>) -> Result<BoxStream<'static, Outgoing>, Status> {
-        let from = address(request.extensions())?;
+        let (from, is_nixl) = (address(request.extensions())?, request.uri().path() == NIXL);
         let mut stream = Incoming::new(request.into_body());
         let first = async { Ok(stream.message().await?.map(Parts::into_bytes)) };
         let hello = self.greeting(self.first_within(INTRODUCTION, first, from).await?, from)?;
@@ -253,6 +255,12 @@ impl Hosts {
             let kind = if violation.is_late() { Kind::Replayed } else { Kind::Stranger };
             self.refuse(kind, from, &violation)
         })?;
+        if is_nixl {
+            // That is no refusal: its connection goes on without.
+            let none = || Status::unimplemented("this host was not told to use NIXL, or has none");
+            peer.nixl.as_ref().ok_or_else(none)?;
+            return Ok(nixl::begin(&peer, link, stream, from).boxed());
+        }
         tokio::spawn(pump::gather(Arc::clone(&peer), link, stream, from));
         Ok(pump::pieces(peer, link).boxed())
     }

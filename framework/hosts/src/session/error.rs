@@ -121,6 +121,20 @@ pub enum Violation {
         /// How much is taken.
         most: u64,
     },
+    /// A run that its message does not have, or that does not come next.
+    #[error(
+        "it makes room for {bytes} bytes at {offset} of span {span} of message {post}, which is no run of it"
+    )]
+    NoSuchRun {
+        /// Of which message.
+        post: Seq,
+        /// Of which span.
+        span: u16,
+        /// Where.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
     /// A piece that its message does not have.
     #[error("it sends {bytes} bytes at {offset} of span {span} of message {post}, which is no piece of it")]
     NoSuchPiece {

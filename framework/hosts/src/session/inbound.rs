@@ -1,13 +1,14 @@
 //! What the other side has on its way here: messages that are not whole, those behind them, those that nobody is done with.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ops::Range;
 
 use bytes::Bytes;
 
 use super::outbound::charge;
 use super::steps::{Step, Steps};
 use super::{Bounds, Claim, Event, Violation};
-use crate::frame::{Bits, Body, Partial, Piece, Post, Target};
+use crate::frame::{Bits, Body, Partial, Piece, Post, Run, Target};
 use crate::ids::{ActorId, Correlation, HostId, Seq};
 use crate::limits::{MAX_ARRIVING, MAX_DONE};
 
@@ -218,23 +219,56 @@ impl Inbound {
         Ok(if fresh { Claim::Take } else { Claim::Drop })
     }
 
+    /// The bytes of a span of a message that is not whole.
+    pub(super) fn span(&self, post: Seq, span: u16) -> Option<u64> {
+        Some(self.arriving.get(&post)?.spans.get(usize::from(span))?.bytes)
+    }
+
+    /// Whether a run has to be put where it belongs.
+    pub(super) fn claim_run(&mut self, run: &Run) -> bool {
+        let piece = self.bounds.piece;
+        let arriving = self.arriving.get_mut(&run.post);
+        let span = arriving.and_then(|arriving| arriving.spans.get_mut(usize::from(run.span)));
+        let fits = |span: &&mut Span| {
+            let end = run.offset.checked_add(run.bytes);
+            run.offset.is_multiple_of(piece) && end.is_some_and(|end| end <= span.bytes)
+        };
+        let Some(span) = span.filter(fits) else { return false };
+        if run.pieces(piece).any(|index| span.claimed.get(index)) {
+            return false;
+        }
+        for index in run.pieces(piece) {
+            span.claimed.set(index);
+        }
+        true
+    }
+
     /// A claimed piece is where it belongs.
     pub(super) fn landed(&mut self, piece: &Piece) -> Follows {
-        let mut follows = Follows::default();
-        let Some(arriving) = self.arriving.get_mut(&piece.post) else { return follows };
         let index = piece.offset / self.bounds.piece;
-        let span = arriving.spans.get_mut(usize::from(piece.span)).filter(|span| span.claimed.get(index));
-        let Some(span) = span else { return follows };
-        arriving.missing -= u64::from(span.landed.set(index));
+        self.land(piece.post, piece.span, index..index + 1)
+    }
+
+    /// So is a claimed run.
+    pub(super) fn landed_run(&mut self, run: &Run) -> Follows {
+        self.land(run.post, run.span, run.pieces(self.bounds.piece))
+    }
+
+    fn land(&mut self, post: Seq, span: u16, pieces: Range<u64>) -> Follows {
+        let mut follows = Follows::default();
+        let Some(arriving) = self.arriving.get_mut(&post) else { return follows };
+        let Some(span) = arriving.spans.get_mut(usize::from(span)) else { return follows };
+        for index in pieces.filter(|index| span.claimed.get(*index)) {
+            arriving.missing -= u64::from(span.landed.set(index));
+        }
         if arriving.missing == 0 {
-            follows.bodies.push(Body::Landed { post: piece.post, whole: true });
-            let post = self.arriving.remove(&piece.post).map(|arriving| arriving.post);
-            let Some(post) = post else { return follows };
-            let target = post.target;
-            if !self.open.contains_key(&piece.post) {
-                self.behind.insert(piece.post, post);
+            follows.bodies.push(Body::Landed { post, whole: true });
+            let Some(Arriving { post: message, .. }) = self.arriving.remove(&post) else { return follows };
+            let target = message.target;
+            if !self.open.contains_key(&post) {
+                self.behind.insert(post, message);
             }
-            self.advance(piece.post, target, &mut follows.events);
+            self.advance(post, target, &mut follows.events);
         }
         follows
     }

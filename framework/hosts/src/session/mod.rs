@@ -23,6 +23,7 @@
 //! The model (`model.rs`) cuts connections at any moment, lets them overtake each other, and takes out each of the
 //! steps of `steps.rs`, which has to be noticed.
 
+mod bulk;
 mod error;
 mod inbound;
 #[cfg(test)]
@@ -37,6 +38,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+pub(crate) use self::bulk::Want;
 pub use self::error::{PostError, Violation};
 use self::inbound::{Follows, Inbound};
 use self::numbering::Numbering;
@@ -45,7 +47,7 @@ use self::steps::{Step, Steps};
 use crate::frame::{Body, Frame, Hello, Piece, Post, Resume, Target};
 use crate::ids::{ActorId, Correlation, HostLife, Seq};
 use crate::limits::{
-    MAX_CAPACITY, MAX_MAILBOXES, MAX_NOTE, MAX_NOTES, MAX_UNACKED, MAX_WHY, PIECE_BYTES, WINDOW,
+    MAX_CAPACITY, MAX_MAILBOXES, MAX_NOTE, MAX_NOTES, MAX_UNACKED, MAX_WHY, NIXL_SLOT, PIECE_BYTES, WINDOW,
 };
 
 /// What both sides have to agree on.
@@ -55,11 +57,13 @@ pub struct Bounds {
     pub window: u64,
     /// Bytes of a piece.
     pub piece: u64,
+    /// Bytes of the largest run.
+    pub run: u64,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Bounds { window: WINDOW, piece: PIECE_BYTES }
+        Bounds { window: WINDOW, piece: PIECE_BYTES, run: NIXL_SLOT }
     }
 }
 
@@ -179,6 +183,7 @@ pub(crate) struct Wakes {
     pub(crate) received: Seq,
     pub(crate) frames: bool,
     pub(crate) pieces: bool,
+    pub(crate) wants: bool,
     pub(crate) events: bool,
 }
 
@@ -220,6 +225,16 @@ impl Session {
             waiting_for_notes: false,
             ended: false,
         }
+    }
+
+    /// What both sides have to agree on.
+    pub(crate) fn bounds(&self) -> Bounds {
+        self.outbound.bounds()
+    }
+
+    /// This side.
+    pub(crate) fn own(&self) -> HostLife {
+        self.own
     }
 
     /// The other side.
@@ -537,6 +552,7 @@ impl Session {
             received: self.numbering.received(),
             frames: up && (self.numbering.has_frames() || self.inbound.gives_back()),
             pieces: up && self.outbound.has_pieces(),
+            wants: up && self.outbound.has_wants(),
             events: !self.events.is_empty(),
         }
     }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::steps::{Step, Steps};
-use super::{Bounds, Event, PostError, Violation};
-use crate::frame::{Bits, Piece, Post, Resume, Target};
+use super::{Bounds, Event, PostError, Violation, Want};
+use crate::frame::{Bits, Piece, Post, Resume, Run, Target};
 use crate::ids::{ActorId, Correlation, HostId, Seq};
 use crate::limits::{MAX_ARRIVING, MAX_HEAD, MAX_MAILBOXES, MAX_SPAN_BYTES, MAX_SPANS, POST_BASE};
 
@@ -25,6 +25,12 @@ pub(super) struct Outbound {
     asks: HashMap<Correlation, ActorId>,
     last_ask: Correlation,
     waiting_for_window: bool,
+    /// Whether the connection has a lane for bulk.
+    has_bulk: bool,
+    /// Devices from which nothing goes over it.
+    stopped: Vec<u8>,
+    /// Spans that are to go over it, and of which the other side was not told.
+    wants: VecDeque<Want>,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +62,15 @@ struct Span {
     next: u64,
     /// Pieces that were sent over any.
     ever: Bits,
+    /// It goes over the lane for bulk, in runs; otherwise piece by piece.
+    bulk: Option<Bulk>,
+}
+
+#[derive(Debug)]
+struct Bulk {
+    device: u8,
+    /// Bytes for which the other side has made room.
+    taken: u64,
 }
 
 /// What a message counts of the window.
@@ -79,6 +94,9 @@ impl Outbound {
             asks: HashMap::new(),
             last_ask: 0,
             waiting_for_window: false,
+            has_bulk: false,
+            stopped: Vec::new(),
+            wants: VecDeque::new(),
         }
     }
 
@@ -147,7 +165,7 @@ impl Outbound {
             let pieces = |bytes: &u64| bytes.div_ceil(self.bounds.piece);
             let span = |bytes: &u64| {
                 let none = Bits::new(pieces(bytes));
-                Span { bytes: *bytes, sent: none.clone(), next: 0, ever: none }
+                Span { bytes: *bytes, sent: none.clone(), next: 0, ever: none, bulk: None }
             };
             let fresh = post.spans.iter().map(pieces).sum();
             let spans = post.spans.iter().map(span).collect();
@@ -174,7 +192,11 @@ impl Outbound {
         let mut partial: HashMap<Seq, &Vec<Bits>> = HashMap::new();
         partial.extend(resume.partial.iter().map(|partial| (partial.post, &partial.spans)));
         self.to_send.clear();
+        // A lane for bulk begins anew with its connection, and what is under way goes by pieces.
+        self.has_bulk = false;
+        self.wants.clear();
         for (seq, under_way) in &mut self.under_way {
+            under_way.spans.iter_mut().for_each(|span| span.bulk = None);
             // What it has received and does not name is whole there, and its `Landed` is on its way.
             let whole = *seq <= resume.received && !partial.contains_key(seq);
             if under_way.aborted || whole {
@@ -212,6 +234,120 @@ impl Outbound {
     /// Whether a piece may be there to send.
     pub(super) fn has_pieces(&self) -> bool {
         !self.to_send.is_empty()
+    }
+
+    pub(super) fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    /// The connection has a lane for bulk from now on, or none any more.
+    pub(super) fn bulk(&mut self, there: bool) {
+        self.has_bulk = there;
+        self.stopped.clear();
+        if !there {
+            self.narrow_all(None);
+        }
+    }
+
+    /// Has a span go over the lane for bulk, from this device. Whether there is one.
+    pub(super) fn widen(&mut self, post: Seq, span: u16, device: u8) -> bool {
+        let goes = self.has_bulk && !self.stopped.contains(&device);
+        let under_way = self.under_way.get_mut(&post).filter(|_| goes);
+        let Some(found) = under_way.and_then(|under_way| under_way.spans.get_mut(usize::from(span))) else {
+            return false;
+        };
+        // Of what goes by pieces already, nothing goes otherwise.
+        if found.next > 0 || found.bulk.is_some() {
+            return false;
+        }
+        found.bulk = Some(Bulk { device, taken: 0 });
+        self.wants.push_back(Want { post, span, device });
+        true
+    }
+
+    pub(super) fn has_wants(&self) -> bool {
+        !self.wants.is_empty()
+    }
+
+    /// The next span to ask for room for.
+    pub(super) fn next_want(&mut self) -> Option<Want> {
+        while let Some(want) = self.wants.pop_front() {
+            // It may go by pieces again.
+            let wants = |under_way: &UnderWay| under_way.bulk(want.span).is_some() && !under_way.aborted;
+            if self.under_way.get(&want.post).is_some_and(wants) {
+                return Some(want);
+            }
+        }
+        None
+    }
+
+    /// The other side has room for a run of a span from that device. Whether it goes there: its message may be aborted, or go by pieces.
+    pub(super) fn take_run(&mut self, run: &Run, device: u8) -> Result<bool, Violation> {
+        let (piece, most) = (self.bounds.piece, self.bounds.run);
+        let Some(under_way) = self.under_way.get_mut(&run.post).filter(|under_way| !under_way.aborted) else {
+            return Ok(false);
+        };
+        let none =
+            Violation::NoSuchRun { post: run.post, span: run.span, offset: run.offset, bytes: run.bytes };
+        let Some(span) = under_way.spans.get_mut(usize::from(run.span)) else { return Err(none) };
+        let Some(bulk) = &mut span.bulk else { return Ok(false) };
+        let next = (span.bytes - bulk.taken).min(most);
+        if bulk.device != device || run.offset != bulk.taken || run.bytes != next || next == 0 {
+            return Err(none);
+        }
+        bulk.taken += run.bytes;
+        for index in run.pieces(piece) {
+            span.sent.set(index);
+            under_way.fresh -= u64::from(span.ever.set(index));
+        }
+        Ok(true)
+    }
+
+    /// A run did not get there: its pieces are sent, and all that is left of its span.
+    pub(super) fn unsend(&mut self, run: &Run) {
+        let piece = self.bounds.piece;
+        let under_way = self.under_way.get_mut(&run.post);
+        let Some(span) = under_way.and_then(|under_way| under_way.spans.get_mut(usize::from(run.span)))
+        else {
+            return;
+        };
+        run.pieces(piece).for_each(|index| span.sent.unset(index));
+        self.narrow(run.post, run.span);
+    }
+
+    /// A span goes by pieces from here on.
+    pub(super) fn narrow(&mut self, post: Seq, span: u16) -> Option<u8> {
+        let under_way = self.under_way.get_mut(&post)?;
+        let found = under_way.spans.get_mut(usize::from(span))?;
+        let bulk = found.bulk.take();
+        found.next = 0;
+        under_way.at = under_way.at.min(usize::from(span));
+        if !under_way.aborted && !self.to_send.contains(&post) {
+            self.to_send.push_back(post);
+        }
+        bulk.map(|bulk| bulk.device)
+    }
+
+    /// No more spans from this device go over the lane for bulk of this connection.
+    pub(super) fn widen_no_more(&mut self, device: u8) {
+        self.narrow_all(Some(device));
+        self.stopped.push(device);
+    }
+
+    /// So do all from this device, or from any.
+    pub(super) fn narrow_all(&mut self, device: Option<u8>) {
+        let mut spans = Vec::new();
+        for (post, under_way) in &self.under_way {
+            for (index, span) in under_way.spans.iter().enumerate() {
+                let is_bulk = |bulk: &Bulk| device.is_none_or(|device| device == bulk.device);
+                if span.bulk.as_ref().is_some_and(is_bulk) {
+                    spans.push((*post, index as u16)); // there are MAX_SPANS at most
+                }
+            }
+        }
+        for (post, span) in spans {
+            self.narrow(post, span);
+        }
     }
 
     /// Nothing more of a message is sent. Whether the other side has to be told: it may have all.
@@ -298,6 +434,7 @@ impl Outbound {
     /// The verdict: who waits for an answer, and whose memory was kept.
     pub(super) fn end(&mut self) -> (Vec<(Correlation, ActorId)>, Vec<Seq>) {
         self.to_send.clear();
+        self.wants.clear();
         self.mailboxes.clear();
         self.places.clear();
         let mut asks: Vec<_> = self.asks.drain().collect();
@@ -317,9 +454,15 @@ impl Outbound {
 }
 
 impl UnderWay {
+    fn bulk(&self, span: u16) -> Option<&Bulk> {
+        self.spans.get(usize::from(span))?.bulk.as_ref()
+    }
+
     fn next(&mut self, piece: u64, post: Seq) -> Option<Piece> {
         while let Some(span) = self.spans.get_mut(self.at) {
-            if let Some(index) = span.sent.first_unset(span.next) {
+            if span.bulk.is_none()
+                && let Some(index) = span.sent.first_unset(span.next)
+            {
                 span.sent.set(index);
                 span.next = index + 1;
                 self.fresh -= u64::from(span.ever.set(index));

@@ -14,7 +14,7 @@ fn actor(host: u16, number: u64) -> ActorId {
     ActorId::new(HostId(host), number).expect("a small number")
 }
 
-const BOUNDS: Bounds = Bounds { window: 4096, piece: 16 };
+const BOUNDS: Bounds = Bounds { window: 4096, piece: 16, run: 64 };
 
 /// Frames of small numbers, so that they meet what is there.
 fn said() -> impl Strategy<Value = Body> {
@@ -215,7 +215,7 @@ fn a_flood_is_refused_at_every_bound() {
     let beyond = Violation::OverWindow { bytes: 4096, left: 4096 - 256 };
     assert_eq!(pair.forged(post(Target::Send(mailbox), vec![1 << 20])), beyond);
 
-    let bounds = Bounds { window: 1 << 30, piece: 16 };
+    let bounds = Bounds { window: 1 << 30, piece: 16, run: 64 };
     let mut side = Session::new(who(1), who(0), bounds);
     side.serve(mailbox, MAX_CAPACITY).expect("one mailbox");
     let mut dialled = Session::new(who(0), who(1), bounds);

@@ -28,10 +28,10 @@ const LIBRARY: &str = "libcuda.so.1";
 type Opaque = *mut c_void;
 
 macro_rules! table {
-    ($($name:ident($($arg:ty),* $(,)?);)*) => {
+    ($($(#[$only:meta])? $name:ident($($arg:ty),* $(,)?);)*) => {
         #[expect(non_snake_case, reason = "the driver's own names")]
         struct Table {
-            $($name: unsafe extern "C" fn($($arg),*) -> i32,)*
+            $($(#[$only])? $name: unsafe extern "C" fn($($arg),*) -> i32,)*
         }
 
         impl Table {
@@ -41,7 +41,7 @@ macro_rules! table {
             /// `look_up` returns null or the function of this name in a CUDA driver, which stays loaded.
             unsafe fn load(look_up: impl Fn(&'static [u8]) -> *const c_void) -> Result<Self, &'static str> {
                 Ok(Table {
-                    $($name: {
+                    $($(#[$only])? $name: {
                         let at = look_up(concat!(stringify!($name), "\0").as_bytes());
                         if at.is_null() {
                             return Err(stringify!($name));
@@ -57,7 +57,7 @@ macro_rules! table {
             #[cfg(test)]
             fn answering<const CODE: i32>() -> Self {
                 Table {
-                    $($name: {
+                    $($(#[$only])? $name: {
                         unsafe extern "C" fn answer<const CODE: i32>($(_: $arg),*) -> i32 {
                             CODE
                         }
@@ -99,6 +99,8 @@ table! {
     cuMemMap(u64, usize, usize, u64, u64);
     cuMemUnmap(u64, usize);
     cuMemSetAccess(u64, usize, *const AccessDesc, usize);
+    #[cfg(feature = "hosts")]
+    cuMemAlloc_v2(*mut u64, usize);
     cuMemHostAlloc(*mut Opaque, usize, c_uint);
     cuMemHostRegister_v2(Opaque, usize, c_uint);
     cuMemHostUnregister(Opaque);
@@ -421,6 +423,16 @@ impl Driver {
     }
 
     // Host memory that devices see.
+
+    /// Plain memory of the device whose context is this thread's. It stays for the life of the process, as
+    /// [`alloc_host`](Self::alloc_host) says.
+    #[cfg(feature = "hosts")]
+    pub(super) fn alloc(&self, bytes: usize) -> Result<u64, DeviceError> {
+        self.get_value("cuMemAlloc_v2", |out| {
+            // SAFETY: writes one address, to memory that is the caller's.
+            unsafe { (self.table.cuMemAlloc_v2)(out, bytes) }
+        })
+    }
 
     /// Page-locked memory. It stays for the life of the process: freeing it may wait for the whole device, as
     /// unregistering does (see `pages`).

@@ -29,6 +29,7 @@
 //! | `lost` | what happens when a kernel's fault has lost the device to this process |
 //! | `pinned` | page-locked memory for uploads, downloads and progress |
 //! | `pending` | what a stream's unfinished work holds on to |
+//! | `plain` | memory of `cuMemAlloc`, for NIXL |
 //! | `probe` | what driver and GPUs say of themselves, for the doctor |
 //! | `stream` | streams |
 //! | `streams` | which of the driver's streams are in use, at most as many as can wait at once |
@@ -62,6 +63,8 @@ pub(crate) mod nvml;
 mod pages;
 mod pending;
 mod pinned;
+#[cfg(feature = "hosts")]
+mod plain;
 pub(crate) mod probe;
 mod stream;
 mod streams;
@@ -111,6 +114,8 @@ struct Shared {
     /// context: for any later one that could mean to wait for a stream that waits.
     housekeeping: Arc<CudaStream>,
     free: Free,
+    #[cfg(feature = "hosts")]
+    plain: plain::Free,
     streams: Streams,
     spin: AdaptiveSpin,
 }
@@ -222,6 +227,8 @@ impl Shared {
             context,
             housekeeping,
             free: Free::default(),
+            #[cfg(feature = "hosts")]
+            plain: plain::Free::default(),
             streams: Streams::new(cuda_streams(connections())),
             spin: AdaptiveSpin::default(),
         });
@@ -383,6 +390,21 @@ impl Backend for CudaBackend {
             });
         }
         Ok(pinned::as_chunk(Pinned::take(&self.shared, bytes as usize)?))
+    }
+
+    #[cfg(feature = "hosts")]
+    fn plain(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError> {
+        plain::take(&self.shared, bytes)
+    }
+
+    #[cfg(feature = "hosts")]
+    fn enter(&self) -> Result<(), DeviceError> {
+        self.shared.bind()
+    }
+
+    #[cfg(feature = "hosts")]
+    fn cuda_number(&self) -> Option<u32> {
+        u32::try_from(self.shared.context.ordinal()).ok()
     }
 
     fn stream_limit(&self) -> usize {

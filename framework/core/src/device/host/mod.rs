@@ -117,6 +117,11 @@ impl Backend for HostBackend {
         Ok(self.create_chunk(bytes)?.mapping)
     }
 
+    #[cfg(feature = "hosts")]
+    fn plain(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError> {
+        Ok(self.create_chunk(bytes)?.mapping)
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

@@ -64,6 +64,18 @@ impl Buffers {
         self.changed.notify_waiters();
     }
 
+    /// Waits until a message was seen.
+    pub(super) async fn until_seen(&self, post: Seq) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.state.lock().seen >= post {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     pub(super) fn take(&self, post: Seq) -> Vec<Vec<u8>> {
         self.state.lock().coming.remove(&post).unwrap_or_default()
     }

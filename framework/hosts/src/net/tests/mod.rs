@@ -4,6 +4,7 @@ mod joining;
 mod lanes;
 mod links;
 mod memory;
+mod nixl;
 mod refusals;
 mod relay;
 
@@ -17,6 +18,7 @@ use self::memory::Buffers;
 use super::*;
 use crate::ids::{ActorId, HostId, HostLife, Life, Seq};
 use crate::introduction::{Build, Introduction, PROTOCOL};
+use crate::nixl::NixlUse;
 use crate::refused::Refused;
 use crate::security::Security;
 use crate::session::{Bounds, Event, PostError, Session, To};
@@ -60,10 +62,21 @@ impl Gateway {
     }
 
     fn pulsing(own: u16, other: u16, pulse: Pulse) -> Self {
+        Self::with(own, other, pulse, Bounds::default(), |_| None)
+    }
+
+    fn with(
+        own: u16,
+        other: u16,
+        pulse: Pulse,
+        bounds: Bounds,
+        nixl: impl FnOnce(&Arc<Buffers>) -> Option<NixlUse>,
+    ) -> Self {
         let memory = Arc::new(Buffers::default());
-        let refused = Arc::new(Refused::default());
-        let session = Session::new(who(own), who(other), Bounds::default());
-        let peer = Peer::new(session, Arc::clone(&memory) as Arc<dyn Memory>, pulse, Arc::clone(&refused));
+        let (refused, nixl) = (Arc::new(Refused::default()), nixl(&memory));
+        let session = Session::new(who(own), who(other), bounds);
+        let lent = Arc::clone(&memory) as Arc<dyn Memory>;
+        let peer = Peer::with_nixl(session, lent, pulse, Arc::clone(&refused), nixl);
         Gateway { own, peer, memory, refused }
     }
 

@@ -1,0 +1,250 @@
+//! The thread of one end of a route: an agent of NIXL, and its arena. It ends when it is told so, or when its peer is gone.
+
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::super::peer::Peer;
+use super::Way;
+use crate::nixl::{Agent, Arena, At, Heard, NixlError, NixlUse, Offer, Region, Sizes, Took};
+
+/// What such a thread is told.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// An arena that is written.
+    Make { device: u8 },
+    /// One that is read, and writes to the other; and probe it.
+    Connect { device: u8, offer: Offer },
+    /// From a slot to where the other's memory begins, plus `to`.
+    Write { slot: u8, to: u64, bytes: u64 },
+    /// End.
+    Close,
+}
+
+/// So long a thread asks without a break whether a write is complete: a slot over NVLink takes less.
+const EAGER: Duration = Duration::from_millis(1);
+/// Then it sleeps between.
+const NAP: Duration = Duration::from_micros(50);
+
+/// Starts one, with its first order.
+pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
+    let Some(ends) = &peer.nixl else { return };
+    let (orders, told) = mpsc::channel();
+    // It is read by the thread that begins now.
+    let _ = orders.send(first);
+    ends.engines.lock().insert((way, at.route), orders);
+    let name = {
+        let (own, end) = (peer.own(), if way == Way::In { "in" } else { "out" });
+        format!("tensorpost-{}-{:x}-{}-{}-{end}", own.host.0, own.life.0, at.route, at.epoch)
+    };
+    let (weak, using, sizes) = (Arc::downgrade(peer), ends.using.clone(), ends.sizes);
+    let thread = thread::Builder::new().name("tensorpost-nixl".to_owned());
+    let spawned = thread.spawn(move || {
+        let mut engine = Engine {
+            peer: weak.clone(),
+            using,
+            sizes,
+            way,
+            at,
+            name,
+            agent: None,
+            arena: None,
+            to: None,
+            writes: Vec::new(),
+        };
+        engine.run(&told);
+        // The agent before its memory, and both before that is said.
+        drop(engine);
+        if let Some(peer) = weak.upgrade() {
+            ended(&peer, way, at);
+        }
+    });
+    if let Err(error) = spawned {
+        let why = format!("there is no thread for it: {error}");
+        peer.heard(match way {
+            Way::In => Heard::Made { at, made: Err(why) },
+            Way::Out => Heard::Connected { at, took: Err(why) },
+        });
+    }
+}
+
+/// An agent is not there any more.
+pub(super) fn ended(peer: &Arc<Peer>, way: Way, at: At) {
+    if way == Way::Out
+        && let Some(ends) = &peer.nixl
+    {
+        let arena = ends.arenas.lock().remove(&(way, at));
+        drop(arena);
+    }
+    peer.heard(match way {
+        Way::In => Heard::ClosedIn { at },
+        Way::Out => Heard::ClosedOut { at },
+    });
+}
+
+struct Engine {
+    peer: Weak<Peer>,
+    using: NixlUse,
+    sizes: Sizes,
+    way: Way,
+    at: At,
+    name: String,
+    // Before the arena: with it the memory is deregistered.
+    agent: Option<Box<dyn Agent>>,
+    arena: Option<Arc<dyn Arena>>,
+    /// The other's.
+    to: Option<Region>,
+    /// What it is called, the slot, and since when.
+    writes: Vec<(u64, u8, Instant)>,
+}
+
+impl Engine {
+    fn run(&mut self, told: &Receiver<Order>) {
+        loop {
+            let order = match self.writes.is_empty() {
+                true => told.recv().map_err(|_| TryRecvError::Disconnected),
+                false => told.try_recv(),
+            };
+            match order {
+                Ok(Order::Make { device }) => {
+                    let made = self.make(device).map_err(|error| error.to_string());
+                    self.tell(Heard::Made { at: self.at, made });
+                }
+                Ok(Order::Connect { device, offer }) => {
+                    let took = self.connect(device, &offer).map_err(|error| error.to_string());
+                    self.tell(Heard::Connected { at: self.at, took });
+                }
+                Ok(Order::Write { slot, to, bytes }) => self.write(slot, to, bytes),
+                Ok(Order::Close) | Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) => {}
+            }
+            self.progress();
+        }
+    }
+
+    fn tell(&self, heard: Heard) {
+        if let Some(peer) = self.peer.upgrade() {
+            peer.heard(heard);
+        }
+    }
+
+    /// The agent with its memory.
+    fn begin(&mut self, device: u8) -> Result<(&mut dyn Agent, Arc<dyn Arena>), EngineError> {
+        let bytes = self.sizes.arena();
+        let arena = self.using.arenas.reserve(device, bytes).map_err(EngineError)?;
+        arena.enter().map_err(EngineError)?;
+        self.arena = Some(Arc::clone(&arena));
+        let agent = self.agent.insert(self.using.nixl.agent(&self.name)?);
+        agent.register(arena.memory())?;
+        if let Some(ends) = self.peer.upgrade().as_ref().and_then(|peer| peer.nixl.as_ref()) {
+            ends.arenas.lock().insert((self.way, self.at), Arc::clone(&arena));
+        }
+        Ok((&mut **agent, arena))
+    }
+
+    fn make(&mut self, device: u8) -> Result<Offer, EngineError> {
+        let name = self.name.clone();
+        let (agent, arena) = self.begin(device)?;
+        Ok(Offer { memory: arena.memory(), name, metadata: agent.metadata()? })
+    }
+
+    /// What the second write of a probe took.
+    fn connect(&mut self, device: u8, offer: &Offer) -> Result<Took, EngineError> {
+        let (at, slot) = (self.at, self.sizes.slot);
+        let (agent, arena) = self.begin(device)?;
+        agent.connect(&offer.name, &offer.metadata, offer.memory)?;
+        arena.fill(0, &pattern(at, slot)).map_err(EngineError)?;
+        let (from, to) = (arena.memory().part(0, slot), offer.memory.part(0, slot));
+        let mut took = Took::ZERO;
+        // The first makes what connections there are.
+        for _ in 0..2 {
+            let since = Instant::now();
+            let write = agent.begin(from, to)?;
+            while !agent.is_done(write)? {
+                nap(since);
+            }
+            took = since.elapsed();
+        }
+        self.to = Some(offer.memory);
+        Ok(took)
+    }
+
+    fn write(&mut self, slot: u8, to: u64, bytes: u64) {
+        let begun = match (&mut self.agent, &self.arena, &self.to) {
+            (Some(agent), Some(arena), Some(other)) => {
+                let from = arena.memory().part(u64::from(slot) * self.sizes.slot, bytes);
+                agent.begin(from, other.part(to, bytes)).map_err(|error| error.to_string())
+            }
+            _ => Err("there is no agent".to_owned()),
+        };
+        match begun {
+            Ok(write) => self.writes.push((write, slot, Instant::now())),
+            Err(why) => self.tell(Heard::Written { at: self.at, slot, written: Err(why) }),
+        }
+    }
+
+    /// Tells of writes that are complete.
+    fn progress(&mut self) {
+        let Some(agent) = &mut self.agent else { return };
+        let (mut ended, mut oldest) = (Vec::new(), None::<Instant>);
+        self.writes.retain(|(write, slot, since)| match agent.is_done(*write) {
+            Ok(false) => {
+                oldest = Some(oldest.map_or(*since, |oldest| oldest.min(*since)));
+                true
+            }
+            Ok(true) => {
+                ended.push((*slot, Ok(())));
+                false
+            }
+            Err(error) => {
+                ended.push((*slot, Err(error.to_string())));
+                false
+            }
+        });
+        let is_idle = ended.is_empty();
+        for (slot, written) in ended {
+            self.tell(Heard::Written { at: self.at, slot, written });
+        }
+        if let Some(oldest) = oldest.filter(|_| is_idle) {
+            nap(oldest);
+        }
+    }
+}
+
+fn nap(since: Instant) {
+    if since.elapsed() < EAGER { thread::yield_now() } else { thread::sleep(NAP) }
+}
+
+/// Why there is no agent.
+#[derive(Debug)]
+struct EngineError(String);
+
+impl std::fmt::Display for EngineError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<NixlError> for EngineError {
+    fn from(error: NixlError) -> Self {
+        EngineError(error.to_string())
+    }
+}
+
+/// What a probe writes: other bytes for each arena.
+fn pattern(at: At, bytes: u64) -> Vec<u8> {
+    let seed = u64::from(at.epoch) << 8 | u64::from(at.route);
+    let word = |index: u64| (index ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    (0..bytes / 8).flat_map(word).collect()
+}
+
+/// Whether a probe was written to slot 0.
+pub(super) fn has_pattern(arena: &dyn Arena, at: At, bytes: u64) -> bool {
+    let mut found = vec![0; bytes as usize];
+    let read = arena.enter().and_then(|()| arena.read(0, &mut found));
+    if let Err(error) = &read {
+        tracing::warn!(target: "tensorpost::hosts", "a probe of NIXL cannot be read: {error}");
+    }
+    read.is_ok() && found == pattern(at, bytes)
+}

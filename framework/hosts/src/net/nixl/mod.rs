@@ -1,0 +1,209 @@
+//! The stream of a [NIXL lane](crate::nixl), and what is done for it: copies, and calls of NIXL.
+//!
+//! The stream is one more connection beside the lanes, and ends with its link; that it is not there ends nothing. The state is the peer's, under
+//! the lock of its session. Each end of a route has a thread ([`engine`]), because NIXL may wait for whatever it likes; copies run
+//! where the stream does.
+//!
+//! *When the stream ends*, what goes by NIXL goes by gRPC, and the arenas are closed. *When the peer is dropped*, agents end with their
+//! threads, and have their arenas until then.
+
+mod engine;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, Stream};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tonic::Code;
+
+use self::engine::Order;
+use super::codec::Outgoing;
+use super::lane::Incoming;
+use super::peer::Peer;
+use crate::limits::{NIXL_DEADLINE, NIXL_SLOTS, PIECE_BYTES};
+use crate::nixl::{Arena, At, Do, Heard, NixlUse, Say, Sizes, decode, encode};
+use crate::refused::Kind;
+use crate::session::{Bounds, Link};
+
+/// How often it is looked whether something takes too long.
+const LOOK: Duration = Duration::from_millis(50);
+const _: () = assert!(LOOK.as_millis() * 10 < NIXL_DEADLINE.as_millis());
+
+/// What a peer has for its NIXL lane beside its state.
+pub(super) struct NixlEnds {
+    pub(super) using: NixlUse,
+    pub(super) sizes: Sizes,
+    /// Orders for the threads, by the arena; whether it is this host's.
+    engines: Mutex<HashMap<(Way, u8), mpsc::Sender<Order>>>,
+    /// Arenas that others write, and those of this host that are read.
+    arenas: Mutex<HashMap<(Way, At), Arc<dyn Arena>>>,
+    /// Where copies run: of the last stream.
+    runtime: Mutex<Option<Handle>>,
+}
+
+/// Which end of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Way {
+    /// This host is written to.
+    In,
+    /// It writes.
+    Out,
+}
+
+impl NixlEnds {
+    pub(super) fn new(using: NixlUse, bounds: Bounds) -> Self {
+        let (engines, arenas, runtime) = (Mutex::default(), Mutex::default(), Mutex::default());
+        // A slot has room for the largest run.
+        let (slot, ballast) = (bounds.run, PIECE_BYTES as u32);
+        let sizes = Sizes { slot, slots: NIXL_SLOTS, ballast, lanes: using.lanes };
+        NixlEnds { using, sizes, engines, arenas, runtime }
+    }
+
+    fn arena(&self, way: Way, at: At) -> Option<Arc<dyn Arena>> {
+        self.arenas.lock().get(&(way, at)).cloned()
+    }
+
+    fn order(&self, way: Way, at: At, order: Order) -> bool {
+        self.engines.lock().get(&(way, at.route)).is_some_and(|engine| engine.send(order).is_ok())
+    }
+}
+
+/// The stream is there: what is said on it.
+pub(super) fn begin(
+    peer: &Arc<Peer>,
+    link: Link,
+    from: Incoming,
+    address: SocketAddr,
+) -> impl Stream<Item = Outgoing> + Send + use<> {
+    if let Some(ends) = &peer.nixl {
+        *ends.runtime.lock() = Handle::try_current().ok();
+    }
+    peer.nixl(|lane, session, now| lane.up(link, session, now));
+    tokio::spawn(hear(Arc::clone(peer), link, from, address));
+    tokio::spawn(look(Arc::clone(peer), link));
+    stream::unfold(Arc::clone(peer), move |peer| async move {
+        let said = peer.next_say(link).await?;
+        let rest = match &said {
+            // As slow to encrypt and send as anything.
+            Say::Ballast { bytes, .. } => Bytes::from(vec![0; *bytes as usize]),
+            _ => Bytes::new(),
+        };
+        Some((Outgoing { head: encode(&said), rest }, peer))
+    })
+}
+
+/// Takes what comes, until it ends.
+async fn hear(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAddr) {
+    let cut = |peer: &Arc<Peer>| peer.nixl(|lane, session, now| lane.cut(link, session, now));
+    loop {
+        let next = tokio::select! {
+            next = from.message() => next,
+            () = peer.cut_of(link) => return cut(&peer),
+        };
+        let lie: Box<dyn std::fmt::Display + Send> = match next {
+            Ok(Some(mut bytes)) => match decode(&mut bytes) {
+                Ok(say) => match peer.take_say(link, say) {
+                    Ok(()) => continue,
+                    Err(lie) => Box::new(lie),
+                },
+                Err(error) => Box::new(error),
+            },
+            Err(status) if status.code() == Code::OutOfRange => Box::new(status.message().to_owned()),
+            // The others of its connection may be whole.
+            Ok(None) | Err(_) => return cut(&peer),
+        };
+        cut(&peer);
+        return peer.violated(link, Kind::Forged, address, &lie);
+    }
+}
+
+/// Looks for what takes too long, while something is waited for.
+async fn look(peer: Arc<Peer>, link: Link) {
+    while peer.until_nixl_waits(link).await {
+        tokio::time::sleep(LOOK).await;
+        peer.nixl(|lane, session, now| lane.tick(session, now));
+    }
+}
+
+/// Does what is to be done. Nothing here waits.
+pub(super) fn carry_out(peer: &Arc<Peer>, dos: Vec<Do>) {
+    let Some(ends) = &peer.nixl else { return };
+    for todo in dos {
+        match todo {
+            Do::Make { at, to } => engine::start(peer, Way::In, at, Order::Make { device: to }),
+            Do::Connect { at, from, offer } => {
+                engine::start(peer, Way::Out, at, Order::Connect { device: from, offer });
+            }
+            Do::CloseIn { at } => close(peer, Way::In, at),
+            Do::CloseOut { at } => close(peer, Way::Out, at),
+            Do::Release { at } => drop(ends.arenas.lock().remove(&(Way::In, at))),
+            Do::Write { at, slot, to, bytes } => {
+                // HOST-10.
+                if peer.may_say_nothing() || !ends.order(Way::Out, at, Order::Write { slot, to, bytes }) {
+                    let written = Err("this host may send nothing now".to_owned());
+                    peer.heard(Heard::Written { at, slot, written });
+                }
+            }
+            copy => spawn_copy(peer, ends, copy),
+        }
+    }
+}
+
+fn close(peer: &Arc<Peer>, way: Way, at: At) {
+    let Some(ends) = &peer.nixl else { return };
+    // Behind all that it was told; it says itself when it has ended.
+    let engine = ends.engines.lock().remove(&(way, at.route));
+    if engine.is_none_or(|engine| engine.send(Order::Close).is_err()) {
+        engine::ended(peer, way, at);
+    }
+}
+
+fn spawn_copy(peer: &Arc<Peer>, ends: &NixlEnds, todo: Do) {
+    // There was a stream, or there is nothing to copy.
+    let Some(runtime) = ends.runtime.lock().clone() else { return };
+    let peer = Arc::clone(peer);
+    runtime.spawn(async move {
+        let Some(ends) = &peer.nixl else { return };
+        let arenas = &ends.using.arenas;
+        match todo {
+            Do::Locate { link, post, span, from } => {
+                let to = tokio::select! {
+                    to = arenas.lands(post, span) => to,
+                    () = peer.cut_of(link) => None,
+                };
+                peer.heard(Heard::Located { link, post, span, from, to });
+            }
+            Do::Check { at } => {
+                let (arena, slot) = (ends.arena(Way::In, at), ends.sizes.slot);
+                let looked = tokio::task::spawn_blocking(move || {
+                    arena.is_some_and(|arena| engine::has_pattern(&*arena, at, slot))
+                });
+                let sound = looked.await.unwrap_or(false);
+                peer.heard(Heard::Checked { at, sound });
+            }
+            Do::Import { at, slot, run } => {
+                let offset = u64::from(slot) * ends.sizes.slot;
+                if let Some(arena) = ends.arena(Way::In, at) {
+                    let passing = arenas.import(run, &arena, offset).await;
+                    peer.heard(Heard::Imported { run });
+                    passing.0.await;
+                }
+                peer.heard(Heard::Freed { at, slot });
+            }
+            Do::Export { at, slot, run } => {
+                let offset = u64::from(slot) * ends.sizes.slot;
+                let filled = match ends.arena(Way::Out, at) {
+                    Some(arena) => arenas.export(run, &arena, offset).await,
+                    None => false,
+                };
+                peer.heard(Heard::Exported { at, slot, filled });
+            }
+            _ => {}
+        }
+    });
+}

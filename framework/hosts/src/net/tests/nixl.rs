@@ -1,0 +1,318 @@
+//! NIXL lanes between two hosts, with memory of the host: with a false NIXL, and with the one that `TENSORPOST_NIXL` names.
+
+#![expect(unsafe_code, reason = "memory that others write by its address, as NIXL does")]
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+
+use super::*;
+use crate::frame::{Piece, Run};
+use crate::nixl::{Agent, Arena, Arenas, Library, Nixl, NixlError, Passing, Place, Region};
+
+const BOUNDS: Bounds = Bounds { window: 64 << 20, piece: 256 << 10, run: 1 << 20 };
+
+/// Memory of the host that is written by its address.
+struct Dram {
+    /// Which nobody touches but by the address.
+    _memory: Vec<u8>,
+    region: Region,
+}
+
+impl Arena for Dram {
+    fn memory(&self) -> Region {
+        self.region
+    }
+
+    fn enter(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn fill(&self, offset: u64, bytes: &[u8]) -> Result<(), String> {
+        copy(
+            bytes.as_ptr().expose_provenance() as u64,
+            self.memory().part(offset, bytes.len() as u64).address,
+            bytes.len(),
+        );
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), String> {
+        let from = self.memory().part(offset, bytes.len() as u64).address;
+        copy(from, bytes.as_mut_ptr().expose_provenance() as u64, bytes.len());
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn copy(from: u64, to: u64, bytes: usize) {
+    let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+    // SAFETY: the tests pass ranges of memory that is there, and that one writes at a time.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+struct HostArenas(Arc<Buffers>);
+
+impl Arenas for HostArenas {
+    fn lands(&self, post: Seq, _: u16) -> BoxFuture<'_, Option<u8>> {
+        async move {
+            self.0.until_seen(post).await;
+            Some(0)
+        }
+        .boxed()
+    }
+
+    fn reserve(&self, _: u8, bytes: u64) -> Result<Arc<dyn Arena>, String> {
+        let mut memory = vec![0; bytes as usize];
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        Ok(Arc::new(Dram { _memory: memory, region: Region { place: Place::Host, address, bytes } }))
+    }
+
+    fn export<'a>(&'a self, run: Run, arena: &'a Arc<dyn Arena>, offset: u64) -> BoxFuture<'a, bool> {
+        async move {
+            let piece = Piece { post: run.post, span: run.span, offset: run.offset, bytes: run.bytes as u32 };
+            let Some(bytes) = self.0.read(piece).await else { return false };
+            arena.fill(offset, &bytes).is_ok()
+        }
+        .boxed()
+    }
+
+    fn import<'a>(&'a self, run: Run, arena: &'a Arc<dyn Arena>, offset: u64) -> BoxFuture<'a, Passing> {
+        async move {
+            let mut bytes = vec![0; run.bytes as usize];
+            arena.read(offset, &mut bytes).expect("memory");
+            let piece = Piece { post: run.post, span: run.span, offset: run.offset, bytes: run.bytes as u32 };
+            self.0.write(piece, Parts::from(Bytes::from(bytes))).await;
+            Passing(std::future::ready(()).boxed())
+        }
+        .boxed()
+    }
+}
+
+/// A false NIXL: all of its agents are in this process.
+#[derive(Debug, Default)]
+struct False {
+    memory: Mutex<HashMap<String, Region>>,
+    writes: AtomicUsize,
+    /// Writes are in progress for ever.
+    stuck: AtomicBool,
+    /// Writes go nowhere, and are said to be done.
+    lies: AtomicBool,
+}
+
+struct FalseAgent {
+    name: String,
+    all: Arc<False>,
+    other: Option<String>,
+}
+
+#[derive(Debug)]
+struct Shared(Arc<False>);
+
+impl Nixl for Shared {
+    fn agent(&self, name: &str) -> Result<Box<dyn Agent>, NixlError> {
+        Ok(Box::new(FalseAgent { name: name.to_owned(), all: Arc::clone(&self.0), other: None }))
+    }
+}
+
+impl Agent for FalseAgent {
+    fn register(&mut self, memory: Region) -> Result<(), NixlError> {
+        self.all.memory.lock().insert(self.name.clone(), memory);
+        Ok(())
+    }
+
+    fn metadata(&mut self) -> Result<Bytes, NixlError> {
+        Ok(Bytes::from(self.name.clone()))
+    }
+
+    fn connect(&mut self, name: &str, metadata: &[u8], memory: Region) -> Result<(), NixlError> {
+        let known = self.all.memory.lock().get(name) == Some(&memory) && metadata == name.as_bytes();
+        self.other = known.then(|| name.to_owned());
+        if known { Ok(()) } else { Err(NixlError::Argument { what: "a stranger" }) }
+    }
+
+    fn begin(&mut self, from: Region, to: Region) -> Result<u64, NixlError> {
+        let all = &self.all;
+        // Held while it is copied: who deregisters waits for that.
+        let memory = all.memory.lock();
+        assert!(self.other.as_ref().is_some_and(|other| memory.contains_key(other)), "it was deregistered");
+        if all.stuck.load(Relaxed) {
+            return Ok(0);
+        }
+        if !all.lies.load(Relaxed) {
+            copy(from.address, to.address, from.bytes as usize);
+        }
+        all.writes.fetch_add(1, Relaxed);
+        Ok(1)
+    }
+
+    fn is_done(&mut self, write: u64) -> Result<bool, NixlError> {
+        Ok(write == 1)
+    }
+}
+
+impl Drop for FalseAgent {
+    fn drop(&mut self) {
+        self.all.memory.lock().remove(&self.name);
+    }
+}
+
+/// Two hosts that use NIXL, the first of which dials; and who listens for it.
+async fn two(nixl: Arc<dyn Nixl>) -> (Gateway, Gateway, Listener) {
+    let host = |own: u16, other: u16| {
+        let using = |memory: &Arc<Buffers>| {
+            let arenas = Arc::new(HostArenas(Arc::clone(memory)));
+            // As if gRPC had no more than one lane, and that a slow one: what is chosen is not the test's concern.
+            Some(NixlUse { nixl: Arc::clone(&nixl), arenas, lanes: 1 })
+        };
+        Gateway::with(own, other, Pulse::Link(LinkPulse::default()), BOUNDS, using)
+    };
+    let (zero, one) = (host(0, 1), host(1, 0));
+    zero.serve(1, 8);
+    let security = Security::loopback();
+    let listener = zero.listen(&security).await;
+    let (dial, keeping) = (dial(listener.address(), &security, 1), Arc::clone(&one.peer));
+    tokio::spawn(async move { dial.keep(&keeping).await });
+    (zero, one, listener)
+}
+
+/// Sends a message from `one` to `zero`, and looks whether it comes.
+async fn passes(zero: &Gateway, one: &Gateway, number: u8) {
+    static ALL: LazyLock<Bytes> =
+        LazyLock::new(|| (0..(5_usize << 19) + 400).map(|at| (at >> 8) as u8 ^ at as u8).collect());
+    let bytes = ALL.slice(usize::from(number)..(5 << 19) + 77 + usize::from(number));
+    let to = To::Send(actor(0, 1));
+    let came = async {
+        loop {
+            // Under one lock, so that no lane takes it before.
+            let posted = one.peer.with(|session| {
+                let post = session.post(to, Bytes::from(vec![number]), vec![bytes.len() as u64])?.post;
+                one.memory.lend(post, vec![bytes.clone()]);
+                session.widen(post, 0, 0);
+                Ok::<_, PostError>(post)
+            });
+            match posted {
+                Ok(_) => break,
+                Err(_) => drop(one.next().await),
+            }
+        }
+        let released = async { while !matches!(one.next().await, Some(Event::Released { .. })) {} };
+        let message = async {
+            loop {
+                if let Some(Event::Message { post, message }) = zero.next().await {
+                    return (post, message);
+                }
+            }
+        };
+        let ((), (post, message)) = tokio::join!(released, message);
+        assert_eq!(message.head, vec![number]);
+        assert!(zero.memory.take(post) == [bytes.to_vec()], "message {number} is not what was sent");
+        zero.peer.with(|session| session.done(post));
+    };
+    tokio::time::timeout(Duration::from_secs(60), came).await.expect("it comes");
+    assert_eq!(one.memory.lent(), 0);
+}
+
+/// Sends messages until one goes by NIXL: those before have the route made.
+async fn until_used(zero: &Gateway, one: &Gateway) {
+    let used = async {
+        let mut number = 1;
+        while one.peer.nixl_routes() == 0 {
+            passes(zero, one, number).await;
+            number = number.wrapping_add(1).max(1);
+            // A machine with much to do may have measured gRPC to be faster, which holds as long as the connection.
+            if number.is_multiple_of(16)
+                && let Some(link) = one.peer.link()
+            {
+                one.peer.cut(link);
+                until_there(one).await;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), used).await.expect("a route");
+}
+
+/// Waits for the stream.
+async fn until_there(one: &Gateway) {
+    let there = one.peer.until_nixl();
+    tokio::time::timeout(Duration::from_secs(60), there).await.expect("a stream for NIXL");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tensors_go_by_nixl_once_it_was_found_to_be_faster() {
+    let fabric = Arc::new(False::default());
+    let (zero, one, _listener) = two(Arc::new(Shared(Arc::clone(&fabric)))).await;
+    until_there(&one).await;
+    until_used(&zero, &one).await;
+    let before = fabric.writes.load(Relaxed);
+    passes(&zero, &one, 7).await;
+    assert_eq!(fabric.writes.load(Relaxed) - before, 3, "two slots and a part of one");
+    assert_eq!((one.peer.nixl_failures(), zero.peer.nixl_failures()), (0, 0));
+
+    // A write never ends: what had not come goes by gRPC, and the next route is another.
+    fabric.stuck.store(true, Relaxed);
+    passes(&zero, &one, 8).await;
+    assert_eq!((one.peer.nixl_failures(), one.peer.nixl_routes()), (1, 0));
+    fabric.stuck.store(false, Relaxed);
+    until_used(&zero, &one).await;
+
+    // So it is after a connection that broke.
+    let link = one.peer.link().expect("a connection");
+    one.peer.cut(link);
+    until_there(&one).await;
+    passes(&zero, &one, 9).await;
+    until_used(&zero, &one).await;
+
+    // With the session all agents end, and with them what was registered.
+    one.peer.end();
+    zero.peer.end();
+    let ended = async {
+        while !fabric.memory.lock().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("all agents end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nixl_is_not_used_where_its_bytes_do_not_come() {
+    let fabric = Arc::new(False::default());
+    fabric.lies.store(true, Relaxed);
+    let (zero, one, _listener) = two(Arc::new(Shared(Arc::clone(&fabric)))).await;
+    until_there(&one).await;
+    for number in 1_u8.. {
+        passes(&zero, &one, number).await;
+        if one.peer.nixl_failures() == u64::from(crate::limits::MAX_NIXL_BREAKS) {
+            break;
+        }
+    }
+    assert_eq!(one.peer.nixl_routes(), 0);
+    assert_eq!(zero.refused.count(crate::refused::Kind::Forged), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tensors_go_by_the_nixl_that_is_installed() {
+    let nixl = match Library::load() {
+        Ok(nixl) => nixl.on_loopback(),
+        Err(error) if std::env::var_os("TENSORPOST_NIXL").is_none() => {
+            return eprintln!("left out: {error}");
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let (zero, one, _listener) = two(Arc::new(nixl)).await;
+    until_there(&one).await;
+    until_used(&zero, &one).await;
+    for number in 1..9 {
+        passes(&zero, &one, number).await;
+    }
+    assert_eq!((one.peer.nixl_failures(), zero.peer.nixl_failures()), (0, 0));
+}

@@ -1,0 +1,324 @@
+//! Both ends of all routes between two hosts, without I/O: told what came and what was done, it says what is to be said and done.
+//!
+//! It outlives connections, as its session does. Its caller holds the lock of the session, whose pieces it names.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::reader::Reader;
+use super::steps::{Step, Steps};
+use super::wire::At;
+use super::writer::Writer;
+use super::{Offer, Say, Took};
+use crate::frame::Run;
+use crate::ids::Seq;
+use crate::session::{Link, Session, Violation};
+
+/// What both ends of a lane have to agree on, and what it is measured against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Bytes of a slot.
+    pub(crate) slot: u64,
+    /// Slots of an arena.
+    pub(crate) slots: u8,
+    /// Bytes of one frame of ballast.
+    pub(crate) ballast: u32,
+    /// Lanes over gRPC, of which each is taken to be as fast as the one that was measured.
+    pub(crate) lanes: u16,
+}
+
+impl Sizes {
+    pub(crate) fn arena(&self) -> u64 {
+        self.slot * u64::from(self.slots)
+    }
+}
+
+/// What is to be done. Of each but [`Do::Release`] its end is told, as the [`Heard`] of the same name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Do {
+    /// Find out where a span of a message lands that comes, or will.
+    Locate { link: Link, post: Seq, span: u16, from: u8 },
+    /// Make an arena on device `to` of this host, and an agent that knows it.
+    Make { at: At, to: u8 },
+    /// Look whether slot 0 has the bytes of the probe.
+    Check { at: At },
+    /// Copy a run out of a slot to where it belongs, whatever else happens.
+    Import { at: At, slot: u8, run: Run },
+    /// End the agent of an arena.
+    CloseIn { at: At },
+    /// Nobody uses the memory of the arena any more.
+    Release { at: At },
+    /// Make an arena on device `from` of this host, and an agent that knows it and the other's; and write slot 0 twice.
+    Connect { at: At, from: u8, offer: Offer },
+    /// Copy a run into a slot.
+    Export { at: At, slot: u8, run: Run },
+    /// Write from a slot to the other side's memory, from its start on.
+    Write { at: At, slot: u8, to: u64, bytes: u64 },
+    /// End the agent, and with it all writes; then give the arena back.
+    CloseOut { at: At },
+}
+
+/// What was done.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// Where a span lands, by the number of a device of this host; nothing where it goes by pieces.
+    Located {
+        link: Link,
+        post: Seq,
+        span: u16,
+        from: u8,
+        to: Option<u8>,
+    },
+    Made {
+        at: At,
+        made: Result<Offer, String>,
+    },
+    Checked {
+        at: At,
+        sound: bool,
+    },
+    /// The copy was submitted: whoever uses the memory behind this finds the bytes there (HOST-8).
+    Imported {
+        run: Run,
+    },
+    /// It has passed.
+    Freed {
+        at: At,
+        slot: u8,
+    },
+    ClosedIn {
+        at: At,
+    },
+    Connected {
+        at: At,
+        took: Result<Took, String>,
+    },
+    /// Whether the bytes are there, and good (HOST-6).
+    Exported {
+        at: At,
+        slot: u8,
+        filled: bool,
+    },
+    Written {
+        at: At,
+        slot: u8,
+        written: Result<(), String>,
+    },
+    ClosedOut {
+        at: At,
+    },
+}
+
+/// What the two ends share while one of them does something.
+pub(super) struct Context<'a> {
+    pub(super) sizes: Sizes,
+    pub(super) steps: Steps,
+    pub(super) session: &'a mut Session,
+    pub(super) link: Option<Link>,
+    pub(super) says: &'a mut VecDeque<Say>,
+    pub(super) dos: Vec<Do>,
+    pub(super) now: Duration,
+    pub(super) fallen_back: &'a mut u64,
+}
+
+impl Context<'_> {
+    pub(super) fn say(&mut self, say: Say) {
+        if self.link.is_some() {
+            self.says.push_back(say);
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    sizes: Sizes,
+    steps: Steps,
+    reader: Reader,
+    writer: Writer,
+    link: Option<Link>,
+    says: VecDeque<Say>,
+    fallen_back: u64,
+}
+
+impl Lane {
+    pub(crate) fn new(sizes: Sizes) -> Self {
+        Self::with_steps(sizes, Steps::default())
+    }
+
+    pub(super) fn with_steps(sizes: Sizes, steps: Steps) -> Self {
+        let (reader, writer) = (Reader::default(), Writer::default());
+        Lane { sizes, steps, reader, writer, link: None, says: VecDeque::new(), fallen_back: 0 }
+    }
+
+    /// How often something of NIXL failed, so that gRPC was used.
+    pub(crate) fn fallen_back(&self) -> u64 {
+        self.fallen_back
+    }
+
+    /// The connection in force, where the lane is part of it.
+    pub(crate) fn link(&self) -> Option<Link> {
+        self.link
+    }
+
+    fn with<T>(
+        &mut self,
+        session: &mut Session,
+        now: Duration,
+        work: impl FnOnce(&mut Reader, &mut Writer, &mut Context<'_>) -> T,
+    ) -> (T, Vec<Do>) {
+        let Lane { sizes, steps, reader, writer, link, says, fallen_back } = self;
+        let mut context = Context {
+            sizes: *sizes,
+            steps: *steps,
+            session,
+            link: *link,
+            says,
+            dos: Vec::new(),
+            now,
+            fallen_back,
+        };
+        let done = work(reader, writer, &mut context);
+        (done, context.dos)
+    }
+
+    /// A connection of the session has a stream of this lane.
+    pub(crate) fn up(&mut self, link: Link, session: &mut Session, now: Duration) -> Vec<Do> {
+        let dos = self.down(session, now);
+        self.link = Some(link);
+        session.bulk(link, true);
+        let open = if self.steps.does(Step::SayOpen) { self.writer.open() } else { Vec::new() };
+        self.says.push_back(Say::Begin { open });
+        dos
+    }
+
+    /// The stream is not there any more, or its connection.
+    pub(crate) fn cut(&mut self, link: Link, session: &mut Session, now: Duration) -> Vec<Do> {
+        if self.link == Some(link) { self.down(session, now) } else { Vec::new() }
+    }
+
+    fn down(&mut self, session: &mut Session, now: Duration) -> Vec<Do> {
+        if let Some(link) = self.link.take() {
+            session.bulk(link, false);
+        }
+        self.says.clear();
+        let work = |reader: &mut Reader, writer: &mut Writer, context: &mut Context<'_>| {
+            reader.cut(context);
+            writer.cut(context);
+        };
+        self.with(session, now, work).1
+    }
+
+    /// The session is over: the other side is not waited for.
+    pub(crate) fn end(&mut self, session: &mut Session, now: Duration) -> Vec<Do> {
+        let mut dos = self.down(session, now);
+        dos.extend(self.with(session, now, |reader, _, context| reader.end(context)).1);
+        dos
+    }
+
+    /// The next frame to send over this connection.
+    pub(crate) fn next_say(&mut self, link: Link, session: &mut Session) -> Option<Say> {
+        if self.link != Some(link) {
+            return None;
+        }
+        self.says.pop_front().or_else(|| {
+            let want = session.next_want(link)?;
+            Some(Say::Want { post: want.post, span: want.span, device: want.device })
+        })
+    }
+
+    /// A frame came over a connection.
+    ///
+    /// # Errors
+    /// The other side must not say that.
+    pub(crate) fn take(
+        &mut self,
+        link: Link,
+        say: Say,
+        session: &mut Session,
+        now: Duration,
+    ) -> Result<Vec<Do>, Lie> {
+        if self.link != Some(link) && (self.link.is_none() || self.steps.does(Step::OldLinkIsOver)) {
+            return Ok(Vec::new());
+        }
+        let take = |reader: &mut Reader, writer: &mut Writer, context: &mut Context<'_>| match say {
+            Say::Begin { open } => reader.begin(&open, context),
+            Say::Want { post, span, device } => reader.want(post, span, device, context),
+            Say::Probed { at } => reader.probed(at, context),
+            Say::Ballast { at, bytes } => reader.ballast(at, bytes, context),
+            Say::Chosen { at, chosen } => reader.chosen(at, chosen, context),
+            Say::Wrote { at, slot } => reader.wrote(at, slot, context),
+            Say::Gone { at, slot } => reader.gone(at, slot, context),
+            Say::Broken { at } => reader.broken(at, context),
+            Say::Ended { at } => reader.ended(at, context),
+            Say::Narrow { post, span, for_good } => {
+                writer.narrow(post, span, for_good, context);
+                Ok(())
+            }
+            Say::Offer { at, device, offer } => writer.offer(at, device, offer, context),
+            Say::Sound { at, sound } => writer.sound(at, sound, context),
+            Say::Had { at } => writer.had(at, context),
+            Say::Grant { at, slot, run } => writer.grant(at, slot, run, context),
+        };
+        let (taken, dos) = self.with(session, now, take);
+        taken.map(|()| dos)
+    }
+
+    /// Something was done.
+    pub(crate) fn heard(&mut self, heard: Heard, session: &mut Session, now: Duration) -> Vec<Do> {
+        let hear = |reader: &mut Reader, writer: &mut Writer, context: &mut Context<'_>| match heard {
+            Heard::Located { link, post, span, from, to } if context.link == Some(link) => {
+                reader.located(post, span, from, to, context);
+            }
+            // It was asked over a connection that is over.
+            Heard::Located { .. } => {}
+            Heard::Made { at, made } => reader.made(at, made, context),
+            Heard::Checked { at, sound } => reader.checked(at, sound, context),
+            Heard::Imported { run } => context.session.landed_run(&run),
+            Heard::Freed { at, slot } => reader.freed(at, slot, context),
+            Heard::ClosedIn { at } => reader.closed(at, context),
+            Heard::Connected { at, took } => writer.connected(at, took, context),
+            Heard::Exported { at, slot, filled } => writer.exported(at, slot, filled, context),
+            Heard::Written { at, slot, written } => writer.written(at, slot, written, context),
+            Heard::ClosedOut { at } => writer.closed(at, context),
+        };
+        self.with(session, now, hear).1
+    }
+
+    /// Looks whether something has taken too long.
+    pub(crate) fn tick(&mut self, session: &mut Session, now: Duration) -> Vec<Do> {
+        self.with(session, now, |_, writer, context| writer.tick(context)).1
+    }
+
+    /// Whether there is something to look at.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.writer.is_waiting()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.says.is_empty() && self.writer.is_at_rest() && self.reader.is_at_rest()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn routes_used(&self) -> usize {
+        self.writer.used()
+    }
+}
+
+/// What the other side must not say.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Lie {
+    #[error(transparent)]
+    Session(#[from] Violation),
+    #[error("of route {} it says {what} in epoch {}, which cannot be", .at.route, .at.epoch)]
+    Route { at: At, what: &'static str },
+    #[error("it wants room for more than {most} spans at a time")]
+    Wants { most: usize },
+}
+
+impl Lie {
+    pub(super) fn of(at: At, what: &'static str) -> Result<(), Lie> {
+        Err(Lie::Route { at, what })
+    }
+}

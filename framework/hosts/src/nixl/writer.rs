@@ -1,0 +1,341 @@
+//! The sending end: arenas of this host, out of which it writes into those of the other.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::lane::{Context, Do, Lie};
+use super::steps::Step;
+use super::wire::At;
+use super::{Offer, Say, Took};
+use crate::frame::Run;
+use crate::ids::Seq;
+use crate::limits::{NIXL_DEADLINE, NIXL_PROBE_DEADLINE};
+
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    routes: BTreeMap<u8, Route>,
+}
+
+#[derive(Debug)]
+struct Route {
+    epoch: u32,
+    device: u8,
+    state: State,
+    slots: Vec<Slot>,
+    /// Granted, and without a slot of this side.
+    granted: VecDeque<(u8, Run)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Both agents, and the probe, until then.
+    Connecting {
+        until: Duration,
+    },
+    /// The receiver looks whether its bytes are there.
+    Probed {
+        until: Duration,
+        took: Took,
+    },
+    /// As much goes by gRPC.
+    Measuring {
+        until: Duration,
+        took: Took,
+        since: Duration,
+    },
+    Used,
+    /// Its agent is being ended.
+    Closing,
+    /// It has.
+    Closed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Free,
+    /// It is being filled, for a slot of the other side. What is filled after its route has broken goes nowhere.
+    Filled {
+        to: u8,
+        run: Run,
+    },
+    Written {
+        to: u8,
+        run: Run,
+        until: Duration,
+    },
+}
+
+impl Route {
+    fn at(&self, route: u8) -> At {
+        At { route, epoch: self.epoch }
+    }
+
+    fn is_open(&self) -> bool {
+        !matches!(self.state, State::Closing | State::Closed)
+    }
+
+    fn close(&mut self, number: u8, context: &mut Context<'_>) {
+        if self.is_open() {
+            self.state = State::Closing;
+            self.granted.clear();
+            context.dos.push(Do::CloseOut { at: self.at(number) });
+        }
+    }
+
+    /// Something failed, or took too long: what has not arrived goes by pieces.
+    fn fail(&mut self, number: u8, why: &str, context: &mut Context<'_>) {
+        if !self.is_open() {
+            return;
+        }
+        *context.fallen_back += 1;
+        let (peer, device) = (context.session.peer(), self.device);
+        tracing::warn!(
+            target: "tensorpost::hosts", route = number,
+            "tensors of device {device} go to {peer} by gRPC: NIXL has failed: {why}"
+        );
+        if let Some(link) = context.link {
+            let under_way = self.slots.iter().filter_map(|slot| match slot {
+                Slot::Free => None,
+                Slot::Filled { run, .. } | Slot::Written { run, .. } => Some(*run),
+            });
+            if context.steps.does(Step::Unsend) {
+                let granted = self.granted.iter().map(|(_, run)| *run);
+                under_way.chain(granted).for_each(|run| context.session.unsend(link, &run));
+            }
+            context.session.narrow_all(link, device);
+        }
+        context.say(Say::Broken { at: self.at(number) });
+        self.close(number, context);
+    }
+
+    fn fill(&mut self, number: u8, context: &mut Context<'_>) {
+        let at = self.at(number);
+        while self.state == State::Used
+            && let Some(slot) = self.slots.iter().position(|slot| *slot == Slot::Free)
+            && let Some((to, run)) = self.granted.pop_front()
+        {
+            self.slots[slot] = Slot::Filled { to, run };
+            context.dos.push(Do::Export { at, slot: slot as u8, run }); // of NIXL_SLOTS
+        }
+    }
+}
+
+impl Writer {
+    /// Arenas of the other side that may still be written.
+    pub(super) fn open(&self) -> Vec<At> {
+        let open = self.routes.iter().filter(|(_, route)| route.state != State::Closed);
+        open.map(|(number, route)| route.at(*number)).collect()
+    }
+
+    fn current(&mut self, at: At) -> Option<&mut Route> {
+        self.routes.get_mut(&at.route).filter(|route| route.epoch == at.epoch)
+    }
+
+    /// The other side speaks of an arena: one that it has offered.
+    fn said(&mut self, at: At) -> Result<&mut Route, Lie> {
+        self.current(at).ok_or(Lie::Route { at, what: "something" })
+    }
+
+    pub(super) fn narrow(&mut self, post: Seq, span: u16, for_good: bool, context: &mut Context<'_>) {
+        let Some(link) = context.link else { return };
+        let device = context.session.narrow(link, post, span);
+        if let Some(device) = device.filter(|_| for_good) {
+            // Nothing from there is asked for any more, before the next connection.
+            context.session.widen_no_more(link, device);
+        }
+    }
+
+    pub(super) fn offer(
+        &mut self,
+        at: At,
+        device: u8,
+        offer: Offer,
+        context: &mut Context<'_>,
+    ) -> Result<(), Lie> {
+        let known = self.routes.get(&at.route);
+        let follows = known.is_none_or(|route| route.state == State::Closed && route.epoch < at.epoch);
+        if !follows || offer.memory.bytes != context.sizes.arena() {
+            return Lie::of(at, "that it offers an arena");
+        }
+        let until = context.now + NIXL_PROBE_DEADLINE;
+        let slots = vec![Slot::Free; usize::from(context.sizes.slots)];
+        let (state, granted) = (State::Connecting { until }, VecDeque::new());
+        self.routes.insert(at.route, Route { epoch: at.epoch, device, state, slots, granted });
+        context.dos.push(Do::Connect { at, from: device, offer });
+        Ok(())
+    }
+
+    pub(super) fn connected(&mut self, at: At, took: Result<Took, String>, context: &mut Context<'_>) {
+        let Some(route) = self.current(at) else { return };
+        let State::Connecting { until } = route.state else { return };
+        match took {
+            Ok(took) => {
+                route.state = State::Probed { until, took };
+                context.say(Say::Probed { at });
+            }
+            Err(why) => route.fail(at.route, &why, context),
+        }
+    }
+
+    pub(super) fn sound(&mut self, at: At, sound: bool, context: &mut Context<'_>) -> Result<(), Lie> {
+        let route = self.said(at)?;
+        match route.state {
+            State::Probed { until, took } if sound => {
+                route.state = State::Measuring { until, took, since: context.now };
+                let (all, each) = (context.sizes.slot, context.sizes.ballast);
+                let mut left = all;
+                while left > 0 {
+                    let bytes = left.min(u64::from(each)) as u32;
+                    left -= u64::from(bytes);
+                    context.say(Say::Ballast { at, bytes });
+                }
+                Ok(())
+            }
+            State::Probed { .. } => {
+                route.fail(at.route, "what was written is not there", context);
+                Ok(())
+            }
+            State::Closing | State::Closed => Ok(()),
+            _ => Lie::of(at, "what became of a probe"),
+        }
+    }
+
+    /// As much has gone by gRPC.
+    pub(super) fn had(&mut self, at: At, context: &mut Context<'_>) -> Result<(), Lie> {
+        let (lanes, now) = (u32::from(context.sizes.lanes.max(1)), context.now);
+        let route = self.said(at)?;
+        let State::Measuring { took, since, .. } = route.state else {
+            return if route.is_open() { Lie::of(at, "that it had a probe of gRPC") } else { Ok(()) };
+        };
+        // As if all lanes together were as fast as so many of that one.
+        let grpc = now.saturating_sub(since) / lanes;
+        let chosen = took < grpc;
+        let (peer, device, bytes) = (context.session.peer(), route.device, context.sizes.slot >> 20);
+        tracing::info!(
+            target: "tensorpost::hosts", route = at.route,
+            "tensors of device {device} go to {peer} by {}: {bytes} MiB took {took:?} by NIXL, and would take {grpc:?} by {lanes} \
+             lanes of gRPC", if chosen { "NIXL" } else { "gRPC" }
+        );
+        context.say(Say::Chosen { at, chosen });
+        if chosen {
+            route.state = State::Used;
+        } else {
+            route.close(at.route, context);
+        }
+        Ok(())
+    }
+
+    pub(super) fn grant(&mut self, at: At, slot: u8, run: Run, context: &mut Context<'_>) -> Result<(), Lie> {
+        let Some(link) = context.link else { return Ok(()) };
+        let slots = context.sizes.slots;
+        let route = self.said(at)?;
+        if !route.is_open() {
+            return Ok(());
+        }
+        let has = |other: &Slot| match other {
+            Slot::Free => false,
+            Slot::Filled { to, .. } | Slot::Written { to, .. } => *to == slot,
+        };
+        let twice = route.slots.iter().any(has) || route.granted.iter().any(|(to, _)| *to == slot);
+        if route.state != State::Used || slot >= slots || twice {
+            return Lie::of(at, "that it grants a slot");
+        }
+        if context.session.take_run(link, &run, route.device)? {
+            route.granted.push_back((slot, run));
+            route.fill(at.route, context);
+        } else {
+            context.say(Say::Gone { at, slot });
+        }
+        Ok(())
+    }
+
+    pub(super) fn exported(&mut self, at: At, slot: u8, filled: bool, context: &mut Context<'_>) {
+        let Some(route) = self.current(at) else { return };
+        let open = route.state == State::Used;
+        let Some(found) = route.slots.get_mut(usize::from(slot)) else { return };
+        let Slot::Filled { to, run } = *found else { return };
+        if open && filled {
+            *found = Slot::Written { to, run, until: context.now + NIXL_DEADLINE };
+            let to = u64::from(to) * context.sizes.slot;
+            context.dos.push(Do::Write { at, slot, to, bytes: run.bytes });
+            return;
+        }
+        *found = Slot::Free;
+        if open {
+            // Its message was aborted.
+            context.say(Say::Gone { at, slot: to });
+            route.fill(at.route, context);
+        }
+    }
+
+    pub(super) fn written(
+        &mut self,
+        at: At,
+        slot: u8,
+        written: Result<(), String>,
+        context: &mut Context<'_>,
+    ) {
+        let Some(route) = self.current(at).filter(|route| route.state == State::Used) else { return };
+        let Some(found) = route.slots.get_mut(usize::from(slot)) else { return };
+        let Slot::Written { to, .. } = *found else { return };
+        match written {
+            Ok(()) => {
+                *found = Slot::Free;
+                context.say(Say::Wrote { at, slot: to });
+                route.fill(at.route, context);
+            }
+            Err(why) => route.fail(at.route, &why, context),
+        }
+    }
+
+    /// The agent has ended: nothing of it is written any more.
+    pub(super) fn closed(&mut self, at: At, context: &mut Context<'_>) {
+        let Some(route) = self.current(at).filter(|route| route.state == State::Closing) else { return };
+        route.state = State::Closed;
+        route.slots.fill(Slot::Free);
+        context.say(Say::Ended { at });
+    }
+
+    pub(super) fn tick(&mut self, context: &mut Context<'_>) {
+        let (now, deadline) = (context.now, context.steps.does(Step::Deadline));
+        for (number, route) in &mut self.routes {
+            let late = |slot: &Slot| matches!(slot, Slot::Written { until, .. } if *until <= now);
+            let is_late = match route.state {
+                State::Connecting { until }
+                | State::Probed { until, .. }
+                | State::Measuring { until, .. } => until <= now,
+                State::Used => route.slots.iter().any(late),
+                State::Closing | State::Closed => false,
+            };
+            if is_late && deadline {
+                route.fail(*number, "it took too long", context);
+            }
+        }
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.routes.values().any(|route| match route.state {
+            State::Used => route.slots.iter().any(|slot| matches!(slot, Slot::Written { .. })),
+            State::Closing | State::Closed => false,
+            _ => true,
+        })
+    }
+
+    pub(super) fn cut(&mut self, context: &mut Context<'_>) {
+        self.routes.iter_mut().for_each(|(number, route)| route.close(*number, context));
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_at_rest(&self) -> bool {
+        let at_rest = |route: &Route| {
+            let slots = route.slots.iter().all(|slot| *slot == Slot::Free);
+            matches!(route.state, State::Used | State::Closed) && slots && route.granted.is_empty()
+        };
+        self.routes.values().all(at_rest)
+    }
+
+    #[cfg(test)]
+    pub(super) fn used(&self) -> usize {
+        self.routes.values().filter(|route| route.state == State::Used).count()
+    }
+}
