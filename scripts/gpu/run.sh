@@ -84,7 +84,8 @@ start_mps() {
 stop_mps() {
     [[ -n "$mps" ]] || return 0
     mps=""
-    echo quit | timeout 20 nvidia-cuda-mps-control >/dev/null 2>&1
+    # Without a time it waits for the last client.
+    echo "quit -t 1" | timeout 20 nvidia-cuda-mps-control >/dev/null 2>&1
     unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
@@ -240,6 +241,8 @@ if is_wanted python; then
         if command -v nvidia-cuda-mps-control >/dev/null; then
             step python-times-mps 80 "${as_package[@]}" python3 python/gpu_times.py --mps
             cat "$LOGS/python-times-mps.log"
+            step python-stages 80 "${as_package[@]}" python/tensorpost-python-peer times "$(command -v python3)" "$PWD/python" cuda:0 mps
+            cat "$LOGS/python-stages.log"
         else
             left_out python-times-mps "nvidia-cuda-mps-control is not installed"
         fi

@@ -140,7 +140,7 @@ pub mod foreign {
     pub use crate::actor::foreign::{
         RawAddress, RawAnswer, RawItem, RawMessage, RawReply, TakesRaw, Unanswered, can_leave_by,
     };
-    pub use crate::tensor::dlpack::outside::{Handing, hand_out, piece_of, seen_as};
+    pub use crate::tensor::dlpack::outside::{Handing, PutAway, drop_elsewhere, hand_out, piece_of, seen_as};
     pub use crate::transport::Transport;
 }
 

@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::decode;
 use crate::encode;
 use crate::failure::exception;
+use crate::garbage;
 use crate::plan::Plan;
 use crate::wait::{self, Driven};
 
@@ -30,6 +31,7 @@ impl PyAddress {
 
     fn message(&self, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<RawMessage> {
         let py = value.py();
+        garbage::clear(py);
         let (body, tensors) = encode::encode(plan, value, Some(&self.context))
             .map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
         Ok(RawMessage { key, body, tensors: self.context.shared(py, plan, value, tensors)? })
@@ -133,7 +135,10 @@ impl PyAddress {
         let mut sending = py.detach(|| self.raw.send(message));
         let outcome = match wait::at_once(&mut sending) {
             Some(outcome) => Some(outcome),
-            None => wait::wait(py, sending, timeout)?,
+            None => {
+                let _waiting = garbage::Waiting::begin(py);
+                wait::wait(py, sending, timeout)?
+            }
         };
         sent(py, outcome, &self.who(), &plan.name, &self.context)
     }

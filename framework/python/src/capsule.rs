@@ -1,9 +1,10 @@
 //! DLPack capsules of Python: how one is taken, and how one is made.
 //!
-//! A managed tensor of another library is let go of on the core's own thread, when all work with it has passed. Its deleter is
-//! Python's, mostly, and needs the interpreter. A thread that asks for the interpreter while it ends is ended by Python in the middle
-//! of its call, which aborts the process. So what was taken is wrapped: its deleter asks first whether the interpreter
-//! is there ([`Gate`]), and leaves the memory to the end of the process where it is not.
+//! A managed tensor of another library is let go of on a thread of Rust, when all work with it has passed. Its deleter is Python's,
+//! mostly, and needs the interpreter. So what was taken is wrapped: its deleter only puts it where a thread finds it that has the interpreter
+//! ([`garbage`]). One that has to ask for the interpreter, and asks while it ends, is ended by Python in the middle of its call, which
+//! aborts the process: it asks first whether the interpreter is there ([`Gate`]), and leaves the memory to the end of the process where it
+//! is not.
 //!
 //! **Locks.** The gate's is held for a count, and never while Python is asked for anything.
 
@@ -18,8 +19,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use tensorpost_core::tensor::{DeviceStream, DlPack};
 
-use crate::cuda;
 use crate::failure::exception;
+use crate::{cuda, garbage};
 
 const VERSIONED: &CStr = c"dltensor_versioned";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
@@ -73,11 +74,11 @@ struct GateState {
 
 static GATE: Gate = Gate { state: Mutex::new(GateState { closed: false, inside: 0 }), left: Condvar::new() };
 
-/// The process that loaded this. In one that was forked from it the thread that lets go of memory is not there, and the gate is as
-/// that thread left it: nobody may wait at it.
+/// The process that loaded this. In one that was forked from it the threads that let go of memory are not there, and the gate is as
+/// they left it: nobody may wait at it.
 static LOADED_IN: OnceLock<u32> = OnceLock::new();
 
-fn was_forked() -> bool {
+pub(crate) fn was_forked() -> bool {
     LOADED_IN.get().is_some_and(|process| *process != std::process::id())
 }
 
@@ -123,6 +124,13 @@ pub(crate) fn close(py: Python<'_>) {
     });
 }
 
+/// Drops what needs the interpreter, with it. Where that is ending nothing is dropped.
+pub(crate) fn drop_with_interpreter<T>(held: T) {
+    let mut held = Some(held);
+    GATE.through(|| drop(held.take()));
+    std::mem::forget(held);
+}
+
 /// Takes over what a capsule holds. Its deleter is still the other library's own: it is called with the interpreter, or
 /// [guarded].
 pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
@@ -161,8 +169,9 @@ pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
     Ok(theirs)
 }
 
-/// The same tensor with a deleter that goes through the gate.
-pub(crate) fn guarded(theirs: DlPack) -> DlPack {
+/// The same tensor with a deleter that may be called on any thread.
+pub(crate) fn guarded(py: Python<'_>, theirs: DlPack) -> PyResult<DlPack> {
+    garbage::open(py)?;
     let read_only = if theirs.is_read_only() { READ_ONLY } else { 0 };
     let theirs = theirs.into_raw();
     // SAFETY: it is a valid `DLManagedTensorVersioned`, and only read.
@@ -172,9 +181,9 @@ pub(crate) fn guarded(theirs: DlPack) -> DlPack {
     managed.flags |= read_only;
     let managed = NonNull::from(Box::leak(Box::new(managed)));
     // SAFETY: the struct is of version 1, as it was before; what it points to lives until the inner deleter is called, which
-    // only `let_go` does. That can be called on any thread.
+    // only happens to what `let_go` has put away. That can be called on any thread.
     match unsafe { DlPack::from_raw(managed.cast()) } {
-        Ok(guarded) => guarded,
+        Ok(guarded) => Ok(guarded),
         Err(error) => unreachable!("the version was looked at before: {error}"),
     }
 }
@@ -237,10 +246,10 @@ unsafe extern "C" fn let_go(managed: *mut Managed) {
     // SAFETY: it is the box of `guarded`.
     let managed = unsafe { Box::from_raw(managed) };
     let Some(theirs) = NonNull::new(managed.context) else { return };
-    GATE.through(|| {
-        // SAFETY: it came from `into_raw`, and nobody has it any more. Its version was looked at when it was taken.
-        drop(unsafe { DlPack::from_raw(theirs) });
-    });
+    // SAFETY: it came from `into_raw`, and nobody has it any more. Its version was looked at when it was taken.
+    if let Ok(theirs) = unsafe { DlPack::from_raw(theirs) } {
+        garbage::put(Box::new(theirs));
+    }
 }
 
 /// A capsule that holds `tensor`, in the form that a consumer asks for.

@@ -11,10 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use pyo3::prelude::*;
 use tensorpost_core::foreign::{Handing, hand_out, piece_of, seen_as};
 use tensorpost_core::tensor::{DType, DeviceStream, DlPack, Layout, Tensor, TensorError};
 
 use crate::capsule::Array;
+use crate::failure::exception;
+use crate::garbage;
 
 /// What a library may do with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,10 +125,18 @@ impl Found {
         seen_as(&self.handed.tensor, self.dtype, self.layout, written)
     }
 
-    /// As a tensor on a lease of its own, which keeps `keep`.
-    pub(crate) fn piece(&self, keep: DlPack) -> Result<Option<Tensor>, TensorError> {
-        let Some(stream) = self.stream() else { return Ok(None) };
-        piece_of(&self.handed.tensor, self.dtype, &self.layout, stream, Box::new(keep))
+    /// As a tensor on a lease of its own, which keeps `keep`, with what `stream` has written there by now. Called, as its deleter is, with the
+    /// interpreter.
+    pub(crate) fn piece(
+        &self,
+        py: Python<'_>,
+        stream: &DeviceStream,
+        keep: DlPack,
+    ) -> PyResult<Option<Tensor>> {
+        garbage::open(py)?;
+        let keep = Box::new(keep);
+        let piece = piece_of(&self.handed.tensor, self.dtype, &self.layout, stream, keep, garbage::put);
+        piece.map_err(|error| exception(py, "TensorError", error.to_string()))
     }
 }
 

@@ -20,6 +20,7 @@ mod describe;
 mod encode;
 mod failure;
 mod feed;
+mod garbage;
 mod handed;
 mod loader;
 mod look;

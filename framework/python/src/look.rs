@@ -1,7 +1,8 @@
 //! Looking for a while before sleeping: to wake a thread costs more than a message.
 //!
-//! It is done by threads of Python that wait for a message or a reply, without the interpreter, and only where there are cores to spare:
-//! the process's reader looks for what comes on another. How long, and when it is no use, `tensorpost_core` knows ([`Spin`]).
+//! It is done by threads that wait for a message, a reply or the answer of another thread, without the interpreter, and only where there are
+//! cores to spare: the process's reader looks for what comes on another. How long, and when it is no use, `tensorpost_core` knows ([`Spin`]). A thread is
+//! patient, as the reader is: where what it waits for comes at intervals, such as the time of a kernel, it looks through them.
 
 use std::cell::RefCell;
 
@@ -9,25 +10,37 @@ use tensorpost_core::foreign::Transport;
 use tensorpost_core::transport::spin::{Spin, Step};
 
 thread_local! {
-    static SPIN: RefCell<Spin> = RefCell::new(Spin::new());
+    static SPIN: RefCell<Spin> = RefCell::new(patient());
 }
 
-/// Looks until `there` is, for about as long as waking up would take. Where it is not by then, the caller sleeps.
-pub(crate) fn look_for(transport: &Transport, there: impl Fn() -> bool) -> bool {
+fn patient() -> Spin {
+    let mut spin = Spin::new();
+    spin.set_patient(true);
+    spin
+}
+
+/// Looks until `find` has found something, for about as long as waking up would take. Where it has not by then, the caller sleeps, and
+/// says when it has [come](came).
+pub(crate) fn look_for<T>(transport: &Transport, mut find: impl FnMut() -> Option<T>) -> Option<T> {
     if !transport.has_spare_cores() {
-        return there();
+        return find();
     }
     SPIN.with_borrow_mut(|spin| {
         loop {
-            if there() {
+            if let Some(found) = find() {
                 spin.found();
-                return true;
+                return Some(found);
             }
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
                 Step::Yield => std::thread::yield_now(),
-                Step::Park => return false,
+                Step::Park => return None,
             }
         }
     })
+}
+
+/// What this thread slept for is there: how long that took says how long to look the next time.
+pub(crate) fn came() {
+    SPIN.with_borrow_mut(Spin::found);
 }

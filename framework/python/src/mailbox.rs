@@ -25,11 +25,11 @@ use tokio::sync::oneshot;
 use crate::address::PyAddress;
 use crate::context::Context;
 use crate::failure::exception;
-use crate::look::look_for;
+use crate::look::{came, look_for};
 use crate::plan::Plan;
 use crate::tensor::{self, PyTensor};
 use crate::torch::Ledger;
-use crate::wait;
+use crate::wait::{self, Driven};
 use crate::{cuda, decode, pool, serve};
 
 /// How long an actor that has stopped waits for its own last words.
@@ -140,18 +140,26 @@ impl Mailbox {
     /// The next item if there is one; the inner `None` where no more come.
     pub(crate) fn take(&self) -> Option<Option<Item>> {
         let mut state = self.state.lock();
-        let item = state.items.pop_front();
+        let mut item = state.items.pop_front();
         if state.items.is_empty() && !state.closed {
             self.news.store(false, Ordering::Relaxed);
         }
-        (item.is_some() || state.closed).then_some(item)
+        let closed = state.closed;
+        drop(state);
+        if let Some(Item::Message(_, answer)) = &mut item {
+            answer.begin();
+        }
+        (item.is_some() || closed).then_some(item)
     }
 
     /// The next item; `None` where no more come. Blocks: not to be called with the interpreter.
     pub(crate) fn wait(&self) -> Option<Item> {
-        look_for(&self.context.transport, || self.news.load(Ordering::Acquire));
+        let looked = look_for(&self.context.transport, || self.news.load(Ordering::Acquire).then_some(()));
         loop {
             if let Some(item) = self.take() {
+                if looked.is_none() {
+                    came();
+                }
                 return item;
             }
             let mut state = self.state.lock();
@@ -300,6 +308,11 @@ impl PyMailbox {
     #[getter]
     fn is_stopping(&self) -> bool {
         self.0.env.is_stopping()
+    }
+
+    /// Calls `told` with None and None when the node shuts down.
+    fn stopping(&self, told: Py<PyAny>) -> PyResult<Driven> {
+        wait::drive(told, self.0.env.stopping(), None, |py, _| Ok(py.None()))
     }
 
     fn watch(&self, address: &PyAddress) {

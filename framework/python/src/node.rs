@@ -1,5 +1,6 @@
 //! A node in a process of Python: starting actors, and talking to them.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use pyo3::prelude::*;
 use tensorpost_core::actor::{Channel, Python as Start, Watch};
 use tensorpost_core::device::Device;
 use tensorpost_core::foreign::RawMessage;
-use tensorpost_core::node::{Node, OnHang, Restart};
+use tensorpost_core::ids::ActorId;
+use tensorpost_core::node::{Node, OnHang, Restart, Sharing, WorkerId};
 use tracing_subscriber::EnvFilter;
 
 use crate::actor::builder;
@@ -27,12 +29,26 @@ use crate::wait;
 #[pyclass(frozen, name = "Node", module = "tensorpost._native")]
 pub(crate) struct PyNode {
     running: Mutex<Option<(Arc<Node>, Arc<Context>)>>,
+    /// Where its actors are.
+    workers: Mutex<HashMap<ActorId, WorkerId>>,
 }
 
 impl PyNode {
     pub(crate) fn running(&self, py: Python<'_>) -> PyResult<(Arc<Node>, Arc<Context>)> {
         let running = self.running.lock().clone();
         running.ok_or_else(|| exception(py, "NodeError", "the node has shut down".to_owned()))
+    }
+}
+
+fn sharing_of(py: Python<'_>, sharing: &str) -> PyResult<Sharing> {
+    match sharing {
+        "isolated" => Ok(Sharing::Isolated),
+        "mps" => Ok(Sharing::Mps),
+        "auto" => Ok(Sharing::Auto),
+        other => {
+            let why = format!(r#"sharing={other:?}: there are "isolated", "mps" and "auto""#);
+            Err(exception(py, "NodeError", why))
+        }
     }
 }
 
@@ -51,10 +67,13 @@ fn install_log() {
 #[pymethods]
 impl PyNode {
     #[new]
-    #[pyo3(signature = (*, host_budget=None, start_deadline=None, worker_log=None, hang_limit=None, trace=None, console=true))]
+    #[expect(clippy::too_many_arguments, reason = "Python calls it, by their names")]
+    #[pyo3(signature = (*, host_budget=None, sharing=None, interpreter="python3".into(), start_deadline=None, worker_log=None, hang_limit=None, trace=None, console=true))]
     fn new(
         py: Python<'_>,
         host_budget: Option<u64>,
+        sharing: Option<&str>,
+        interpreter: PathBuf,
         start_deadline: Option<f64>,
         worker_log: Option<String>,
         hang_limit: Option<f64>,
@@ -63,6 +82,10 @@ impl PyNode {
     ) -> PyResult<Self> {
         install_log();
         let mut settings = builder().console(console);
+        if let Some(sharing) = sharing {
+            settings = settings.sharing(sharing_of(py, sharing)?);
+            settings = settings.mps_keeper(interpreter, &["-m", "tensorpost.worker"]);
+        }
         if let Some(bytes) = host_budget {
             settings = settings.host_budget(bytes);
         }
@@ -85,10 +108,11 @@ impl PyNode {
         });
         let (node, stream) = started.map_err(|why: String| exception(py, "NodeError", why))?;
         let context = Context::of_node(Arc::clone(node.transport()), stream);
-        Ok(PyNode { running: Mutex::new(Some((Arc::new(node), context))) })
+        let running = Mutex::new(Some((Arc::new(node), context)));
+        Ok(PyNode { running, workers: Mutex::default() })
     }
 
-    /// Starts an actor in a worker of its own, and waits until it takes messages.
+    /// Starts an actor in a worker of its own or in that of another, and waits until it takes messages.
     #[expect(clippy::too_many_arguments, reason = "Python calls it, by their names")]
     fn spawn(
         &self,
@@ -103,8 +127,16 @@ impl PyNode {
         environment: Vec<(String, String)>,
         device: Option<&str>,
         receive_on: Option<&str>,
+        beside: Option<&PyAddress>,
     ) -> PyResult<PyAddress> {
         let (node, context) = self.running(py)?;
+        let known = |beside: &PyAddress| {
+            self.workers.lock().get(&beside.raw.actor()).copied().ok_or_else(|| {
+                let why = format!("beside={}: this node has started no such actor", beside.raw.actor());
+                exception(py, "SpawnError", why)
+            })
+        };
+        let worker = beside.map(known).transpose()?;
         let named = |name: &str| {
             let device = if name == "cpu" { Ok(Device::host()) } else { name.parse::<Device>() };
             device.map_err(|error| exception(py, "SpawnError", error.to_string()))
@@ -118,6 +150,9 @@ impl PyNode {
                 start = start.env(name, value);
             }
             let mut spawn = node.spawn::<Start>(start).mailbox(mailbox).restart(policy);
+            if let Some(worker) = worker {
+                spawn = spawn.worker(worker);
+            }
             if let Some(device) = device {
                 spawn = spawn.device(device);
             }
@@ -130,9 +165,10 @@ impl PyNode {
             if let Some(label) = label {
                 spawn = spawn.label(label);
             }
-            spawn.start().map(|spawned| spawned.raw_address())
+            spawn.start().map(|spawned| (spawned.raw_address(), spawned.worker()))
         })?;
-        let raw = started.map_err(|error| exception(py, "SpawnError", error.to_string()))?;
+        let (raw, worker) = started.map_err(|error| exception(py, "SpawnError", error.to_string()))?;
+        self.workers.lock().insert(raw.actor(), worker);
         Ok(PyAddress::new(raw, context))
     }
 

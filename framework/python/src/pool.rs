@@ -19,8 +19,8 @@ use tensorpost_core::tensor::{DType, DeviceStream, Tensor, TensorError};
 use crate::cuda;
 use crate::handed::{self, Handed};
 
-/// The streams whose memory PyTorch allocates, by the GPU's number.
-static STREAMS: Mutex<Vec<(i32, DeviceStream)>> = Mutex::new(Vec::new());
+/// The streams of this process's actors, in whose memory PyTorch allocates: the GPU's number, and the stream's as others name it.
+static STREAMS: Mutex<Vec<(i32, u64, DeviceStream)>> = Mutex::new(Vec::new());
 
 /// What it has taken, by address.
 static TAKEN: LazyLock<Mutex<HashMap<u64, Segment>>> = LazyLock::new(Mutex::default);
@@ -54,18 +54,29 @@ pub(crate) fn current(py: Python<'_>, stream: &DeviceStream) -> PyResult<i64> {
 
 /// PyTorch may allocate what is for this stream.
 pub(crate) fn open_for(stream: &DeviceStream) {
-    if let Some(ordinal) = cuda::ordinal(stream) {
+    if let (Some(ordinal), Some(handle)) = (cuda::ordinal(stream), cuda::handle(stream)) {
         let mut streams = STREAMS.lock();
-        streams.retain(|(known, _)| *known != ordinal);
-        streams.push((ordinal, stream.clone()));
+        streams.retain(|(_, known, _)| *known != handle);
+        streams.push((ordinal, handle, stream.clone()));
     }
 }
 
-fn take(ordinal: i32, bytes: usize) -> Result<u64, TensorError> {
-    let stream = STREAMS.lock().iter().find(|(known, _)| *known == ordinal).map(|(_, stream)| stream.clone());
-    let stream = stream
-        .ok_or_else(|| TensorError::DlPack { why: format!("no actor here works on cuda:{ordinal}") })?;
+/// Memory for what PyTorch is about to do on the stream `works_on`.
+fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
+    let stream = {
+        let streams = STREAMS.lock();
+        let mut here = streams.iter().filter(|(known, ..)| *known == ordinal);
+        let own = here.clone().find(|(_, handle, _)| *handle == works_on);
+        own.or_else(|| here.next()).map(|(.., stream)| stream.clone())
+    };
+    let refused = |why: String| TensorError::DlPack { why };
+    let stream = stream.ok_or_else(|| refused(format!("no actor here works on cuda:{ordinal}")))?;
     let tensor = stream.empty(DType::U8, &[bytes])?.freeze();
+    if let Some(own) = cuda::handle(&stream) {
+        // Whoever had the memory before is waited for on our stream, and a side stream has to come behind that too (CLOCK-2).
+        // SAFETY: PyTorch allocates for a stream that is there.
+        unsafe { cuda::order(&stream, own, works_on) }.map_err(refused)?;
+    }
     let (address, known) = handed::pool(&tensor, &stream)?;
     TAKEN.lock().insert(address, Segment { tensor, stream, _known: known });
     Ok(address)
@@ -73,8 +84,8 @@ fn take(ordinal: i32, bytes: usize) -> Result<u64, TensorError> {
 
 /// For PyTorch: memory, or null.
 #[unsafe(no_mangle)]
-extern "C" fn tensorpost_alloc(bytes: isize, ordinal: c_int, _: *mut c_void) -> *mut c_void {
-    let taken = std::panic::catch_unwind(|| take(ordinal, bytes.max(1) as usize));
+extern "C" fn tensorpost_alloc(bytes: isize, ordinal: c_int, stream: *mut c_void) -> *mut c_void {
+    let taken = std::panic::catch_unwind(|| take(ordinal, bytes.max(1) as usize, stream as u64));
     match taken {
         Ok(Ok(address)) => std::ptr::with_exposed_provenance_mut(address as usize),
         Ok(Err(error)) => {

@@ -8,6 +8,7 @@ use tensorpost_core::foreign::{RawAnswer, RawMessage, RawReply};
 
 use crate::context::Context;
 use crate::encode;
+use crate::garbage;
 use crate::mailbox::{Delivered, Item, PyMailbox, Shown, check_writes};
 use crate::plan::{Node, Plan, Scalar};
 
@@ -26,6 +27,7 @@ pub(crate) fn serve(mailbox: &PyMailbox, py: Python<'_>, mut handlers: Vec<Handl
     loop {
         // Without letting go of the interpreter, where there is one.
         let item = mailbox.0.take().unwrap_or_else(|| py.detach(|| mailbox.0.wait()))?;
+        garbage::clear(py);
         let (message, answer) = match item {
             Item::Message(message, answer) => (message, answer),
             event @ Item::Event(..) => return Some((mailbox.delivered(event, None), "other", None)),

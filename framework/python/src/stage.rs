@@ -9,7 +9,7 @@
 //! nowhere before it has ended well. The reader is on a third thread and never waits for the interpreter.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -25,6 +25,8 @@ use tokio::sync::oneshot;
 
 use crate::encode;
 use crate::failure::{self, exception};
+use crate::garbage;
+use crate::look::{self, look_for};
 use crate::mailbox::{self, Mailbox, PyMailbox, Shown};
 use crate::plan::Plan;
 
@@ -80,7 +82,7 @@ impl Thread {
     fn call(&self, ask: Ask) -> anyhow::Result<Answer> {
         let ended = || anyhow::anyhow!("its thread of Python has ended; its last words are on stderr");
         self.asks.send(ask).map_err(|_| ended())?;
-        let mut answer = self.answers.recv().map_err(|_| ended())?;
+        let mut answer = next(&self.answers, &self.mailbox).ok_or_else(ended)?;
         match answer.failed.take() {
             None => Ok(answer),
             // In the form in which a stage of Rust says it, so that it is told from a failure of the stage (DEATH-3).
@@ -90,6 +92,21 @@ impl Thread {
             Some(Failed { why, lost_with: None }) => Err(anyhow::Error::msg(why)),
         }
     }
+}
+
+/// The next that comes from the other thread, `None` where that has ended. It comes soon, mostly, so it is looked for before this
+/// thread sleeps.
+fn next<T>(from: &Receiver<T>, mailbox: &Mailbox) -> Option<T> {
+    let looked = look_for(&mailbox.context().transport, || match from.try_recv() {
+        Ok(came) => Some(Some(came)),
+        Err(TryRecvError::Empty) => None,
+        Err(TryRecvError::Disconnected) => Some(None),
+    });
+    looked.unwrap_or_else(|| {
+        let came = from.recv().ok();
+        look::came();
+        came
+    })
 }
 
 impl Drop for Thread {
@@ -142,7 +159,8 @@ impl PyCalls {
 impl PyCalls {
     /// The next one; None where no more come. Blocks.
     fn next(&self, py: Python<'_>) -> Option<PyCall> {
-        let ask = py.detach(|| self.asked.lock().recv().ok())?;
+        let ask = py.detach(|| next(&self.asked.lock(), &self.mailbox))?;
+        garbage::clear(py);
         failure::begin_call();
         let (kind, item) = match ask {
             Ask::Item(item) => ("item", Some(item)),

@@ -83,7 +83,7 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
             });
         }
     }
-    let managed = capsule::guarded(managed);
+    let managed = capsule::guarded(py, managed)?;
     let tensor = match &stream {
         Some(stream) => stream.from_dlpack(managed, DlPackReady::OnStream),
         None => own_stream(py)?.from_dlpack(managed, DlPackReady::Now),
@@ -110,7 +110,8 @@ fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>)
     // SAFETY: the axes are the object's, which is there.
     #[expect(unsafe_code, reason = "the axes are C's")]
     let Some(found) = (unsafe { handed::find(&array) }) else { return Ok(None) };
-    if !in_order(&found, torch, array.device[1]) {
+    let stream = if found.kind() == Kind::Pool { Some(context.stream()) } else { found.stream() };
+    if !in_order(stream, torch, array.device[1]) {
         return Ok(None);
     }
     match found.kind() {
@@ -132,8 +133,9 @@ fn as_found(
     if found.kind() != Kind::Pool {
         return seen(source, found, context);
     }
-    let piece = found.piece(capsule::guarded(managed));
-    let piece = piece.map_err(|error| exception(source.py(), "TensorError", error.to_string()))?;
+    // On the stream that its library has put its work before, which need not be the one that took the pool's memory: there may be
+    // several actors here.
+    let piece = found.piece(source.py(), context.stream(), managed)?;
     note(source, context)?;
     Ok(piece)
 }
@@ -160,8 +162,8 @@ fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) -> PyResult<()> {
 }
 
 /// Whether what PyTorch does now comes behind our stream.
-fn in_order(found: &Found, torch: &Torch, ordinal: i32) -> bool {
-    let Some(stream) = found.stream() else { return true };
+fn in_order(stream: Option<&DeviceStream>, torch: &Torch, ordinal: i32) -> bool {
+    let Some(stream) = stream else { return true };
     cuda::handle(stream).is_some_and(|handle| torch.current_stream(ordinal) == Some(handle))
 }
 

@@ -16,7 +16,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
 
 use crate::failure::exception;
-use crate::look::look_for;
+use crate::garbage;
+use crate::look::{came, look_for};
 
 /// How long a signal may wait.
 const SLICE: Duration = Duration::from_millis(50);
@@ -77,16 +78,18 @@ where
             if let Poll::Ready(outcome) = Pin::new(&mut future).poll(&mut context) {
                 return Some(outcome);
             }
-            if !look_for(transport, || woken.0.load(Ordering::SeqCst)) {
-                return None;
-            }
+            look_for(transport, || woken.0.load(Ordering::SeqCst).then_some(()))?;
         }
         None
     });
-    match looked {
-        Some(outcome) => Ok(Some(outcome)),
-        None => wait(py, future, timeout),
+    if looked.is_some() {
+        return Ok(looked);
     }
+    let waiting = garbage::Waiting::begin(py);
+    let outcome = wait(py, future, timeout);
+    drop(waiting);
+    came();
+    outcome
 }
 
 /// Whether a future is to be polled.

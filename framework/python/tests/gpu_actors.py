@@ -62,7 +62,7 @@ class Back:
 
     def __init__(self) -> None:
         self.kept: Any = None
-        self.total = 0
+        self.last: Any = None
 
     def warmup(self) -> None:
         x = torch.zeros(256, 256, device=tp.env().device)
@@ -122,7 +122,7 @@ class Back:
 
     @tp.handler
     def item(self, item: Item) -> None:
-        self.total = self.total + item.x.torch()[0]
+        self.last = item.x.torch() + 1  # one operation
 
     @tp.handler
     def owning(self, owning: Owning) -> Any:
@@ -211,6 +211,8 @@ class Front:
                 self.back.ask(Counts(), timeout=120)
                 times.append((time.perf_counter() - start) / run.rounds * 1e6)
             return times
+        if run.what == "parts":
+            return self.parts(x, run.rounds)
         kernels = run.what == "kernels"
         for number in range(run.rounds + run.rounds // 5):
             start = time.perf_counter()
@@ -224,6 +226,29 @@ class Front:
                 times.append((time.perf_counter() - start) * 1e6)
             del reply
         return times
+
+
+    def parts(self, x: Any, rounds: int) -> list[float]:
+        """What an allocation with a kernel, a kernel with its output, a send and a message that is looked at cost this thread: medians."""
+        item = Item(x)
+
+        def sent() -> None:
+            self.back.send(item)
+
+        def timed(call: Any) -> float:
+            times = []
+            for number in range(rounds):
+                # Not so many that anything is waited for.
+                if number % 50 == 0:
+                    torch.cuda.current_stream().synchronize()
+                    self.back.ask(Counts(), timeout=120)
+                start = time.perf_counter()
+                call()
+                times.append((time.perf_counter() - start) * 1e6)
+            times.sort()
+            return times[len(times) // 2]
+
+        return [timed(lambda: torch.full((1024,), 1.0, device=x.device)), timed(lambda: x + 1), timed(sent)]
 
 
 @tp.message(reply=str)

@@ -61,13 +61,32 @@ def daemon(wanted: bool) -> Iterator[None]:
         return
     if shutil.which("nvidia-cuda-mps-control") is None:
         sys.exit("nvidia-cuda-mps-control is not installed")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, timeout=30)
+        running = subprocess.Popen(["nvidia-cuda-mps-control", "-f"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
+            until = time.monotonic() + 30
+            while not told("get_server_list"):
+                if running.poll() is not None or time.monotonic() > until:
+                    sys.exit("the MPS daemon does not answer")
+                time.sleep(0.05)  # another program gets ready, and tells nobody
             yield
         finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False, timeout=30)
+            # This process is a client itself, and a daemon that is asked without a time waits for the last one.
+            told("quit -t 1")
+            try:
+                running.wait(15)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.wait()
+
+
+def told(command: str) -> bool:
+    """Whether the daemon has answered."""
+    try:
+        return subprocess.run(["nvidia-cuda-mps-control"], input=f"{command}\n".encode(), capture_output=True, timeout=15).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def main() -> int:
@@ -104,6 +123,9 @@ def main() -> int:
                 count = options.messages if size == "4KiB" else options.messages // 4
                 times = front.ask(app.Run("stream", elements, count), timeout=TIMEOUT)
                 line("tensorpost", f"stream.{size}", 1e6 / statistics.median(times))
+            parts = front.ask(app.Run("parts", 1 << 10, options.messages), timeout=TIMEOUT)
+            for what, time_of_it in zip(("full", "add", "send"), parts, strict=True):
+                line("tensorpost", f"part.{what}", time_of_it)
             for name, actor in (("front", front), ("back", back)):
                 print(f"tensorpost.{mode}.{name}: {tp.Tensors(*actor.ask(app.Counts(), timeout=TIMEOUT))}", flush=True)
 

@@ -3,7 +3,8 @@
     python host_times.py [--rounds 5] [--messages 20000]
 
 Medians in microseconds. `torch`: the handler takes each tensor to PyTorch, where that is installed. `reply`: of an ask, on both
-sides, and the round trip by the clock. Memory is the processes' own, so that nothing is copied; what happens on other threads is Rust's alone.
+sides, and the round trip by the clock. Memory is the processes' own, so that nothing is copied, but that of a fresh array; what happens on
+other threads is Rust's alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 import tensorpost as tp
 
@@ -139,6 +142,8 @@ def main() -> None:
             "no tensor": Empty,
             "1 tensor": lambda number: One(number, tensors[0]),
             "8 tensors": lambda number: Eight(number, tensors),
+            # Copied when it is sent; its own memory goes back to numpy.
+            "1 fresh array": lambda number: One(number, np.zeros(1024, np.float32)),
         }
         if importlib.util.find_spec("torch") is not None:
             kinds |= {

@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +56,30 @@ def test_the_array_of_a_sent_tensor_is_the_senders_again(node: tp.Node) -> None:
     sink.send(app.Scale(1, values), timeout=PATIENCE)
     values[:] = 7
     assert np.from_dlpack(scaled.recv(timeout=PATIENCE).values).tolist() == VALUES.tolist()
+
+
+def test_what_was_sent_is_let_go_of_by_the_sender_or_soon_by_itself(node: tp.Node) -> None:
+    gone: list[int] = []
+
+    class Noted(np.ndarray):  # type: ignore[type-arg]
+        def __del__(self) -> None:
+            gone.append(threading.get_ident())
+
+    sink, scaled = node.channel(app.Scale)
+    for _ in range(2):
+        for number in range(50):
+            sink.send(app.Scale(number, VALUES.copy().view(Noted)), timeout=PATIENCE)
+        for number in range(50):
+            assert scaled.recv(timeout=PATIENCE).id == number
+    # Nobody else took the interpreter for it while messages came.
+    assert threading.get_ident() in gone
+    # No more messages come.
+    until = time.monotonic() + PATIENCE
+    while len(gone) < 100:
+        assert time.monotonic() < until, len(gone)
+        time.sleep(0.001)  # the arrays tell nobody else
+    time.sleep(0.01)
+    assert len(gone) == 100
 
 
 def test_an_exception_ends_a_life_with_its_traceback(node: tp.Node) -> None:
@@ -103,6 +129,36 @@ def test_a_worker_that_is_killed_in_a_handler_comes_back(node: tp.Node) -> None:
     assert down is not None and down.reason is not None and "signal" in down.reason
     second = address.ask(app.Where(), timeout=PATIENCE)
     assert first.split()[2] != second.split()[2]
+
+
+def test_two_actors_in_one_worker_have_lives_of_their_own(node: tp.Node) -> None:
+    one, scaled = statistics(node, restart=tp.on_failure(2).backoff(0.01, 0.1))
+    two, _ = statistics(node, beside=one, label="two", restart=tp.on_failure(2).backoff(0.01, 0.1))
+
+    def where(address: tp.Address) -> list[str]:
+        return address.ask(app.Where(), timeout=PATIENCE).split()
+
+    (first, life, pid), (second, *_, same) = where(one), where(two)
+    assert (first, life, second) == ("Statistics", "0", "two") and pid == same
+    # Each has a thread: one asks the other, which answers meanwhile.
+    assert one.ask(app.Pass(two), timeout=PATIENCE).split()[0] == "two"
+    one.send(app.Scale(1, VALUES), timeout=PATIENCE)
+    assert scaled.recv(timeout=PATIENCE).id == 2
+    # The end of the process is the end of both.
+    watches = [node.watch(one), node.watch(two)]
+    os.kill(int(pid), signal.SIGKILL)
+    for watch in watches:
+        assert [watch.recv(timeout=PATIENCE).kind for _ in range(2)] == ["down", "up"]  # type: ignore[union-attr]
+    again = where(one), where(two)
+    assert again[0][2] == again[1][2] != pid and [one[1] for one in again] == ["1", "1"]
+    with pytest.raises(tp.SpawnError, match="no such actor"):
+        statistics(node, beside=scaled_address(node))
+    with pytest.raises(tp.SpawnError, match="environment"):
+        statistics(node, beside=one, environment={"A": "b"})
+
+
+def scaled_address(node: tp.Node) -> tp.Address:
+    return node.channel(app.Scale)[0]
 
 
 def test_what_is_refused_harms_nobody(node: tp.Node) -> None:
@@ -345,4 +401,4 @@ def test_a_program_in_rust_starts_actors_of_python() -> None:
         [program, "node", sys.executable, str(Path(__file__).parent)], capture_output=True, text=True, timeout=4 * PATIENCE
     )
     assert run.returncode == 0, run.stderr + run.stdout
-    assert run.stdout.split() == ["asked", "sent", "restarted", "refused", "reported", "published", "drained"]
+    assert run.stdout.split() == ["asked", "sent", "restarted", "refused", "reported", "queued", "published", "followed", "drained"]

@@ -152,6 +152,20 @@ def test_a_side_stream_that_was_joined() -> None:
         assert pair.tried("step side stream") == ""
 
 
+def test_two_actors_in_one_worker() -> None:
+    with tp.Node(console=False) as node:
+        back = node.spawn(app.Back, device="cuda:0")
+        beside = node.spawn(app.Front, back, device="cuda:0", beside=back)
+        other = node.spawn(app.Front, back, device="cuda:0")
+        for how in ("step add", "step busy", "step forward", "reuse"):
+            assert beside.ask(app.Try(how), timeout=TIMEOUT) == "", how
+            assert other.ask(app.Try(how), timeout=TIMEOUT) == "", how
+        # Each allocates in a pool of its own.
+        for actor in (back, beside, other):
+            counts = tp.Tensors(*actor.ask(app.Counts(), timeout=TIMEOUT))
+            assert counts.copied == 0 and counts.without_copy > 0, counts
+
+
 def test_cupy() -> None:
     needs("cupy")
     with Pair() as pair:

@@ -1,15 +1,20 @@
-"""Subscribers, against a topic of Rust (in `peer/src/node.rs`, of which `test_actors.py` is one run) and against ones that lie."""
+"""Subscribers, against a topic of Rust (in `peer/src/node.rs`, of which `test_actors.py` is one run), against one of Python, and against ones that
+lie."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import queue
+import signal
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
+import actors_of_python as app
 import tensorpost as tp
 from tensorpost._published import Subscriber, question_of
 
@@ -130,3 +135,41 @@ def test_what_cannot_be_published_is_refused() -> None:
         question_of(Asked)
     with pytest.raises(tp.SchemaError, match="is no message"):
         question_of(int)
+
+
+def test_a_topic_of_python_is_followed_into_its_next_life() -> None:
+    def values(step: int) -> app.Weights:
+        return app.Weights(step, np.full(4, step, np.float32))
+
+    with tp.Node(deadline=60, console=False) as node:
+        reader = node.subscribe(app.Weights, "weights")
+        weights = node.topic(app.Weights, "weights", restart=tp.on_failure(1))
+        with pytest.raises(tp.DeadlineError, match="no version yet|no topic of this name"):
+            reader.ready(timeout=0.1)
+        for step in range(1, 21):
+            weights.send(values(step), timeout=60)
+            seen = reader.changed(timeout=60)
+            assert (seen.number, seen.value.step) == (step, step)
+            assert seen.value.values.numpy().tolist() == [step] * 4
+        # Who comes later has the newest at once, on the same memory as all others.
+        with node.subscribe(app.Weights, "weights") as late:
+            assert late.ready(timeout=60).number == 20
+        watch = node.watch(weights)
+        (pid,) = (worker.pid for worker in node.workers() if worker.state == "Running")
+        os.kill(pid, signal.SIGKILL)
+        while (event := watch.recv(timeout=60)) is not None and event.kind != "up":
+            pass
+        # Nothing is there until something is published, and that has a higher number than what readers have.
+        assert reader.latest() == seen
+        weights.send(values(100), timeout=60)
+        after = reader.changed(timeout=60)
+        assert after.number > 20 and after.value.step == 100
+        with pytest.raises(tp.SpawnError, match="weights"):
+            node.topic(app.Weights, "weights")
+        with pytest.raises(tp.SchemaError, match="is no message"):
+            node.topic(int, "numbers")
+        # Questions are open, and are answered: nothing is waited for.
+        ended = node.shutdown()
+        assert ended is not None and ended.drained, ended
+        with pytest.raises(tp.TopicClosed):
+            reader.changed(timeout=60)

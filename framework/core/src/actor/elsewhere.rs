@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 #[derive(Debug, Default)]
 pub(super) struct Elsewhere {
     open: AtomicUsize,
+    /// Those of them whose handlers have not begun.
+    queued: AtomicUsize,
     answered: AtomicU64,
     /// Of an actor that stops.
     waker: Mutex<Option<Waker>>,
@@ -21,7 +23,19 @@ pub(super) struct Elsewhere {
 impl Elsewhere {
     #[cfg(feature = "foreign")]
     pub(super) fn one_more(&self) {
+        self.queued.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The handler of one begins, or never will.
+    #[cfg(feature = "foreign")]
+    pub(super) fn one_begins(&self) {
+        self.queued.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many wait for their handlers.
+    pub(super) fn queued(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
     }
 
     #[cfg(feature = "foreign")]

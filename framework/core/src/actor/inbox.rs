@@ -344,7 +344,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
             emitted,
             dropped,
             missed,
-            queued: self.queue.lock().envelopes.len(),
+            queued: self.queue.lock().envelopes.len() + self.elsewhere.queued(),
             busy,
             longest,
             handler,

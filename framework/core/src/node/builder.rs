@@ -37,6 +37,7 @@ pub struct NodeBuilder {
     host_budget: u64,
     gpu_budget: Option<u64>,
     sharing: Option<Sharing>,
+    mps_keeper: mps::KeeperProgram,
     hang_limit: Option<(Duration, OnHang)>,
     trace: Option<PathBuf>,
     trace_records: usize,
@@ -56,6 +57,7 @@ impl NodeBuilder {
             host_budget: DEFAULT_HOST_BUDGET,
             gpu_budget: None,
             sharing: None,
+            mps_keeper: mps::KeeperProgram::default(),
             hang_limit: None,
             trace: None,
             trace_records: trace::DEFAULT_RECORDS,
@@ -117,6 +119,16 @@ impl NodeBuilder {
     /// As [`sharing`](Self::sharing), where nothing was said before.
     pub fn sharing_or(mut self, sharing: Sharing) -> Self {
         self.sharing.get_or_insert(sharing);
+        self
+    }
+
+    /// Has this program keep the MPS daemon of [`Sharing::Mps`], for a node in one that cannot: an interpreter that is started
+    /// again knows nothing of nodes. It has to call [`run_if_worker`](Self::run_if_worker) before all else.
+    #[cfg(feature = "foreign")]
+    #[doc(hidden)]
+    pub fn mps_keeper(mut self, program: impl Into<PathBuf>, arguments: &[&str]) -> Self {
+        let arguments = arguments.iter().map(Into::into).collect();
+        self.mps_keeper = mps::KeeperProgram::new(program.into(), arguments);
         self
     }
 
@@ -259,7 +271,7 @@ impl NodeBuilder {
         }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
-        let mps::Begun { mps, time_slices } = self.sharing.unwrap_or_default().begin()?;
+        let mps::Begun { mps, time_slices } = self.sharing.unwrap_or_default().begin(&self.mps_keeper)?;
         let listening = self.console.listen();
         let log_ring = listening.is_some().then(Arc::<LogRing>::default);
         let settings = Settings {

@@ -4,7 +4,7 @@
 //! pipe folder that only this node knows. When the node closes the keeper's standard input, or ends in whatever way,
 //! the keeper stops the daemon and removes the folder. So no daemon and no file outlive a node that was killed.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -42,12 +42,12 @@ pub(super) struct Begun {
 
 impl Sharing {
     /// Starts what it needs.
-    pub(super) fn begin(self) -> Result<Begun, MpsError> {
+    pub(super) fn begin(self, keeper: &KeeperProgram) -> Result<Begun, MpsError> {
         let slices = |why: String| Begun { mps: None, time_slices: Some(why) };
         match self {
             Sharing::Isolated => Ok(slices("the node was built with `Sharing::Isolated`".to_owned())),
             Sharing::Auto if Device::best() == Device::host() => Ok(slices("there is no GPU".to_owned())),
-            Sharing::Mps | Sharing::Auto => match (Mps::start(), self) {
+            Sharing::Mps | Sharing::Auto => match (Mps::start(keeper), self) {
                 (Ok(mps), _) => Ok(Begun { mps: Some(mps), time_slices: None }),
                 (Err(error), Sharing::Auto) => {
                     tracing::info!(target: "tensorpost::node", "workers share GPUs in time slices: {error}");
@@ -77,6 +77,32 @@ const VARIABLE: &str = "TENSORPOST_MPS_KEEPER";
 /// For the daemon to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 
+/// What the keeper runs: a program that calls [`run_if_keeper`] before it does anything else.
+#[derive(Debug)]
+pub(crate) struct KeeperProgram {
+    path: PathBuf,
+    name: Option<OsString>,
+    arguments: Vec<OsString>,
+}
+
+impl Default for KeeperProgram {
+    /// This program again.
+    fn default() -> Self {
+        KeeperProgram {
+            path: "/proc/self/exe".into(),
+            name: std::env::args_os().next(),
+            arguments: arguments(),
+        }
+    }
+}
+
+#[cfg(feature = "foreign")]
+impl KeeperProgram {
+    pub(super) fn new(path: PathBuf, arguments: Vec<OsString>) -> Self {
+        KeeperProgram { path, name: None, arguments }
+    }
+}
+
 /// The node's hold on its keeper. Dropping it stops the daemon, and waits for that.
 #[derive(Debug)]
 pub(crate) struct Mps {
@@ -87,12 +113,12 @@ pub(crate) struct Mps {
 
 impl Mps {
     /// Starts the daemon.
-    pub(crate) fn start() -> Result<Self, MpsError> {
-        let mut command = Command::new("/proc/self/exe");
-        if let Some(name) = std::env::args_os().next() {
+    pub(crate) fn start(program: &KeeperProgram) -> Result<Self, MpsError> {
+        let mut command = Command::new(&program.path);
+        if let Some(name) = &program.name {
             command.arg0(name);
         }
-        command.args(arguments());
+        command.args(&program.arguments);
         command.env(VARIABLE, std::process::id().to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut keeper = command.spawn()?;

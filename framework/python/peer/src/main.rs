@@ -12,6 +12,7 @@ mod dynamic;
 mod node;
 mod random;
 mod stages;
+mod times;
 mod types;
 
 use std::io::{BufRead, Write};
@@ -155,6 +156,11 @@ fn main() -> Result<(), Anything> {
         && stages == "stages"
     {
         return stages::run(what, interpreter, folder).map_err(Into::into);
+    }
+    if let [times, arguments @ ..] = &std::env::args().skip(1).collect::<Vec<_>>()[..]
+        && times == "times"
+    {
+        return times::run(arguments).map_err(Into::into);
     }
     let domain = ClockDomain::new(ProcessId::NODE, ClockPage::create()?);
     let options = PoolOptions { budget: 64 << 20, first_chunk: 1 << 20 };

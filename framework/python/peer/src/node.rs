@@ -2,10 +2,10 @@
 //!
 //! Prints a line for each thing that was as it must be, and ends with 1 at the first that was not.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tensorpost::published::{Publisher, Topic};
+use tensorpost::published::{Publisher, Subscriber, Topic};
 use tensorpost_core::__private::anyhow::{Result, bail, ensure};
 use tensorpost_core::api::actor::{Address, Lifecycle, Python};
 use tensorpost_core::api::message::GpuMessage;
@@ -40,6 +40,13 @@ struct Crash {
 #[gpu_message(crate = tensorpost_core, portable, reply = bool)]
 struct Other {
     here: u8,
+}
+
+/// Has an actor wait for a file.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = tensorpost_core, portable)]
+struct Seen {
+    what: String,
 }
 
 /// What is published.
@@ -115,13 +122,47 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
     ensure!(error.to_string().contains("Statistics.__init__"), "{error}");
     println!("reported");
 
+    queued(&node, python("Slow"))?;
+    println!("queued");
+
     published(&node, python("Reader"))?;
     println!("published");
+
+    followed(&node, Python::actor("tensorpost._topic:Topic").interpreter(interpreter).path(folder))?;
+    println!("followed");
 
     let report = node.shutdown(PATIENCE)?;
     ensure!(report.drained, "{report}");
     println!("drained");
     Ok(())
+}
+
+/// Messages that wait for a handler in Python are in the actor's figures: five, of which one is handled.
+fn queued(node: &Node, slow: Python) -> Result<()> {
+    let path = std::env::temp_dir().join(format!("tensorpost-{}-slow", std::process::id()));
+    // What an earlier process of this number may have left.
+    let _ = std::fs::remove_file(&path);
+    let slow = node.spawn::<Python>(slow.args((path.to_string_lossy(),))).label("slow").start()?;
+    for _ in 0..5 {
+        node.block_on(slow.send(Seen { what: String::new() }))?;
+    }
+    let until = Instant::now() + PATIENCE;
+    let becomes = |wanted: usize| -> Result<()> {
+        loop {
+            let metrics = node.metrics()?;
+            let actors = metrics.processes.iter().flat_map(|process| &process.metrics.actors);
+            let queued: Vec<_> =
+                actors.filter(|actor| actor.name == "slow").map(|slow| slow.queued).collect();
+            if queued == [wanted] {
+                return Ok(());
+            }
+            ensure!(Instant::now() < until, "{queued:?} are in its figures, and not {wanted}");
+        }
+    };
+    becomes(4)?;
+    std::fs::write(&path, "")?;
+    becomes(0)?;
+    Ok(std::fs::remove_file(&path)?)
 }
 
 /// A topic of Rust, and two readers in Python: one in a coroutine, both older than their topic.
@@ -155,5 +196,22 @@ fn published(node: &Node, reader: Python) -> Result<()> {
     publish(21)?;
     let (number, seen) = (last, node.block_on(reading)?);
     ensure!(seen.len() == 1 && seen[0].0 > number && seen[0].1 == 21, "{seen:?} after version {number}");
+    Ok(())
+}
+
+/// A topic of Python, and a reader in Rust.
+fn followed(node: &Node, topic: Python) -> Result<()> {
+    let mut reader = Subscriber::<Weights>::follow(node, "of python");
+    let topic = topic.args(("actors_of_python:Weights",));
+    let topic = node.spawn::<Python>(topic).name("of python").start()?;
+    let (address, stream) = (topic.address::<Weights>(), node.host_stream()?);
+    for step in 1..=20 {
+        let values = stream.from_slice(&[4], &[step as f32; 4])?.freeze();
+        node.block_on(address.send(Weights { step, values }))?;
+        node.block_on(reader.changed())?;
+        let Some(seen) = reader.latest() else { bail!("step {step} has changed nothing") };
+        let values = seen.value.values.to_vec::<f32>()?;
+        ensure!((seen.number, seen.value.step) == (step, step) && values == [step as f32; 4], "{values:?}");
+    }
     Ok(())
 }

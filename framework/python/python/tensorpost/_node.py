@@ -15,12 +15,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from . import _actor, _worker
 from ._actor import Lifecycle, Restart, Tensors
 from ._compile import interface_of, plan_of
-from ._errors import Error, NodeError
+from ._errors import Error, NodeError, SpawnError
 from ._native import Address, Tensor
 from ._native import Channel as _Channel
 from ._native import Node as _Node
 from ._native import Watch as _Watch
-from ._published import Subscriber
+from ._published import Subscriber, question_of
+from ._topic import Topic
 
 _M = TypeVar("_M")
 
@@ -113,6 +114,9 @@ class Node:
     A worker loads the module of its actor anew, and of a script all that does not stand under ``if __name__ == "__main__"``.
 
     ``host_budget``: bytes of host memory that each process may take for tensors.
+    ``sharing``: how workers share a GPU: in time slices, ``"isolated"``, which is so unless said otherwise; ``"mps"``, as clients of an MPS
+    daemon that the node starts and stops, where kernels overlap and the death of one worker takes the others on its GPU with it; ``"auto"``, that where
+    it can be had.
     ``start_deadline``: seconds that a worker may take until it is ready; 30 unless said otherwise.
     ``worker_log``: what workers log, in the form of ``RUST_LOG``. It goes to stderr.
     ``hang_limit``: seconds after which what stands still is logged.
@@ -125,6 +129,7 @@ class Node:
         self,
         *,
         host_budget: int | None = None,
+        sharing: str | None = None,
         start_deadline: float | None = None,
         worker_log: str | None = None,
         hang_limit: float | None = None,
@@ -137,6 +142,8 @@ class Node:
         self._deadline = deadline
         self._native = _Node(
             host_budget=host_budget,
+            sharing=sharing,
+            interpreter=sys.executable or "python3",
             start_deadline=start_deadline,
             worker_log=worker_log,
             hang_limit=hang_limit,
@@ -160,6 +167,7 @@ class Node:
         environment: Mapping[str, str] | None = None,
         device: str | None = None,
         receive_on: str | None = None,
+        beside: Address[Any] | None = None,
     ) -> Address[Any]:
         """Starts an actor in a worker of its own, as ``actor(*args, **kwargs)`` there, and waits until it takes messages. What it is
         given is pickled; addresses may be in it, and tensors go in messages.
@@ -173,25 +181,72 @@ class Node:
         ``device``: where it works: ``"host"``, which it does unless said otherwise, ``"cuda:0"``, or a GPU's UUID.
         ``receive_on``: where the tensors of its messages are brought before a handler sees them; to its device unless said
         otherwise.
+        ``beside``: an actor of this node, in whose worker this one gets a thread, instead of a worker of its own. They share its
+        interpreter, which runs the Python of one of them at a time, and its end.
 
         Raises :class:`SpawnError` with what went wrong there, and its traceback.
         """
+        if beside is not None and (interpreter is not None or environment):
+            raise SpawnError("beside=: the worker is there already, with its interpreter and its environment")
         info = _actor.info(actor)
         _actor.handlers_of(actor)
         policy = restart if restart is not None else info.restart
-        module_and_class, order = _worker.order_of(actor, args, dict(kwargs or {}))
+        order = _worker.order_of(actor, args, dict(kwargs or {}))
+        label = label or (None if name else actor.__name__)
+        return self._spawn(order, name, label, mailbox, policy, interpreter, environment, device, receive_on, beside)
+
+    def _spawn(
+        self,
+        order: tuple[str, bytes],
+        name: str | None,
+        label: str | None,
+        mailbox: int,
+        policy: Restart | None,
+        interpreter: str | os.PathLike[str] | None,
+        environment: Mapping[str, str] | None,
+        device: str | None,
+        receive_on: str | None,
+        beside: Address[Any] | None,
+    ) -> Address[Any]:
         return self._native.spawn(
-            module_and_class,
-            order,
+            *order,
             os.fspath(interpreter or sys.executable or "python3"),
             name,
-            label or (None if name else actor.__name__),
+            label,
             mailbox,
             None if policy is None else (policy.kind, policy.budget, policy.window, policy.delays),
             list((environment or {}).items()),
             device,
             receive_on,
+            beside,
         )
+
+    def topic(
+        self,
+        message: type[_M],
+        name: str,
+        *,
+        device: str | None = None,
+        restart: Restart | None = None,
+        mailbox: int = 16,
+        environment: Mapping[str, str] | None = None,
+    ) -> Address[_M]:
+        """Starts a topic in a worker of its own: it keeps the latest version of a value, and readers of Python and Rust follow it under
+        ``name``: see :meth:`subscribe`. What is sent to the address is published. ::
+
+            weights = node.topic(Weights, "weights", device="cuda:0")
+            for step in range(1000):
+                ...
+                weights.send(Weights(step, tensors))
+
+        ``device``: where the tensors of its versions are kept: ``"host"`` unless said otherwise.
+        ``restart``: where it dies, what was published is gone; the next life has what is published then, and readers go on with that.
+
+        Raises :class:`SpawnError`, also where ``name`` is taken.
+        """
+        question_of(message)
+        order = _worker.order_of(Topic, (_worker.place_of(message)[0],), {}, of=message)
+        return self._spawn(order, name, None, mailbox, restart, None, environment, device, None, None)
 
     def spawn_demo(self, next: Address[Any]) -> Address[Any]:
         """Starts the actor of Rust in ``python -m tensorpost.demo``: it inverts a picture, and sends it to ``next``."""

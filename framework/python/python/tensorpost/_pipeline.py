@@ -319,7 +319,8 @@ class Pipeline:
         return Description(*describe_pipeline(*self._written()))
 
     def run(self, node: Node | None = None) -> Report:
-        """Runs it to its end, on a node of its own or on one that is there. Each iterable of this program is used up.
+        """Runs it to its end, on a node of its own or on one that is there. Each iterable of this program is used up. The workers of a node of its
+        own share a GPU by MPS where several are on one and a daemon can be had.
 
         After Ctrl-C the sources stop, what they have made is finished, and the report says ``cancelled``; a second one ends all at once. Raises
         :class:`PipelineError`, with the report, where it fails, and what ``for_each`` and iterables raise.
@@ -327,7 +328,8 @@ class Pipeline:
         self.check()
         if node is not None:
             return self._run_on(node)
-        with Node(console=False) as own:
+        on_gpus = sum(step["replicas"] for step in self._steps if step["device"] not in (None, "host", "cpu"))
+        with Node(console=False, sharing="auto" if on_gpus > 1 else None) as own:
             return self._run_on(own)
 
     def _run_on(self, node: Node) -> Report:

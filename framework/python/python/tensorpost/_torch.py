@@ -9,8 +9,8 @@ from typing import Any
 from . import _native
 from ._native import Mailbox
 
-_pool: list[Any] = []
-"""The allocator and the pool, which have to stay as long as the process."""
+_kept: list[Any] = []
+"""The allocator, and the pools of actors, which have to stay as long as the process."""
 
 
 def work_on(ordinal: int, handle: int) -> None:
@@ -66,13 +66,14 @@ def _enter_pool(mailbox: Mailbox, ordinal: int) -> None:
     import torch
 
     work_on(*mailbox.gpu())  # type: ignore[misc]
-    if not _pool:
-        mailbox.lend_pool()
+    mailbox.lend_pool()
+    if not _kept:
         library = _native.__file__
         assert library is not None
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(library, "tensorpost_alloc", "tensorpost_free")
-        _pool.extend((allocator, torch.cuda.MemPool(allocator.allocator())))  # type: ignore[no-untyped-call, unused-ignore]
+        _kept.append(torch.cuda.memory.CUDAPluggableAllocator(library, "tensorpost_alloc", "tensorpost_free"))
+    # Each actor's thread has its own: PyTorch lets one thread at a time allocate in a pool.
+    pool = torch.cuda.MemPool(_kept[0].allocator())  # type: ignore[no-untyped-call, unused-ignore]
     # For good: entering it for each message would cost more than the allocations.
-    entered = torch.cuda.use_mem_pool(_pool[1], device=ordinal)
+    entered = torch.cuda.use_mem_pool(pool, device=ordinal)
     entered.__enter__()
-    _pool.append(entered)
+    _kept.extend((pool, entered))

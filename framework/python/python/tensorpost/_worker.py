@@ -44,13 +44,21 @@ class _Unpickler(pickle.Unpickler):
         return self.mailbox.address(pid[1])
 
 
-def order_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
-    """What a worker is told of an actor: its class, and a pickle with the rest."""
+def place_of(cls: type) -> tuple[str, str | None]:
+    """Where a worker finds a class, and the program's file where it is in that."""
     module, main = cls.__module__, None
     if "<locals>" in cls.__qualname__:
         raise NodeError(f"`{cls.__qualname__}` is defined in a function, where a worker cannot find it; define it in a module")
     if module in ("__main__", MAIN):
         module, main = _main_module(cls)
+    return f"{module}:{cls.__qualname__}", main
+
+
+def order_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, of: type | None = None) -> tuple[str, bytes]:
+    """What a worker is told of an actor: its class, and a pickle with the rest. ``of``: another class that it has to find."""
+    name, main = place_of(cls)
+    if of is not None:
+        main = main or place_of(of)[1]
     inner = io.BytesIO()
     try:
         _Pickler(inner, protocol=5).dump((args, kwargs))
@@ -59,7 +67,7 @@ def order_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     except Exception as error:
         raise NodeError(f"the arguments of `{cls.__qualname__}` cannot be pickled: {error}") from error
     rest = {"main": main, "path": list(sys.path), "folder": os.getcwd(), "call": inner.getvalue()}
-    return f"{module}:{cls.__qualname__}", pickle.dumps(rest, protocol=5)
+    return name, pickle.dumps(rest, protocol=5)
 
 
 def _main_module(cls: type) -> tuple[str, str | None]:
@@ -88,7 +96,7 @@ def _load_main(path: str) -> None:
     loader.exec_module(module)
 
 
-def _named(name_of_it: str, what: str) -> Any:
+def named(name_of_it: str, what: str) -> Any:
     module, _, name = name_of_it.partition(":")
     if not name:
         module, _, name = name_of_it.rpartition(".")
@@ -115,7 +123,7 @@ def find(name: str, what: str, path: list[str], own: bool, args: bytes) -> tuple
                 _load_main(rest["main"])
         else:
             sys.path[:0] = [folder for folder in ["", *path] if folder not in sys.path]
-        return _named(name, what), rest
+        return named(name, what), rest
 
 
 def unpickled(mailbox: Mailbox, rest: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -37,12 +37,21 @@ pub trait TakesRaw: RemoteActor {
 pub struct RawAnswer {
     done: Option<Done<RawReply>>,
     elsewhere: Arc<Elsewhere>,
+    /// Whether the message still waits for its handler.
+    queued: bool,
 }
 
 impl RawAnswer {
     /// Whether the sender waits for a reply.
     pub fn wants_reply(&self) -> bool {
         self.done.as_ref().is_some_and(Done::wants_reply)
+    }
+
+    /// The message's handler begins: until then it counts as one in the actor's mailbox.
+    pub fn begin(&mut self) {
+        if std::mem::take(&mut self.queued) {
+            self.elsewhere.one_begins();
+        }
     }
 
     /// The message is done with: sends the reply, where one is wanted.
@@ -57,6 +66,7 @@ impl Drop for RawAnswer {
     fn drop(&mut self) {
         // The credit goes back before it is counted.
         drop(self.done.take());
+        self.begin();
         self.elsewhere.one_less();
     }
 }
@@ -140,7 +150,7 @@ impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
         }
         let Envelope { message, done, .. } = self.0;
         elsewhere.one_more();
-        let answer = RawAnswer { done: Some(done), elsewhere: Arc::clone(elsewhere) };
+        let answer = RawAnswer { done: Some(done), elsewhere: Arc::clone(elsewhere), queued: true };
         actor.take(message, answer, ctx);
         None
     }

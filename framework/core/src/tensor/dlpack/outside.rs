@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::describe::data_type;
 use super::managed::Contents;
 use super::{DeviceStream, DlPack, Tensor, TensorError, abi, device_of, in_reach, pointer};
-use crate::lease::foreign::{Collected, Collector};
+use crate::lease::foreign::Collector;
 use crate::lease::{Lease, LetGo};
 use crate::tensor::{DType, Layout};
 
@@ -93,20 +93,43 @@ pub fn seen_as(
     Some(Tensor::from_parts(lease.clone(), dtype, layout, ready))
 }
 
+/// Takes what is to be dropped later. It is called once, on any thread, with locks of the pool held: it may only put what it is given
+/// where a thread finds it that may drop it.
+pub type PutAway = fn(Box<dyn Any + Send>);
+
+/// The simplest [`PutAway`]: drops on a thread of the process's own.
+pub fn drop_elsewhere(held: Box<dyn Any + Send>) {
+    Collector::drop_elsewhere(held);
+}
+
+/// What is put away where it drops.
+struct Held {
+    held: Option<Box<dyn Any + Send>>,
+    put_away: PutAway,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            (self.put_away)(held);
+        }
+    }
+}
+
 /// A part of the memory of `whole`, which has to be this process's own, as an allocation of its own, with what `stream` has
-/// written there by now. `keep` is dropped, on a thread of its own, when nobody has a lease on the part any more and all uses of it
-/// have passed. `None` where `layout`, from the beginning of `whole`'s allocation on, leaves it.
+/// written there by now. When nobody has a lease on the part any more and all uses of it have passed, `keep` goes to `put_away`; the
+/// part counts as lent out until that has dropped it. `None` where `layout`, from the beginning of `whole`'s allocation on, leaves it.
 ///
 /// # Errors
-/// The system refuses a thread.
+/// A layout that has no place in memory.
 pub fn piece_of(
     whole: &Tensor,
     dtype: DType,
     layout: &Layout,
     stream: &DeviceStream,
     keep: Box<dyn Any + Send>,
+    put_away: PutAway,
 ) -> Result<Option<Tensor>, TensorError> {
-    let collector = Collector::get()?;
     let span = layout.bytes_span(dtype)?;
     let (Some(pool), true) = (whole.lease().pool(), span.end as u64 <= whole.lease().bytes()) else {
         return Ok(None);
@@ -117,8 +140,9 @@ pub fn piece_of(
     let bytes = span.end as u64 - start;
     let let_go = LetGo::new(pool, bytes.max(1));
     let closed = let_go.closed();
-    // In this order: the library has its memory back when the last of them says so.
-    let keep = Collected::new((whole.clone(), keep, let_go), collector);
+    // Dropped in this order: the library has its memory back when the last of them says so.
+    let held: Box<dyn Any + Send> = Box::new((whole.clone(), keep, let_go));
+    let keep = Held { held: Some(held), put_away };
     let lease: Lease = Arc::clone(pool).lend(whole.lease(), start, bytes, Box::new(keep), closed);
     lease.set_home(stream.clocked());
     lease.written_on(stream.clocked());

@@ -1,0 +1,92 @@
+"""The topic that a program in Python starts: an actor that keeps the newest version of a value. It answers as ``tensorpost::published::Topic``
+does, so readers of both languages follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from . import _actor, _worker
+from ._published import question_of
+
+
+@_actor.actor
+class Topic:
+    """What runs in the worker. It is made with the name of the message's class, for which it makes a class with the right handlers."""
+
+    def __new__(cls, message: str) -> Topic:
+        return object.__new__(_class_of(_worker.named(message, "message")))
+
+    def __init__(self, message: str) -> None:
+        # Tells this topic from one that was under the same name before; 0 is what a reader says that knows none.
+        self.life = int.from_bytes(os.urandom(8), "big") or 1
+        # The highest number that it has given out or heard of.
+        self.last = 0
+        self.newest: tuple[int, Any] | None = None
+        self.changed = asyncio.Event()
+        self.stopping = False
+        self.told: Any = None
+
+    @_actor.handler(_actor.Lifecycle)
+    def event(self, _: _actor.Lifecycle) -> None:
+        """A class of actors has a handler; those of the messages are in the classes that are made from this one."""
+
+    def replace(self, value: Any) -> None:
+        self.last += 1
+        # The version before goes here, unless a reader has it.
+        self.newest = self.last, value
+        self.tell()
+
+    def tell(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def outnumber(self, number: int) -> None:
+        """Gives the version that is there, and all to come, higher numbers than this."""
+        if number < self.last:
+            return
+        self.last = number
+        if self.newest is not None:
+            self.last += 1
+            self.newest = self.last, self.newest[1]
+            self.tell()
+
+    async def newer(self, life: int, than: int) -> tuple[int, int, Any]:
+        if self.told is None:
+            self.told = asyncio.create_task(self.until_stopping())
+        if life != self.life:
+            # What it has is of a topic before this one: everything here is newer, and has to have a higher number.
+            self.outnumber(than)
+            newest = 0
+        else:
+            newest = than
+        while self.newest is None or self.newest[0] <= newest:
+            if self.stopping:
+                return self.life, newest, None
+            await self.changed.wait()
+        return self.life, *self.newest
+
+    async def until_stopping(self) -> None:
+        """A shutdown waits until all questions are answered: from here on they are."""
+        told = _actor._Told()
+        await told.wait(_actor.env()._mailbox.stopping(told))
+        self.stopping = True
+        self.tell()
+
+
+def _class_of(message: type) -> type[Topic]:
+    question = question_of(message)
+    reply: Any = _actor.reply_of(question)
+
+    def publish(self: Topic, value: Any) -> None:
+        self.replace(value)
+
+    async def newer(self: Topic, asked: Any) -> Any:
+        return reply(*await self.newer(asked.life, asked.than))
+
+    handlers = {"publish": _actor.handler(message)(publish), "tell_newer": _actor.handler(question)(newer)}
+    return type(f"Topic[{message.__name__}]", (Topic,), handlers)
+
+
+__all__ = ["Topic"]

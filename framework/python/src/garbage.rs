@@ -1,0 +1,143 @@
+//! What goes back to libraries of Python: their tensors, whose deleters need the interpreter.
+//!
+//! Such a tensor comes to its end on a thread of Rust: on the reader's, when the last lease on it is given back, or on the core's
+//! collector. A thread that takes the interpreter there takes it from the one that handles messages, in the middle of a message; then each waits for
+//! the other, and to be woken costs more than the message. So what is to be dropped is only put here. A thread of Python drops it at its next
+//! message, when it has the interpreter anyway ([`clear`]). Where none has a message within a [`TICK`], or waits for memory to come back, a thread of
+//! this module takes the interpreter and does it.
+//!
+//! **Invariants.** What was put here is dropped once, with the interpreter, or stays until the process ends
+//! ([`capsule::drop_with_interpreter`]). Putting waits for nobody: it may be done with locks of the core held (LEASE-2).
+//!
+//! **Locks.** The list's, for as long as it takes to move it; nothing is dropped under it. **In a process that was forked** from this one
+//! nothing is dropped and nothing locked: the list is as its threads have left it, and they are not there.
+
+use std::any::Any;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use pyo3::prelude::*;
+
+use crate::capsule;
+use crate::failure::exception;
+
+/// So long what is here waits for a thread of Python. To wake another one costs a few microseconds, and is not done for each message.
+const TICK: Duration = Duration::from_millis(1);
+
+/// After so many ticks without anything the thread sleeps until something comes.
+const IDLE_TICKS: u32 = 100;
+
+type Held = Box<dyn Any + Send>;
+
+struct State {
+    held: Vec<Held>,
+    /// How often a thread of Python has taken all that was here.
+    cleared: u64,
+    /// Whether this module's thread is to be woken.
+    sleeps: bool,
+}
+
+static STATE: Mutex<State> = Mutex::new(State { held: Vec::new(), cleared: 0, sleeps: false });
+static CHANGED: Condvar = Condvar::new();
+
+/// How many there are, for who looks without the lock. Written under it.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Threads of Python that sleep in a send or an ask, which may wait for memory to come back.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Has this module's thread run, before something is made that will be put here.
+pub(crate) fn open(py: Python<'_>) -> PyResult<()> {
+    static OPENED: OnceLock<Result<(), String>> = OnceLock::new();
+    let opened = OPENED.get_or_init(|| {
+        let thread = std::thread::Builder::new().name("tensorpost-drop".to_owned());
+        thread.spawn(run).map(drop).map_err(|error| error.to_string())
+    });
+    opened.clone().map_err(|why| {
+        let why = format!("the system gave no thread to let go of other libraries' tensors on: {why}");
+        exception(py, "TensorError", why)
+    })
+}
+
+/// Puts here what is to be dropped with the interpreter. Waits for nobody.
+pub(crate) fn put(held: Held) {
+    if capsule::was_forked() {
+        std::mem::forget(held);
+        return;
+    }
+    let wakes = {
+        let mut state = STATE.lock();
+        state.held.push(held);
+        COUNT.store(state.held.len(), Ordering::Relaxed);
+        state.sleeps || WAITING.load(Ordering::Relaxed) > 0
+    };
+    if wakes {
+        CHANGED.notify_one();
+    }
+}
+
+/// Drops what is here: at each message that a thread of Python handles or sends.
+#[inline]
+pub(crate) fn clear(_: Python<'_>) {
+    if COUNT.load(Ordering::Relaxed) > 0 && !capsule::was_forked() {
+        let held = {
+            let mut state = STATE.lock();
+            state.cleared += 1;
+            take(&mut state)
+        };
+        drop(held);
+    }
+}
+
+fn take(state: &mut State) -> Vec<Held> {
+    COUNT.store(0, Ordering::Relaxed);
+    std::mem::take(&mut state.held)
+}
+
+/// A thread of Python sleeps in a send or an ask for as long as this is there: what is put here meanwhile is dropped at once.
+pub(crate) struct Waiting(());
+
+impl Waiting {
+    pub(crate) fn begin(py: Python<'_>) -> Self {
+        WAITING.fetch_add(1, Ordering::Relaxed);
+        // Behind the count: what is put later wakes who drops it. What comes in between waits for a tick.
+        clear(py);
+        Waiting(())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// This module's thread.
+fn run() {
+    let mut idle = 0;
+    let mut state = STATE.lock();
+    loop {
+        if state.held.is_empty() {
+            idle += 1;
+            while idle > IDLE_TICKS && state.held.is_empty() {
+                state.sleeps = true;
+                CHANGED.wait(&mut state);
+            }
+            state.sleeps = false;
+        }
+        if !state.held.is_empty() {
+            idle = 0;
+        }
+        let cleared = state.cleared;
+        let is_urgent = |state: &State| !state.held.is_empty() && WAITING.load(Ordering::Relaxed) > 0;
+        if !is_urgent(&state) {
+            CHANGED.wait_for(&mut state, TICK);
+        }
+        if !state.held.is_empty() && (state.cleared == cleared || is_urgent(&state)) {
+            let held = take(&mut state);
+            MutexGuard::unlocked(&mut state, || capsule::drop_with_interpreter(held));
+        }
+    }
+}
