@@ -6,6 +6,7 @@ mod links;
 mod memory;
 mod refusals;
 mod relay;
+mod renewals;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -107,7 +108,7 @@ impl Gateway {
                     return Some(event);
                 }
                 Happened::Log { .. } | Happened::Clock(_) => {}
-                Happened::Ended(_) => return None,
+                Happened::Ended(_) | Happened::Renewed(..) => return None,
             }
         }
     }
