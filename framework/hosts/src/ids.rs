@@ -34,6 +34,29 @@ impl Life {
     }
 }
 
+/// A gateway of a host: counts those that it has one after the other in one of its lives, from 1.
+///
+/// A host outlives its gateway, and what a gateway had is gone with it. So a session is one of two gateways, of which both sides say
+/// the numbers ([`Hello`](crate::frame::Hello)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Gateway(pub u32);
+
+impl Gateway {
+    /// Not known (yet): of the other side, until it has said it.
+    pub const UNKNOWN: Gateway = Gateway(0);
+    /// That with which a host begins.
+    pub const FIRST: Gateway = Gateway(1);
+}
+
+impl fmt::Display for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Gateway::UNKNOWN => write!(f, "no gateway that it knows"),
+            Gateway(number) => write!(f, "gateway {number}"),
+        }
+    }
+}
+
 /// A host in one of its lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostLife {

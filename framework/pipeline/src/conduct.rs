@@ -187,7 +187,7 @@ pub(super) async fn conduct(
                 }
                 Err(error) => {
                     conductor.stillness.move_on();
-                    if conductor.died(index, &error) {
+                    if causes::is_lost_on_the_way(&error) || conductor.died(index, &error) {
                         let before = conductor.brief(index);
                         runs.push(run(index, before, conductor.members[index].run.ask(Run)));
                     }

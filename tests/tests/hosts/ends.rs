@@ -53,16 +53,6 @@ fn what_is_under_way_between_hosts_outlives_a_shutdown(builder: Builder) {
     assert_eq!(taking.join().expect("it ended"), 2, "lost on the way");
 }
 
-/// HOST-10: nobody answers the head for it any more.
-fn an_agent_whose_gateway_dies_ends(builder: Builder) {
-    let node = head(builder);
-    let mut other = Other::start(&node);
-    let echo = find::<Echo>(&node, "echo");
-    ask(&node, &echo, Echo::empty());
-    let status = other.ends_without("gateway");
-    assert_eq!(status.code(), Some(1), "its workers were killed");
-}
-
 /// HOST-10: it says nothing to the head, and can end nobody. Until the head's verdict, 5 s later, its workers have ended by
 /// themselves, and what they had sent stays where it is.
 fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
@@ -71,13 +61,8 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
 
     let node = head(builder);
     let stopped = Other::start(&node);
-    // Of the other agent the gateway alone stands still: its node looks as well.
-    let mut ends = Other::serving(&node);
-    let hosts = node.hosts().expect("hosts");
-    let placed = node.spawn::<Echoer>(()).on(&hosts[2]).restart(Restart::on_failure(3));
-    let placed = placed.start().expect("an actor there");
     let (echo, again) = (find::<Echo>(&node, "echo"), find::<Echo>(&node, "again"));
-    let workers = [&echo, &again, &placed.address()]
+    let workers = [&echo, &again]
         .map(|address| PidFd::open(ask(&node, address, Echo::empty()).pid).expect("a process"));
     let (to, mut items) = node.channel::<Item>().expect("a channel");
     deliver(&node, &find::<PassOn>(&node, "echo"), PassOn { to, items: u32::MAX });
@@ -90,17 +75,14 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     });
     until("items come", || came.load(Relaxed) > 100);
     let mut watch = node.watch(&echo);
-    let (gateway, other_gateway) = (stopped.gateway(), ends.gateway());
+    let gateway = stopped.gateway();
     stopped.stop();
-    for gateway in [gateway, other_gateway] {
-        kill_process(gateway, Signal::STOP).expect("it is there");
-    }
+    kill_process(gateway, Signal::STOP).expect("it is there");
     let since = Instant::now();
 
     for worker in workers {
         assert!(worker.wait(Some(Duration::from_secs(20))).expect("a process"), "it works on");
     }
-    assert_eq!(ends.end_of().code(), Some(1), "its workers were killed");
     assert!(since.elapsed() < BOUND, "{:?}", since.elapsed());
     assert!(watch.try_recv().is_none(), "the head has spoken its verdict before");
 
@@ -110,7 +92,7 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     let event = watch.blocking_recv().expect("an event");
     assert!(event.is_final() && event.to_string().contains("host 1"), "{event}");
     assert_eq!(came.load(Relaxed), before, "sent by a worker that had ended");
-    drop((placed, echo, again, watch, node));
+    drop((echo, again, watch, node));
     taking.join().expect("it ended");
 }
 
@@ -182,7 +164,6 @@ pub(crate) fn cases() -> Vec<Case> {
     cases![
         the_end_of_the_head_ends_the_others,
         what_is_under_way_between_hosts_outlives_a_shutdown,
-        an_agent_whose_gateway_dies_ends,
         workers_of_an_agent_that_stands_still_end_by_themselves,
         a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends,
     ]

@@ -6,6 +6,7 @@ mod actors;
 mod broken;
 mod ends;
 mod figures;
+mod gateways;
 mod kills;
 mod logs;
 mod many;
@@ -37,7 +38,8 @@ use crate::actors::{Counter, Echoer};
 
 fn program(builder: Builder) -> Builder {
     let builder = scaling::program(pipelines::program(actors::program(builder)));
-    names::program(python::program(published::program(builder)))
+    let builder = names::program(python::program(published::program(builder)));
+    gateways::program(builder)
 }
 
 /// Has this binary be the other host.
@@ -72,10 +74,17 @@ fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     std::thread::spawn(move || {
         let mut told = String::new();
         while std::io::stdin().read_line(&mut told).is_ok_and(|bytes| bytes > 0) {
-            // Its workers have names, and are not known to the test.
-            for worker in supervisor.workers().iter().filter(|worker| worker.name == told.trim()) {
-                supervisor.kill_worker(worker.worker);
-            }
+            // Its workers have names, and are not known to the test. One that comes back is killed again, until this process ends.
+            let named = told.trim().to_owned();
+            let supervisor = supervisor.clone();
+            std::thread::spawn(move || {
+                loop {
+                    for worker in supervisor.workers().iter().filter(|worker| worker.name == named) {
+                        supervisor.kill_worker(worker.worker);
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
             told.clear();
         }
         drop(ended);
@@ -166,7 +175,7 @@ impl Other {
         command
     }
 
-    /// Has it kill one of its workers, and waits until it has ended by itself.
+    /// Has it kill one of its workers, as often as it comes back, and waits until it has ended by itself.
     pub(crate) fn ends_without(&mut self, worker: &str) -> ExitStatus {
         let stdin = self.stdin.as_mut().expect("it listens");
         writeln!(stdin, "{worker}").expect("it listens");
@@ -277,6 +286,7 @@ fn main() {
                 ends::cases(),
                 partitions::cases(),
                 kills::cases(),
+                gateways::cases(),
                 pipelines::cases(),
                 messages::cases(),
                 many::cases(),

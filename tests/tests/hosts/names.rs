@@ -15,7 +15,7 @@ use crate::{Other, find, head};
 /// "Register yourself under this name." The reply is why that did not work.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<(), String>)]
-pub(crate) struct Take(String);
+pub(crate) struct Take(pub(crate) String);
 
 pub(crate) struct Clerk(Env);
 

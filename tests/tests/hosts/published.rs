@@ -19,7 +19,7 @@ pub(crate) struct State {
     data: Tensor,
 }
 
-fn state(stream: &DeviceStream, step: u64) -> State {
+pub(crate) fn state(stream: &DeviceStream, step: u64) -> State {
     let data = stream.from_slice(&[5000], &[step; 5000]).expect("memory").freeze();
     State { step, data }
 }
@@ -99,7 +99,7 @@ pub(crate) fn program(builder: Builder) -> Builder {
 }
 
 /// Waits until this reader has that step, whole.
-fn until_has(reader: &mut Subscriber<State>, step: u64) -> Arc<Version<State>> {
+pub(crate) fn until_has(reader: &mut Subscriber<State>, step: u64) -> Arc<Version<State>> {
     let mut had = None;
     until("the version is there", || {
         had = reader.latest().filter(|version| version.value.step == step);

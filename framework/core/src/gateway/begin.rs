@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tensorpost_hosts::ids::{HostId, HostLife, Life};
+use tensorpost_hosts::ids::{Gateway, HostId, HostLife, Life};
 use tensorpost_hosts::introduction::Introduction;
 use tensorpost_hosts::join::{Member, Request, Roster};
 use tensorpost_hosts::limits::{BEAT, MAX_LANES, PORT};
@@ -22,23 +23,27 @@ use tokio::time::sleep;
 
 use super::arenas::DeviceArenas;
 use super::copiers::Copiers;
-use super::run::Gateway;
+use super::run::Gateway as Running;
 use super::store::Store;
 use super::{Command, Newcomer, failed};
 use crate::limits::MAX_GATEWAY_WAITS;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
-use crate::transport::hosts::{Nixl, Settings};
+use crate::transport::hosts::{Beginning, Host, Left, Nixl, Settings};
 use crate::transport::works_until::WorksUntil;
 
 /// This host among the others.
 pub(super) struct Node {
     pub(super) own: Member,
+    /// Which of this host's gateways this is.
+    pub(super) gateway: Gateway,
     /// On the head.
     pub(super) roster: Option<Arc<Roster>>,
     pub(super) verdict: Option<Arc<Mutex<Head>>>,
-    /// On an agent.
-    pub(super) heartbeat: Option<Heartbeat>,
+    /// On an agent: what it knows of its head.
+    pub(super) agent: Option<Arc<Mutex<Agent>>>,
+    /// What all processes of this host look at.
+    pub(super) page: Arc<WorksUntil>,
     pub(super) peers: Arc<Peers>,
     /// How others are dialled.
     pub(super) dial: Dial,
@@ -60,10 +65,9 @@ struct Ends {
 }
 
 impl Ends {
-    /// A peer, and the memory of what goes between the two.
-    fn peer(&self, own: HostLife, other: HostLife, pulse: Pulse) -> (Arc<Peer>, Arc<Store>) {
-        let store = Arc::new(Store::new(other.host.0, self.to.clone()));
-        let session = Session::new(own, other, Bounds::default());
+    /// A peer of the first session with a host, and the memory of what goes between the two.
+    fn peer(&self, session: Session, host: HostId, pulse: Pulse) -> (Arc<Peer>, Arc<Store>) {
+        let store = Arc::new(Store::new(host.0, 0, self.to.clone()));
         let memory = Arc::clone(&store) as Arc<dyn Memory>;
         let using = self.nixl.as_ref().map(|nixl| NixlUse {
             nixl: Arc::new(nixl.clone()),
@@ -74,17 +78,18 @@ impl Ends {
     }
 }
 
-/// What an agent knows of its head, and until when its workers may work.
-pub(super) struct Heartbeat {
-    agent: Arc<Mutex<Agent>>,
-    /// What all processes of this host look at.
-    pub(super) works_until: Arc<WorksUntil>,
+/// What the head knows of the others.
+#[derive(Clone)]
+struct Supervision {
+    roster: Arc<Roster>,
+    verdict: Arc<Mutex<Head>>,
 }
 
 /// Runs the gateway on this thread, until it has left.
 pub(super) fn run(
     transport: &Arc<Transport>,
-    settings: Settings,
+    beginning: Beginning,
+    socket: Option<OwnedFd>,
     to: UnboundedSender<Command>,
     commands: UnboundedReceiver<Command>,
 ) {
@@ -102,7 +107,7 @@ pub(super) fn run(
             DeviceStream::new(pool, Arc::clone(transport.domain())).map_err(|error| error.to_string())
         });
         let started = match stream {
-            Ok(stream) => start(transport, &settings, stream, to).await,
+            Ok(stream) => start(transport, &beginning, socket, stream, to).await,
             Err(why) => Err(why),
         };
         match started {
@@ -112,114 +117,248 @@ pub(super) fn run(
     });
 }
 
-async fn start(
-    transport: &Arc<Transport>,
-    settings: &Settings,
+/// What all of a gateway's beginnings have.
+struct Begins<'a> {
+    transport: &'a Arc<Transport>,
+    settings: &'a Settings,
+    gateway: Gateway,
+    security: Security,
+    introduction: Arc<Introduction>,
+    peers: Arc<Peers>,
+    refused: Arc<Refused>,
+    ends: Ends,
+    threads: Arc<LaneThreads>,
+    lanes: u16,
+    page: Arc<WorksUntil>,
     stream: DeviceStream,
     to: UnboundedSender<Command>,
-) -> Result<Gateway, String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
+}
+
+async fn start(
+    transport: &Arc<Transport>,
+    beginning: &Beginning,
+    socket: Option<OwnedFd>,
+    stream: DeviceStream,
+    to: UnboundedSender<Command>,
+) -> Result<Running, String> {
+    let settings = &beginning.settings;
     let security = match &settings.key_file {
         Some(path) => Security::key_file(path),
         None => Security::from_environment(),
     };
-    let security = security.map_err(|error| text(&error))?;
+    let security = security.map_err(|error| error.to_string())?;
     let introduction = Introduction::of_this_process(settings.build_name.as_deref());
     let introduction =
         Arc::new(introduction.map_err(|error| format!("this program cannot be read: {error}"))?);
-    let life = Life::draw().ok_or("the system has no random numbers")?;
-    let (peers, refused) = (Arc::new(Peers::default()), Arc::new(Refused::default()));
     let lanes = settings.lanes.clamp(1, MAX_LANES);
-    let copiers = Copiers::new(transport);
-    let nixl = nixl(settings.nixl, &security);
-    let ends =
-        Ends { to: to.clone(), refused: Arc::clone(&refused), copiers: Arc::clone(&copiers), nixl, lanes };
     let threads =
         LaneThreads::start(lanes).map_err(|error| format!("there are no threads for its lanes: {error}"))?;
-    let dial = |to: String| Dial {
-        to,
-        security: security.clone(),
-        introduction: Arc::clone(&introduction),
+    let page = WorksUntil::create();
+    let page = page.map_err(|error| format!("its workers cannot be told when to end: {error}"))?;
+    let (peers, refused) = (Arc::default(), Arc::default());
+    let ends = Ends {
+        to: to.clone(),
+        refused: Arc::clone(&refused),
+        copiers: Copiers::new(transport),
+        nixl: nixl(settings.nixl, &security),
         lanes,
-        threads: Arc::clone(&threads),
     };
-    let listen = |at: SocketAddr, admission: Option<Arc<Admission>>| {
-        let (introduction, peers) = (Arc::clone(&introduction), Arc::clone(&peers));
-        let (security, refused, threads) = (security.clone(), Arc::clone(&refused), Arc::clone(&threads));
-        async move {
-            let listener =
-                Listener::start(at, security, introduction, peers, refused, admission, &threads).await;
-            listener.map_err(|error| format!("{at} cannot be listened at: {error}"))
-        }
-    };
-    let name = settings.name.clone();
-    if settings.is_head {
-        let own = HostLife { host: HostId::HEAD, life };
-        let at = resolve(&settings.head).await?;
-        let roster = Arc::new(Roster::new(own));
-        let verdict = Arc::new(Mutex::new(Head::default()));
-        let admission = admission(own, &roster, &verdict, &peers, &ends);
-        let listener = listen(at, Some(admission)).await?;
-        tokio::spawn(watch_agents(Arc::clone(&verdict), to.clone()));
-        let address = advertised(settings.advertise.as_deref(), listener.address());
-        let own = Member { who: own, name, address };
-        let node = Node {
-            own,
-            roster: Some(roster),
-            verdict: Some(verdict),
-            heartbeat: None,
-            peers,
-            dial: dial(String::new()),
-            listener: Some(listener),
-            copiers,
-            ends,
-        };
-        return Ok(Gateway::new(transport, stream, node, to));
-    }
-    // Without a key nothing but this machine's loopback is used (HOST-12); with one, whatever the head can reach.
-    let any =
-        if security.allows(SocketAddr::from(([0, 0, 0, 0], 0))).is_ok() { [0; 4] } else { [127, 0, 0, 1] };
-    let port = if is_here(&settings.head).await { 0 } else { settings.port };
-    let listener = match listen(SocketAddr::from((any, port)), None).await {
-        // Another program of this machine has it.
-        Err(_) if port != 0 => listen(SocketAddr::from((any, 0)), None).await?,
-        listener => listener?,
-    };
-    let request = Request {
-        life,
-        name: name.clone(),
-        port: listener.address().port(),
-        advertise: settings.advertise.clone(),
-    };
-    let to_head = dial(with_port(&settings.head));
-    let deadline = Duration::from_millis(settings.join_deadline);
-    let (admitted, asked) = to_head.join(&request, deadline).await.map_err(|error| error.to_string())?;
-    let works_until = WorksUntil::create();
-    let works_until =
-        works_until.map_err(|error| format!("its workers cannot be told when to end: {error}"))?;
-    let told = Arc::clone(&works_until);
-    let agent = Agent::new(asked).telling(move |until| told.set(until.after_boot()));
-    let agent = Arc::new(Mutex::new(agent));
-    tokio::spawn(watch_head(Arc::clone(&agent), to.clone()));
-    let address = advertised(settings.advertise.as_deref(), listener.address());
-    let own = Member { who: admitted.you, name, address };
-    let head = Member { who: admitted.head, name: String::new(), address: to_head.to.clone() };
-    let node = Node {
-        own,
-        roster: None,
-        verdict: None,
-        heartbeat: Some(Heartbeat { agent: Arc::clone(&agent), works_until }),
+    let gateway = Gateway(beginning.gateway);
+    let begins = Begins {
+        transport,
+        settings,
+        gateway,
+        security,
+        introduction,
         peers,
-        dial: to_head,
-        listener: Some(listener),
-        copiers,
+        refused,
         ends,
+        threads,
+        lanes,
+        page,
+        stream,
+        to,
     };
-    node.dial_host(head, Pulse::Agent(agent), &to);
-    for other in admitted.others {
-        node.dial_host(other, node.link_pulse(), &to);
+    match (&beginning.left, settings.is_head) {
+        (None, true) => begins.head().await,
+        (None, false) => begins.agent().await,
+        (Some(left), is_head) => begins.again(left, is_head, socket).await,
     }
-    Ok(Gateway::new(transport, stream, node, to))
+}
+
+impl Begins<'_> {
+    /// The head of a node that begins.
+    async fn head(self) -> Result<Running, String> {
+        let own = HostLife { host: HostId::HEAD, life: draw()? };
+        let at = resolve(&self.settings.head).await?;
+        let supervision = Supervision { roster: Arc::new(Roster::new(own)), verdict: Arc::default() };
+        let listener = self.listen(at, Some(self.admission(own, &supervision))).await?;
+        let address = advertised(self.settings.advertise.as_deref(), listener.address());
+        let own = Member { who: own, name: self.settings.name.clone(), address };
+        Ok(self.of_head(own, supervision, listener))
+    }
+
+    /// An agent that joins.
+    async fn agent(self) -> Result<Running, String> {
+        let settings = self.settings;
+        let life = draw()?;
+        // Without a key nothing but this machine's loopback is used (HOST-12); with one, whatever the head can reach.
+        let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let any = if self.security.allows(everywhere).is_ok() { [0; 4] } else { [127, 0, 0, 1] };
+        let port = if is_here(&settings.head).await { 0 } else { settings.port };
+        let listener = match self.listen(SocketAddr::from((any, port)), None).await {
+            // Another program of this machine has it.
+            Err(_) if port != 0 => self.listen(SocketAddr::from((any, 0)), None).await?,
+            listener => listener?,
+        };
+        let request = Request {
+            life,
+            name: settings.name.clone(),
+            port: listener.address().port(),
+            advertise: settings.advertise.clone(),
+        };
+        let to_head = self.dial(with_port(&settings.head));
+        let deadline = Duration::from_millis(settings.join_deadline);
+        let (admitted, asked) = to_head.join(&request, deadline).await.map_err(|error| error.to_string())?;
+        let address = advertised(settings.advertise.as_deref(), listener.address());
+        let own = Member { who: admitted.you, name: settings.name.clone(), address };
+        let head = Member { who: admitted.head, name: String::new(), address: to_head.to.clone() };
+        let mut gateway = self.of_agent(own, Agent::new(asked), listener);
+        for member in std::iter::once(head).chain(admitted.others) {
+            gateway.begin_with(member);
+        }
+        Ok(gateway)
+    }
+
+    /// A host whose last gateway has ended: with what that one has left.
+    async fn again(self, left: &Left, is_head: bool, socket: Option<OwnedFd>) -> Result<Running, String> {
+        let socket = socket.ok_or("the socket of the gateway before did not come along")?;
+        let member = |(host, life): &(Host, u64)| Member {
+            who: HostLife { host: HostId(host.number), life: Life(*life) },
+            name: host.name.clone(),
+            address: host.address.clone(),
+        };
+        let (own, others): (Vec<_>, Vec<_>) =
+            left.members.iter().map(member).partition(|member| member.who.host.0 == left.number);
+        let own = own.into_iter().next().ok_or("nobody knows which host it is of")?;
+        let mut gateway = if is_head {
+            let roster = Arc::new(Roster::resuming(own.who, others.clone(), left.last));
+            let supervision = Supervision { roster, verdict: Arc::default() };
+            self.page.set_last(left.last);
+            // HOST-10: counted from now, later than from when each was heard last.
+            let now = Moment::now();
+            others.iter().for_each(|other| supervision.verdict.lock().joined(other.who.host, now));
+            let admission = self.admission(own.who, &supervision);
+            let listener = self.listen_on(socket, Some(admission)).await?;
+            self.of_head(own, supervision, listener)
+        } else {
+            let agent = Agent::resuming(Moment::since_boot(Duration::from_nanos(left.works_until)));
+            let listener = self.listen_on(socket, None).await?;
+            self.of_agent(own, agent, listener)
+        };
+        others.into_iter().for_each(|other| gateway.begin_with(other));
+        Ok(gateway)
+    }
+
+    fn of_head(
+        self,
+        own: Member,
+        Supervision { roster, verdict }: Supervision,
+        listener: Listener,
+    ) -> Running {
+        tokio::spawn(watch_agents(Arc::clone(&verdict), self.to.clone()));
+        let (roster, verdict) = (Some(roster), Some(verdict));
+        self.gateway(own, listener, |node| Node { roster, verdict, ..node })
+    }
+
+    fn of_agent(self, own: Member, agent: Agent, listener: Listener) -> Running {
+        let told = Arc::clone(&self.page);
+        let agent = agent.telling(move |until| told.set(until.after_boot()));
+        let agent = Arc::new(Mutex::new(agent));
+        tokio::spawn(watch_head(Arc::clone(&agent), self.to.clone()));
+        self.gateway(own, listener, |node| Node { agent: Some(agent), ..node })
+    }
+
+    fn gateway(self, own: Member, listener: Listener, of: impl FnOnce(Node) -> Node) -> Running {
+        let dial = self.dial(String::new());
+        let Begins { transport, gateway, peers, ends, page, stream, to, .. } = self;
+        let node = of(Node {
+            own,
+            gateway,
+            roster: None,
+            verdict: None,
+            agent: None,
+            page,
+            peers,
+            dial,
+            listener: Some(listener),
+            copiers: Arc::clone(&ends.copiers),
+            ends,
+        });
+        Running::new(transport, stream, node, to)
+    }
+
+    fn dial(&self, to: String) -> Dial {
+        Dial {
+            to,
+            security: self.security.clone(),
+            introduction: Arc::clone(&self.introduction),
+            lanes: self.lanes,
+            threads: Arc::clone(&self.threads),
+        }
+    }
+
+    async fn listen(&self, at: SocketAddr, admission: Option<Arc<Admission>>) -> Result<Listener, String> {
+        let (security, introduction) = (self.security.clone(), Arc::clone(&self.introduction));
+        let (peers, refused) = (Arc::clone(&self.peers), Arc::clone(&self.refused));
+        let listener =
+            Listener::start(at, security, introduction, peers, refused, admission, &self.threads).await;
+        listener.map_err(|error| format!("{at} cannot be listened at: {error}"))
+    }
+
+    async fn listen_on(
+        &self,
+        socket: OwnedFd,
+        admission: Option<Arc<Admission>>,
+    ) -> Result<Listener, String> {
+        let (security, introduction) = (self.security.clone(), Arc::clone(&self.introduction));
+        let (peers, refused) = (Arc::clone(&self.peers), Arc::clone(&self.refused));
+        let listener =
+            Listener::on(socket.into(), security, introduction, peers, refused, admission, &self.threads)
+                .await;
+        listener.map_err(|error| format!("the socket of the gateway before cannot be used: {error}"))
+    }
+
+    /// How the head takes hosts in.
+    fn admission(&self, own: HostLife, supervision: &Supervision) -> Arc<Admission> {
+        let Supervision { roster, verdict } = supervision.clone();
+        let (peers, ends) = (Arc::clone(&self.peers), self.ends.clone());
+        let (page, gateway) = (Arc::clone(&self.page), self.gateway);
+        Arc::new(move |request: &Request, from: SocketAddr| {
+            let (admitted, new) = roster.admit(request, from)?;
+            if new {
+                let host = admitted.you.host;
+                // Before it is heard: no gateway that follows this one gives the number again.
+                page.set_last(page.last().max(host.0));
+                // Before it can be heard.
+                verdict.lock().joined(host, Moment::now());
+                let peer = (admitted.you, Gateway::UNKNOWN);
+                let session = Session::of_gateways((own, gateway), peer, Bounds::default());
+                let pulse = Pulse::Head(Arc::clone(&verdict), host);
+                let (peer, store) = ends.peer(session, host, pulse);
+                // There is room: the roster is as large.
+                peers.add(Arc::clone(&peer));
+                let address = request.address(from);
+                let member = Member { who: admitted.you, name: request.name.clone(), address };
+                let _ = ends.to.send(Command::Joined(Box::new(Newcomer { member, peer, store })));
+            }
+            Ok(admitted)
+        })
+    }
+}
+
+fn draw() -> Result<Life, String> {
+    Life::draw().ok_or_else(|| "the system has no random numbers".to_owned())
 }
 
 /// NIXL, where it is to be used and is there.
@@ -246,64 +385,64 @@ fn nixl(setting: Nixl, security: &Security) -> Option<Library> {
 }
 
 impl Node {
-    /// That of another agent.
-    fn link_pulse(&self) -> Pulse {
-        let of_agent = |heartbeat: &Heartbeat| LinkPulse::of_agent(Arc::clone(&heartbeat.agent));
-        Pulse::Link(self.heartbeat.as_ref().map(of_agent).unwrap_or_default())
+    /// Who counts the beats of a connection to a host.
+    pub(super) fn pulse(&self, host: HostId) -> Pulse {
+        match (&self.verdict, &self.agent) {
+            (Some(verdict), _) => Pulse::Head(Arc::clone(verdict), host),
+            (None, Some(agent)) if host == HostId::HEAD => Pulse::Agent(Arc::clone(agent)),
+            (None, Some(agent)) => Pulse::Link(LinkPulse::of_agent(Arc::clone(agent))),
+            (None, None) => Pulse::Link(LinkPulse::default()),
+        }
     }
 
-    /// A peer for this host, and the memory of what goes between the two.
-    fn peer(&self, member: &Member, pulse: Pulse) -> (Arc<Peer>, Arc<Store>) {
-        self.ends.peer(self.own.who, member.who, pulse)
+    /// The session with this gateway of a host.
+    pub(super) fn session(&self, member: &Member, gateway: Gateway) -> Session {
+        Session::of_gateways((self.own.who, self.gateway), (member.who, gateway), Bounds::default())
     }
 
-    /// Connects to a host, and keeps connected.
-    fn dial_host(&self, member: Member, pulse: Pulse, to: &UnboundedSender<Command>) {
-        let (peer, store) = self.peer(&member, pulse);
+    /// A peer for a host, and the memory of what goes between the two.
+    fn peer(&self, member: &Member) -> (Arc<Peer>, Arc<Store>) {
+        let session = self.session(member, Gateway::UNKNOWN);
+        let (peer, store) = self.ends.peer(session, member.who.host, self.pulse(member.who.host));
+        if self.gateway > Gateway::FIRST {
+            peer.resumes_log();
+        }
+        (peer, store)
+    }
+
+    /// Has this host be connected to a peer: of two hosts the one that joined later dials, and the other takes its connections. Whether
+    /// there is room.
+    pub(super) fn connect(
+        &self,
+        member: &Member,
+        session: u64,
+        peer: &Arc<Peer>,
+        to: &UnboundedSender<Command>,
+    ) -> bool {
+        let (host, own) = (member.who.host, self.own.who.host);
+        if host > own {
+            return self.peers.add(Arc::clone(peer));
+        }
         let dial = Dial { to: member.address.clone(), ..self.dial.clone() };
-        let (host, keeping, gateway) = (member.who.host.0, Arc::clone(&peer), to.clone());
+        let (keeping, gateway) = (Arc::clone(peer), to.clone());
         tokio::spawn(async move {
             if let Err(error) = dial.keep(&keeping).await {
-                let _ = gateway.send(Command::Refused { host, why: error.to_string() });
+                let refused = Command::Refused { host: host.0, session, why: error.to_string() };
+                let _ = gateway.send(refused);
             }
         });
-        let _ = to.send(Command::Joined(Box::new(Newcomer { member, peer, store })));
-    }
-
-    /// Takes connections of a host that the head has told of, and that dials this one.
-    pub(super) fn expect_host(&self, member: Member, to: &UnboundedSender<Command>) {
-        let (peer, store) = self.peer(&member, self.link_pulse());
-        if self.peers.add(Arc::clone(&peer)) {
-            let _ = to.send(Command::Joined(Box::new(Newcomer { member, peer, store })));
-        }
+        true
     }
 }
 
-/// How the head takes hosts in.
-fn admission(
-    own: HostLife,
-    roster: &Arc<Roster>,
-    verdict: &Arc<Mutex<Head>>,
-    peers: &Arc<Peers>,
-    ends: &Ends,
-) -> Arc<Admission> {
-    let (roster, verdict) = (Arc::clone(roster), Arc::clone(verdict));
-    let (peers, ends) = (Arc::clone(peers), ends.clone());
-    Arc::new(move |request: &Request, from: SocketAddr| {
-        let (admitted, new) = roster.admit(request, from)?;
-        if new {
-            let host = admitted.you.host;
-            // Before it can be heard.
-            verdict.lock().joined(host, Moment::now());
-            let (peer, store) = ends.peer(own, admitted.you, Pulse::Head(Arc::clone(&verdict), host));
-            // There is room: the roster is as large.
-            peers.add(Arc::clone(&peer));
-            let address = request.address(from);
-            let member = Member { who: admitted.you, name: request.name.clone(), address };
-            let _ = ends.to.send(Command::Joined(Box::new(Newcomer { member, peer, store })));
+impl Running {
+    /// A host is there, or has come.
+    pub(super) fn begin_with(&mut self, member: Member) {
+        let (peer, store) = self.node.peer(&member);
+        if self.node.connect(&member, 0, &peer, &self.to) {
+            self.add(Newcomer { member, peer, store });
         }
-        Ok(admitted)
-    })
+    }
 }
 
 /// On the head: tells of hosts that were not heard for too long.

@@ -19,7 +19,7 @@ use super::head::{Head, HeadBody};
 use super::note::{NoAnswer, tainted};
 use super::outbound::{Of, post_as};
 use super::prepare::targets;
-use super::run::Gateway;
+use super::run::{Gateway, Remote};
 use super::store::Target;
 use super::{Command, shown};
 use crate::actor::{AskError, SendError};
@@ -33,9 +33,17 @@ use crate::transport::inbox::Refusal;
 /// So long a message waits for memory before that of versions which nobody need have is given back.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Who asked, in which session, and whom.
+#[derive(Clone, Copy)]
+pub(super) struct Asking {
+    host: u16,
+    session: u64,
+    actor: ActorId,
+}
+
 /// What came of an ask of another host.
 pub(super) struct Answered {
-    host: u16,
+    of: Asking,
     post: Seq,
     correlation: Correlation,
     reply: Result<RawReply, AskError<RawMessage>>,
@@ -43,7 +51,7 @@ pub(super) struct Answered {
 
 /// A reply on its way to another host.
 pub(super) struct Replying {
-    host: u16,
+    of: Asking,
     /// The ask that it answers.
     post: Seq,
     correlation: Correlation,
@@ -93,7 +101,7 @@ impl Gateway {
     pub(super) fn arrived(&mut self, host: u16, post: Seq, message: Post) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         let targets = if message.spans.is_empty() { Vec::new() } else { remote.store.take(post) };
-        let name = remote.shown();
+        let (name, session) = (remote.shown(), remote.session);
         let content = match Head::decode(message.head, &message.spans) {
             Ok(head) => {
                 content(&head, targets, &self.stream).map(|(body, tensors)| (head.key, body, tensors))
@@ -109,7 +117,7 @@ impl Gateway {
             let reply = reply.map_err(|why| NoAnswer::decode(&NoAnswer::BadReply(why).encode(), &name));
             return self.pass_back(asked, reply);
         }
-        let refuse = |why: NoAnswer| {
+        let refuse = |why: NoAnswer, actor: Option<ActorId>| {
             tracing::warn!(?why, from = name, "a message of another host was dropped");
             self.transport.dead_letter();
             peer.with(|session| {
@@ -118,38 +126,46 @@ impl Gateway {
                 }
                 session.done(post);
             });
+            if let Some(actor) = actor.filter(|_| peer.is_over()) {
+                let _ = self.to.send(Command::LeftBehind { host, actor });
+            }
         };
+        let actor = message.target.actor().map(|actor| ActorId(actor.0));
         let (key, mut body, tensors) = match content {
             Ok(content) => content,
-            Err(why) => return refuse(NoAnswer::Undelivered(why)),
+            Err(why) => return refuse(NoAnswer::Undelivered(why), actor),
         };
-        if message
-            .target
-            .actor()
-            .is_some_and(|actor| ActorId(actor.0) == starter_of(self.node.own.who.host.0))
-        {
+        if actor == Some(starter_of(self.own())) {
             body = from_host(host, &body);
         }
-        let local = message.target.actor().and_then(|actor| self.locals.get(&ActorId(actor.0)));
+        let local = actor.and_then(|actor| self.locals.get(&actor));
         let Some(address) = local.and_then(|local| local.address.as_ref()) else {
-            return refuse(NoAnswer::NoSuchActor);
+            return refuse(NoAnswer::NoSuchActor, actor);
         };
         let (address, raw) = (address.with_key(key), RawMessage { key, body, tensors });
         match message.target {
-            To::Ask(_, correlation) => {
+            To::Ask(actor, correlation) => {
                 let asking = address.ask(raw);
-                tokio::spawn(ask(asking, peer, host, post, correlation, self.to.clone()));
+                let of = Asking { host, session, actor: ActorId(actor.0) };
+                tokio::spawn(ask(asking, peer, of, post, correlation, self.to.clone()));
             }
             // The first attempt is made here. Where it finds no room, a task waits.
             _ => {
                 let mut sending = address.send(raw);
-                let transport = Arc::clone(&self.transport);
+                let (transport, to) = (Arc::clone(&self.transport), self.to.clone());
+                let actor = address.actor();
                 let sent = move |result: Result<(), SendError<RawMessage>>| {
                     if let Err(error) = result {
                         tracing::warn!(%error, from = name, "a message of another host was dropped");
                         transport.dead_letter();
                     }
-                    peer.with(|session| session.done(post));
+                    let is_over = peer.with(|session| {
+                        session.done(post);
+                        session.has_ended()
+                    });
+                    if is_over {
+                        let _ = to.send(Command::LeftBehind { host, actor });
+                    }
                 };
                 match (&mut sending).now_or_never() {
                     Some(result) => sent(result),
@@ -182,14 +198,14 @@ impl Gateway {
     }
 
     /// An actor has answered an ask of another host, or never will.
-    pub(super) fn answered(&mut self, Answered { host, post, correlation, reply }: Answered) {
+    pub(super) fn answered(&mut self, Answered { of, post, correlation, reply }: Answered) {
         let own = shown(&self.node.own);
         let (body, tensors) = match reply {
             Ok(RawReply::Value { body, tensors }) => (Bytes::from(body), tensors),
-            Ok(RawReply::None(_)) => return self.refuse_ask(host, post, correlation, NoAnswer::NoReply),
-            Err(error) => return self.refuse_ask(host, post, correlation, NoAnswer::of(error, &own)),
+            Ok(RawReply::None(_)) => return self.refuse_ask(of, post, correlation, NoAnswer::NoReply),
+            Err(error) => return self.refuse_ask(of, post, correlation, NoAnswer::of(error, &own)),
         };
-        let replying = Replying { host, post, correlation, body, tensors };
+        let replying = Replying { of, post, correlation, body, tensors };
         if self.copiers.are_ready(&replying.tensors) {
             return self.reply(replying);
         }
@@ -213,14 +229,14 @@ impl Gateway {
                     TensorError::Tainted { .. } => NoAnswer::Other(tainted(&shown(&self.node.own))),
                     other => NoAnswer::BadReply(other.to_string()),
                 };
-                self.refuse_ask(replying.host, replying.post, replying.correlation, why);
+                self.refuse_ask(replying.of, replying.post, replying.correlation, why);
             }
         }
     }
 
     fn reply(&mut self, replying: Replying) {
-        let host = replying.host;
-        let Some(remote) = self.hosts.get_mut(&host) else { return };
+        let host = replying.of.host;
+        let Some(remote) = self.asker(replying.of) else { return };
         remote.replies.push_back(replying);
         self.send_replies(host);
     }
@@ -249,8 +265,13 @@ impl Gateway {
         }
     }
 
-    fn refuse_ask(&self, host: u16, post: Seq, correlation: Correlation, why: NoAnswer) {
-        let Some(remote) = self.hosts.get(&host) else { return };
+    /// The host that asked, in the session in which it did. One of which that is over waits for no answer.
+    fn asker(&mut self, of: Asking) -> Option<&mut Remote> {
+        self.hosts.get_mut(&of.host).filter(|remote| remote.session == of.session)
+    }
+
+    fn refuse_ask(&mut self, of: Asking, post: Seq, correlation: Correlation, why: NoAnswer) {
+        let Some(remote) = self.asker(of) else { return };
         remote.peer.with(|session| {
             session.refuse(correlation, why.encode());
             session.done(post);
@@ -262,20 +283,26 @@ impl Gateway {
 async fn ask(
     mut asking: crate::actor::Ask<RawMessage>,
     peer: Arc<Peer>,
-    host: u16,
+    of: Asking,
     post: Seq,
     correlation: Correlation,
     to: tokio::sync::mpsc::UnboundedSender<Command>,
 ) {
-    let reply = match asking.accepted().await {
-        Ok(()) => {
-            peer.with(|session| session.passed_on(post));
-            asking.await
-        }
+    let accepted = asking.accepted().await;
+    let is_over = peer.with(|session| {
+        session.passed_on(post);
+        session.has_ended()
+    });
+    if is_over {
+        let (host, actor) = (of.host, of.actor);
+        let _ = to.send(Command::LeftBehind { host, actor });
+    }
+    let reply = match accepted {
+        Ok(()) => asking.await,
         Err(error) => Err(error),
     };
     // With the gateway, the session ends, and its asks with it.
-    let _ = to.send(Command::Answered(Box::new(Answered { host, post, correlation, reply })));
+    let _ = to.send(Command::Answered(Box::new(Answered { of, post, correlation, reply })));
 }
 
 /// A piece of a message that is whole has no lane any more.

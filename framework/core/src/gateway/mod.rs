@@ -11,6 +11,7 @@
 //! | `outbound`, `inbound` | messages to other hosts, and from them |
 //! | `followed` | versions of published state: one for all of this host that follow it |
 //! | `names` | actors, names and hosts, as the nodes tell each other |
+//! | `renewal` | another host has another gateway: what was under way is answered, all else goes on |
 //! | `logs` | an agent's log, for the head |
 //! | `head`, `note` | what gateways say to each other, as bytes |
 //! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: those that nobody uses |
@@ -26,7 +27,9 @@
 //! made, and for the driver, have threads that may wait; the lanes, with the bytes of tensors and large bodies, have as many threads as
 //! there are lanes (`tensorpost-lane`), so that no message waits while these are encrypted and copied; and each copier has one.
 //!
-//! **On its crash** the other hosts are out of reach, and they give this host up, which ends where it is an agent. **On the loss of a host** what it owed is
+//! **On its crash** its node starts another (`node/supervisor/gateways.rs`), which begins with what the node has kept: the socket, who is
+//! there, and until when an agent's workers may work. The other hosts see by its number that it is another, answer what was under way,
+//! and go on (`renewal`). **On the loss of a host** what it owed is
 //! answered with an error that names it, and its actors are told to be gone. **On a shutdown** it says to all that it leaves.
 
 mod arenas;
@@ -43,6 +46,7 @@ mod note;
 mod outbound;
 mod prepare;
 mod proxy;
+mod renewal;
 mod resting;
 mod run;
 mod store;
@@ -55,7 +59,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tensorpost_hosts::ids::Seq;
+use tensorpost_hosts::ids::{HostLife, Seq};
 use tensorpost_hosts::join::Member;
 use tensorpost_hosts::net::Peer;
 use tokio::sync::mpsc::UnboundedSender;
@@ -68,7 +72,7 @@ use self::store::Store;
 use crate::ids::ActorId;
 use crate::transport::Transport;
 use crate::transport::control_channel::{Location, ToNode};
-use crate::transport::hosts::{FromGateway, Gate, Settings, ToGateway};
+use crate::transport::hosts::{Beginning, FromGateway, Gate, ToGateway};
 use crate::transport::inbox::{Inbox, LocalCredits};
 use crate::transport::lifecycle::Lifecycle;
 
@@ -84,7 +88,7 @@ enum Command {
     /// The tensors of one are ready to be sent, or never will be.
     Prepared(Box<Prepared>),
     /// A tensor of a message that is under way is lost; why, where it is not that it is tainted.
-    Spoilt { host: u16, post: Seq, why: Option<String> },
+    Spoilt { host: u16, session: u64, post: Seq, why: Option<String> },
     /// An actor of this host has answered one of another.
     Answered(Box<Answered>),
     /// The node has to be told still how much of a host's log was lost.
@@ -92,13 +96,17 @@ enum Command {
     /// Something has happened to an actor of this host that others know.
     Event(Lifecycle),
     /// What this host has under a name that another one looks up.
-    Found { host: u16, ticket: u64, found: Option<(ActorId, Location)> },
+    Found { host: u16, session: u64, ticket: u64, found: Option<(ActorId, Location)> },
     /// A host is of the node now.
     Joined(Box<Newcomer>),
     /// A host was not heard for too long: it is lost.
     Verdict(u16),
     /// A host refuses this one.
-    Refused { host: u16, why: String },
+    Refused { host: u16, session: u64, why: String },
+    /// A mailbox has taken a message of a session that is over.
+    LeftBehind { host: u16, actor: ActorId },
+    /// The node is to hear that this process is not stopped.
+    Beat,
     /// The head has not answered for too long: this host may not go on.
     CutOff,
     /// Some time ago a version came of what this actor publishes.
@@ -146,12 +154,12 @@ impl Gate for Door {
 }
 
 /// Makes this process the gateway, as its node says.
-pub(crate) fn begin(transport: &Arc<Transport>, settings: Settings) {
+pub(crate) fn begin(transport: &Arc<Transport>, beginning: Beginning, socket: Option<OwnedFd>) {
     let (to, commands) = tokio::sync::mpsc::unbounded_channel();
     transport.set_gate(Arc::new(Door(to.clone())));
     let own = Arc::clone(transport);
     let thread = std::thread::Builder::new().name("tensorpost-gateway".to_owned());
-    let spawned = thread.spawn(move || begin::run(&own, settings, to, commands));
+    let spawned = thread.spawn(move || begin::run(&own, beginning, socket, to, commands));
     if let Err(error) = spawned {
         failed(transport, format!("there is no thread for its gateway: {error}"));
     }
@@ -162,10 +170,10 @@ fn tell(transport: &Transport, said: FromGateway) {
     let _ = transport.control().send(ToNode::Hosts(said), Vec::new());
 }
 
-/// This host is of its node, with the page that says until when its workers may work where it is an agent.
-fn began(transport: &Transport, host: u16, works_until: Option<OwnedFd>) {
-    let said = FromGateway::Began { result: Ok(host) };
-    let _ = transport.control().send(ToNode::Hosts(said), works_until.into_iter().collect());
+/// This host is of its node, with what outlives this process: its page, and the socket at which it listens.
+fn began(transport: &Transport, own: HostLife, page: OwnedFd, socket: OwnedFd) {
+    let said = FromGateway::Began { result: Ok((own.host.0, own.life.0)) };
+    let _ = transport.control().send(ToNode::Hosts(said), vec![page, socket]);
 }
 
 /// This host is of no node.

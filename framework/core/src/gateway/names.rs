@@ -39,19 +39,30 @@ pub(super) struct Local {
 }
 
 impl Local {
+    /// A host knows nothing of it any more.
+    pub(super) fn forget_host(&mut self, host: u16) {
+        self.offered.remove(&host);
+        self.told.remove(&host);
+        self.waiting.remove(&host);
+    }
+
     /// Whether no other host knows it, nor asks for it.
     pub(super) fn is_forgotten(&self) -> bool {
         self.offered.is_empty() && self.told.is_empty() && self.waiting.is_empty()
     }
 }
 
-/// A name that the other hosts are asked for, by what each has answered. `None`: nothing yet.
-pub(super) struct Lookup(BTreeMap<u16, Option<Option<(ActorId, Location)>>>);
+/// A name that the other hosts are asked for.
+pub(super) struct Lookup {
+    pub(super) name: String,
+    /// What each has answered. `None`: nothing yet.
+    pub(super) answers: BTreeMap<u16, Option<Option<(ActorId, Location)>>>,
+}
 
 impl Lookup {
     /// What came of it, if that is known: what the host with the lowest number has.
     fn outcome(&self) -> Option<Option<(ActorId, Location)>> {
-        for answer in self.0.values() {
+        for answer in self.answers.values() {
             match answer {
                 None => return None,
                 Some(Some(found)) => return Some(Some(*found)),
@@ -130,7 +141,8 @@ impl Gateway {
     /// Somebody here looks a name up that nobody has here.
     pub(super) fn find(&mut self, ticket: u64, name: String) {
         let hosts: Vec<_> = self.hosts.keys().copied().collect();
-        self.lookups.insert(ticket, Lookup(hosts.iter().map(|host| (*host, None)).collect()));
+        let answers = hosts.iter().map(|host| (*host, None)).collect();
+        self.lookups.insert(ticket, Lookup { name: name.clone(), answers });
         let note = Note::Find { ticket, name };
         hosts.into_iter().for_each(|host| self.note_to(host, &note));
         self.look_at(ticket);
@@ -155,7 +167,7 @@ impl Gateway {
             Note::Found { ticket, found } => {
                 // WIRE-1: a host speaks of its own actors alone.
                 let found = found.filter(|(actor, _)| actor.host() == host);
-                let answer = self.lookups.get_mut(&ticket).and_then(|lookup| lookup.0.get_mut(&host));
+                let answer = self.lookups.get_mut(&ticket).and_then(|lookup| lookup.answers.get_mut(&host));
                 if let Some(answer) = answer.filter(|answer| answer.is_none()) {
                     *answer = Some(found);
                     self.look_at(ticket);
@@ -173,10 +185,19 @@ impl Gateway {
             Note::Joined { host: newcomer, life, name, address } if host == 0 => {
                 if newcomer != self.own() && !self.hosts.contains_key(&newcomer) {
                     let who = HostLife { host: HostId(newcomer), life: Life(life) };
-                    self.node.expect_host(Member { who, name, address }, &self.to);
+                    self.begin_with(Member { who, name, address });
+                    self.tell_members();
                 }
             }
             Note::Left { host: other, why, lost } if host == 0 => self.gone(other, &why, lost),
+            Note::Hosts { numbers } if host == 0 => {
+                let gone = |other: &u16| *other != 0 && !numbers.contains(other);
+                let gone: Vec<_> = self.hosts.keys().copied().filter(gone).collect();
+                gone.into_iter().for_each(|other| self.gone(other, "is not of the node any more", true));
+            }
+            Note::Names { names, is_last } if self.node.roster.is_some() => {
+                tell(&self.transport, FromGateway::Names { host, names, is_last });
+            }
             Note::Drain { round, within } if host == 0 => {
                 tell(&self.transport, FromGateway::Drain { round, within });
             }
@@ -192,10 +213,10 @@ impl Gateway {
             Note::Release { name } if self.node.roster.is_some() => {
                 tell(&self.transport, FromGateway::Release { host, name });
             }
-            Note::Claim { .. } | Note::Release { .. } | Note::Claimed { .. } => {
+            Note::Claim { .. } | Note::Release { .. } | Note::Claimed { .. } | Note::Names { .. } => {
                 tracing::warn!(host, "it speaks of who has a name, which only the head says; dropped");
             }
-            Note::Joined { .. } | Note::Left { .. } | Note::Drain { .. } => {
+            Note::Joined { .. } | Note::Left { .. } | Note::Hosts { .. } | Note::Drain { .. } => {
                 tracing::warn!(host, "it says who is of the node, which only the head does; dropped");
             }
             Note::Drained { .. } => {
@@ -224,16 +245,24 @@ impl Gateway {
             return self.note_to(host, &Note::Found { ticket, found: None });
         }
         remote.questions += 1;
+        let session = remote.session;
         let (transport, to) = (Arc::clone(&self.transport), self.to.clone());
         tokio::spawn(async move {
             let found = transport.lookup(name).await.ok().flatten();
-            let _ = to.send(Command::Found { host, ticket, found });
+            let _ = to.send(Command::Found { host, session, ticket, found });
         });
     }
 
-    pub(super) fn found_here(&mut self, host: u16, ticket: u64, found: Option<(ActorId, Location)>) {
+    pub(super) fn found_here(
+        &mut self,
+        host: u16,
+        session: u64,
+        ticket: u64,
+        found: Option<(ActorId, Location)>,
+    ) {
         let own = self.own();
-        if let Some(remote) = self.hosts.get_mut(&host) {
+        // Its next gateway asks again.
+        if let Some(remote) = self.hosts.get_mut(&host).filter(|remote| remote.session == session) {
             remote.questions -= 1;
             // Of an actor of a third host, that one has to tell.
             let found = found.filter(|(actor, _)| actor.host() == own);
@@ -292,10 +321,16 @@ impl Gateway {
     }
 
     /// Offers the mailbox of an actor of this host.
-    fn offer(&mut self, host: u16, actor: ActorId) {
-        let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get(&host)) else {
+    pub(super) fn offer(&mut self, host: u16, actor: ActorId) {
+        let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get_mut(&host)) else {
             return;
         };
+        if remote.left_behind.contains_key(&actor) {
+            // HOST-9: what came in an earlier session still has its place in the mailbox.
+            remote.held_back.insert(actor);
+            local.told.insert(host);
+            return;
+        }
         let capacity = local.capacity;
         match remote.peer.with(|session| session.serve(HostActor(actor.0), capacity)) {
             Ok(()) => {
@@ -352,16 +387,14 @@ impl Gateway {
         drop(remote);
         tell(&self.transport, FromGateway::HostGone { why: why.clone(), lost });
         for lookup in self.lookups.values_mut() {
-            if let Some(answer) = lookup.0.get_mut(&host) {
+            if let Some(answer) = lookup.answers.get_mut(&host) {
                 answer.get_or_insert(None);
             }
         }
         let tickets: Vec<_> = self.lookups.keys().copied().collect();
         tickets.into_iter().for_each(|ticket| self.look_at(ticket));
         for local in self.locals.values_mut() {
-            local.offered.remove(&host);
-            local.told.remove(&host);
-            local.waiting.remove(&host);
+            local.forget_host(host);
         }
         self.locals.retain(|_, local| !local.is_forgotten());
         // The node tells all senders first, and then has the mailboxes close: those who come meanwhile are refused one by one.
@@ -380,9 +413,9 @@ impl Gateway {
         }
         self.tell_members();
         if host == 0 {
-            if let Some(heartbeat) = self.node.heartbeat.as_ref().filter(|_| !lost) {
+            if !lost {
                 // A head that has left gives nobody another life, and this host ends in order.
-                heartbeat.works_until.set(Duration::MAX);
+                self.node.page.set(Duration::MAX);
             }
             let why = format!("this host ends: {why}");
             tell(&self.transport, FromGateway::NodeGone { why, cut_off: lost });

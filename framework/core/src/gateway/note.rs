@@ -45,6 +45,10 @@ pub(super) enum Note {
     Claim { ticket: u64, name: String },
     /// To the head: no actor of this host has this name any more.
     Release { name: String },
+    /// The head: these hosts are of the node, beside itself, and no others.
+    Hosts { numbers: Vec<u16> },
+    /// To the head: actors of this host have these names, and where `is_last` no others than were said since the session began.
+    Names { names: Vec<String>, is_last: bool },
     /// The head: whether your host may have the name.
     Claimed { ticket: u64, name: String, result: Result<(), NameRefused> },
 }
@@ -159,6 +163,7 @@ impl NoAnswer {
                 Refusal::Tainted(_) => NoAnswer::Other(tainted(on)),
                 Refusal::OutOfReach(why) => NoAnswer::Other(why),
                 Refusal::NotPassedOn(why) => NoAnswer::NotPassedOn(why),
+                Refusal::GatewayEnded(why) => NoAnswer::Other(why),
             },
             AskError::NoReply(failure) => NoAnswer::Other(format!("{failure} (on {on})")),
             AskError::TimedOut => NoAnswer::NoReply,

@@ -188,12 +188,12 @@ impl Gateway {
     }
 
     /// A tensor of a message that is under way is lost; why, where it is not that it is tainted (HOST-6).
-    pub(super) fn spoilt(&mut self, host: u16, post: Seq, why: Option<String>) {
+    pub(super) fn spoilt(&mut self, host: u16, session: u64, post: Seq, why: Option<String>) {
         let own = shown(&self.node.own);
         let why =
             why.map_or_else(|| tainted(&own), |why| format!("a tensor in it cannot be read on {own}: {why}"));
         let why = NoAnswer::Other(why).encode();
-        if let Some(remote) = self.hosts.get(&host) {
+        if let Some(remote) = self.hosts.get(&host).filter(|remote| remote.session == session) {
             remote.peer.with(|session| session.abort(post, why));
         }
     }

@@ -100,9 +100,10 @@ impl Gateway {
 
     /// Another host sends nothing to an actor of this one for now.
     pub(super) fn rests_there(&mut self, host: u16, actor: ActorId, told: bool) {
-        let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get(&host)) else {
+        let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get_mut(&host)) else {
             return;
         };
+        remote.held_back.remove(&actor);
         if local.offered.remove(&host) {
             // With 0 it cannot be too much.
             let _ = remote.peer.with(|session| session.serve(HostActor(actor.0), 0));

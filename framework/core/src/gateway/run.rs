@@ -1,18 +1,19 @@
 //! The gateway's one task: all of its state, and what it is told, one after the other. Nothing that it does waits.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use tensorpost_hosts::ids::{Correlation, Seq};
+use tensorpost_hosts::ids::{Correlation, Gateway as Which, Seq};
 use tensorpost_hosts::join::Member;
-use tensorpost_hosts::limits::{AGENT_GRACE, HEAD_GRACE};
+use tensorpost_hosts::limits::{AGENT_GRACE, BEAT, HEAD_GRACE};
 use tensorpost_hosts::net::{Happened, Offset, Peer};
 use tensorpost_hosts::session::Event;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::begin::{ByNumber, Node};
 use super::copiers::Copiers;
@@ -28,6 +29,7 @@ use crate::limits::MAX_WAITING_NOTES;
 use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
+use crate::transport::control_channel::ToNode;
 use crate::transport::hosts::{FromGateway, Host, ToGateway};
 use crate::transport::inbox::Receipt;
 
@@ -61,6 +63,8 @@ pub(super) struct Gateway {
     pub(super) lookups: HashMap<u64, Lookup>,
     /// Whether this host ends.
     pub(super) is_stopping: bool,
+    /// On the head, in a shutdown: the last round of questions, and how long it may take.
+    pub(super) drains: Option<(u64, u64)>,
     /// One message at a time takes memory: two that have half of theirs would wait for each other.
     pub(super) memory: Arc<tokio::sync::Mutex<()>>,
     /// Counts messages that are made ready.
@@ -72,8 +76,16 @@ pub(super) struct Gateway {
 /// Another host.
 pub(super) struct Remote {
     pub(super) member: Member,
+    /// Counts the sessions with it, from 0: what is said of an earlier one is not for this.
+    pub(super) session: u64,
     pub(super) peer: Arc<Peer>,
     pub(super) store: Arc<Store>,
+    /// For whom messages of earlier sessions wait for room in their mailboxes, how many (`renewal`).
+    pub(super) left_behind: HashMap<ActorId, i64>,
+    /// Whose mailboxes are offered to it when they have taken these.
+    pub(super) held_back: HashSet<ActorId>,
+    /// When it had another gateway, of late.
+    pub(super) renewals: VecDeque<Instant>,
     /// Messages that it is not done with, and for whom. An ask's receipt is with its answer.
     pub(super) open: HashMap<Seq, (ActorId, Option<Receipt>)>,
     /// Asks that it has not answered.
@@ -91,6 +103,25 @@ pub(super) struct Remote {
 }
 
 impl Remote {
+    pub(super) fn new(Newcomer { member, peer, store }: Newcomer, session: u64) -> Self {
+        Remote {
+            member,
+            session,
+            peer,
+            store,
+            left_behind: HashMap::new(),
+            held_back: HashSet::new(),
+            renewals: VecDeque::new(),
+            open: HashMap::new(),
+            asks: HashMap::new(),
+            replies: VecDeque::new(),
+            notes: VecDeque::new(),
+            questions: 0,
+            log_lost: 0,
+            owes_log: false,
+        }
+    }
+
     /// For people.
     pub(super) fn shown(&self) -> String {
         shown(&self.member)
@@ -139,6 +170,7 @@ impl Gateway {
             gpus: HashMap::new(),
             lookups: HashMap::new(),
             is_stopping: false,
+            drains: None,
             memory: Arc::default(),
             last_item: 0,
             happened,
@@ -154,21 +186,35 @@ impl Gateway {
     /// Runs until it has left.
     pub(super) async fn run(mut self, mut commands: UnboundedReceiver<Command>) {
         let Some(mut told) = self.told.take() else { return };
-        let works_until = self.node.heartbeat.as_ref().map(|heartbeat| heartbeat.works_until.export());
-        let works_until = match works_until.transpose() {
-            Ok(works_until) => works_until,
+        let (page, socket) = match self.what_outlives_it() {
+            Ok(both) => both,
             Err(error) => {
-                return failed(&self.transport, format!("its workers cannot be told when to end: {error}"));
+                let why = format!("what the next gateway needs cannot be given to the node: {error}");
+                return failed(&self.transport, why);
             }
         };
         // Before it passes any address on.
         self.transport.set_host(self.own());
-        self.tell_members();
-        began(&self.transport, self.own(), works_until);
+        let is_first = self.node.gateway == Which::FIRST;
+        if is_first {
+            // Who waits for this host to be of its node finds who is there.
+            self.tell_members();
+        }
+        began(&self.transport, self.node.own.who, page, socket);
+        if !is_first {
+            self.go_on();
+        }
         let (stopping, to) = (self.transport.until_stopping(), self.to.clone());
         tokio::spawn(async move {
             stopping.await;
             let _ = to.send(Command::Stopping);
+        });
+        let to = self.to.clone();
+        tokio::spawn(async move {
+            // Through the one task that does all else: where that stands still, so does this process.
+            while to.send(Command::Beat).is_ok() {
+                tokio::time::sleep(BEAT).await;
+            }
         });
         let (mut asked, mut events) = (Vec::with_capacity(AT_ONCE), Vec::with_capacity(AT_ONCE));
         loop {
@@ -185,6 +231,11 @@ impl Gateway {
                 return;
             }
         }
+    }
+
+    fn what_outlives_it(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
+        let listener = self.node.listener.as_ref().ok_or(std::io::ErrorKind::NotConnected)?;
+        Ok((self.node.page.export()?, listener.socket().try_clone_to_owned()?))
     }
 
     /// Takes what has come together in one turn: a process to which several messages go is rung once. Who waits for this host to
@@ -210,17 +261,24 @@ impl Gateway {
             Command::Node(said) => self.node_says(said),
             Command::Out(out) => self.take_out(out),
             Command::Prepared(prepared) => self.prepared(*prepared),
-            Command::Spoilt { host, post, why } => self.spoilt(host, post, why),
+            Command::Spoilt { host, session, post, why } => self.spoilt(host, session, post, why),
             Command::Answered(answered) => self.answered(*answered),
             Command::LogLost(host) => self.log_lost(host),
             Command::Event(event) => self.local_event(&event),
-            Command::Found { host, ticket, found } => self.found_here(host, ticket, found),
+            Command::Found { host, session, ticket, found } => self.found_here(host, session, ticket, found),
+            Command::LeftBehind { host, actor } => self.less_left_behind(host, actor),
+            Command::Beat => {
+                // A node that reads nothing needs to know nothing.
+                let _ = self.transport.control().send_if_room(ToNode::Hosts(FromGateway::Alive));
+            }
             Command::Joined(newcomer) => self.joined(*newcomer),
             Command::Verdict(host) => {
                 self.gone(host, &format!("is lost: it was not heard for {} s", HEAD_GRACE.as_secs()), true);
             }
-            Command::Refused { host, why } => {
-                self.gone(host, &format!("has given this host up: {why}"), true)
+            Command::Refused { host, session, why } => {
+                if self.hosts.get(&host).is_some_and(|remote| remote.session == session) {
+                    self.gone(host, &format!("has given this host up: {why}"), true);
+                }
             }
             Command::CutOff => {
                 self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), true);
@@ -239,6 +297,7 @@ impl Gateway {
             ToGateway::Reach { actor } => self.reach(actor),
             ToGateway::Serve { actor, location } => self.serve(actor, location),
             ToGateway::Withdraw { actor } => self.withdraw(actor),
+            ToGateway::Watch { actor } => self.watch_again(actor),
             ToGateway::MakeRoom => self.make_room(),
             ToGateway::Rested { actor, told } => self.rested(actor, told),
             ToGateway::Find { ticket, name } => self.find(ticket, name),
@@ -246,12 +305,14 @@ impl Gateway {
             // One for each place that a process can have.
             ToGateway::Uses { process, device } => drop(self.gpus.insert(process.slot(), (process, device))),
             ToGateway::Drain { round, within } => {
+                self.drains = Some((round, within));
                 let hosts: Vec<_> = self.hosts.keys().copied().collect();
                 hosts.into_iter().for_each(|host| self.note_to(host, &Note::Drain { round, within }));
             }
             ToGateway::Log { first, records } => self.tell_log(first, &records),
             ToGateway::Claim { ticket, name } => self.note_to(0, &Note::Claim { ticket, name }),
             ToGateway::Release { name } => self.note_to(0, &Note::Release { name }),
+            ToGateway::Names { names, is_last } => self.note_to(0, &Note::Names { names, is_last }),
             ToGateway::Claimed { host, ticket, name, result } => {
                 self.note_to(host, &Note::Claimed { ticket, name, result });
             }
@@ -266,6 +327,7 @@ impl Gateway {
                 return tell(&self.transport, FromGateway::Clock { nanos, within });
             }
             Happened::Log { lost, log } => return self.log_of(host, lost, &log),
+            Happened::Renewed(ended, gateway) => return self.renewed(host, ended, gateway),
             Happened::Ended(_) => {
                 return self.gone(host, "is given up: it broke the protocol again and again", true);
             }
@@ -286,9 +348,28 @@ impl Gateway {
         }
     }
 
-    fn joined(&mut self, Newcomer { member, peer, store }: Newcomer) {
-        let host = member.who.host.0;
-        let (telling, happened) = (Arc::clone(&peer), self.happened.clone());
+    /// A host has joined.
+    fn joined(&mut self, newcomer: Newcomer) {
+        let member = &newcomer.member;
+        if self.node.roster.is_some() {
+            // The others are dialled by it, and have to know it for that.
+            let note = joined(member);
+            self.note_to_all(&note);
+        }
+        self.add(newcomer);
+        self.tell_members();
+    }
+
+    /// A host is of the node.
+    pub(super) fn add(&mut self, newcomer: Newcomer) {
+        let host = newcomer.member.who.host.0;
+        self.listen_to(host, &newcomer.peer);
+        self.hosts.insert(host, Remote::new(newcomer, 0));
+    }
+
+    /// What happens in a session is told from now on.
+    pub(super) fn listen_to(&self, host: u16, peer: &Arc<Peer>) {
+        let (telling, happened) = (Arc::clone(peer), self.happened.clone());
         tokio::spawn(async move {
             while let Some(next) = telling.next().await {
                 if happened.send((host, next)).await.is_err() {
@@ -296,26 +377,6 @@ impl Gateway {
                 }
             }
         });
-        if self.node.roster.is_some() {
-            // The others are dialled by it, and have to know it for that.
-            let (name, address) = (member.name.clone(), member.address.clone());
-            let note = Note::Joined { host, life: member.who.life.0, name, address };
-            self.note_to_all(&note);
-        }
-        let remote = Remote {
-            member,
-            peer,
-            store,
-            open: HashMap::new(),
-            asks: HashMap::new(),
-            replies: VecDeque::new(),
-            notes: VecDeque::new(),
-            questions: 0,
-            log_lost: 0,
-            owes_log: false,
-        };
-        self.hosts.insert(host, remote);
-        self.tell_members();
     }
 
     pub(super) fn note_to_all(&mut self, note: &Note) {
@@ -333,14 +394,13 @@ impl Gateway {
     }
 
     pub(super) fn tell_members(&self) {
-        let host = |member: &Member| Host {
-            number: member.who.host.0,
-            name: member.name.clone(),
-            address: member.address.clone(),
+        let host = |member: &Member| {
+            let (number, life) = (member.who.host.0, member.who.life.0);
+            (Host { number, name: member.name.clone(), address: member.address.clone() }, life)
         };
         let all = std::iter::once(&self.node.own).chain(self.hosts.values().map(|remote| &remote.member));
         let mut members: Vec<_> = all.map(host).collect();
-        members.sort_by_key(|host| host.number);
+        members.sort_by_key(|(host, _)| host.number);
         tell(&self.transport, FromGateway::Members(members));
     }
 
@@ -359,4 +419,10 @@ impl Gateway {
         self.hosts.values().for_each(|remote| remote.peer.end());
         drop(self.node.listener.take());
     }
+}
+
+/// The word that a host is of the node.
+pub(super) fn joined(member: &Member) -> Note {
+    let (host, life) = (member.who.host.0, member.who.life.0);
+    Note::Joined { host, life, name: member.name.clone(), address: member.address.clone() }
 }

@@ -78,6 +78,7 @@ struct Arrivals {
 pub(super) struct Store {
     /// Whose it is, and who is told of data that is lost on its way.
     host: u16,
+    session: u64,
     gateway: UnboundedSender<Command>,
     sending: Mutex<HashMap<Seq, Arc<[Source]>>>,
     arrivals: Mutex<Arrivals>,
@@ -85,10 +86,10 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Between this host and that one.
-    pub(super) fn new(host: u16, gateway: UnboundedSender<Command>) -> Self {
+    /// Between this host and that one, in this session with it.
+    pub(super) fn new(host: u16, session: u64, gateway: UnboundedSender<Command>) -> Self {
         let (sending, arrivals) = (Mutex::default(), Mutex::default());
-        Store { host, gateway, sending, arrivals, changed: Notify::new() }
+        Store { host, session, gateway, sending, arrivals, changed: Notify::new() }
     }
 
     /// What is sent of a span.
@@ -216,7 +217,8 @@ impl Store {
 
     /// A piece that is sent cannot be: the gateway ends its message. With the gateway, all is ended.
     pub(super) fn spoilt(&self, piece: &Piece, why: Option<String>) {
-        let _ = self.gateway.send(Command::Spoilt { host: self.host, post: piece.post, why });
+        let (host, session) = (self.host, self.session);
+        let _ = self.gateway.send(Command::Spoilt { host, session, post: piece.post, why });
     }
 }
 

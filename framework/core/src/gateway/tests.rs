@@ -141,7 +141,7 @@ async fn what_is_lost_while_it_is_copied_is_not_sent() {
     let good = tensor(cluster.stream(1), &bytes(100));
 
     let (copier, (told, mut commands)) = (copier(&cluster, 1), unbounded_channel());
-    let store = Store::new(7, told);
+    let store = Store::new(7, 0, told);
     store.lend(1, Arc::new([Source::Staged(pending.clone(), Arc::clone(&copier))]));
     store.lend(2, Arc::new([Source::Staged(good, Arc::clone(&copier))]));
     let mut lost = store.read(piece(1, 0, 100));
@@ -150,14 +150,14 @@ async fn what_is_lost_while_it_is_copied_is_not_sent() {
     cluster.run_until_idle();
     assert_eq!(lost.await, None);
     let said = commands.try_recv().expect("the gateway is told");
-    assert!(matches!(said, Command::Spoilt { host: 7, post: 1, why: None }));
+    assert!(matches!(said, Command::Spoilt { host: 7, session: 0, post: 1, why: None }));
     // That of the others is, over the same stream.
     assert_eq!(store.read(piece(2, 0, 100)).await.as_deref(), Some(&bytes(100)[..]));
     assert!(commands.try_recv().is_err());
     // Of what cannot be read for another reason that is said.
     assert_eq!(store.read(piece(2, 50, 100)).await, None);
     let said = commands.try_recv().expect("the gateway is told");
-    assert!(matches!(said, Command::Spoilt { host: 7, post: 2, why: Some(_) }));
+    assert!(matches!(said, Command::Spoilt { host: 7, session: 0, post: 2, why: Some(_) }));
     store.released(1);
     store.clear();
     drop((pending, store));
@@ -220,7 +220,7 @@ async fn pieces_land_in_any_order_and_the_tensor_is_there_when_they_have_passed(
     let (copier, data) = (copier(&cluster, 0), bytes(3 * PIECE_BYTES as usize - 5));
     let tensor = copier.stream().empty(DType::U8, &[data.len()]).expect("memory");
     let landing = Landing::new(&copier, tensor).expect("a host stream");
-    let store = Store::new(7, unbounded_channel().0);
+    let store = Store::new(7, 0, unbounded_channel().0);
     store.expect(1);
     let mut early = store.write(piece(1, 0, 1), Bytes::copy_from_slice(&data[..PIECE_BYTES as usize]).into());
     assert!(poll(early.as_mut()).is_pending(), "there is no memory yet");
@@ -251,7 +251,7 @@ async fn what_was_begun_of_a_message_that_never_comes_is_given_back() {
     let cluster = Cluster::with_pools(1, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
     let copiers = Copiers::staging(cluster.transport(0), true);
     let copier = copiers.get(DeviceId::HOST, Way::In).expect("a copier");
-    let store = Store::new(7, unbounded_channel().0);
+    let store = Store::new(7, 0, unbounded_channel().0);
     let like = |bytes: usize| {
         let tensor = cluster.stream(0).empty(DType::U8, &[bytes]).expect("memory").freeze();
         Head::of(1, &Bytes::new(), &[tensor])
@@ -311,7 +311,7 @@ async fn a_tensor_without_elements_has_a_span_and_no_bytes() {
     // As on a GPU of the other host: here there may be none.
     let targets = targets(&head, cluster.stream(0), &copiers, Some(DeviceId::HOST)).await;
     assert!(matches!(&targets[..], [Target::Staged(_)]), "{targets:?}");
-    let store = Store::new(7, unbounded_channel().0);
+    let store = Store::new(7, 0, unbounded_channel().0);
     store.expect(1);
     store.prepared(1, targets);
     store.write(piece(1, 0, 1), Bytes::from_static(&[0]).into()).await;

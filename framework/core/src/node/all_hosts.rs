@@ -31,6 +31,7 @@ use super::limits::{
 };
 use super::supervisor::{Closed, Shared, Supervisor, WorkerId, WorkerState};
 use super::wait::wait_for;
+use crate::ids::ProcessId;
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
 use crate::observe::metrics::{ActorMetrics, Metrics};
 use crate::observe::text::shown;
@@ -59,6 +60,8 @@ pub(super) enum Show {
 pub(crate) struct AllHosts {
     /// Set where there are such.
     pub(super) transport: OnceLock<Weak<Transport>>,
+    /// The process of the gateway, while there is one.
+    pub(in crate::node) gateway: Arc<Mutex<Option<ProcessId>>>,
     /// Those that had not answered when they were asked for a look, until when they are not asked.
     silent: Mutex<HashMap<u16, Instant>>,
     /// On an agent: what is to be added to a time of this host for the head's, and to how much that is right, in nanoseconds.

@@ -122,7 +122,7 @@ pub(crate) struct Broker {
     pub(crate) deaths: Deaths,
     chunks: Chunks,
     questions: Questions,
-    reclaims: Reclaims,
+    pub(super) reclaims: Reclaims,
     link_messages: LinkMessages,
     pub(super) watches: Watches,
     pub(super) fences: Fences,
@@ -241,6 +241,8 @@ impl Broker {
             reclaimed.push(process);
         }
         self.reclaim(&reclaimed, out);
+        #[cfg(feature = "hosts")]
+        self.say_wanted(out);
     }
 
     /// Tells everybody that all that these had posted was read: their leases can be dropped (LEASE-4).
@@ -370,6 +372,8 @@ impl Broker {
                 if self.reclaims.drained(from, process) {
                     self.reclaim(&[process], out);
                 }
+                #[cfg(feature = "hosts")]
+                self.say_wanted(out);
                 expect(&descriptors, "the word that a ring is drained", 0)
             }
             ToNode::Tainted { round, ranges } => {

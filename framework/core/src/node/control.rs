@@ -87,6 +87,8 @@ pub(crate) enum Down {
     /// From now on note what happens, in new memory for so many records. Answered by [`Up::Trace`] with the same number, before
     /// the first record.
     Trace { interval: u64, records: u32 },
+    /// On an agent of several hosts: another gateway says from now on until when it may work. Descriptor: its page.
+    WorksUntil,
     /// Note nothing any more.
     EndTrace,
     /// Arm a fault.

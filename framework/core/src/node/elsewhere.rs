@@ -134,7 +134,7 @@ type Asked = (u16, Request);
 /// The mailbox of a node for what other hosts ask of it.
 struct Starter {
     actor: ActorId,
-    gateway: ProcessId,
+    gateway: Arc<Mutex<Option<ProcessId>>>,
     local: Arc<LocalCredits>,
     supervisor: Weak<Supervisor>,
     starts: Arc<Mutex<Starts>>,
@@ -165,7 +165,7 @@ impl Inbox for Starter {
 
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
         let Delivery { key, body, tensors, receipt, .. } = delivery;
-        if receipt.sender() != self.gateway || key != message_key::<Request>() {
+        if Some(receipt.sender()) != *self.gateway.lock() || key != message_key::<Request>() {
             receipt.refuse(&Refusal::NoSuchActor);
             return Err(Undelivered::Unregistered { key });
         }
@@ -369,7 +369,9 @@ impl Node {
     pub(super) fn serve_other_hosts(&self) -> Result<(), NodeError> {
         let failed = |error: &dyn fmt::Display| NodeError::Hosts(error.to_string());
         let supervisor = self.supervisor();
-        let Some(gateway) = supervisor.gateway().map_err(|error| failed(&error))? else { return Ok(()) };
+        if supervisor.gateway().map_err(|error| failed(&error))?.is_none() {
+            return Ok(());
+        }
         let adopted = supervisor.adopt_actor(None, DEFAULT_MAILBOX);
         let (actor, location) = adopted.map_err(|error| failed(&error))?;
         if actor != starter_of(self.transport().host()) {
@@ -377,7 +379,7 @@ impl Node {
         }
         let starter = Starter {
             actor,
-            gateway,
+            gateway: Arc::clone(&supervisor.shared().all_hosts.gateway),
             local: LocalCredits::new(DEFAULT_MAILBOX),
             supervisor: Arc::downgrade(supervisor),
             starts: Arc::default(),

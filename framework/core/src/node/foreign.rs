@@ -10,7 +10,12 @@
 //!
 //! Bounded (MBX-2): so many actors that are being reached, names that are looked up, and who waits for them.
 //!
-//! **On the gateway's death** its actors go as those of any process do; whoever waits here is told.
+//! **On the gateway's death** its actors rest, as far as the next one has no place for them: they live, and an address of one goes on
+//! working. Whoever waits here goes on waiting, and the next gateway is asked for all of it. What others send to actors of this host
+//! comes to each process when that has taken all that the last gateway had sent it (HOST-3). Where no gateway follows, its
+//! actors go as those of any process do, and whoever waits here is told.
+
+mod next_gateway;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -28,11 +33,17 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 #[derive(Default)]
 pub(crate) struct Foreign {
     gateway: Option<ProcessId>,
+    /// Whether one has ended and another follows.
+    follows: bool,
+    /// Those that have ended and were not read to the end by all.
+    unread: Vec<ProcessId>,
+    /// Actors of this host that others ask for, in processes that have not read one of them to the end.
+    wanted: HashSet<ActorId>,
     reaching: HashMap<ActorId, Reaching>,
     /// Those of them that wait for a place, with the capacities of their mailboxes. No more than are being reached.
     placeless: VecDeque<(ActorId, u32)>,
-    /// Of names: who asked, and by which ticket.
-    lookups: HashMap<u64, (ProcessId, u64)>,
+    /// Of names: who asked, by which ticket, and for which.
+    lookups: HashMap<u64, (ProcessId, u64, String)>,
     last_lookup: u64,
     /// Whether this host's starter takes messages, and whether another host has asked for it before.
     serves: bool,
@@ -101,7 +112,7 @@ impl Broker {
                 );
                 return Err(out_of_reach(why));
             }
-            if !self.foreign.tell(ToGateway::Reach { actor }, out) {
+            if !self.foreign.tell(ToGateway::Reach { actor }, out) && !self.foreign.follows {
                 return Err(out_of_reach(
                     "the gateway of this host has ended, and with it the way to all others",
                 ));
@@ -186,10 +197,12 @@ impl Broker {
             return false;
         }
         let lookup = self.foreign.last_lookup + 1;
-        let asked = self.foreign.tell(ToGateway::Find { ticket: lookup, name: name.to_owned() }, out);
+        let name = name.to_owned();
+        let asked = self.foreign.tell(ToGateway::Find { ticket: lookup, name: name.clone() }, out)
+            || self.foreign.follows;
         if asked {
             self.foreign.last_lookup = lookup;
-            self.foreign.lookups.insert(lookup, (from, ticket));
+            self.foreign.lookups.insert(lookup, (from, ticket, name));
         }
         asked
     }
@@ -203,7 +216,9 @@ impl Broker {
     ) -> Result<(), Complaint> {
         // WIRE-1: any worker could say it.
         if self.foreign.gateway != Some(from) {
-            return Err(Complaint::NotTheGateway);
+            // Of one that cannot begin, its supervisor knows.
+            let cannot_begin = matches!(said, FromGateway::Began { result: Err(_) });
+            return if cannot_begin { Ok(()) } else { Err(Complaint::NotTheGateway) };
         }
         match said {
             FromGateway::Reached { actor, capacity } => self.reached(from, actor, capacity, out),
@@ -214,7 +229,7 @@ impl Broker {
                 self.lost_foreign(actor, why, out);
             }
             FromGateway::Found { ticket, found } => {
-                if let Some((to, ticket)) = self.foreign.lookups.remove(&ticket) {
+                if let Some((to, ticket, _)) = self.foreign.lookups.remove(&ticket) {
                     let message = FromNode::Found { ticket, found };
                     out.push(Delivery { to, message, descriptors: Vec::new() });
                 }
@@ -223,14 +238,11 @@ impl Broker {
             FromGateway::WantLocal { actor } if self.is_starter(actor) && !self.foreign.serves => {
                 self.foreign.starter_wanted = true;
             }
-            FromGateway::WantLocal { actor } => {
-                let at = match actor.host() == self.roster.host {
-                    true => self.roster.whereabouts(actor),
-                    false => Whereabouts::Nowhere,
-                };
-                let device = self.roster.device_of(actor);
-                self.foreign.tell(ToGateway::Local { actor, at, device }, out);
+            FromGateway::WantLocal { actor } if self.has_unread(actor) => {
+                // MBX-2: of each host the gateway asks for so many at a time.
+                self.foreign.wanted.insert(actor);
             }
+            FromGateway::WantLocal { actor } => self.say_where(actor, out),
             FromGateway::Lifecycle(event) => {
                 let actor = event.actor();
                 let is_known = self.roster.actor(actor).is_some() || self.watches.is_watched(actor);
@@ -239,6 +251,9 @@ impl Broker {
                 }
             }
             FromGateway::Began { .. }
+            | FromGateway::Alive
+            | FromGateway::Renewed { .. }
+            | FromGateway::Names { .. }
             | FromGateway::Members(_)
             | FromGateway::Drain { .. }
             | FromGateway::Drained { .. }
@@ -251,6 +266,16 @@ impl Broker {
             | FromGateway::NodeGone { .. } => {}
         }
         Ok(())
+    }
+
+    /// Tells the gateway where an actor of this host is.
+    fn say_where(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
+        let at = match actor.host() == self.roster.host {
+            true => self.roster.whereabouts(actor),
+            false => Whereabouts::Nowhere,
+        };
+        let device = self.roster.device_of(actor);
+        self.foreign.tell(ToGateway::Local { actor, at, device }, out);
     }
 
     fn is_starter(&self, actor: ActorId) -> bool {
@@ -382,18 +407,25 @@ impl Broker {
             reaching.senders.remove(&process);
             reaching.watchers.retain(|(watcher, _)| *watcher != process);
         }
-        self.foreign.lookups.retain(|_, (asker, _)| *asker != process);
+        self.foreign.lookups.retain(|_, (asker, ..)| *asker != process);
         if self.foreign.gateway != Some(process) {
             return;
         }
         self.foreign.gateway = None;
+        self.no_gateway(out);
+    }
+
+    /// There is no gateway, and none follows.
+    pub(crate) fn no_gateway(&mut self, out: &mut Vec<Delivery>) {
+        self.foreign.follows = false;
+        self.foreign.wanted.clear();
         let why = out_of_reach("the gateway of this host has ended, and with it the way to all others");
         let waited_for = self.foreign.reaching.keys().copied();
         // Those in the gateway are the roster's; of those that rest nobody else says it.
         let resting = self.watches.watched().filter(|actor| self.is_foreign(*actor));
         let lost: HashSet<_> = waited_for.chain(resting).collect();
         lost.into_iter().for_each(|actor| self.lost_foreign(actor, Some(why.clone()), out));
-        for (_, (to, ticket)) in self.foreign.lookups.drain() {
+        for (_, (to, ticket, _)) in self.foreign.lookups.drain() {
             let message = FromNode::Found { ticket, found: None::<(ActorId, Location)> };
             out.push(Delivery { to, message, descriptors: Vec::new() });
         }
@@ -401,199 +433,4 @@ impl Broker {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ids::DeviceId;
-    use crate::limits::MAX_ACTORS;
-
-    fn process(slot: u16) -> ProcessId {
-        ProcessId::new(slot, 0).unwrap()
-    }
-
-    /// A broker on host 3, with a gateway and two workers.
-    fn broker() -> Broker {
-        let mut broker = Broker::default();
-        (0..4).for_each(|slot| drop(broker.joined(process(slot))));
-        broker.roster.host = 3;
-        broker.roster.host_is_known = true;
-        broker.foreign.set_gateway(process(1));
-        broker
-    }
-
-    fn handle(
-        broker: &mut Broker,
-        from: u16,
-        message: ToNode,
-    ) -> Result<Vec<(ProcessId, String)>, Complaint> {
-        let mut out = Vec::new();
-        broker.handle(process(from), message, Vec::new(), &mut out)?;
-        Ok(out.into_iter().map(|said| (said.to, format!("{:?}", said.message))).collect())
-    }
-
-    fn says(broker: &mut Broker, said: FromGateway) -> Vec<(ProcessId, String)> {
-        handle(broker, 1, ToNode::Hosts(said)).unwrap()
-    }
-
-    const FAR: ActorId = ActorId((5 << 48) | 7);
-
-    #[test]
-    fn who_wants_an_actor_of_another_host_waits_until_its_mailbox_takes_messages() {
-        let mut broker = broker();
-        let asked = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
-        assert!(asked[0].0 == process(1) && asked[0].1.contains("Reach"), "{asked:?}");
-        // The second waits for the same answer, and so does who watches.
-        assert_eq!(handle(&mut broker, 3, ToNode::WantActor { actor: FAR }).unwrap(), []);
-        assert_eq!(handle(&mut broker, 3, ToNode::Watch { ticket: 9, actor: FAR }).unwrap(), []);
-
-        let placed = says(&mut broker, FromGateway::Reached { actor: FAR, capacity: 8 });
-        assert!(placed.len() == 1 && placed[0].1.contains("Serve"), "{placed:?}");
-        assert_eq!(says(&mut broker, FromGateway::Reached { actor: FAR, capacity: 8 }), [], "a second time");
-        let told = says(&mut broker, FromGateway::Serving { actor: FAR });
-        let at = |to: u16| told.iter().any(|(who, what)| *who == process(to) && what.contains("At(Location"));
-        assert!(
-            at(2) && at(3) && told.iter().any(|(_, what)| what.contains("ticket: 9, down: None")),
-            "{told:?}"
-        );
-        assert_eq!(broker.foreign.reaching.len(), 0);
-
-        // Its host is lost: all are told, who watches too, and then the mailbox closes.
-        let why = Some(EndReason::OutOfReach("host 5 is lost".into()));
-        let told = says(&mut broker, FromGateway::OutOfReach { actor: FAR, why });
-        let found = |what: &str| told.iter().position(|(_, said)| said.contains(what)).expect(what);
-        assert!(found("GaveUp(OutOfReach") < found("Lifecycle(GaveUp"), "{told:?}");
-        assert!(found("Lifecycle(GaveUp") < found("Withdraw"), "{told:?}");
-        let again = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
-        assert!(again[0].1.contains("host 5 is lost"), "it is remembered: {again:?}");
-    }
-
-    // MBX-2.
-    #[test]
-    fn one_that_nobody_uses_gives_its_place_to_another_and_is_heard_of_where_it_is_watched() {
-        let mut broker = broker();
-        let far = |number: usize| ActorId((5 << 48) | number as u64);
-        let reach = |broker: &mut Broker, actor| {
-            let asked = handle(broker, 2, ToNode::WantActor { actor }).unwrap();
-            assert!(asked.len() == 1 && asked[0].1.contains("Reach"), "{asked:?}");
-            says(broker, FromGateway::Reached { actor, capacity: 8 })
-        };
-        for number in 0..MAX_ACTORS {
-            assert!(reach(&mut broker, far(number))[0].1.contains("Serve"));
-            says(&mut broker, FromGateway::Serving { actor: far(number) });
-        }
-        handle(&mut broker, 3, ToNode::Watch { ticket: 1, actor: far(1) }).unwrap();
-        for next in [MAX_ACTORS, MAX_ACTORS + 1] {
-            let told = reach(&mut broker, far(next));
-            assert!(told.len() == 1 && told[0].1.contains("MakeRoom"), "{told:?}");
-        }
-        for (rests, told) in [(0, false), (1, true)] {
-            let said = says(&mut broker, FromGateway::Rests { actor: far(rests) });
-            let at = |what: &str| said.iter().position(|(_, said)| said.contains(what)).expect(what);
-            assert_eq!(said.iter().filter(|(_, what)| what.contains("Unplaced")).count(), 4);
-            assert!(at("Unplaced") < at("Rested") && at("Rested") < at("Serve"), "{said:?}");
-            assert!(said[at("Rested")].1.contains(&format!("told: {told}")), "{said:?}");
-            says(&mut broker, FromGateway::Serving { actor: far(MAX_ACTORS + rests) });
-        }
-        assert_eq!(says(&mut broker, FromGateway::Rests { actor: far(0) }), [], "a second time");
-        assert_eq!(broker.foreign.reaching.len() + broker.foreign.placeless.len(), 0);
-
-        // What happens to one that rests is heard by who watches it, and nobody else.
-        let down = |actor| Lifecycle::Down { actor, reason: EndReason::Exit(1), will_restart: true };
-        assert_eq!(says(&mut broker, FromGateway::Lifecycle(down(far(0)))), []);
-        assert_eq!(says(&mut broker, FromGateway::Lifecycle(down(far(1))))[0].0, process(3));
-        let gone = |actor| FromGateway::OutOfReach { actor, why: Some(EndReason::Exit(2)) };
-        let told = says(&mut broker, gone(far(1)));
-        assert!(told.len() == 1 && told[0].0 == process(3) && told[0].1.contains("GaveUp"), "{told:?}");
-        // One that has ended makes room, too.
-        assert!(reach(&mut broker, far(700))[0].1.contains("MakeRoom"));
-        let told = says(&mut broker, gone(far(2)));
-        let last = told.iter().rev().take(2).map(|(_, said)| said.as_str()).collect::<Vec<_>>();
-        assert!(last[0].contains("Serve") && last[1].contains("Withdraw"), "{told:?}");
-        // Its address is asked for again.
-        assert!(reach(&mut broker, far(0))[0].1.contains("MakeRoom"));
-        assert_eq!((broker.foreign.reaching.len(), broker.foreign.placeless.len()), (2, 1));
-    }
-
-    // WIRE-1.
-    #[test]
-    fn nobody_else_speaks_as_the_gateway_and_its_own_actors_are_no_others() {
-        let mut broker = broker();
-        let said = ToNode::Hosts(FromGateway::OutOfReach { actor: FAR, why: None });
-        assert!(matches!(handle(&mut broker, 2, said), Err(Complaint::NotTheGateway)));
-        let own = ActorId((3 << 48) | 1);
-        let answer = handle(&mut broker, 2, ToNode::WantActor { actor: own }).unwrap();
-        assert!(answer[0].0 == process(2) && answer[0].1.contains("Nowhere"), "{answer:?}");
-        handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
-        let told = says(&mut broker, FromGateway::Reached { actor: FAR, capacity: MAX_MAILBOX + 1 });
-        assert!(told.iter().any(|(to, what)| *to == process(2) && what.contains("GaveUp")), "{told:?}");
-        assert_eq!(handle(&mut broker, 1, ToNode::Lookup { ticket: 1, name: "x".into() }).unwrap().len(), 1);
-    }
-
-    #[test]
-    fn who_asks_for_the_starter_before_there_is_one_waits() {
-        let mut broker = broker();
-        let (actor, _) = broker.roster.reserve(ProcessId::NODE, 8).unwrap();
-        broker.roster.started(actor);
-        assert_eq!(actor, starter_of(3));
-        assert_eq!(says(&mut broker, FromGateway::WantLocal { actor }), []);
-        let mut out = Vec::new();
-        broker.serve_hosts(&mut out);
-        let told: Vec<_> = out.iter().map(|said| format!("{:?}", said.message)).collect();
-        assert!(told.len() == 1 && told[0].contains("Local") && told[0].contains("At("), "{told:?}");
-        let at_once = says(&mut broker, FromGateway::WantLocal { actor });
-        assert!(at_once.len() == 1 && at_once[0].1.contains("At("), "{at_once:?}");
-        assert_eq!(broker.roster.load(), 0, "it is in no worker");
-        broker.roster.reserve(process(2), 8).unwrap();
-        assert_eq!(broker.roster.load(), 1);
-    }
-
-    #[test]
-    fn the_gateway_is_told_where_tensors_belong() {
-        let mut broker = broker();
-        // The starter's.
-        broker.roster.reserve(ProcessId::NODE, 8).unwrap();
-        let gpus = [DeviceId([1; 16]), DeviceId([2; 16])];
-        for (process_at, receive_on, works_on, belong) in [
-            (2, None, gpus[0], Some(gpus[0])),
-            (2, Some(gpus[1]), gpus[0], Some(gpus[1])),
-            (3, Some(DeviceId::HOST), gpus[1], Some(DeviceId::HOST)),
-            (3, None, DeviceId::HOST, None),
-        ] {
-            let (actor, _) = broker.roster.reserve(process(process_at), 8).unwrap();
-            broker.roster.works_on(actor, receive_on, works_on);
-            let told = says(&mut broker, FromGateway::WantLocal { actor });
-            assert!(told[0].1.contains(&format!("device: {belong:?}")), "{told:?}");
-        }
-        // Of who may ask, so that it is there for the answers.
-        let told = handle(&mut broker, 3, ToNode::WantActor { actor: FAR }).unwrap();
-        assert!(told.iter().all(|(_, what)| !what.contains("Uses")), "it works on none: {told:?}");
-        let told = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
-        assert!(told[0].0 == process(1) && told[0].1.contains("Uses"), "{told:?}");
-    }
-
-    // MBX-2.
-    #[test]
-    fn what_waits_is_bounded_and_ends_with_the_gateway() {
-        let mut broker = broker();
-        for number in 0..MAX_REACHING as u64 {
-            let actor = ActorId((5 << 48) | number);
-            assert_eq!(handle(&mut broker, 2, ToNode::WantActor { actor }).unwrap().len(), 1);
-        }
-        let more = handle(&mut broker, 2, ToNode::WantActor { actor: ActorId(6 << 48) }).unwrap();
-        assert!(more[0].1.contains("one too many"), "{more:?}");
-        let lookup = ToNode::Lookup { ticket: 4, name: "far".into() };
-        assert!(handle(&mut broker, 3, lookup).unwrap()[0].1.contains("Find"));
-
-        let mut out = Vec::new();
-        broker.left(process(1), &mut out);
-        let told = |to: u16, what: &str| {
-            let count =
-                |said: &&Delivery| said.to == process(to) && format!("{:?}", said.message).contains(what);
-            out.iter().filter(count).count()
-        };
-        assert_eq!(told(2, "the gateway of this host has ended"), MAX_REACHING);
-        assert_eq!(told(3, "Found { ticket: 4, found: None }"), 1);
-        assert!(broker.foreign.reaching.is_empty() && broker.foreign.lookups.is_empty());
-        let after = handle(&mut broker, 2, ToNode::Watch { ticket: 1, actor: FAR }).unwrap();
-        assert!(matches!(&after[..], [(_, said)] if said.contains("GaveUp")), "{after:?}");
-    }
-}
+mod tests;

@@ -47,6 +47,10 @@ pub const MAX_NAMES_EACH: usize = MAX_NAMES / 16;
 #[cfg(feature = "hosts")]
 pub const MAX_NAMES_OF_HOST: usize = MAX_NAMES / 4;
 
+/// Bytes of names that an agent tells its head at a time.
+#[cfg(feature = "hosts")]
+pub const MAX_NAMES_TOLD: usize = 32 << 10;
+
 /// Names of an agent that the head was asked for and has not answered yet, and who waits for one of them.
 #[cfg(feature = "hosts")]
 pub const MAX_CLAIMS: usize = 1 << 10;

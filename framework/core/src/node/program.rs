@@ -80,8 +80,8 @@ impl ProcessActors {
 impl ProcessRuntime for ProcessActors {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
         #[cfg(feature = "hosts")]
-        if let FromNode::Hosts(ToGateway::Begin(settings)) = message {
-            return gateway::begin(self.transport(), settings);
+        if let FromNode::Hosts(ToGateway::Begin(beginning)) = message {
+            return gateway::begin(self.transport(), *beginning, descriptors.into_iter().next());
         }
         self.transport().from_node(message, descriptors);
     }

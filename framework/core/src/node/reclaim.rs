@@ -45,6 +45,12 @@ impl Reclaims {
         self.open.contains_key(&dead)
     }
 
+    /// Whether `by` has still to drain what `dead` left it.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn waits_for(&self, dead: ProcessId, by: ProcessId) -> bool {
+        self.open.get(&dead).is_some_and(|drainers| drainers.contains(&by))
+    }
+
     /// How many of the dead somebody has still to drain.
     #[cfg(feature = "testing")]
     pub(crate) fn len(&self) -> usize {

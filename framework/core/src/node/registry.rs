@@ -1,6 +1,8 @@
 //! Names for actors. A name belongs to at most one actor, and is free again when that actor ends.
 
 use std::collections::HashMap;
+#[cfg(feature = "hosts")]
+use std::collections::HashSet;
 use std::collections::hash_map::Entry;
 
 use crate::ids::{ActorId, ProcessId};
@@ -112,6 +114,18 @@ impl Registry {
         self.names.values().any(|(named, _)| *named == actor)
     }
 
+    /// The actors that have names.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn named(&self) -> impl Iterator<Item = ActorId> {
+        self.names.values().map(|(actor, _)| *actor)
+    }
+
+    /// All names.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn all(&self) -> impl Iterator<Item = &str> {
+        self.names.keys().map(String::as_str)
+    }
+
     /// How many names there are, and how many processes have asked for some.
     #[cfg(feature = "testing")]
     pub(crate) fn len(&self) -> usize {
@@ -180,6 +194,13 @@ impl Registry {
         }
     }
 
+    /// On the head: of all names of that host there are these alone. It may have given others back, and that was not heard.
+    pub(crate) fn release_but(&mut self, host: u16, names: &HashSet<String>) {
+        let released = self.elsewhere.extract_if(|name, holder| *holder == host && !names.contains(name));
+        let released = released.count();
+        self.by_host.entry(host).and_modify(|count| *count -= released);
+    }
+
     /// On the head: a host is not of the node any more.
     pub(crate) fn release_all(&mut self, host: u16) {
         self.elsewhere.retain(|_, holder| *holder != host);
@@ -218,6 +239,10 @@ mod tests {
         assert_eq!(registry.claim(4, "another's"), Ok(()));
         registry.release(3, "7");
         assert_eq!(registry.claim(3, "one more"), Ok(()));
+        // What it has given back unheard is free, and nobody else's is.
+        registry.release_but(3, &HashSet::from(["9".to_owned(), "never claimed".to_owned()]));
+        assert_eq!((registry.elsewhere.len(), registry.by_host[&3]), (2, 1));
+        assert_eq!((registry.claim(4, "7"), registry.claim(4, "9").is_err()), (Ok(()), true));
 
         // What a host that is not the head tells it.
         assert!(registry.take_freed().is_empty());

@@ -48,6 +48,12 @@ pub fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     fcntl_get_seals(fd).is_ok() || matches!(socket_domain(fd), Ok(AddressFamily::UNIX))
 }
 
+/// Whether it is a socket that listens, which closes at once too.
+#[cfg(feature = "hosts")]
+pub fn listens(fd: BorrowedFd<'_>) -> bool {
+    matches!(rustix::net::sockopt::socket_acceptconn(fd), Ok(true))
+}
+
 /// Closes descriptors from a peer. Waits for nobody.
 pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
     let slow: Vec<_> = fds.into_iter().filter(|fd| !closes_at_once(fd.as_fd())).collect();

@@ -46,7 +46,9 @@ impl AskFailure {
     /// Whether asking again makes sense. The handler may have run: nobody knows how far.
     pub fn is_retryable(&self) -> bool {
         match self {
-            AskFailure::Refused(refusal) => *refusal == Refusal::Restarting,
+            AskFailure::Refused(refusal) => {
+                matches!(refusal, Refusal::Restarting | Refusal::GatewayEnded(_))
+            }
             AskFailure::ProcessExited(exited) => exited.restarts,
             AskFailure::BadReply(_) | AskFailure::Blocking => false,
         }
@@ -65,7 +67,7 @@ fn refusal_text(refusal: &Refusal) -> String {
             "the handler ended without a reply: its future panicked, or the actor stopped".into()
         }
         Refusal::BadReply(why) => format!("the reply could not be sent: {why}"),
-        Refusal::OutOfReach(why) | Refusal::NotPassedOn(why) => why.clone(),
+        Refusal::OutOfReach(why) | Refusal::NotPassedOn(why) | Refusal::GatewayEnded(why) => why.clone(),
         Refusal::Tainted(by) => {
             format!("a tensor in it, or in the reply, depends on work that {by} had not done when it died")
         }
@@ -111,14 +113,14 @@ impl Asks {
             .map(|(_, pending)| pending.answer)
     }
 
-    /// The peer will not reply any more; `exited` says what is known of it, for whoever asked that actor.
-    pub(super) fn fail(&self, peer: ProcessId, exited: impl Fn(ActorId) -> ExitedProcess) {
+    /// The peer will not reply any more; `why` says what is known of that, for whoever asked that actor.
+    pub(super) fn fail(&self, peer: ProcessId, why: impl Fn(ActorId) -> AskFailure) {
         // Noted first and answered then: no shard is locked while an answer runs.
         let lost = self.pending.iter().filter(|entry| entry.peer == peer);
         let lost: Vec<_> = lost.map(|entry| (*entry.key(), entry.actor)).collect();
         for (correlation, actor) in lost {
             if let Some(answer) = self.take(correlation, peer) {
-                answer(Err(AskFailure::ProcessExited(exited(actor))));
+                answer(Err(why(actor)));
             }
         }
     }

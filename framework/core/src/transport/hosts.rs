@@ -105,8 +105,8 @@ pub enum NameRefused {
 /// From the node to its gateway.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ToGateway {
-    /// Become a gateway, with these settings; answered by [`FromGateway::Began`].
-    Begin(Settings),
+    /// Become a gateway; answered by [`FromGateway::Began`]. Where it follows another, the socket at which that one listened comes along.
+    Begin(Box<Beginning>),
     /// Somebody here wants to send to this actor of another host. Answered by [`FromGateway::Reached`] or
     /// [`FromGateway::OutOfReach`].
     Reach {
@@ -134,6 +134,11 @@ pub enum ToGateway {
         actor: ActorId,
         /// Whether somebody here wants to hear what happens to it.
         told: bool,
+    },
+    /// Somebody here wants to hear what happens to this actor of another host, which was told to the gateway before.
+    Watch {
+        /// Which.
+        actor: ActorId,
     },
     /// Somebody here looks a name up that nobody has here. Answered by [`FromGateway::Found`].
     Find {
@@ -185,6 +190,13 @@ pub enum ToGateway {
         /// The name.
         name: String,
     },
+    /// An agent: all names that actors of this host have, some at a time, for a head that may not have heard of some that are free.
+    Names {
+        /// Some of them.
+        names: Vec<String>,
+        /// Whether these are the last.
+        is_last: bool,
+    },
     /// The head: whether another host may have a name; the answer to [`FromGateway::Claim`].
     Claimed {
         /// Which host.
@@ -208,14 +220,30 @@ pub enum ToGateway {
 /// From the gateway to its node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum FromGateway {
-    /// Whether this host is of its node now, as which number. With it comes, on an agent, the page that says until when its workers
-    /// may work (`transport/works_until.rs`).
+    /// Whether this host is of its node now, as which number and in which life. With it come what outlives the gateway: its page
+    /// (`transport/works_until.rs`), and the socket at which it listens.
     Began {
         /// Why not.
-        result: Result<u16, String>,
+        result: Result<(u16, u64), String>,
     },
-    /// Who is of the node, this host among them.
-    Members(Vec<Host>),
+    /// It is not stopped. Said each second.
+    Alive,
+    /// Who is of the node, this host among them, each with its life.
+    Members(Vec<(Host, u64)>),
+    /// A host has another gateway: what was under way with the one before was answered, or is lost.
+    Renewed {
+        /// Which.
+        host: u16,
+    },
+    /// On the head: names that actors of another host have.
+    Names {
+        /// Which host.
+        host: u16,
+        /// Some of them.
+        names: Vec<String>,
+        /// Whether these are the last.
+        is_last: bool,
+    },
     /// The actor's host takes messages for it.
     Reached {
         /// Which.
@@ -326,6 +354,30 @@ pub enum FromGateway {
         /// Whether the head may give its actors other lives.
         cut_off: bool,
     },
+}
+
+/// The beginning of a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beginning {
+    /// How this host becomes one of its node.
+    pub settings: Settings,
+    /// Counts the gateways of this host, from 1.
+    pub gateway: u32,
+    /// What the one before has left, where there was one.
+    pub left: Option<Left>,
+}
+
+/// What outlives a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// The number of this host.
+    pub number: u16,
+    /// Who was of the node, this host among them, each with its life.
+    pub members: Vec<(Host, u64)>,
+    /// On the head: the last number that a host was given.
+    pub last: u16,
+    /// On an agent: until when its workers may work, in nanoseconds since the start of the machine.
+    pub works_until: u64,
 }
 
 /// How a host becomes one of its node.

@@ -136,6 +136,9 @@ pub enum Refusal {
     OutOfReach(String),
     /// The actor lives on another host, and the message did not come to it, for this reason: nobody has handled it.
     NotPassedOn(String),
+    /// The actor lives on another host, and the gateway of one of the two hosts ended before the answer was there, as this says: whether
+    /// the message was handled, nobody knows. Asking again makes sense: another gateway takes its place.
+    GatewayEnded(String),
 }
 
 impl Refusal {
@@ -146,6 +149,7 @@ impl Refusal {
             Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_LOG_TEXT)),
             Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, MAX_LOG_TEXT)),
             Refusal::NotPassedOn(why) => Refusal::NotPassedOn(shown(why, MAX_LOG_TEXT)),
+            Refusal::GatewayEnded(why) => Refusal::GatewayEnded(shown(why, MAX_LOG_TEXT)),
             plain => plain,
         }
     }

@@ -147,7 +147,7 @@ use crate::observe::metrics::ProcessMetrics;
 use crate::os::{remedy_of_start, resident_bytes};
 use crate::stream;
 use control_channel::{ControlChannel, ControlChannelClosed, Location};
-use inbox::Inbox;
+use inbox::{Inbox, Refusal};
 use lifecycle::ExitedProcess;
 
 /// See the module.
@@ -479,7 +479,17 @@ impl Transport {
 
     /// The peer will not reply any more.
     fn fail_asks(&self, peer: ProcessId) {
-        self.asks.fail(peer, |actor| self.exited(peer, actor));
+        self.asks.fail(peer, |actor| {
+            let exited = self.exited(peer, actor);
+            if !self.directory.is_foreign(actor) {
+                return AskFailure::ProcessExited(exited);
+            }
+            // It lives on another host, and the gateway was the way to it.
+            let exited = ExitedProcess { restarts: false, ..exited };
+            AskFailure::Refused(Refusal::GatewayEnded(format!(
+                "{exited}; a message to {actor} was under way there, and whether it was handled, nobody knows"
+            )))
+        });
     }
 
     /// Whether a process has ended.

@@ -6,11 +6,14 @@
 //! unless the moment has moved on. On a message's way nobody looks.
 //!
 //! The gateway makes the page when its host has joined, and moves the moment with each beat that the head answers. It gives the page
-//! to its node, which hands it to every worker and looks at it too. On a head, and on a node of one host, there is none.
+//! to its node, which hands it to every worker and looks at it too. A gateway that follows another begins with the moment of that one and
+//! makes a page of its own, because nobody else may write the first; the node hands it to all workers again. On a head no moment is
+//! looked at; its page has the last number that a host was given, so that the next gateway gives none a second time. A node of one
+//! host has no page.
 //!
 //! **Invariants.** ONE-WRITER: the gateway writes it, all others map it read-only. WIRE-1: who takes it checks size, seals and header.
 //!
-//! **On the gateway's crash**, and while it is stopped, the moment stays, and comes.
+//! **On the gateway's crash**, and while it is stopped, the moment stays, and comes, unless the next gateway has an answer before.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,12 +22,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 #[cfg(any(test, feature = "hosts"))]
 use crate::os::Memfd;
 use crate::os::{Access, BadMemfd, Mapping, memfd, since_boot, sleep_until_since_boot};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPUNTIL1");
 const MOMENT_AT: usize = 64;
+#[cfg(feature = "hosts")]
+const LAST_AT: usize = 128;
 const BYTES: usize = 4096;
 
 /// See the module.
@@ -100,10 +107,50 @@ impl WorksUntil {
         self.get().saturating_sub(since_boot())
     }
 
+    /// Notes the last number that a host was given, before that host hears it.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn set_last(&self, number: u16) {
+        if let Some(word) = self.mapping.word64(LAST_AT) {
+            word.store(number.into(), Ordering::Release);
+        }
+    }
+
+    /// The last number that a host was given.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn last(&self) -> u16 {
+        self.mapping.watch64(LAST_AT).and_then(|word| u16::try_from(word.load()).ok()).unwrap_or(u16::MAX)
+    }
+
     /// Sleeps until nothing is left.
     pub(crate) fn await_end(&self) {
         while !self.left().is_zero() {
             sleep_until_since_boot(self.get());
+        }
+    }
+}
+
+/// The page of the gateway that a host has now, for whoever ends by it.
+#[derive(Debug)]
+pub(crate) struct Present(Mutex<Arc<WorksUntil>>);
+
+impl Present {
+    pub(crate) fn new(page: Arc<WorksUntil>) -> Arc<Self> {
+        Arc::new(Present(Mutex::new(page)))
+    }
+
+    /// Another gateway has this one. It began with the moment of the last, so who sleeps until that need not be woken.
+    pub(crate) fn replace(&self, page: Arc<WorksUntil>) {
+        *self.0.lock() = page;
+    }
+
+    /// Sleeps until nothing is left by the page that there is then.
+    pub(crate) fn await_end(&self) {
+        loop {
+            let page = Arc::clone(&self.0.lock());
+            page.await_end();
+            if Arc::ptr_eq(&page, &self.0.lock()) {
+                return;
+            }
         }
     }
 }
@@ -130,6 +177,23 @@ mod tests {
         assert!(matches!(WorksUntil::open(open_to_all), Err(BadWorksUntil::Memory(_))));
         blank.seal_future_write().unwrap();
         assert!(matches!(WorksUntil::open(blank.into_fd()), Err(BadWorksUntil::Header(0))));
+    }
+
+    /// HOST-10: neither sooner nor later, whichever gateway moves the moment.
+    #[test]
+    fn the_page_of_the_next_gateway_counts_from_when_it_is_there() {
+        let first = WorksUntil::create().unwrap();
+        let present = Present::new(WorksUntil::open(first.export().unwrap()).unwrap());
+        let begin = since_boot();
+        first.set(begin + Duration::from_millis(20));
+        let next = WorksUntil::create().unwrap();
+        next.set(first.get());
+        present.replace(WorksUntil::open(next.export().unwrap()).unwrap());
+        next.set(begin + Duration::from_millis(60));
+        // Nobody looks at it any more.
+        first.set(Duration::MAX);
+        present.await_end();
+        assert!(since_boot() >= begin + Duration::from_millis(60));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 pub use self::bits::Bits;
 pub use self::wire::{WireError, decode, decode_piece, encode, encode_piece};
-use crate::ids::{ActorId, Correlation, HostLife, Seq};
+use crate::ids::{ActorId, Correlation, Gateway, HostLife, Seq};
 
 /// A frame of the control stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +64,10 @@ pub struct Hello {
     pub from: HostLife,
     /// To whom.
     pub to: HostLife,
+    /// Which gateway says it.
+    pub gateway: Gateway,
+    /// To which gateway; [`Gateway::UNKNOWN`] before the other side has said which it is.
+    pub to_gateway: Gateway,
     /// Counts the connections that the dialling host has tried; the other says the same number. The highest is in force.
     pub attempt: u64,
     /// What it has of the session.

@@ -8,7 +8,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut, TryGetError};
 
 use crate::frame::{Bits, Body, Frame, Hello, Log, Partial, Piece, Post, Resume, Target};
-use crate::ids::{ActorId, HostId, HostLife, Life};
+use crate::ids::{ActorId, Gateway, HostId, HostLife, Life};
 use crate::limits::{
     MAX_ARRIVING, MAX_CAPACITY, MAX_DONE, MAX_FRAME, MAX_HEAD, MAX_LOG, MAX_LOG_RECORDS, MAX_NOTE,
     MAX_RESUME_BYTES, MAX_SPAN_BYTES, MAX_SPANS, MAX_WHY, PIECE_BYTES,
@@ -71,6 +71,8 @@ pub fn encode(frame: &Frame) -> Bytes {
             out.put_u8(HELLO);
             put_life(&mut out, hello.from);
             put_life(&mut out, hello.to);
+            out.put_u32_le(hello.gateway.0);
+            out.put_u32_le(hello.to_gateway.0);
             out.put_u64_le(hello.attempt);
             put_resume(&mut out, &hello.resume);
         }
@@ -95,6 +97,14 @@ fn put_numbers(out: &mut BytesMut, tag: u8, numbers: &[u64]) {
 fn put_life(out: &mut BytesMut, who: HostLife) {
     out.put_u16_le(who.host.0);
     out.put_u64_le(who.life.0);
+}
+
+/// Who greets knows which it is.
+fn get_gateway(from: &mut Bytes) -> Result<Gateway, WireError> {
+    match Gateway(from.try_get_u32_le()?) {
+        Gateway::UNKNOWN => Err(WireError::Field { field: "gateway", value: 0 }),
+        known => Ok(known),
+    }
 }
 
 fn put_resume(out: &mut BytesMut, resume: &Resume) {
@@ -168,6 +178,8 @@ pub fn decode(mut bytes: Bytes) -> Result<Frame, WireError> {
         HELLO => Frame::Hello(Hello {
             from: get_life(from)?,
             to: get_life(from)?,
+            gateway: get_gateway(from)?,
+            to_gateway: Gateway(from.try_get_u32_le()?),
             attempt: from.try_get_u64_le()?,
             resume: get_resume(from)?,
         }),

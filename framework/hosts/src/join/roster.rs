@@ -46,6 +46,12 @@ impl Roster {
         Roster { head, state: Mutex::default() }
     }
 
+    /// That of a head whose gateway follows another: with those who are there, and the last number that was given.
+    pub fn resuming(head: HostLife, members: Vec<Member>, last: u16) -> Self {
+        let last = members.iter().map(|member| member.who.host.0).fold(last, u16::max);
+        Roster { head, state: Mutex::new(State { members, last, closed: false }) }
+    }
+
     /// Takes in who asks from this address. `true` where it is new.
     ///
     /// # Errors
@@ -134,6 +140,22 @@ mod tests {
         assert_eq!(roster.admit(&request(1), from()), Err(NotAdmitted::Itself));
         roster.close();
         assert_eq!(roster.admit(&request(8), from()), Err(NotAdmitted::Closed));
+    }
+
+    #[test]
+    fn no_number_comes_twice_with_another_gateway() {
+        let head = HostLife { host: HostId::HEAD, life: Life(1) };
+        let roster = Roster::new(head);
+        let (first, _) = roster.admit(&request(5), from()).expect("a place");
+        roster.admit(&request(6), from()).expect("a place");
+        // Of the second the node had heard no more than its number.
+        let first_alone = roster.members()[..1].to_vec();
+        let next = Roster::resuming(head, first_alone, 2);
+        let (again, new) = next.admit(&request(5), from()).expect("as before");
+        assert_eq!((again.you, new), (first.you, false));
+        assert_eq!(next.admit(&request(6), from()).expect("a place").0.you.host, HostId(3));
+        let known = Roster::resuming(head, next.members(), 0);
+        assert_eq!(known.admit(&request(7), from()).expect("a place").0.you.host, HostId(4));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::lane;
 use super::peer::Peer;
 use super::threads::LaneThreads;
 use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW, nixl, pump, service};
-use crate::frame::{Frame, Hello, Resume, decode, encode};
+use crate::frame::{Frame, Hello, decode, encode};
 use crate::introduction::Introduction;
 use crate::join::{Admitted, Request};
 use crate::limits::{INTRODUCTION, LANE_FRAME, LINK_SILENCE, MAX_FRAME, MAX_LANES};
@@ -142,7 +142,6 @@ impl Dial {
     pub async fn connect(&self, peer: &Arc<Peer>) -> Result<Link, DialError> {
         let (channel, address) = self.channel(&[]).await?;
         let hello = peer.dial();
-        let lane = Hello { resume: Resume::default(), ..hello.clone() };
         // What follows the greeting is known when it was answered.
         let (up, is_up) = tokio::sync::oneshot::channel();
         let greeting = [self.introduction.encode(), encode(&Frame::Hello(hello))].map(Outgoing::from);
@@ -165,6 +164,8 @@ impl Dial {
         // The stream is there as long as the call is.
         let _ = up.send(link);
         tokio::spawn(pump::hear(Arc::clone(peer), link, from, address));
+        // By now both know each other's gateways.
+        let lane = peer.lane_hello();
         for _ in 0..self.lanes.clamp(1, MAX_LANES) {
             if let Err(error) = self.lane(peer, link, &lane).await {
                 peer.cut(link);

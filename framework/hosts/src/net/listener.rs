@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -38,6 +39,8 @@ pub struct Listener {
     /// Dropped, it ends the tasks.
     _open: watch::Sender<()>,
     health: HealthReporter,
+    /// See [`socket`](Self::socket).
+    outlives: OwnedFd,
 }
 
 impl Listener {
@@ -55,7 +58,28 @@ impl Listener {
         threads: &LaneThreads,
     ) -> io::Result<Self> {
         security.allows(at).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
-        let socket = TcpListener::bind(at).await?;
+        let socket = TcpListener::bind(at).await?.into_std()?;
+        Self::on(socket, security, introduction, peers, refused, admission, threads).await
+    }
+
+    /// As [`start`](Self::start), with a socket that listens already: that of the gateway before. Who has connected meanwhile waits in it.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn on(
+        socket: std::net::TcpListener,
+        security: Security,
+        introduction: Arc<Introduction>,
+        peers: Arc<Peers>,
+        refused: Arc<Refused>,
+        admission: Option<Arc<Admission>>,
+        threads: &LaneThreads,
+    ) -> io::Result<Self> {
+        let at = socket.local_addr()?;
+        security.allows(at).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
+        socket.set_nonblocking(true)?;
+        let outlives = OwnedFd::from(socket.try_clone()?);
+        let socket = TcpListener::from_std(socket)?;
         let address = socket.local_addr()?;
         let (open, closed) = watch::channel(());
         let (health, health_service) = tonic_health::server::health_reporter();
@@ -85,12 +109,17 @@ impl Listener {
         let ways = Arc::new(Ways { messages, lanes, next: AtomicUsize::new(0) });
         let doors = Doors { security, refused, strangers: Arc::default(), ways };
         tokio::spawn(doors.stand(socket, closed));
-        Ok(Listener { address, _open: open, health })
+        Ok(Listener { address, _open: open, health, outlives })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The socket, for a listener that is to follow this one: as long as somebody has it, nobody who connects is refused.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.outlives.as_fd()
     }
 
     /// What probes are told, by the health protocol of gRPC: whether this host is of a node that works.

@@ -87,8 +87,8 @@ impl Sending {
 #[derive(Debug)]
 pub(super) struct Hearing {
     allowance: Allowance,
-    /// The number that comes next.
-    next: u64,
+    /// The number that comes next; `None` where that is not known, because another gateway has heard those before.
+    next: Option<u64>,
     frames: VecDeque<Log>,
     bytes: usize,
     /// Records that did not come, or found no room, which were not told yet.
@@ -98,11 +98,16 @@ pub(super) struct Hearing {
 impl Default for Hearing {
     fn default() -> Self {
         let allowance = Allowance::new(LOG_RATE_HEARD, LOG_BURST_HEARD);
-        Hearing { allowance, next: 1, frames: VecDeque::new(), bytes: 0, lost: 0 }
+        Hearing { allowance, next: Some(1), frames: VecDeque::new(), bytes: 0, lost: 0 }
     }
 }
 
 impl Hearing {
+    /// Of a host whose log another gateway has heard before.
+    pub(super) fn resuming() -> Self {
+        Hearing { next: None, ..Hearing::default() }
+    }
+
     /// # Errors
     /// An agent says no such thing.
     pub(super) fn take(&mut self, log: Log, now: Moment) -> Result<(), String> {
@@ -110,12 +115,12 @@ impl Hearing {
         if !self.allowance.take(LOG_BASE + bytes as u64, now) {
             return Err("it has told more of its log than an agent may in that time".to_owned());
         }
-        if log.first < self.next {
-            let next = self.next;
+        let next = self.next.unwrap_or(log.first);
+        if log.first < next {
             return Err(format!("it tells record {} of its log where {next} comes next", log.first));
         }
-        self.lost += log.first - self.next;
-        self.next = log.first + u64::from(log.count);
+        self.lost += log.first - next;
+        self.next = Some(log.first + u64::from(log.count));
         if self.bytes + bytes > MAX_QUEUED_LOG {
             self.lost += u64::from(log.count);
         } else if log.count > 0 {

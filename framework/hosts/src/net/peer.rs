@@ -16,7 +16,7 @@ use super::lane::Parts;
 use super::logs::{Hearing, Sending};
 use super::nixl::{self as nixl_lane, NixlEnds};
 use crate::frame::{Frame, Hello, Log, Piece};
-use crate::ids::{HostId, HostLife};
+use crate::ids::{Gateway, HostId, HostLife};
 use crate::limits::{BEAT, MAX_BEATS, MAX_EVENTS, MAX_VIOLATIONS};
 use crate::nixl::{Do, Heard, Lane, Lie, NixlUse, Say};
 use crate::refused::{Kind, Refused};
@@ -123,6 +123,9 @@ pub enum Happened {
     Clock(Offset),
     /// The session is over: by the verdict, or because the other side breaks the protocol again and again.
     Ended(Ended),
+    /// The session is over, because the other side has this gateway now. Its host goes on: the next session is with that one, and is
+    /// another peer's.
+    Renewed(Ended, Gateway),
 }
 
 /// The other host's gateway.
@@ -194,7 +197,8 @@ struct State {
     clock: Clock,
     offset: Option<Offset>,
     violations: u32,
-    ended: Option<Ended>,
+    /// What it had, until that is told, and the next gateway of the other side if it was over because of that.
+    ended: Option<(Ended, Option<Gateway>)>,
     over: bool,
     nixl: Option<Lane>,
 }
@@ -314,6 +318,18 @@ impl Peer {
         .await
     }
 
+    /// The peer for the session that follows this one, whose other side has another gateway. What was told of its log goes on.
+    pub fn followed_by(&self, session: Session, memory: Arc<dyn Memory>, pulse: Pulse) -> Arc<Self> {
+        let next = Self::new(session, memory, pulse, Arc::clone(&self.refused));
+        next.state.lock().hearing = std::mem::take(&mut self.state.lock().hearing);
+        next
+    }
+
+    /// Another gateway of this host has heard the other side's log before.
+    pub fn resumes_log(&self) {
+        self.state.lock().hearing = Hearing::resuming();
+    }
+
     /// Does something with the session, under its lock: nothing that waits.
     pub fn with<T>(&self, work: impl FnOnce(&mut Session) -> T) -> T {
         let mut state = self.state.lock();
@@ -340,7 +356,10 @@ impl Peer {
             None => match state.hearing.next() {
                 Some((lost, log)) => Some(Some(Happened::Log { lost, log })),
                 None if state.offset.is_some() => Some(state.offset.take().map(Happened::Clock)),
-                None if state.over => Some(state.ended.take().map(Happened::Ended)),
+                None if state.over => Some(state.ended.take().map(|(ended, next)| match next {
+                    None => Happened::Ended(ended),
+                    Some(gateway) => Happened::Renewed(ended, gateway),
+                })),
                 None => None,
             },
         })
@@ -401,11 +420,39 @@ impl Peer {
     }
 
     pub(super) fn accept(&self, hello: &Hello) -> Result<(Link, Hello), Violation> {
-        self.with(|session| session.accept(hello))
+        self.or_renew(|session| session.accept(hello))
+    }
+
+    /// What this host says to a greeting that was meant for a gateway before this one.
+    pub(super) fn introduce(&self, hello: &Hello) -> Hello {
+        self.with(|session| session.introduce(hello))
+    }
+
+    /// What is said first over a lane of the connection in force.
+    pub(super) fn lane_hello(&self) -> Hello {
+        self.with(|session| session.lane_hello())
+    }
+
+    /// A greeting: where the other side has another gateway, this session is over.
+    fn or_renew<T>(
+        &self,
+        greeting: impl FnOnce(&mut Session) -> Result<T, Violation>,
+    ) -> Result<T, Violation> {
+        let result = self.with(greeting);
+        if let Err(Violation::NextGateway { found, .. }) = result {
+            let mut state = self.state.lock();
+            if !state.over {
+                state.over = true;
+                state.ended = Some((state.session.renew(), Some(found)));
+            }
+            drop(state);
+            self.wakers.all();
+        }
+        result
     }
 
     pub(super) fn answered(&self, hello: &Hello) -> Result<Link, Violation> {
-        self.with(|session| session.answered(hello))
+        self.or_renew(|session| session.answered(hello))
     }
 
     /// A connection broke.
@@ -534,7 +581,7 @@ impl State {
     fn end(&mut self) {
         if !self.over {
             self.over = true;
-            self.ended = Some(self.session.end());
+            self.ended = Some((self.session.end(), None));
         }
     }
 }

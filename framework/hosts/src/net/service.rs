@@ -28,6 +28,7 @@ use crate::introduction::Introduction;
 use crate::join::{Admitted, NotAdmitted, Request};
 use crate::limits::{INTRODUCTION, MAX_FRAME, MAX_HOSTS};
 use crate::refused::{Kind, Refused};
+use crate::session::Violation;
 
 /// The peers that may connect to this host.
 #[derive(Debug, Default)]
@@ -231,10 +232,22 @@ impl Hosts {
         self.introduction.check(&introduction).map_err(|differs| self.refuse(Kind::Build, from, &differs))?;
         let hello = self.greeting(self.first(&mut stream, from).await?, from)?;
         let peer = self.peer(&hello, from)?;
-        let (link, answer) = peer.accept(&hello).map_err(|violation| {
+        let accepted = match peer.accept(&hello) {
+            // It hears who is here now, and begins anew.
+            Err(Violation::OtherGateway { .. }) => {
+                let who = Outgoing::from(encode(&Frame::Hello(peer.introduce(&hello))));
+                return Ok(Response::new(pump::answers(stream::once(async move { who }))));
+            }
+            accepted => accepted,
+        };
+        let (link, answer) = accepted.map_err(|violation| {
+            if let Violation::NextGateway { .. } = violation {
+                // Of an honest host: it asks again in a moment, when there is a session for its next gateway.
+                return Status::unavailable(violation.to_string());
+            }
             let kind = match violation {
                 _ if violation.is_late() => Kind::Replayed,
-                crate::session::Violation::OtherSession { .. } => Kind::Stranger,
+                Violation::OtherSession { .. } => Kind::Stranger,
                 _ => Kind::Forged,
             };
             self.refuse(kind, from, &violation)

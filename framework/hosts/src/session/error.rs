@@ -1,6 +1,6 @@
 //! What one side of a session must not say, and why a message is not taken.
 
-use crate::ids::{ActorId, Correlation, HostId, HostLife, Seq};
+use crate::ids::{ActorId, Correlation, Gateway, HostId, HostLife, Seq};
 
 /// What the other side said and must not say. The connection ends; whoever says too much of it is given up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +26,30 @@ pub enum Violation {
         found: u64,
         /// Which is the latest.
         current: u64,
+    },
+    /// The host has another gateway: the session is over, and the next begins. No lie.
+    #[error("it has {found} now, and the session is with {current}")]
+    NextGateway {
+        /// Which it has.
+        found: Gateway,
+        /// With which the session is.
+        current: Gateway,
+    },
+    /// It speaks to an earlier gateway of this host, and does not know this one. No lie.
+    #[error("it speaks to {found}, and this is {own}")]
+    OtherGateway {
+        /// To which.
+        found: Gateway,
+        /// Which this is.
+        own: Gateway,
+    },
+    /// What a gateway said that its host has no more, or in a session that is over.
+    #[error("{found} says it, and the session is with {current}: its host has another, or it is overtaken")]
+    EarlierGateway {
+        /// Which says it.
+        found: Gateway,
+        /// With which the session is.
+        current: Gateway,
     },
     /// More received than was sent, or less than it has said before.
     #[error("it says that it received up to frame {found}, which is none of {least} to {most}")]
@@ -152,7 +176,7 @@ pub enum Violation {
 impl Violation {
     /// Whether an honest host can seem to have said it: connections overtake each other. Then it counts against nobody.
     pub fn is_late(&self) -> bool {
-        matches!(self, Violation::Replayed { .. })
+        matches!(self, Violation::Replayed { .. } | Violation::EarlierGateway { .. })
     }
 }
 

@@ -367,8 +367,9 @@ impl Inbound {
         self.arriving.iter().map(partial).collect()
     }
 
-    /// The verdict: replies that never become whole, and the messages whose memory can go.
-    pub(super) fn end(&mut self) -> (Vec<Correlation>, Vec<Seq>) {
+    /// The end: replies that never become whole, the messages whose memory can go, and for whom messages went on that no
+    /// mailbox has taken.
+    pub(super) fn end(&mut self) -> (Vec<Correlation>, Vec<Seq>, Vec<ActorId>) {
         self.behind.clear();
         self.asks.clear();
         self.mailboxes.clear();
@@ -378,7 +379,9 @@ impl Inbound {
             Target::Reply(correlation) => Some(correlation),
             _ => None,
         });
-        (replies.collect(), arriving.keys().copied().collect())
+        let waiting = self.open.values().filter(|open| !open.passed_on);
+        let open = waiting.filter_map(|open| open.target.actor()).collect();
+        (replies.collect(), arriving.keys().copied().collect(), open)
     }
 
     #[cfg(test)]

@@ -16,12 +16,18 @@
 //! * **Bounds.** A message needs a place in its mailbox, which [`Session::done`] gives back, and room in the window, which
 //!   [`Session::passed_on`] gives back. Both ends count both, so a flood is a [`Violation`].
 //! * **Asks** have one answer each: a reply, a refusal, or the verdict.
+//! * **Gateways.** What a gateway had is gone with it, so a session is one of two gateways and ends with either. Each says in its
+//!   `Hello` which it is, and to which it speaks. Where the other side is a later one than this session is with, the session is over
+//!   ([`Violation::NextGateway`], [`Session::renew`]): what was not acknowledged is answered as by the verdict, because whether it ran
+//!   nobody knows, and the next session begins with nothing. A greeting to an earlier gateway of this host takes nothing up: it is
+//!   [answered](Session::introduce) with who is here now. So a pair of gateways has one session, and what was said in
+//!   another never counts in it.
 //!
 //! A violation changes nothing: the connection ends, and the session goes on with the next one. The end is
 //! [`Session::end`], the verdict on the other host; nothing comes back from that.
 //!
-//! The model (`model.rs`) cuts connections at any moment, lets them overtake each other, and takes out each of the
-//! steps of `steps.rs`, which has to be noticed.
+//! The model (`model.rs`) cuts connections at any moment, lets them overtake each other, has gateways die and be replaced, and takes
+//! out each of the steps of `steps.rs`, which has to be noticed.
 
 mod bulk;
 mod error;
@@ -45,7 +51,7 @@ use self::numbering::Numbering;
 use self::outbound::Outbound;
 use self::steps::{Step, Steps};
 use crate::frame::{Body, Frame, Hello, Piece, Post, Resume, Target};
-use crate::ids::{ActorId, Correlation, HostLife, Seq};
+use crate::ids::{ActorId, Correlation, Gateway, HostLife, Seq};
 use crate::limits::{
     MAX_CAPACITY, MAX_MAILBOXES, MAX_NOTE, MAX_NOTES, MAX_UNACKED, MAX_WHY, NIXL_SLOT, PIECE_BYTES, WINDOW,
 };
@@ -174,6 +180,8 @@ pub struct Ended {
     pub released: Vec<Seq>,
     /// Messages of the other side that never become whole.
     pub aborted: Vec<Seq>,
+    /// For whom messages of the other side went on that no mailbox has taken, each as often as there are such.
+    pub open: Vec<ActorId>,
 }
 
 /// What there is to do. Pieces that wait for their message look again where `received` has changed.
@@ -192,6 +200,9 @@ pub(crate) struct Wakes {
 pub struct Session {
     own: HostLife,
     peer: HostLife,
+    /// The two gateways; that of the other side, once it is known.
+    gateway: Gateway,
+    peer_gateway: Gateway,
     steps: Steps,
     numbering: Numbering,
     outbound: Outbound,
@@ -202,19 +213,40 @@ pub struct Session {
     link: Option<Link>,
     /// A note was not taken.
     waiting_for_notes: bool,
-    ended: bool,
+    ended: Option<End>,
+}
+
+/// Why a session is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The verdict.
+    Lost,
+    /// The other side has another gateway, and with it another session.
+    Renewed,
 }
 
 impl Session {
-    /// A session of `own` with `peer`, without a connection yet.
+    /// A session of the first gateway of `own` with `peer`, without a connection yet.
     pub fn new(own: HostLife, peer: HostLife, bounds: Bounds) -> Self {
+        Self::of_gateways((own, Gateway::FIRST), (peer, Gateway::UNKNOWN), bounds)
+    }
+
+    /// As [`new`](Self::new), of this gateway, with one that may be known.
+    pub fn of_gateways(own: (HostLife, Gateway), peer: (HostLife, Gateway), bounds: Bounds) -> Self {
         Self::with_steps(own, peer, bounds, Steps::default())
     }
 
-    fn with_steps(own: HostLife, peer: HostLife, bounds: Bounds, steps: Steps) -> Self {
+    fn with_steps(
+        (own, gateway): (HostLife, Gateway),
+        (peer, peer_gateway): (HostLife, Gateway),
+        bounds: Bounds,
+        steps: Steps,
+    ) -> Self {
         Session {
             own,
             peer,
+            gateway,
+            peer_gateway,
             steps,
             numbering: Numbering::new(steps),
             outbound: Outbound::new(steps, bounds, peer.host),
@@ -223,7 +255,7 @@ impl Session {
             attempt: 0,
             link: None,
             waiting_for_notes: false,
-            ended: false,
+            ended: None,
         }
     }
 
@@ -260,7 +292,13 @@ impl Session {
     /// It must not say that: see [`Violation`]. The present connection stays.
     pub fn accept(&mut self, hello: &Hello) -> Result<(Link, Hello), Violation> {
         let late = hello.attempt <= self.attempt && self.steps.does(Step::LatestAttempt);
-        self.check(hello, late)?;
+        self.check(hello)?;
+        self.check_attempt(hello, late)?;
+        // Before its gateway is known it has nothing of this one.
+        let knows = hello.to_gateway == self.gateway || hello.to_gateway == Gateway::UNKNOWN;
+        if !knows && self.steps.does(Step::ForThisGateway) {
+            return Err(Violation::OtherGateway { found: hello.to_gateway, own: self.gateway });
+        }
         self.take_up(hello)?;
         self.attempt = hello.attempt;
         Ok((self.up(hello.attempt), self.hello()))
@@ -271,7 +309,8 @@ impl Session {
     /// # Errors
     /// It must not say that: see [`Violation`].
     pub fn answered(&mut self, hello: &Hello) -> Result<Link, Violation> {
-        self.check(hello, hello.attempt != self.attempt || self.link.is_some())?;
+        self.check(hello)?;
+        self.check_attempt(hello, hello.attempt != self.attempt || self.link.is_some())?;
         self.take_up(hello)?;
         Ok(self.up(hello.attempt))
     }
@@ -282,15 +321,35 @@ impl Session {
     /// It is of another connection, or of another session.
     pub fn lane(&self, hello: &Hello) -> Result<Link, Violation> {
         let link = Link(hello.attempt);
-        self.check(hello, self.link != Some(link))?;
+        self.check(hello)?;
+        let of_both = (hello.gateway, hello.to_gateway) == (self.peer_gateway, self.gateway);
+        self.check_attempt(hello, self.link != Some(link) || !of_both)?;
         Ok(link)
     }
 
-    fn check(&self, hello: &Hello, late: bool) -> Result<(), Violation> {
-        if (hello.from, hello.to) != (self.peer, self.own) || self.ended {
+    /// What is said first over a lane of the connection in force.
+    pub fn lane_hello(&self) -> Hello {
+        Hello { resume: Resume::default(), ..self.hello() }
+    }
+
+    fn check(&self, hello: &Hello) -> Result<(), Violation> {
+        let is_of_both = (hello.from, hello.to) == (self.peer, self.own);
+        if !is_of_both || self.ended == Some(End::Lost) {
             let (own, peer) = (self.own, self.peer);
             return Err(Violation::OtherSession { from: hello.from, found: hello.to, own, peer });
         }
+        let (found, current) = (hello.gateway, self.peer_gateway);
+        if self.ended == Some(End::Renewed) || (found < current && self.steps.does(Step::LatestGateway)) {
+            return Err(Violation::EarlierGateway { found, current });
+        }
+        let is_next = current != Gateway::UNKNOWN && found > current;
+        if is_next && self.steps.does(Step::NextGateway) {
+            return Err(Violation::NextGateway { found, current });
+        }
+        Ok(())
+    }
+
+    fn check_attempt(&self, hello: &Hello, late: bool) -> Result<(), Violation> {
         if late {
             return Err(Violation::Replayed { found: hello.attempt, current: self.attempt });
         }
@@ -302,8 +361,16 @@ impl Session {
         self.numbering.can_resume(hello.resume.received)?;
         self.outbound.resume(&hello.resume)?;
         self.numbering.resume(hello.resume.received);
+        self.peer_gateway = hello.gateway;
         self.tell_note_room();
         Ok(())
+    }
+
+    /// What this side says to a greeting that was meant for an earlier gateway of its host, and was not accepted: who it is. Nothing
+    /// follows it over that connection.
+    pub fn introduce(&self, hello: &Hello) -> Hello {
+        let (attempt, to_gateway) = (hello.attempt, hello.gateway);
+        Hello { attempt, to_gateway, resume: Resume::default(), ..self.hello() }
     }
 
     fn up(&mut self, attempt: u64) -> Link {
@@ -314,7 +381,8 @@ impl Session {
 
     fn hello(&self) -> Hello {
         let resume = Resume { received: self.numbering.received(), partial: self.inbound.partial() };
-        Hello { from: self.own, to: self.peer, attempt: self.attempt, resume }
+        let (gateway, to_gateway) = (self.gateway, self.peer_gateway);
+        Hello { from: self.own, to: self.peer, gateway, to_gateway, attempt: self.attempt, resume }
     }
 
     /// A connection broke.
@@ -351,7 +419,7 @@ impl Session {
     /// It is not taken.
     pub fn post(&mut self, to: To, head: Bytes, spans: Vec<u64>) -> Result<Posted, PostError> {
         let host = self.peer.host;
-        if self.ended {
+        if self.ended.is_some() {
             return Err(PostError::Ended { host });
         }
         if let To::Reply(correlation) = to
@@ -397,7 +465,7 @@ impl Session {
     /// Tells the other side's node something. Whether it was taken: a few are on their way at a time, and [`Event::NoteRoom`] says
     /// when there are fewer. One that is too long is never taken.
     pub fn note(&mut self, note: Bytes) -> bool {
-        if note.len() > MAX_NOTE || self.ended {
+        if note.len() > MAX_NOTE || self.ended.is_some() {
             return false;
         }
         let room = self.numbering.notes() < MAX_NOTES;
@@ -415,7 +483,7 @@ impl Session {
     }
 
     fn push(&mut self, body: Body) {
-        if !self.ended {
+        if self.ended.is_none() {
             self.numbering.push(body);
         }
     }
@@ -470,7 +538,7 @@ impl Session {
     /// # Errors
     /// The other side must not say that.
     pub fn take(&mut self, link: Link, seq: Seq, body: Body) -> Result<(), Violation> {
-        if !self.is_up(link) || self.ended {
+        if !self.is_up(link) || self.ended.is_some() {
             return Ok(());
         }
         self.numbering.expect(seq)?;
@@ -518,7 +586,7 @@ impl Session {
     /// # Errors
     /// Its message has no such piece.
     pub fn claim(&mut self, link: Link, piece: &Piece) -> Result<Claim, Violation> {
-        if !self.is_up(link) || self.ended {
+        if !self.is_up(link) || self.ended.is_some() {
             return Ok(Claim::Drop);
         }
         self.inbound.claim(piece, self.numbering.received())
@@ -569,14 +637,28 @@ impl Session {
 
     /// The verdict on the other host: final (HOST-10).
     pub fn end(&mut self) -> Ended {
+        self.end_for(End::Lost)
+    }
+
+    /// The other side has another gateway: this session is over, and not its host. The next one is another [`Session`].
+    pub fn renew(&mut self) -> Ended {
+        self.end_for(End::Renewed)
+    }
+
+    /// Whether it is over.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    fn end_for(&mut self, why: End) -> Ended {
         self.link = None;
-        self.ended = true;
+        self.ended = Some(why);
         self.numbering = Numbering::new(self.steps);
         let (asks, released) = self.outbound.end();
-        let (replies, aborted) = self.inbound.end();
+        let (replies, aborted, open) = self.inbound.end();
         let asks = asks.into_iter().map(|(correlation, actor)| (correlation, Some(actor)));
         let replies = replies.into_iter().map(|correlation| (correlation, None));
-        Ended { asks: asks.chain(replies).collect(), released, aborted }
+        Ended { asks: asks.chain(replies).collect(), released, aborted, open }
     }
 
     /// Whether nothing is on its way in either direction.

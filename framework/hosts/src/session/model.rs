@@ -1,13 +1,14 @@
 //! Two sides of a session, and connections between them that break at any moment, are half open, and overtake each other.
 //!
 //! Each seed draws a run of some hundred steps: messages with and without spans, asks, replies, aborts, pieces over two lanes,
-//! acknowledgements, cuts. Then the connection is whole, and everything that is under way comes to its end. What must hold:
+//! acknowledgements, cuts, and gateways of either side that die, of which the next knows nothing. Then the connection is whole, and everything that is under way comes to its end. What must hold:
 //!
 //! * messages to a mailbox go on in the order in which they were taken, each once, and whole (HOST-3, HOST-8);
 //! * memory is read only while its lease is held (HOST-5), and written only before its message goes on;
 //! * a mailbox and the window never hold more than they may (HOST-9), and nobody breaks the protocol;
 //! * what the other side said that it has is not sent to it again;
-//! * at the end nothing waits: every message went on or was aborted, every ask has one answer, every lease is back (HOST-4).
+//! * at the end nothing waits: every message went on or was aborted, every ask has one answer, every lease is back (HOST-4);
+//! * with a gateway is lost what it had, and what was on its way to it: nothing else, and what comes later keeps its order.
 //!
 //! Then each step is left out in turn, and some seed must break this.
 
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::*;
 use crate::frame::Bits;
-use crate::ids::{HostId, Life};
+use crate::ids::{Gateway, HostId, Life};
 use crate::testing::Random;
 
 const BOUNDS: Bounds = Bounds { window: 1200, piece: 16, run: 64 };
@@ -44,13 +45,20 @@ struct Connection {
     /// Whether it is broken and was used all the same.
     half_open: bool,
     seen: [bool; 2],
-    links: [Option<Link>; 2],
+    /// With the number of the session, as this model counts them.
+    links: [Option<(u64, Link)>; 2],
 }
 
+/// A message that was taken, by its head, and whether it may be lost: with a gateway.
+type Posted = (Bytes, bool);
+
+/// The gateway of a side, and what is its own.
 #[derive(Default)]
 struct Side {
-    /// What was taken, by mailbox, in order; the head says which.
-    posted: HashMap<ActorId, VecDeque<Bytes>>,
+    /// Which it is; one less, as 0 is none.
+    gateway: u32,
+    /// Counts its sessions, with those of the gateways before.
+    session: u64,
     leases: HashSet<Seq>,
     places: HashSet<Seq>,
     asks: HashSet<Correlation>,
@@ -67,13 +75,17 @@ struct Side {
 
 struct World {
     random: Random,
+    steps: Steps,
     sessions: [Session; 2],
     sides: [Side; 2],
+    /// What was taken on each side, by mailbox, in order.
+    posted: [HashMap<ActorId, VecDeque<Posted>>; 2],
     connections: Vec<Connection>,
     messages: u64,
     aborts: u64,
     cuts: u64,
     half_open: u64,
+    deaths: u64,
     /// Whether nothing breaks any more.
     calm: bool,
 }
@@ -86,24 +98,21 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Found {
 
 impl World {
     fn new(seed: u64, steps: Steps) -> Self {
-        let session = |own, peer| Session::with_steps(who(own), who(peer), BOUNDS, steps);
-        let mut world = World {
+        let session = |side| new_session(side, 0, Gateway::UNKNOWN, steps);
+        World {
             random: Random::new(seed),
-            sessions: [session(0, 1), session(1, 0)],
+            steps,
+            sessions: [session(0), session(1)],
             sides: Default::default(),
+            posted: Default::default(),
             connections: Vec::new(),
             messages: 0,
             aborts: 0,
             cuts: 0,
             half_open: 0,
+            deaths: 0,
             calm: false,
-        };
-        for side in [0, 1] {
-            for number in [1, 2] {
-                world.sessions[side].serve(actor(side, number), CAPACITY).expect("two mailboxes");
-            }
         }
-        world
     }
 
     fn run(&mut self) -> Found {
@@ -120,18 +129,19 @@ impl World {
             }
         }
         let at_rest = |side: usize| {
-            let Side { leases, places, asks, copies, handled, posted, .. } = &self.sides[side];
+            let Side { leases, places, asks, copies, handled, .. } = &self.sides[side];
             let nothing = leases.is_empty()
                 && places.is_empty()
                 && asks.is_empty()
                 && copies.is_empty()
                 && handled.is_empty();
-            nothing && posted.values().all(VecDeque::is_empty) && self.sessions[side].is_at_rest()
+            let lost = self.posted[side].values().flatten().all(|(_, may_be_lost)| *may_be_lost);
+            nothing && lost && self.sessions[side].is_at_rest()
         };
         ensure(at_rest(0) && at_rest(1), || {
             let of = |side: usize| {
-                let Side { leases, asks, posted, .. } = &self.sides[side];
-                format!("{leases:?} {asks:?} {posted:?} {:?}", self.sessions[side])
+                let Side { leases, asks, .. } = &self.sides[side];
+                format!("{leases:?} {asks:?} {:?} {:?}", self.posted[side], self.sessions[side])
             };
             format!("something waits for ever: {}\n{}", of(0), of(1))
         })
@@ -147,6 +157,10 @@ impl World {
                     self.cuts += u64::from(!connection.broken);
                     connection.broken = true;
                 }
+                Ok(())
+            }
+            3 if !self.calm && self.random.below(12) == 0 => {
+                self.dies(side);
                 Ok(())
             }
             // Side 1 dials, also while a connection stands that it takes for broken.
@@ -182,8 +196,8 @@ impl World {
         let asks = self.random.below(3) == 0;
         let whom = if asks { To::Ask(to) } else { To::Send(to) };
         let Ok(posted) = self.sessions[side].post(whom, head.clone(), spans.clone()) else { return Ok(()) };
+        self.posted[side].entry(to).or_default().push_back((head, false));
         let own = &mut self.sides[side];
-        own.posted.entry(to).or_default().push_back(head);
         own.places.insert(posted.post);
         if !spans.is_empty() {
             own.leases.insert(posted.post);
@@ -199,6 +213,66 @@ impl World {
             self.sessions[side].abort(*post, Bytes::from_static(b"tainted"));
         }
         Ok(())
+    }
+
+    /// The gateway of a side dies, and the next begins. What the dead has said may still be read.
+    fn dies(&mut self, side: usize) {
+        self.deaths += 1;
+        let Side { gateway, session, .. } = self.sides[side];
+        let (gateway, session) = (gateway + 1, session + 1);
+        self.sides[side] = Side { gateway, session, ..Side::default() };
+        self.sessions[side] = new_session(side, gateway, Gateway::UNKNOWN, self.steps);
+        self.may_be_lost(side);
+        for connection in &mut self.connections {
+            // The socket that listens outlives its gateway, and the next takes who waits there.
+            let waits = side == 0 && connection.links[0].is_none() && !connection.ways[0].control.is_empty();
+            if !waits {
+                (connection.broken, connection.seen[side]) = (true, true);
+            }
+        }
+        self.connections.retain(|connection| connection.seen != [true; 2]);
+    }
+
+    fn may_be_lost(&mut self, side: usize) {
+        let posted = self.posted[side].values_mut().flatten();
+        posted.for_each(|(_, may_be_lost)| *may_be_lost = true);
+    }
+
+    /// The other side has another gateway: as a gateway does it.
+    fn begins_anew(&mut self, side: usize, found: Gateway) -> Found {
+        // What has come in the session before goes on first.
+        let ended = self.sessions[side].renew();
+        self.events(side)?;
+        self.may_be_lost(side);
+        let own = &mut self.sides[side];
+        for post in ended.aborted {
+            ensure(own.memory.remove(&post).is_some(), || format!("{post} is aborted, and does not come"))?;
+        }
+        // What is whole, behind others that are not, goes with them.
+        own.memory.clear();
+        if self.steps.does(Step::AnswerAtRenewal) {
+            for (correlation, _) in ended.asks {
+                ensure(own.asks.remove(&correlation), || "a second answer".to_owned())?;
+            }
+            for post in ended.released {
+                ensure(own.leases.remove(&post), || format!("lease {post} ends twice"))?;
+            }
+            own.places.clear();
+        }
+        // What its actors still do is for nobody, and what is still copied is in nobody's memory.
+        own.copies.clear();
+        own.handled.clear();
+        own.gone_on.clear();
+        own.there.clear();
+        own.session += 1;
+        self.sessions[side] = new_session(side, own.gateway, found, self.steps);
+        Ok(())
+    }
+
+    /// Of a connection, where it is of the present session.
+    fn link(&self, side: usize, at: usize) -> Option<Link> {
+        let (session, link) = self.connections[at].links[side]?;
+        (session == self.sides[side].session).then_some(link)
     }
 
     fn dial(&mut self) {
@@ -220,12 +294,18 @@ impl World {
 
     /// A side notices that a connection is broken.
     fn notice(&mut self, side: usize) {
+        // Who listens comes to each greeting, whatever became of its connection.
+        let greets = |connection: &Connection| {
+            side == 0 && connection.links[0].is_none() && !connection.ways[0].control.is_empty()
+        };
         let broken =
-            self.connections.iter_mut().find(|connection| connection.broken && !connection.seen[side]);
-        if let Some(connection) = broken {
+            |connection: &&mut Connection| connection.broken && !connection.seen[side] && !greets(connection);
+        if let Some(connection) = self.connections.iter_mut().find(broken) {
             connection.seen[side] = true;
-            if let Some(link) = connection.links[side] {
-                self.sessions[side].cut(link);
+            if let Some((session, link)) = connection.links[side] {
+                if session == self.sides[side].session {
+                    self.sessions[side].cut(link);
+                }
             } else if side == 1 {
                 // Its greeting was never answered.
                 self.dial();
@@ -237,10 +317,8 @@ impl World {
     /// Sends a frame and a piece over the connection in force, as this side believes.
     fn send(&mut self, side: usize) -> Found {
         let Some(link) = self.sessions[side].link() else { return Ok(()) };
-        let Some(at) = self.connections.iter().position(|connection| connection.links[side] == Some(link))
-        else {
-            return Ok(());
-        };
+        let at = (0..self.connections.len()).find(|at| self.link(side, *at) == Some(link));
+        let Some(at) = at else { return Ok(()) };
         let lane = self.random.below(2) as usize;
         let frame = self.sessions[side].next_frame(link);
         // Lanes are slower, at times.
@@ -272,13 +350,16 @@ impl World {
     fn hear(&mut self, side: usize) -> Found {
         let mut some: Vec<usize> = (0..self.connections.len()).collect();
         let Some(&mut at) = self.random.of(&mut some) else { return Ok(()) };
+        let link = self.link(side, at);
         let connection = &mut self.connections[at];
         if connection.seen[side] {
             return Ok(());
         }
         let Some(frame) = connection.ways[side].control.pop_front() else { return Ok(()) };
+        if connection.links[side].is_some() && link.is_none() {
+            return Ok(()); // of a session that is over
+        }
         let session = &mut self.sessions[side];
-        let link = connection.links[side];
         let said = match (frame, link) {
             (Frame::Hello(hello), _) => {
                 let up = match side {
@@ -290,12 +371,22 @@ impl World {
                 };
                 match up {
                     Ok(link) => {
-                        connection.links[side] = Some(link);
+                        connection.links[side] = Some((self.sides[side].session, link));
                         let spans = hello.resume.partial.into_iter().flat_map(|partial| {
                             (0..).zip(partial.spans).map(move |(span, bits)| ((partial.post, span), bits))
                         });
                         self.sides[side].there = spans.collect();
                         Ok(())
+                    }
+                    Err(Violation::OtherGateway { .. }) => {
+                        let who = session.introduce(&hello);
+                        connection.ways[1].control.push_back(Frame::Hello(who));
+                        connection.broken = true;
+                        Ok(())
+                    }
+                    Err(Violation::NextGateway { found, .. }) => {
+                        connection.broken = true;
+                        return self.begins_anew(side, found);
                     }
                     Err(late) if late.is_late() => {
                         connection.broken = true;
@@ -313,9 +404,12 @@ impl World {
 
     fn hear_lane(&mut self, side: usize) -> Found {
         let lane = self.random.below(2) as usize;
-        let Some(connection) = self.random.of(&mut self.connections) else { return Ok(()) };
-        let (Some(link), false) = (connection.links[side], connection.seen[side]) else { return Ok(()) };
-        let queue = &mut connection.ways[side].lanes[lane];
+        let mut some: Vec<usize> = (0..self.connections.len()).collect();
+        let Some(&mut at) = self.random.of(&mut some) else { return Ok(()) };
+        let (Some(link), false) = (self.link(side, at), self.connections[at].seen[side]) else {
+            return Ok(());
+        };
+        let queue = &mut self.connections[at].ways[side].lanes[lane];
         let Some(&piece) = queue.front() else { return Ok(()) };
         let claim = self.sessions[side].claim(link, &piece).map_err(|violation| violation.to_string())?;
         match claim {
@@ -374,8 +468,7 @@ impl World {
 
     fn events(&mut self, side: usize) -> Found {
         while let Some(event) = self.sessions[side].next_event() {
-            let [zero, one] = &mut self.sides;
-            let (own, other) = if side == 0 { (zero, one) } else { (one, zero) };
+            let (own, posted) = (&mut self.sides[side], &mut self.posted[1 - side]);
             match event {
                 Event::Arriving { post, message } => {
                     own.memory.insert(post, (message, HashSet::new()));
@@ -389,9 +482,12 @@ impl World {
                     })?;
                     match message.target {
                         Target::Send(actor) | Target::Ask(actor, _) => {
-                            let next = other.posted.get_mut(&actor).and_then(VecDeque::pop_front);
-                            ensure(next == Some(message.head.clone()), || {
-                                format!("{actor} got {:?} where {next:?} comes next", message.head)
+                            let queue = posted.entry(actor).or_default();
+                            let at = queue.iter().position(|(head, _)| *head == message.head);
+                            let before = queue.drain(..at.map_or(0, |at| at + 1));
+                            let in_order = before.rev().skip(1).all(|(_, may_be_lost)| may_be_lost);
+                            ensure(at.is_some() && in_order, || {
+                                format!("{actor} got {:?} where others come next: {queue:?}", message.head)
                             })?;
                             let correlation = match message.target {
                                 Target::Ask(_, correlation) => Some(correlation),
@@ -410,9 +506,9 @@ impl World {
                 Event::Aborted { post, .. } => {
                     self.aborts += 1;
                     let (message, _) = own.memory.remove(&post).ok_or("aborted, and was not on its way")?;
-                    let mailbox = message.target.actor().and_then(|actor| other.posted.get_mut(&actor));
+                    let mailbox = message.target.actor().and_then(|actor| posted.get_mut(&actor));
                     if let Some(mailbox) = mailbox {
-                        mailbox.retain(|head| *head != message.head);
+                        mailbox.retain(|(head, _)| *head != message.head);
                     }
                 }
                 Event::Released { post, .. } => {
@@ -433,6 +529,15 @@ impl World {
         }
         Ok(())
     }
+}
+
+fn new_session(side: usize, gateway: u32, peer: Gateway, steps: Steps) -> Session {
+    let own = (who(side), Gateway(gateway + 1));
+    let mut session = Session::with_steps(own, (who(1 - side), peer), BOUNDS, steps);
+    for number in [1, 2] {
+        session.serve(actor(side, number), CAPACITY).expect("two mailboxes");
+    }
+    session
 }
 
 fn run(seed: u64, steps: Steps) -> Found {
@@ -474,6 +579,10 @@ fn each_step_is_needed() {
         Window,
         AbortDrops,
         RefuseAtDone,
+        NextGateway,
+        LatestGateway,
+        ForThisGateway,
+        AnswerAtRenewal,
     ];
     for step in all {
         let steps = Steps { left_out: Some(step) };
@@ -485,13 +594,15 @@ fn each_step_is_needed() {
 /// The runs above come to what they are about.
 #[test]
 fn the_runs_reach_what_they_are_about() {
-    let (mut posted, mut attempts, mut aborted) = (0, 0, 0);
+    let (mut posted, mut attempts, mut aborted, mut deaths) = (0, 0, 0, 0);
     for seed in 0..200 {
         let mut world = World::new(seed, Steps::default());
         world.run().expect("as above");
         posted += world.messages;
         attempts += world.sessions[1].attempt;
         aborted += u64::from(world.aborts > 0);
+        deaths += world.deaths;
     }
-    assert!(posted > 4_000 && attempts > 800 && aborted > 20, "{posted} {attempts} {aborted}");
+    let reached = posted > 4_000 && attempts > 400 && aborted > 20 && deaths > 100;
+    assert!(reached, "{posted} {attempts} {aborted} {deaths}");
 }

@@ -33,6 +33,16 @@ pub(crate) enum Step {
     AbortDrops,
     /// A message that is done with without a reply refuses its ask.
     RefuseAtDone,
+    /// A greeting of a later gateway of the other side ends the session with the one before.
+    NextGateway,
+    /// What an earlier gateway of the other side said is not taken up.
+    LatestGateway,
+    /// A greeting to an earlier gateway of this side takes nothing up.
+    ForThisGateway,
+    /// What was under way with a gateway that is no more is answered, and its memory given back (HOST-5). (Of the model: a gateway does
+    /// it with what [`Session::renew`](super::Session::renew) returns.)
+    #[cfg(test)]
+    AnswerAtRenewal,
 }
 
 /// Which steps are taken: all of them, where programs run.

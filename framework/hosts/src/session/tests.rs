@@ -310,6 +310,42 @@ fn another_session_or_an_older_attempt_is_refused() {
 }
 
 #[test]
+fn what_another_gateway_says_is_of_another_session() {
+    let mut pair = Pair::new();
+    let lane = pair.sides[1].lane_hello();
+    assert_eq!(pair.sides[0].lane(&lane), Ok(pair.links[0]));
+    let (second, third) = (Gateway(2), Gateway(3));
+    // A lane is of the two gateways between which its connection is.
+    for other in [Hello { to_gateway: second, ..lane.clone() }, Hello { gateway: second, ..lane.clone() }] {
+        assert!(pair.sides[0].lane(&other).is_err(), "{other:?}");
+    }
+    // To one that this side had, or will have: it hears who is here, and nothing is taken up.
+    let hello = pair.sides[1].dial();
+    let refused = pair.sides[0].accept(&Hello { to_gateway: second, ..hello.clone() });
+    assert_eq!(refused, Err(Violation::OtherGateway { found: second, own: Gateway::FIRST }));
+    let here = pair.sides[0].introduce(&hello);
+    assert_eq!(
+        (here.gateway, here.to_gateway, here.attempt),
+        (Gateway::FIRST, Gateway::FIRST, hello.attempt)
+    );
+    pair.connect();
+
+    // The next ends the session; all that comes of any of its gateways after that is late.
+    let next = Hello { gateway: third, to_gateway: Gateway::UNKNOWN, ..hello.clone() };
+    let found = Err(Violation::NextGateway { found: third, current: Gateway::FIRST });
+    assert_eq!(pair.sides[0].accept(&next), found);
+    pair.sides[0].renew();
+    assert!(pair.sides[0].accept(&next).expect_err("it is over").is_late());
+    assert!(pair.sides[0].has_ended());
+    // That of the next takes nothing of the ones before.
+    let mut side = Session::of_gateways((who(0), Gateway::FIRST), (who(1), third), BOUNDS);
+    let late =
+        side.accept(&Hello { gateway: second, attempt: 99, ..hello }).expect_err("there was a later one");
+    assert!(late.is_late(), "{late}");
+    assert!(side.accept(&next).is_ok());
+}
+
+#[test]
 fn the_verdict_names_what_was_under_way() {
     let mut pair = Pair::new();
     let mailbox = actor(1, 5);

@@ -44,6 +44,12 @@ impl Agent {
         Self::with_steps(asked, Steps::default())
     }
 
+    /// As [`new`](Self::new), for a gateway that follows another: no beat of that one is answered any more, and what it had is what there
+    /// is.
+    pub fn resuming(works_until: Moment) -> Self {
+        Agent { works_until, ..Self::new(works_until) }
+    }
+
     pub(super) fn with_steps(asked: Moment, steps: Steps) -> Self {
         let works_until = asked.after(AGENT_GRACE);
         let (sent, tell) = (VecDeque::new(), Tell::default());
@@ -151,6 +157,21 @@ mod tests {
         agent.answered(1, at(111)).expect("it was sent");
         assert!(agent.is_over(at(112)), "late");
         assert_eq!(agent.beat(at(112)), None);
+    }
+
+    /// HOST-10: a gateway that follows another has no more time than that one had.
+    #[test]
+    fn another_gateway_gains_no_time_by_itself() {
+        let (told, all) = std::sync::mpsc::channel();
+        let next = Agent::resuming(at(105)).telling(move |until| told.send(until).expect("it is heard"));
+        let mut next = next;
+        assert_eq!((next.works_until(), next.beat(at(104))), (at(105), Some(1)));
+        assert!(next.is_over(at(106)));
+        let mut next = Agent::resuming(at(105));
+        assert_eq!(next.beat(at(104)), Some(1));
+        next.answered(1, at(105)).expect("it was sent");
+        assert!(next.works_until() == at(114) && !next.is_over(at(113)));
+        assert_eq!(all.try_iter().collect::<Vec<_>>(), [at(105)]);
     }
 
     #[test]

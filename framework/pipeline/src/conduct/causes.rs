@@ -17,6 +17,11 @@ fn says_nothing(error: &AskError<Run>) -> bool {
     matches!(error, AskError::NoReply(AskFailure::Refused(_)))
 }
 
+/// Whether an ask that failed like this tells of no end: a gateway between two hosts has ended, and the member is asked again.
+pub(super) fn is_lost_on_the_way(error: &AskError<Run>) -> bool {
+    matches!(error, AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_))))
+}
+
 /// Whether an ask that failed like this came to no life of its member, and so tells of the end of none.
 fn came_to_nobody(error: &AskError<Run>) -> bool {
     match error {

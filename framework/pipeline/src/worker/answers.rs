@@ -22,7 +22,10 @@ impl Unanswered {
         match error {
             AskError::NoReply(AskFailure::Refused(Refusal::Tainted(_))) => Unanswered::Tainted,
             AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(_))) => Unanswered::Refused,
-            AskError::NoReply(AskFailure::Refused(Refusal::NoReply)) => Unanswered::Lost,
+            // With a gateway goes what was on its way, and whoever it was for goes on.
+            AskError::NoReply(AskFailure::Refused(Refusal::NoReply | Refusal::GatewayEnded(_))) => {
+                Unanswered::Lost
+            }
             _ => Unanswered::Exited,
         }
     }

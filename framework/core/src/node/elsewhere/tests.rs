@@ -15,7 +15,7 @@ fn nobody_but_the_gateway_has_anything_started() {
     let actor = starter_of(0);
     let starter = Arc::new(Starter {
         actor,
-        gateway: cluster.process(gateway),
+        gateway: Arc::new(Mutex::new(Some(cluster.process(gateway)))),
         local: LocalCredits::new(DEFAULT_MAILBOX),
         supervisor: Weak::new(),
         starts: Arc::default(),

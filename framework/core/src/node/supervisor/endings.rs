@@ -50,7 +50,9 @@ impl State {
         told: &mut Vec<Delivery>,
     ) -> bool {
         #[cfg(feature = "hosts")]
-        self.gateway_may_have_ended(worker.process, reason);
+        let is_replaced = self.gateway_may_have_ended(worker.process, reason, told);
+        #[cfg(not(feature = "hosts"))]
+        let is_replaced = false;
         // The decision first, while the budgets and groups are as the end found them. A worker that ended in somebody
         // else's round begins none: under MPS each client reports the fault of one. After a shutdown has begun nothing
         // comes back.
@@ -114,7 +116,7 @@ impl State {
             let (worker, name, at) = (worker.id, worker.name.clone(), now + decisions.delay);
             self.restarts.between.push(Between { worker, name, slot: index, at, round, ended });
         }
-        comes_back
+        comes_back || is_replaced
     }
 
     /// The events for those who watch the actors of a process that ended.

@@ -3,8 +3,8 @@
 //! The gateway is a worker like others, and nothing runs in it but the way to other hosts. What it says of actors and names is the
 //! broker's affair (`node/foreign.rs`).
 //!
-//! **On the gateway's death** the other hosts are out of reach. The head goes on without them; an agent ends at once, because nobody
-//! answers the head for it any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in each of
+//! **On the gateway's death** another follows (`supervisor/gateways.rs`). Where none does, the other hosts are out of reach. The head goes on
+//! without them; an agent ends at once, because nobody answers the head for it any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in each of
 //! its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of the node elsewhere**
 //! this host's node ends too: at once where the head may give its actors other lives (HOST-10), in order where the head has left.
 
@@ -33,6 +33,7 @@ use crate::transport::works_until::WorksUntil;
 
 use tokio::sync::oneshot;
 
+use super::gateways::Gateways;
 use super::run::State;
 use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Shared, Supervisor, WorkerId, deadline_after};
@@ -50,9 +51,10 @@ pub(super) enum Awaited {
 pub(super) struct Hosts {
     /// Whoever waits for this host to be one of its node.
     beginning: Option<Reply<Result<u16, String>>>,
+    pub(super) gateways: Gateways,
     pub(super) members: Vec<Host>,
     /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose gateway may be stopped.
-    works_until: Option<Arc<WorksUntil>>,
+    pub(super) works_until: Option<Arc<WorksUntil>>,
     /// Those that were, and are not any more. No number is given twice.
     gone: HashSet<u16>,
     /// The workers that other hosts have asked for, with that host; but for some that have ended.
@@ -260,7 +262,8 @@ impl State {
         self.broker.foreign.set_gateway(to);
         self.broker.roster.host_is_known = true;
         self.hosts.beginning = Some(reply);
-        let message = FromNode::Hosts(ToGateway::Begin(settings));
+        *self.shared.all_hosts.gateway.lock() = Some(to);
+        let message = FromNode::Hosts(self.hosts.gateways.first(gateway, to, settings));
         self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
     }
 
@@ -336,13 +339,16 @@ impl State {
     }
 
     /// These are the hosts of the node now.
-    fn members_are(&mut self, members: Vec<Host>) {
-        let before = std::mem::replace(&mut self.hosts.members, members);
+    fn members_are(&mut self, members: Vec<(Host, u64)>) {
+        let hosts = members.iter().map(|(host, _)| host.clone()).collect();
+        self.hosts.gateways.members_are(members);
+        let before = std::mem::replace(&mut self.hosts.members, hosts);
         for host in before {
             if self.hosts.members.iter().all(|member| member.number != host.number) {
                 self.hosts.gone.insert(host.number);
                 self.answered(|rounds| rounds.left(Party::Host(host.number)));
                 self.broker.registry.release_all(host.number);
+                self.forget_names_of(host.number);
             }
         }
         self.retire_for_hosts_gone();
@@ -394,14 +400,30 @@ impl State {
         descriptors: &mut Vec<OwnedFd>,
     ) {
         let ToNode::Hosts(said) = message else { return };
+        let is_next = self.broker.foreign.gateway() != Some(from) && self.is_gateway(from);
+        if let FromGateway::Began { result } = said
+            && is_next
+        {
+            let result = result.clone().map_err(|why| shown(why, MAX_FAILURE_TEXT));
+            return self.next_gateway_began(from, result, std::mem::take(descriptors));
+        }
         if self.broker.foreign.gateway() != Some(from) {
             return; // the broker complains
         }
         match said {
+            FromGateway::Alive => self.hosts.gateways.is_heard(),
+            FromGateway::Renewed { host } => match self.broker.roster.host {
+                0 => self.forget_names_of(*host),
+                _ if *host == 0 => self.say_names(),
+                _ => {}
+            },
+            FromGateway::Names { host, names, is_last } => {
+                self.names_of_host(*host, std::mem::take(names), *is_last);
+            }
             FromGateway::Began { result } => {
                 let Some(reply) = self.hosts.beginning.take() else { return };
                 let began = match result {
-                    Ok(host) => self.began(*host, descriptors.pop()),
+                    Ok(own) => self.began(*own, std::mem::take(descriptors)),
                     Err(why) => Err(shown(why.clone(), MAX_FAILURE_TEXT)),
                 };
                 let _ = reply.try_send(began);
@@ -449,17 +471,17 @@ impl State {
     }
 
     /// This host is one of its node: before any actor has an id, and any worker but the gateway a process.
-    fn began(&mut self, host: u16, works_until: Option<OwnedFd>) -> Result<u16, String> {
-        self.hosts.works_until = match works_until {
-            Some(page) => Some(WorksUntil::open(page).map_err(|error| error.to_string())?),
-            // HOST-10: its workers would not know when to end.
-            None if host != 0 => {
-                return Err("its gateway does not say until when workers may work".to_owned());
-            }
-            None => None,
-        };
+    fn began(&mut self, own: (u16, u64), descriptors: Vec<OwnedFd>) -> Result<u16, String> {
+        let host = own.0;
+        let [page, socket]: [OwnedFd; 2] = descriptors
+            .try_into()
+            .map_err(|_| "its gateway does not give what the next one would need".to_owned())?;
+        let page = WorksUntil::open(page).map_err(|error| error.to_string())?;
+        self.hosts.gateways.began(own, Arc::clone(&page), socket);
         self.broker.roster.host = host;
         if host != 0 {
+            // HOST-10: by it its workers know when to end.
+            self.hosts.works_until = Some(page);
             self.broker.registry.note_freed();
             self.journal.head_log = Some(Default::default());
         }
@@ -497,11 +519,39 @@ impl State {
         owes.then(|| Instant::now() + TELL_DROPPED)
     }
 
-    /// A worker's process has ended.
-    pub(super) fn gateway_may_have_ended(&mut self, process: ProcessId, why: &EndReason) {
-        if self.broker.foreign.gateway() != Some(process) {
-            return;
+    /// A worker's process has ended. Whether it was the gateway, and another follows.
+    pub(super) fn gateway_may_have_ended(
+        &mut self,
+        process: ProcessId,
+        why: &EndReason,
+        told: &mut Vec<Delivery>,
+    ) -> bool {
+        if !self.is_gateway(process) {
+            return false;
         }
+        let is_followed = self.is_followed(why, told);
+        if !is_followed {
+            self.no_gateway_follows(why, told);
+        }
+        is_followed
+    }
+
+    /// A shutdown has begun between two gateways.
+    pub(super) fn end_without_gateway(&mut self) {
+        let mut told = Vec::new();
+        self.broker.no_gateway(&mut told);
+        self.hosts.gateways.are_over();
+        self.members_are(Vec::new());
+        self.deliver(told);
+    }
+
+    /// There is no gateway any more.
+    pub(super) fn no_gateway_follows(&mut self, why: &EndReason, told: &mut Vec<Delivery>) {
+        if self.broker.gateway_is_to_follow() {
+            // One that had begun is told with its process.
+            self.broker.no_gateway(told);
+        }
+        self.hosts.gateways.are_over();
         self.members_are(Vec::new());
         if let Some(reply) = self.hosts.beginning.take() {
             let _ = reply.try_send(Err(format!("its gateway ended: {why}")));

@@ -34,7 +34,16 @@ impl State {
         // A GPU's chunk is a file of its driver, of which only the driver can say what it is. All else that a worker of ours
         // sends is memory or a local socket; whoever sends another thing has something in mind.
         let of_a_driver = matches!(message, Up::Node(ToNode::PublishChunk { .. }));
-        if !of_a_driver && !descriptors.iter().all(|fd| foreign::closes_at_once(fd.as_fd())) {
+        let is_known = |fd: &OwnedFd| {
+            #[cfg(feature = "hosts")]
+            if foreign::listens(fd.as_fd()) && self.is_gateway(process) {
+                return true;
+            }
+            foreign::closes_at_once(fd.as_fd())
+        };
+        let are_known = of_a_driver || descriptors.iter().all(is_known);
+        let Some(worker) = self.workers.at_mut(index) else { return };
+        if !are_known {
             foreign::close(descriptors);
             worker.give_up("it sent a descriptor that is neither memory nor a local socket".to_owned());
             return;
@@ -68,8 +77,11 @@ impl State {
                 self.dirty = true;
                 if let WorkerPhase::Opening { asker, .. } = phase {
                     asker.answer(Ok(worker.id));
-                    if matches!(asker, Asker::Restart) {
-                        self.worker_is_back(index);
+                    match asker {
+                        Asker::Restart => self.worker_is_back(index),
+                        #[cfg(feature = "hosts")]
+                        Asker::Gateway => self.begin_next_gateway(index),
+                        Asker::Caller(_) | Asker::Nobody => {}
                     }
                 }
                 self.trace_newcomer(index);

@@ -24,7 +24,7 @@
 //! | `spares` | processes that wait to go on as a worker which ends |
 //! | `groups` | workers that end together |
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
-//! | `hosts` | the gateway to other hosts |
+//! | `hosts`, `gateways` | the gateway to other hosts; the one that follows it |
 //! | `hangs`, `metrics` | questions that all workers answer |
 //! | `looks` | what the node knows itself of what the console shows |
 //! | `traces` | tracing, of the run or of an interval |
@@ -33,6 +33,8 @@ mod actors;
 mod comebacks;
 mod endings;
 mod error;
+#[cfg(feature = "hosts")]
+mod gateways;
 mod groups;
 mod hangs;
 #[cfg(feature = "hosts")]

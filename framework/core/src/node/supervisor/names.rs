@@ -9,15 +9,18 @@
 //! never older than the host's last word of that name. MBX-2: so many names are claimed at a time, and the head notes so many for a host.
 //! WIRE-1: only the head's answers are heard, and a host has nobody's names but its own.
 //!
+//! **With another gateway** on either side an agent says which names it has, and claims again what it waits for. Until then a name that
+//! was given back stays taken.
+//!
 //! **On the loss** of a host the head frees its names. An agent without the head ends (HOST-10), and with it whoever waits here.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::Delivery;
 use crate::node::group::Supervision;
-use crate::node::limits::MAX_CLAIMS;
+use crate::node::limits::{MAX_CLAIMS, MAX_NAMES_OF_HOST, MAX_NAMES_TOLD};
 use crate::node::registry::{NameError, check_name};
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::hosts::{NameRefused, ToGateway};
@@ -26,11 +29,16 @@ use super::actors::Started;
 use super::run::State;
 use super::{Reply, WorkerId};
 
+/// What a name counts beside its bytes where several are told together.
+const NAME_BASE: usize = 8;
+
 /// Names that the head was asked for.
 #[derive(Default)]
 pub(super) struct Claims {
     names: HashMap<String, Claim>,
     last: u64,
+    /// On the head: the names that other hosts have begun to say they have.
+    told: HashMap<u16, HashSet<String>>,
 }
 
 struct Claim {
@@ -50,7 +58,9 @@ pub(super) enum Claimant {
 impl State {
     /// Whether the head has to be asked before somebody gets this name.
     pub(super) fn has_to_claim(&self, name: &str) -> bool {
-        let is_agent = self.broker.roster.host != 0 && self.broker.foreign.gateway().is_some();
+        // Between two gateways it waits for the next.
+        let is_reached = self.broker.foreign.gateway().is_some() || self.broker.gateway_is_to_follow();
+        let is_agent = self.broker.roster.host != 0 && is_reached;
         // What is refused here need not be asked there.
         is_agent
             && self.stopping.is_none()
@@ -167,6 +177,55 @@ impl State {
         for name in self.broker.registry.take_freed() {
             self.tell_gateway(ToGateway::Release { name });
         }
+    }
+
+    /// The way to the head begins anew. What was on it is lost: names that this host has given back, so it says which it has; and its
+    /// claims, or the answers, so it claims again.
+    pub(super) fn say_names(&mut self) {
+        if self.broker.roster.host == 0 {
+            return;
+        }
+        // Their end is in what is said now.
+        drop(self.broker.registry.take_freed());
+        let mut names: Vec<Vec<String>> = vec![Vec::new()];
+        let mut bytes = 0;
+        for name in self.broker.registry.all() {
+            bytes += name.len() + NAME_BASE;
+            if bytes > MAX_NAMES_TOLD {
+                bytes = name.len() + NAME_BASE;
+                names.push(Vec::new());
+            }
+            if let Some(last) = names.last_mut() {
+                last.push(name.to_owned());
+            }
+        }
+        let last = names.len();
+        for (count, names) in (1..).zip(names) {
+            self.tell_gateway(ToGateway::Names { names, is_last: count == last });
+        }
+        let claims = self.claims.names.iter().map(|(name, claim)| (claim.ticket, name.clone()));
+        let mut claims: Vec<_> = claims.collect();
+        claims.sort();
+        for (ticket, name) in claims {
+            self.tell_gateway(ToGateway::Claim { ticket, name });
+        }
+    }
+
+    /// The head: these are names of another host, some of all that it has.
+    pub(super) fn names_of_host(&mut self, host: u16, names: Vec<String>, is_last: bool) {
+        let known = self.claims.told.entry(host).or_default();
+        // MBX-2: of more it may have none.
+        let room = MAX_NAMES_OF_HOST.saturating_sub(known.len());
+        known.extend(names.into_iter().take(room));
+        if is_last {
+            let known = self.claims.told.remove(&host).unwrap_or_default();
+            self.broker.registry.release_but(host, &known);
+        }
+    }
+
+    /// The head: a host is not of the node any more, or begins anew.
+    pub(super) fn forget_names_of(&mut self, host: u16) {
+        self.claims.told.remove(&host);
     }
 
     /// The head: another host wants a name.

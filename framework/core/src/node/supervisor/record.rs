@@ -116,6 +116,9 @@ pub(super) enum Asker {
     Caller(Reply<Result<WorkerId, SpawnError>>),
     /// The supervisor itself: it is another life of the worker, whose actors are to follow.
     Restart,
+    /// The supervisor itself: it is to be the next gateway.
+    #[cfg(feature = "hosts")]
+    Gateway,
     /// Nobody: it is a spare.
     Nobody,
 }

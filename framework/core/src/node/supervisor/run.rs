@@ -122,6 +122,8 @@ impl State {
             self.take_commands();
             self.check_deadlines();
             self.restart_due();
+            #[cfg(feature = "hosts")]
+            self.next_gateway_due();
             self.keep_spares();
             self.askings.answer();
             if let Some((limit, then)) = self.settings.hang_limit {
@@ -267,6 +269,8 @@ impl State {
         self.tick_deaths(now);
         #[cfg(feature = "hosts")]
         self.check_works_until();
+        #[cfg(feature = "hosts")]
+        self.check_gateway(now);
         let time = self.settings.start_deadline;
         for worker in self.workers.iter_mut() {
             let doing = match worker.phase {
@@ -306,13 +310,19 @@ impl State {
             worker.kill_at = worker.kill_at.map(|at| at + lost);
         }
         self.hangs.stalled(lost);
+        #[cfg(feature = "hosts")]
+        self.hosts.gateways.stalled(lost);
     }
 
     fn next_event(&mut self) -> Option<Instant> {
         let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
         #[cfg(feature = "hosts")]
-        let stopping =
-            stopping.into_iter().chain(self.next_look_at_works_until()).chain(self.next_tell_of_log()).min();
+        let stopping = stopping
+            .into_iter()
+            .chain(self.next_look_at_works_until())
+            .chain(self.next_tell_of_log())
+            .chain(self.hosts.gateways.next_event())
+            .min();
         let workers = self.workers.iter().filter_map(|worker| {
             let start = match worker.phase {
                 WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } => {

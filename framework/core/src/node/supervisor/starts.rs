@@ -89,7 +89,7 @@ impl State {
 
     /// A slot for a worker that somebody asked for: one that was never used if there is one, so that the dead are remembered
     /// as long as possible.
-    fn new_slot(&mut self, name: &str) -> Result<usize, SpawnError> {
+    pub(super) fn new_slot(&mut self, name: &str) -> Result<usize, SpawnError> {
         check_name(name)?;
         if self.stopping.is_some() {
             return Err(Closed::ShuttingDown.into());

@@ -42,7 +42,7 @@ use crate::observe::trace::{Ring, TraceRing};
 use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, process, vital};
 use crate::transport::control_channel::ControlChannel;
-use crate::transport::works_until::WorksUntil;
+use crate::transport::works_until::{Present, WorksUntil};
 
 pub(crate) use self::inherited::VARIABLE;
 
@@ -106,9 +106,10 @@ impl Worker {
         let mut receiving = Receiving::new(socket.clone());
         let (identity, log_filter, Pages { own: pages, works_until }) =
             handshake(types, &socket, &mut receiving)?;
-        if let Some(works_until) = works_until {
+        let works_until = works_until.map(Present::new);
+        if let Some(works_until) = &works_until {
             // Before anything of it works: it may have been started too late.
-            end_in_time(works_until)?;
+            end_in_time(Arc::clone(works_until))?;
         }
         process::show_process_as(&identity.name);
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
@@ -140,6 +141,7 @@ impl Worker {
             process_runtime: process_runtime.clone(),
             to_main,
             user_metrics: user_metrics.clone(),
+            works_until,
         };
         vital::spawn("tensorpost-control", move || control.run())
             .map_err(|error| format!("the control thread could not be started: {error}"))?;
@@ -248,7 +250,7 @@ fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<Pages, String> {
 }
 
 /// Has this process end at the moment until which its host may work, on a thread that nothing else can hold up.
-fn end_in_time(works_until: Arc<WorksUntil>) -> Result<(), String> {
+fn end_in_time(works_until: Arc<Present>) -> Result<(), String> {
     let thread = vital::spawn("tensorpost-until", move || {
         works_until.await_end();
         // Whoever reads what it writes may be stopped, and then nobody waits for that.
@@ -312,6 +314,8 @@ struct Control {
     process_runtime: Arc<dyn ProcessRuntime>,
     to_main: tokio::sync::mpsc::Sender<Task>,
     user_metrics: UserMetrics,
+    /// On an agent of several hosts.
+    works_until: Option<Arc<Present>>,
 }
 
 impl Control {
@@ -351,6 +355,8 @@ impl Control {
                 Incoming::Empty => return Ok(()),
                 Incoming::Starved(bytes) => match decode(&bytes)? {
                     Down::Node(message) if self.process_runtime.from_node_starved(&message) => {}
+                    // It ends by the page that it has, in time.
+                    Down::WorksUntil => {}
                     // It cannot go on without what the node sent it.
                     _ => return Err(LineError::Io(std::io::Error::other(starved())).into()),
                 },
@@ -395,6 +401,14 @@ impl Control {
             Down::Trace { interval, records } => {
                 if let Some(ring) = begin_trace(&self.uplink, records, Some(interval)) {
                     self.process_runtime.trace(ring);
+                }
+                return Ok(());
+            }
+            Down::WorksUntil => {
+                let page = descriptors.into_iter().next().map(WorksUntil::open);
+                // Without it this process ends by the last, in time.
+                if let (Some(Ok(page)), Some(works_until)) = (page, &self.works_until) {
+                    works_until.replace(page);
                 }
                 return Ok(());
             }

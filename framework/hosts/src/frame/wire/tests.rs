@@ -6,6 +6,10 @@ fn life() -> impl Strategy<Value = HostLife> {
     (any::<u16>(), any::<u64>()).prop_map(|(host, life)| HostLife { host: HostId(host), life: Life(life) })
 }
 
+fn gateways() -> impl Strategy<Value = (Gateway, Gateway)> {
+    (1_u32.., any::<u32>()).prop_map(|(gateway, to)| (Gateway(gateway), Gateway(to)))
+}
+
 fn text(most: usize) -> impl Strategy<Value = Bytes> {
     prop::collection::vec(any::<u8>(), 0..most).prop_map(Bytes::from)
 }
@@ -54,8 +58,11 @@ fn body() -> impl Strategy<Value = Body> {
 
 fn frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
-        (life(), life(), any::<u64>(), resume())
-            .prop_map(|(from, to, attempt, resume)| Frame::Hello(Hello { from, to, attempt, resume })),
+        (life(), life(), gateways(), any::<u64>(), resume()).prop_map(
+            |(from, to, (gateway, to_gateway), attempt, resume)| {
+                Frame::Hello(Hello { from, to, gateway, to_gateway, attempt, resume })
+            }
+        ),
         any::<u64>().prop_map(|received| Frame::Ack { received }),
         any::<u64>().prop_map(|number| Frame::Beat { number }),
         (any::<u64>(), any::<u64>()).prop_map(|(number, at)| Frame::Answer { number, at }),

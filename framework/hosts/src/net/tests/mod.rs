@@ -7,6 +7,7 @@ mod memory;
 mod nixl;
 mod refusals;
 mod relay;
+mod renewals;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -120,7 +121,7 @@ impl Gateway {
                     return Some(event);
                 }
                 Happened::Log { .. } | Happened::Clock(_) => {}
-                Happened::Ended(_) => return None,
+                Happened::Ended(_) | Happened::Renewed(..) => return None,
             }
         }
     }

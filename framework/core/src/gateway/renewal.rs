@@ -1,0 +1,175 @@
+//! Another host has another gateway.
+//!
+//! Its gateway ended, with all that was in its memory: what of this host's messages it had, and had passed on, nobody knows. Its
+//! actors live. So what was not acknowledged is answered as by the verdict, and all else goes on in a session that begins anew:
+//!
+//! 1. What had come before goes on first: a session tells it before it tells its end. So what comes later stays behind it (HOST-3).
+//! 2. Asks without an answer are refused ([`Refusal::GatewayEnded`]); the tensors that were lent go back (HOST-5), and the places in
+//!    mailboxes. Messages that were not sent yet wait where they are.
+//! 3. All that the other side knew of this one is said again: which mailboxes are wanted, which names are looked up, and by the head who
+//!    is of the node.
+//!
+//! **Bounds** (HOST-9). A mailbox of this host is offered to the next gateway when it has taken all that had come from the last; until
+//! then that waits here. WIRE-1: a host
+//! that begins anew again and again is given up; each time costs this one what was under way with that host, and a line of the log.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tensorpost_hosts::ids::Gateway as Which;
+use tensorpost_hosts::net::Memory;
+use tensorpost_hosts::session::Ended;
+use tokio::time::Instant;
+
+use super::note::Note;
+use super::outbound::{Mailbox, Place};
+use super::run::{Gateway, Remote, joined};
+use super::store::Store;
+use super::{Newcomer, tell};
+use crate::ids::ActorId;
+use crate::transport::hosts::FromGateway;
+use crate::transport::inbox::Refusal;
+
+/// So often a host may have another gateway in so much time: more often than a node replaces its own.
+const MAX_RENEWALS: usize = 16;
+const WITHIN: Duration = Duration::from_secs(60);
+
+impl Gateway {
+    /// A host has another gateway than the one with which the session was.
+    pub(super) fn renewed(&mut self, host: u16, ended: Ended, next: Which) {
+        let Some(remote) = self.hosts.get_mut(&host) else { return };
+        let now = Instant::now();
+        remote.renewals.retain(|at| now.duration_since(*at) < WITHIN);
+        remote.renewals.push_back(now);
+        if remote.renewals.len() > MAX_RENEWALS {
+            return self.gone(host, "is given up: it begins anew again and again", true);
+        }
+        let Some(before) = self.hosts.remove(&host) else { return };
+        let name = before.shown();
+        tracing::warn!(
+            target: "tensorpost::hosts",
+            asks = ended.asks.len(), messages = before.open.len(),
+            "{name} has another gateway; whether what was under way there was handled, nobody knows"
+        );
+        let session = before.session + 1;
+        let store = Arc::new(Store::new(host, session, self.to.clone()));
+        let memory = Arc::clone(&store) as Arc<dyn Memory>;
+        let pulse = self.node.pulse(before.member.who.host);
+        let peer = before.peer.followed_by(self.node.session(&before.member, next), memory, pulse);
+        let member = before.member.clone();
+        self.listen_to(host, &peer);
+        // As before it has a place, or dials.
+        self.node.connect(&member, session, &peer, &self.to);
+        let mut remote = Remote::new(Newcomer { member, peer, store }, session);
+        self.end_session(before, &mut remote, &ended);
+        self.hosts.insert(host, remote);
+        tell(&self.transport, FromGateway::Renewed { host });
+        self.say_again(host);
+    }
+
+    /// What was under way in a session is over.
+    fn end_session(&mut self, mut before: Remote, next: &mut Remote, ended: &Ended) {
+        let host = before.member.who.host.0;
+        before.store.clear();
+        (next.log_lost, next.owes_log) = (before.log_lost, before.owes_log);
+        next.renewals = std::mem::take(&mut before.renewals);
+        next.left_behind = std::mem::take(&mut before.left_behind);
+        for actor in &ended.open {
+            *next.left_behind.entry(ActorId(actor.0)).or_default() += 1;
+        }
+        next.left_behind.retain(|_, count| *count != 0);
+        let why = Refusal::GatewayEnded(format!(
+            "{} has another gateway; whether the message was handled there, nobody knows",
+            before.shown()
+        ));
+        for (_, asked) in before.asks.drain() {
+            if let Some(mailbox) = self.mailboxes.get_mut(&asked.actor) {
+                mailbox.followed.refused(asked.question, &why);
+            }
+            asked.receipt.refuse(&why);
+        }
+        // With the receipts go the senders' credits.
+        drop(before);
+        for local in self.locals.values_mut() {
+            local.forget_host(host);
+        }
+        self.locals.retain(|_, local| !local.is_forgotten());
+    }
+
+    /// Says again what the other side's gateway before knew.
+    fn say_again(&mut self, host: u16) {
+        for (_, mailbox) in self.mailboxes.iter_mut().filter(|(actor, _)| actor.host() == host) {
+            (mailbox.offered, mailbox.under_way) = (0, 0);
+        }
+        let watched = self.watched.iter().copied().filter(|actor| actor.host() == host);
+        for actor in watched {
+            self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(Place::Nowhere, 0));
+        }
+        let known = self.mailboxes.keys().chain(self.reaching.keys()).copied();
+        let wanted: HashSet<_> = known.filter(|actor| actor.host() == host).collect();
+        wanted.into_iter().for_each(|actor| self.note_to(host, &Note::Want { actor }));
+        let unanswered = |lookup: &super::names::Lookup| lookup.answers.get(&host) == Some(&None);
+        let asked = self.lookups.iter().filter(|(_, lookup)| unanswered(lookup));
+        let asked: Vec<_> = asked.map(|(ticket, lookup)| (*ticket, lookup.name.clone())).collect();
+        for (ticket, name) in asked {
+            self.note_to(host, &Note::Find { ticket, name });
+        }
+        self.say_who_is_there(host);
+        if let Some((round, within)) = self.drains {
+            self.note_to(host, &Note::Drain { round, within });
+        }
+    }
+
+    /// The head says who is of the node, to a host that may not have heard of some.
+    fn say_who_is_there(&mut self, host: u16) {
+        if self.node.roster.is_none() {
+            return;
+        }
+        let others = self.hosts.values().filter(|remote| remote.member.who.host.0 != host);
+        let notes: Vec<_> = others.map(|remote| joined(&remote.member)).collect();
+        notes.iter().for_each(|note| self.note_to(host, note));
+        let numbers = self.hosts.keys().copied().collect();
+        self.note_to(host, &Note::Hosts { numbers });
+    }
+
+    /// This gateway follows another of its host.
+    pub(super) fn go_on(&mut self) {
+        self.tell_members();
+        let hosts: Vec<_> = self.hosts.keys().copied().collect();
+        hosts.into_iter().for_each(|host| self.say_who_is_there(host));
+    }
+
+    /// Somebody here watches an actor of another host, and the gateway before had that told.
+    pub(super) fn watch_again(&mut self, actor: ActorId) {
+        if !self.hosts.contains_key(&actor.host()) {
+            return self.reach(actor); // which is not to be had
+        }
+        if !self.mailboxes.contains_key(&actor) {
+            self.watched.insert(actor);
+            // It is wanted, and gives its place up at once: then its host says what happens to it (`resting`).
+            self.mailboxes.insert(actor, Mailbox::new(Place::Nowhere, 0));
+            self.note_to(actor.host(), &Note::Want { actor });
+        }
+    }
+
+    /// A mailbox has taken a message of an earlier session with a host.
+    pub(super) fn less_left_behind(&mut self, host: u16, actor: ActorId) {
+        let Some(remote) = self.hosts.get_mut(&host) else { return };
+        remote.is_done_with(actor);
+        if !remote.left_behind.contains_key(&actor) && remote.held_back.remove(&actor) {
+            self.offer(host, actor);
+        }
+    }
+}
+
+impl Remote {
+    /// It may be said before the end of its session is told.
+    fn is_done_with(&mut self, actor: ActorId) {
+        let count = self.left_behind.entry(actor).or_default();
+        *count -= 1;
+        if *count == 0 {
+            self.left_behind.remove(&actor);
+        }
+    }
+}

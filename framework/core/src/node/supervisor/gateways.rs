@@ -1,0 +1,301 @@
+//! The gateways of this host, one after the other.
+//!
+//! A gateway that ends is followed by another, as long as there are not too many in a short time. The node keeps what outlives it: the socket at
+//! which it listens, so that who connects meanwhile waits and is not refused; its page; who is of the node, as it said last; and this
+//! host's number and life. The next one begins with these, and other hosts know it by its number. What the node itself has to do with other hosts
+//! waits for it (`node/foreign/next_gateway.rs`, `supervisor/names.rs`).
+//!
+//! **Invariants.** HOST-10: an agent's workers end by the page of the last gateway until the next has one with an answer of the head in it,
+//! and the next begins with no more time than the last had. A number of a host is given once: the head's page has the last one before the
+//! host hears it. Of two gateways the second begins when the first has ended: the system says so.
+//!
+//! **On the end of the next**, before it has begun or later, the one after that follows. Past [`RESTARTS`], in a shutdown, and before the
+//! first has begun, none does: then an agent ends, and a head goes on alone. **A gateway that is stopped**, or stands still, is ended: it
+//! says each second that it is not, and no sooner has another begun than beats are answered again.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::ids::ProcessId;
+use crate::limits::cuda_connections;
+use crate::node::broker::Delivery;
+use crate::node::control::Down;
+use crate::node::hosts::GATEWAY;
+use crate::node::restart::{Budget, Restart, Verdict};
+use crate::observe::log::Severity;
+use crate::os::remedy_of_start;
+use crate::transport::control_channel::FromNode;
+use crate::transport::hosts::{Beginning, Host, Left, Settings, ToGateway};
+use crate::transport::lifecycle::EndReason;
+use crate::transport::works_until::WorksUntil;
+
+use super::record::{Asker, WorkerPhase};
+use super::run::State;
+use super::{Making, WorkerId};
+
+/// How often a gateway is followed by another. Their beats have to be answered again before an agent's time is over: 10 s after the last.
+const RESTARTS: Restart = Restart::always(5)
+    .within(Duration::from_secs(60))
+    .backoff(Duration::from_millis(10), Duration::from_millis(500));
+
+/// One that says nothing for so long is stopped. Half of an agent's time is left then for the next to begin.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// What it has said may lie unread, because this thread was held up: it is read before the gateway is ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What outlives a gateway.
+pub(super) struct Gateways {
+    settings: Option<Settings>,
+    /// In all its lives, and where it is or was.
+    worker: Option<(WorkerId, usize)>,
+    /// How many there have been.
+    count: u32,
+    /// The number of this host, and its life: once the first has begun.
+    own: Option<(u16, u64)>,
+    /// Who is of the node, each with its life.
+    members: Vec<(Host, u64)>,
+    page: Option<Arc<WorksUntil>>,
+    socket: Option<OwnedFd>,
+    budget: Budget,
+    /// When the next is started.
+    next: Option<Instant>,
+    /// The process of the next, which has not begun.
+    starting: Option<ProcessId>,
+    /// When the present one was heard last.
+    alive: Option<Instant>,
+    /// When it was found that this is too long ago.
+    missed: Option<Instant>,
+}
+
+impl Default for Gateways {
+    fn default() -> Self {
+        Gateways {
+            settings: None,
+            worker: None,
+            count: 0,
+            own: None,
+            members: Vec::new(),
+            page: None,
+            socket: None,
+            budget: Budget::new(RESTARTS),
+            next: None,
+            starting: None,
+            alive: None,
+            missed: None,
+        }
+    }
+}
+
+impl Gateways {
+    /// What the first is told.
+    pub(super) fn first(&mut self, worker: WorkerId, process: ProcessId, settings: Settings) -> ToGateway {
+        self.settings = Some(settings.clone());
+        (self.worker, self.count) = (Some((worker, process.slot())), 1);
+        ToGateway::Begin(Box::new(Beginning { settings, gateway: 1, left: None }))
+    }
+
+    /// This host is one of its node, with what its gateway has given the node.
+    pub(super) fn began(&mut self, own: (u16, u64), page: Arc<WorksUntil>, socket: OwnedFd) {
+        (self.own, self.page, self.socket) = (Some(own), Some(page), Some(socket));
+        self.is_heard();
+    }
+
+    pub(super) fn members_are(&mut self, members: Vec<(Host, u64)>) {
+        self.members = members;
+    }
+
+    /// The present one has said something.
+    pub(super) fn is_heard(&mut self) {
+        (self.alive, self.missed) = (Some(Instant::now()), None);
+    }
+
+    pub(super) fn next_event(&self) -> Option<Instant> {
+        let silent = self.missed.map(|at| at + LOOK_AGAIN).or(self.alive.map(|at| at + SILENCE));
+        [self.next, silent].into_iter().flatten().min()
+    }
+
+    /// The node itself stood still for so long.
+    pub(super) fn stalled(&mut self, lost: Duration) {
+        self.alive = self.alive.map(|at| at + lost);
+        self.missed = self.missed.map(|at| at + lost);
+    }
+
+    /// None follows: who connects is refused from now on.
+    pub(super) fn are_over(&mut self) {
+        (self.socket, self.next, self.starting) = (None, None, None);
+        (self.alive, self.missed) = (None, None);
+    }
+
+    /// What the last has left.
+    fn left(&self) -> Option<Left> {
+        let ((number, _), page) = (self.own?, self.page.as_ref()?);
+        let works_until = u64::try_from(page.get().as_nanos()).unwrap_or(u64::MAX);
+        Some(Left { number, members: self.members.clone(), last: page.last(), works_until })
+    }
+}
+
+impl State {
+    /// Whether it is the gateway, or about to be.
+    pub(super) fn is_gateway(&self, process: ProcessId) -> bool {
+        let present = self.broker.foreign.gateway();
+        present == Some(process) || self.hosts.gateways.starting == Some(process)
+    }
+
+    /// The gateway has ended, or the next one has before it began. Whether another follows.
+    pub(super) fn is_followed(&mut self, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
+        let present = self.broker.foreign.gateway();
+        let gateways = &mut self.hosts.gateways;
+        (gateways.starting, gateways.alive, gateways.missed) = (None, None, None);
+        *self.shared.all_hosts.gateway.lock() = None;
+        if self.stopping.is_some() || gateways.own.is_none() {
+            return false;
+        }
+        let Verdict::Restart(delay) = gateways.budget.spend(why, Instant::now()) else { return false };
+        gateways.next = Some(Instant::now() + delay);
+        if let Some(ended) = present {
+            self.broker.gateway_follows(ended, told);
+        }
+        if let Some((worker, _)) = self.hosts.gateways.worker {
+            self.restarts.note_end(worker, GATEWAY, why, true);
+        }
+        let text = format!(
+            "the gateway has ended, and another begins in {delay:?}; whether what was under way to other hosts was handled, \
+             nobody knows: {why}"
+        );
+        self.journal.node(Severity::Warn, None, text);
+        true
+    }
+
+    /// Starts the next gateway, when it is time.
+    pub(super) fn next_gateway_due(&mut self) {
+        if self.stopping.is_some() && self.broker.gateway_is_to_follow() {
+            // A shutdown starts nothing, and does not wait for other hosts that nobody reaches.
+            return self.end_without_gateway();
+        }
+        let now = Instant::now();
+        if self.hosts.gateways.next.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        if let Err(why) = self.launch_next_gateway() {
+            let mut told = Vec::new();
+            let reason = EndReason::CreateFailed(why);
+            if !self.is_followed(&reason, &mut told) {
+                self.no_gateway_follows(&reason, &mut told);
+            }
+            self.deliver(told);
+        }
+    }
+
+    fn launch_next_gateway(&mut self) -> Result<(), String> {
+        let slot = self.new_slot(GATEWAY).map_err(|error| error.to_string())?;
+        let Some((id, before)) = self.hosts.gateways.worker else { return Err("there was none".to_owned()) };
+        self.note_making(id, Making { program: None, connections: cuda_connections(1) });
+        let deadline = Instant::now() + self.settings.start_deadline;
+        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Gateway };
+        let failed = |error: std::io::Error| {
+            format!("its process could not be started: {error}{}", remedy_of_start(&error))
+        };
+        self.launch(slot, id, GATEWAY, phase, None).map_err(failed)?;
+        // The worker is listed once: the status of its last life stood in the old slot.
+        if let Some(last) = self.workers.slot_mut(before).filter(|_| before != slot) {
+            last.last = None;
+        }
+        self.hosts.gateways.worker = Some((id, slot));
+        self.hosts.gateways.starting = self.workers.at(slot).map(|worker| worker.process);
+        Ok(())
+    }
+
+    /// The process of the next gateway is ready.
+    pub(super) fn begin_next_gateway(&mut self, index: usize) {
+        let gateways = &mut self.hosts.gateways;
+        gateways.count += 1;
+        let socket = gateways.socket.as_ref().and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
+        let (settings, left) = (gateways.settings.clone(), gateways.left());
+        let Some(worker) = self.workers.at_mut(index) else { return };
+        let (Some(settings), Some(left), Some(socket)) = (settings, left, socket) else {
+            return worker.give_up("what the gateway before has left cannot be given to it".to_owned());
+        };
+        let beginning = Beginning { settings, gateway: self.hosts.gateways.count, left: Some(left) };
+        let begin = FromNode::Hosts(ToGateway::Begin(Box::new(beginning)));
+        worker.send(&Down::Node(begin), vec![socket]);
+    }
+
+    /// The next gateway has begun, or cannot.
+    pub(super) fn next_gateway_began(
+        &mut self,
+        process: ProcessId,
+        result: Result<(u16, u64), String>,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let mut descriptors = descriptors.into_iter();
+        let page = descriptors.next().ok_or("it has no page").map(WorksUntil::open);
+        let began = match (result, page, descriptors.next()) {
+            (Ok(own), Ok(Ok(page)), Some(_)) if Some(own) == self.hosts.gateways.own => Ok(page),
+            (Err(why), ..) => Err(why),
+            _ => Err("it begins as another host, or without its page and its socket".to_owned()),
+        };
+        let page = match began {
+            Ok(page) => page,
+            Err(why) => {
+                if let Some(worker) = self.workers.of_mut(process) {
+                    worker.give_up(why);
+                }
+                return;
+            }
+        };
+        let gateways = &mut self.hosts.gateways;
+        (gateways.starting, gateways.page) = (None, Some(Arc::clone(&page)));
+        gateways.is_heard();
+        let count = gateways.count;
+        self.journal.node(Severity::Info, None, format!("the gateway is back, as {process}: number {count}"));
+        if self.broker.roster.host != 0 {
+            self.hosts.works_until = Some(Arc::clone(&page));
+            self.give_page_to_all(&page);
+        }
+        *self.shared.all_hosts.gateway.lock() = Some(process);
+        let mut told = Vec::new();
+        self.broker.gateway_goes_on(process, &mut told);
+        self.deliver(told);
+        self.say_names();
+    }
+
+    /// HOST-10: the page of the last gateway is written by nobody any more.
+    fn give_page_to_all(&mut self, page: &WorksUntil) {
+        for worker in self.workers.iter_mut() {
+            // Who was not welcomed yet gets it then.
+            if !matches!(worker.phase, WorkerPhase::Opening { .. } | WorkerPhase::Running) {
+                continue;
+            }
+            // Without it the worker ends by the last one, in time.
+            if let Ok(page) = page.export() {
+                worker.send(&Down::WorksUntil, vec![page]);
+            }
+        }
+    }
+
+    /// Ends a gateway that stands still.
+    pub(super) fn check_gateway(&mut self, now: Instant) {
+        let gateways = &mut self.hosts.gateways;
+        if self.stopping.is_some() {
+            // Its deadline ends whatever stands still.
+            (gateways.alive, gateways.missed) = (None, None);
+            return;
+        }
+        if gateways.alive.is_none_or(|at| now < at + SILENCE) {
+            return;
+        }
+        if now < *gateways.missed.get_or_insert(now) + LOOK_AGAIN {
+            return;
+        }
+        (gateways.alive, gateways.missed) = (None, None);
+        let process = self.broker.foreign.gateway();
+        if let Some(worker) = process.and_then(|process| self.workers.of_mut(process)) {
+            worker.give_up(format!(
+                "it has said nothing for {} s: it is stopped, or stands still",
+                SILENCE.as_secs()
+            ));
+        }
+    }
+}
