@@ -97,7 +97,7 @@ impl Session {
     /// A run came over a connection. Whether it has to be put where it belongs, and [`landed_run`](Self::landed_run) be called then,
     /// whatever becomes of the connection.
     pub(crate) fn claim_run(&mut self, link: Link, run: &Run) -> bool {
-        self.is_up(link) && !self.ended && self.inbound.claim_run(run)
+        self.is_up(link) && self.ended.is_none() && self.inbound.claim_run(run)
     }
 
     /// A claimed run is where it belongs, as [`landed`](Self::landed).

@@ -12,7 +12,7 @@ const RUN: u64 = 1 << 20;
 fn arenas(cluster: &Cluster, i: usize) -> (DeviceArenas, tokio::sync::mpsc::UnboundedReceiver<Command>) {
     let (told, commands) = unbounded_channel();
     let copiers = Copiers::staging(cluster.transport(i), true);
-    (DeviceArenas { store: Arc::new(Store::new(7, told)), copiers }, commands)
+    (DeviceArenas { store: Arc::new(Store::new(7, 0, told)), copiers }, commands)
 }
 
 fn run(post: u64, offset: u64, bytes: u64) -> Run {
@@ -48,7 +48,7 @@ async fn a_run_leaves_when_its_copy_has_passed_and_lands_when_it_is_submitted() 
     for (offset, at) in [(300, RUN + 1), (301, 0), (0, u64::MAX)] {
         assert!(!arenas.export(run(1, offset, RUN), &arena, at).await);
         let said = commands.try_recv().expect("the gateway is told");
-        assert!(matches!(said, Command::Spoilt { host: 7, post: 1, why: Some(_) }));
+        assert!(matches!(said, Command::Spoilt { host: 7, session: 0, post: 1, why: Some(_) }));
     }
     assert!(!arenas.export(run(2, 0, RUN), &arena, 0).await, "nobody sends it");
 
@@ -94,7 +94,7 @@ async fn a_run_of_what_is_lost_does_not_leave() {
     cluster.run_until_idle();
     assert!(!leaves.await);
     let said = commands.try_recv().expect("the gateway is told");
-    assert!(matches!(said, Command::Spoilt { host: 7, post: 1, why: None }));
+    assert!(matches!(said, Command::Spoilt { host: 7, session: 0, post: 1, why: None }));
     arenas.store.clear();
     gate.open();
 }
