@@ -129,7 +129,9 @@ proptest! {
 fn counts_without_their_bytes_are_refused() {
     let mut hello = BytesMut::new();
     hello.put_u8(HELLO);
-    hello.put_bytes(0, 2 * 10 + 8);
+    hello.put_bytes(0, 2 * 10);
+    hello.put_u32_le(Gateway::FIRST.0);
+    hello.put_bytes(0, 4 + 8);
     hello.put_u64_le(u64::MAX);
     hello.put_u32_le(MAX_ARRIVING as u32);
     assert_eq!(
@@ -139,7 +141,10 @@ fn counts_without_their_bytes_are_refused() {
     let at = hello.len() - 4;
     hello[at..].copy_from_slice(&u32::MAX.to_le_bytes());
     let refused = WireError::Field { field: "messages that are not whole", value: u32::MAX.into() };
-    assert_eq!(decode(hello.freeze()), Err(refused));
+    assert_eq!(decode(hello.clone().freeze()), Err(refused));
+    // Who greets is one of its host's gateways.
+    hello[21..25].fill(0);
+    assert_eq!(decode(hello.freeze()), Err(WireError::Field { field: "gateway", value: 0 }));
 
     let mut post = BytesMut::new();
     put_numbers(&mut post, SEND, &[1, 2]);
