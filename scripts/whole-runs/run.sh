@@ -26,7 +26,7 @@ done
 readonly scratch="$(mktemp -d)"
 : >"$scratch/none"
 mapfile -t drivers < <(find / -xdev -name 'libcuda.so*' 2>/dev/null; find /usr/local/nvidia -name 'libcuda.so*' 2>/dev/null)
-mkdir -p "$LOGS" "$scratch/failed"
+mkdir -p "$LOGS" "$scratch/failed" "$top/target/tmp"
 
 one_run() {
     local run="$1" core=$((FIRST + 2 * $1)) program package result began log
@@ -43,7 +43,7 @@ one_run() {
         (cd "$top/$package" && CARGO_MANIFEST_DIR="$top/$package" timeout -k 10 "$MOST_SECONDS" "$top/$program" >"$log" 2>&1 </dev/null)
         result=$?
         python3 -c 'import sys; print(*sys.argv[3:], round(float(sys.argv[2]) - float(sys.argv[1]), 1))' \
-            "$began" "$EPOCHREALTIME" "$run" "$result" "${program##*/}" >>"$scratch/results"
+            "$began" "$EPOCHREALTIME" "$run" "$result" "${program##*/}" >>"$LOGS/results.txt"
         if ((result != 0)); then cp "$log" "$scratch/failed/"; fi
     done <tests.txt
     kill "${busy[@]}"
@@ -55,20 +55,22 @@ hidden() {
     for ((run = 0; run < RUNS; run++)); do one_run "$run" & done
     wait
 }
+# What has ended by then counts.
+readonly DEADLINE="${DEADLINE:-3600}"
 export -f one_run hidden
-export FIRST RUNS MOST_SECONDS top scratch
+export FIRST RUNS MOST_SECONDS LOGS top scratch
 began=$SECONDS
-trap 'report' EXIT
-report() {
-    sort -n "$scratch/results" >"$LOGS/results.txt"
-    tar -C "$scratch" -czf "$LOGS/failed.tgz" failed
-    echo "after $((SECONDS - began)) s: $(wc -l <"$scratch/results") programs of $((RUNS * $(wc -l <tests.txt))) have ended"
-    awk '$2 != 0 { print "run " $1 ": " $3 " ended with " $2 " after " $4 " s" }' "$LOGS/results.txt"
-    awk '{ if ($4 > most[$3]) most[$3] = $4; sum[$1] += $4 } END { for (run in sum) print "run " run ": " sum[run] " s"; for (name in most) if (most[name] > 20) print name ": " most[name] " s at most" }' "$LOGS/results.txt" | sort
-}
 if ((${#drivers[@]})); then
-    unshare -m bash -c "drivers=($(printf '%q ' "${drivers[@]}")); hidden"
+    setsid unshare -m bash -c "drivers=($(printf '%q ' "${drivers[@]}")); hidden" &
 else
-    hidden
+    setsid bash -c hidden &
 fi
-exit "$(awk '$2 != 0 { failed = 1 } END { print failed + 0 }' "$scratch/results")"
+all=$!
+while kill -0 "$all" 2>/dev/null && ((SECONDS - began < DEADLINE)); do sleep 1; done
+kill -KILL -- "-$all" 2>/dev/null
+sort -n "$LOGS/results.txt" -o "$LOGS/results.txt"
+tar -C "$scratch" -czf "$LOGS/failed.tgz" failed
+echo "after $((SECONDS - began)) s: $(wc -l <"$LOGS/results.txt") programs of $((RUNS * $(wc -l <tests.txt))) have ended"
+awk '$2 != 0 { print "run " $1 ": " $3 " ended with " $2 " after " $4 " s" }' "$LOGS/results.txt"
+awk '{ if ($4 > most[$3]) most[$3] = $4; sum[$1] += $4; n[$1] += 1 } END { for (run in sum) print "run " run ": " n[run] " programs, " sum[run] " s"; for (name in most) if (most[name] > 20) print name ": " most[name] " s at most" }' "$LOGS/results.txt" | sort
+exit "$(awk '$2 != 0 { failed = 1 } END { print failed + 0 }' "$LOGS/results.txt")"

@@ -130,14 +130,23 @@ fn top_shows_actors_memory_holders_and_links() -> anyhow::Result<()> {
 fn ps_lists_the_node_and_top_goes_on_until_it_is_stopped() -> anyhow::Result<()> {
     let node = Node::builder().start()?;
     let _keeper = node.spawn::<Keeper>(()).name("keeper").start()?;
-    let mut ps = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
-    let nodes: Value = serde_json::from_slice(&ps.args(["ps", "--json"]).output()?.stdout)?;
     let pid = Value::from(std::process::id());
-    let own = nodes
-        .as_array()
-        .and_then(|nodes| nodes.iter().find(|node| node["pid"] == pid))
-        .expect("it is listed");
-    assert_eq!((&own["actors"], &own["workers"], &own["state"]), (&1.into(), &1.into(), &"running".into()));
+    let own = |printed: &str| {
+        let nodes: Value = serde_json::from_str(printed).ok()?;
+        nodes.as_array()?.iter().find(|node| node["pid"] == pid).cloned()
+    };
+    // What a watcher is told of may be a little older than what the program knows.
+    let mut ps = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
+    ps.args(["ps", "--json"]);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let printed = String::from_utf8(ps.output()?.stdout)?;
+        let own = own(&printed).expect("it is listed");
+        if (&own["actors"], &own["workers"], &own["state"]) == (&1.into(), &1.into(), &"running".into()) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{own}");
+    }
 
     let mut top: Child = command(&["top", "--json", "--every", "10ms"]).stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(top.stdout.take().expect("it is piped")).lines();
