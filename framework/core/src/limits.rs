@@ -178,6 +178,10 @@ pub const MAX_HOST_QUESTIONS: usize = 1 << 10;
 #[cfg(feature = "hosts")]
 pub const MAX_HOST_TEXT: usize = 2 << 10;
 
+/// Gateways that another host may have within a minute: more than a node gives itself (`node/limits.rs`). A host with more is given up.
+#[cfg(feature = "hosts")]
+pub const MAX_RENEWALS: usize = 16;
+
 /// Threads of the gateway that wait for tensors which are still being made.
 #[cfg(feature = "hosts")]
 pub const MAX_GATEWAY_WAITS: usize = 64;

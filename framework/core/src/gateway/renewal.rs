@@ -28,11 +28,11 @@ use super::run::{Gateway, Remote, joined};
 use super::store::Store;
 use super::{Newcomer, tell};
 use crate::ids::ActorId;
+use crate::limits::MAX_RENEWALS;
 use crate::transport::hosts::FromGateway;
 use crate::transport::inbox::Refusal;
 
-/// So often a host may have another gateway in so much time: more often than a node replaces its own.
-const MAX_RENEWALS: usize = 16;
+/// In which no host may have more than [`MAX_RENEWALS`] gateways.
 const WITHIN: Duration = Duration::from_secs(60);
 
 impl Gateway {
