@@ -75,8 +75,11 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     let hosts = node.hosts().expect("hosts");
     let placed = node.spawn::<Echoer>(()).on(&hosts[2]).restart(Restart::on_failure(3));
     let placed = placed.start().expect("an actor there");
+    let policy = Restart::on_failure(3).on_other_hosts();
+    let roams = node.spawn::<Echoer>(()).on(&hosts[2]).name("roams").restart(policy).start();
+    let roams = roams.expect("an actor there");
     let (echo, again) = (find::<Echo>(&node, "echo"), find::<Echo>(&node, "again"));
-    let workers = [&echo, &again, &placed.address()]
+    let workers = [&echo, &again, &placed.address(), &roams.address()]
         .map(|address| PidFd::open(ask(&node, address, Echo::empty()).pid).expect("a process"));
     let (to, mut items) = node.channel::<Item>().expect("a channel");
     deliver(&node, &find::<PassOn>(&node, "echo"), PassOn { to, items: u32::MAX });
@@ -88,7 +91,9 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
         }
     });
     until("items come", || came.load(Relaxed) > 100);
-    let mut watch = node.watch(&echo);
+    let (mut watch, mut goes_on) = (node.watch(&echo), node.watch(&roams.address::<Echo>()));
+    let mut never = roams.ask(Never);
+    node.block_on(never.accepted()).expect("it is accepted");
     let (gateway, other_gateway) = (stopped.gateway(), ends.gateway());
     stopped.stop();
     for gateway in [gateway, other_gateway] {
@@ -102,6 +107,7 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     assert_eq!(ends.end_of().code(), Some(1), "its workers were killed");
     assert!(since.elapsed() < BOUND, "{:?}", since.elapsed());
     assert!(watch.try_recv().is_none(), "the head has spoken its verdict before");
+    assert!(goes_on.try_recv().is_none(), "another life of it may have begun");
 
     // The gateway has more of them, and a session that is not over.
     let before = came.load(Relaxed);
@@ -109,7 +115,17 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     let event = watch.blocking_recv().expect("an event");
     assert!(event.is_final() && event.to_string().contains("host 1"), "{event}");
     assert_eq!(came.load(Relaxed), before, "sent by a worker that had ended");
-    drop((placed, echo, again, watch, node));
+
+    // Where its policy says so, an actor goes on on another host from the verdict on. Who asks it meanwhile waits.
+    let down = goes_on.blocking_recv().expect("an event");
+    assert!(matches!(&down, Lifecycle::Down { will_restart: true, .. }), "{down}");
+    assert!(down.to_string().contains("host 2 `other`"), "{down}");
+    let lost = node.block_on(never).expect_err("its life is over").to_string();
+    assert!(lost.contains("host 2 `other`") && lost.contains("nobody knows"), "{lost}");
+    assert_eq!(ask(&node, &roams.address(), Echo::empty()).actor, roams.actor());
+    assert!(matches!(goes_on.blocking_recv(), Some(Lifecycle::Up { incarnation: 1, .. })));
+    assert_eq!(find::<Echo>(&node, "roams"), roams.address());
+    drop((placed, roams, echo, again, watch, node));
     taking.join().expect("it ended");
 }
 

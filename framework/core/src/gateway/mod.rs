@@ -13,7 +13,7 @@
 //! | `names` | actors, names and hosts, as the nodes tell each other |
 //! | `logs` | an agent's log, for the head |
 //! | `head`, `note` | what gateways say to each other, as bytes |
-//! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: those that nobody uses |
+//! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: those that nobody uses; `roaming`: of actors that may live on any host |
 //! | `copier`, `copiers` | tensors in GPU memory, by page-locked slots; `prepare`: before they leave and come |
 //!
 //! **Invariants.** HOST-1: what leaves here names no process, lease, chunk or ticket. HOST-3: per sender and mailbox in order,
@@ -42,6 +42,7 @@ mod outbound;
 mod prepare;
 mod proxy;
 mod resting;
+mod roaming;
 mod run;
 mod store;
 #[cfg(test)]

@@ -21,6 +21,7 @@ use super::inbound::Replying;
 use super::names::{Local, Lookup};
 use super::note::Note;
 use super::outbound::Mailbox;
+use super::roaming::Roaming;
 use super::store::Store;
 use super::{Command, LEAVE, Newcomer, began, failed, shown, tell};
 use crate::ids::{ActorId, DeviceId, ProcessId};
@@ -28,7 +29,7 @@ use crate::limits::MAX_WAITING_NOTES;
 use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
-use crate::transport::hosts::{FromGateway, Host, ToGateway};
+use crate::transport::hosts::{FromGateway, Gone, Host, ToGateway};
 use crate::transport::inbox::Receipt;
 
 /// What sessions tell that waits to be handled; more waits in the session that tells it.
@@ -55,6 +56,8 @@ pub(super) struct Gateway {
     pub(super) places_wanted: usize,
     /// Actors of this host that others know, or ask for.
     pub(super) locals: HashMap<ActorId, Local>,
+    /// Where actors live that may live on any host.
+    pub(super) roaming: Roaming,
     /// The GPUs of processes of this host that ask actors of others, by the places of the processes.
     pub(super) gpus: HashMap<usize, (ProcessId, DeviceId)>,
     /// Names that this host asks the others for.
@@ -136,6 +139,7 @@ impl Gateway {
             watched: HashSet::new(),
             places_wanted: 0,
             locals: HashMap::new(),
+            roaming: Roaming::default(),
             gpus: HashMap::new(),
             lookups: HashMap::new(),
             is_stopping: false,
@@ -217,13 +221,14 @@ impl Gateway {
             Command::Found { host, ticket, found } => self.found_here(host, ticket, found),
             Command::Joined(newcomer) => self.joined(*newcomer),
             Command::Verdict(host) => {
-                self.gone(host, &format!("is lost: it was not heard for {} s", HEAD_GRACE.as_secs()), true);
+                let why = format!("is lost: it was not heard for {} s", HEAD_GRACE.as_secs());
+                self.gone(host, &why, Gone::Lost);
             }
             Command::Refused { host, why } => {
-                self.gone(host, &format!("has given this host up: {why}"), true)
+                self.gone(host, &format!("has given this host up: {why}"), Gone::GivenUp)
             }
             Command::CutOff => {
-                self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), true);
+                self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), Gone::Lost);
             }
             Command::Unfollow(actor) => self.unfollow(actor),
             Command::Hungry => self.forget_versions(),
@@ -243,6 +248,7 @@ impl Gateway {
             ToGateway::Rested { actor, told } => self.rested(actor, told),
             ToGateway::Find { ticket, name } => self.find(ticket, name),
             ToGateway::Local { actor, at, device } => self.local_is(actor, at, device),
+            ToGateway::LivesOn { actor, host } => self.lives_on(actor, host),
             // One for each place that a process can have.
             ToGateway::Uses { process, device } => drop(self.gpus.insert(process.slot(), (process, device))),
             ToGateway::Drain { round, within } => {
@@ -267,7 +273,7 @@ impl Gateway {
             }
             Happened::Log { lost, log } => return self.log_of(host, lost, &log),
             Happened::Ended(_) => {
-                return self.gone(host, "is given up: it broke the protocol again and again", true);
+                return self.gone(host, "is given up: it broke the protocol again and again", Gone::GivenUp);
             }
         };
         let Some(remote) = self.hosts.get_mut(&host) else { return };
@@ -278,7 +284,7 @@ impl Gateway {
             Event::Released { post, whole: _ } => remote.store.released(post),
             Event::Done { post } => self.done(host, post),
             Event::Refused { correlation, why } => self.refused(host, correlation, &why),
-            Event::Served { actor, capacity } => self.served(ActorId(actor.0), capacity),
+            Event::Served { actor, capacity } => self.served(host, ActorId(actor.0), capacity),
             Event::Room { actor } => self.send_on(ActorId(actor.0)),
             Event::Window => self.send_all(host),
             Event::Note(note) => self.note(host, &note),
@@ -316,6 +322,7 @@ impl Gateway {
         };
         self.hosts.insert(host, remote);
         self.tell_members();
+        self.want_those_on(host);
     }
 
     pub(super) fn note_to_all(&mut self, note: &Note) {
@@ -328,7 +335,7 @@ impl Gateway {
     /// A note to one host, which is given up where it does not take them.
     pub(super) fn note_to(&mut self, host: u16, note: &Note) {
         if self.hosts.get_mut(&host).is_some_and(|remote| !remote.note(note)) {
-            self.gone(host, "is given up: it does not take what it is told", true);
+            self.gone(host, "is given up: it does not take what it is told", Gone::GivenUp);
         }
     }
 

@@ -8,9 +8,14 @@
 //! up, and is not in the roster any more; who has its address asks again. Where all are in use, whoever wants another waits (MBX-2).
 //! Whoever watches one that rests is told on what happens to it.
 //!
+//! Actors that roam are reached in the same way, from their homes too, unless they live here. Where those of this host live, it has noted
+//! (`foreign/homes.rs`).
+//!
 //! Bounded (MBX-2): so many actors that are being reached, names that are looked up, and who waits for them.
 //!
 //! **On the gateway's death** its actors go as those of any process do; whoever waits here is told.
+
+mod homes;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -24,10 +29,14 @@ use crate::transport::control_channel::{FromNode, Location, ToNode};
 use crate::transport::hosts::{FromGateway, ToGateway, starter_of};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 
+use self::homes::Homes;
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Foreign {
     gateway: Option<ProcessId>,
+    /// Where the actors live that roam, and whose home is this host.
+    homes: Homes,
     reaching: HashMap<ActorId, Reaching>,
     /// Those of them that wait for a place, with the capacities of their mailboxes. No more than are being reached.
     placeless: VecDeque<(ActorId, u32)>,
@@ -89,7 +98,8 @@ impl Foreign {
 impl Broker {
     /// Whether an actor lives on another host, and there may be a way to it.
     pub(super) fn is_foreign(&self, actor: ActorId) -> bool {
-        actor.host() != self.roster.host && (self.foreign.gateway.is_some() || self.roster.host_is_known)
+        let has_others = self.foreign.gateway.is_some() || self.roster.host_is_known;
+        has_others && (actor.host() != self.roster.host || actor.roams()) && !self.is_guest(actor)
     }
 
     /// Notes that somebody waits for an actor of another host, and has it reached.
@@ -101,7 +111,11 @@ impl Broker {
                 );
                 return Err(out_of_reach(why));
             }
-            if !self.foreign.tell(ToGateway::Reach { actor }, out) {
+            // One of this host that lives nowhere now is reached when it does.
+            let is_away = self.foreign.homes.is_away(actor);
+            if self.foreign.gateway.is_none()
+                || !is_away && !self.foreign.tell(ToGateway::Reach { actor }, out)
+            {
                 return Err(out_of_reach(
                     "the gateway of this host has ended, and with it the way to all others",
                 ));
@@ -112,6 +126,9 @@ impl Broker {
 
     /// What is known of an actor of another host, unless it has to be reached first.
     fn known_foreign(&self, actor: ActorId) -> Option<Whereabouts> {
+        if actor.host() == self.roster.host && !self.foreign.homes.has(actor) {
+            return Some(self.roster.whereabouts(actor)); // it has ended
+        }
         match (self.roster.actor(actor), self.roster.whereabouts(actor)) {
             (Some(entry), at) => entry.started.then_some(at),
             (None, at @ Whereabouts::GaveUp(_)) => Some(at),
@@ -159,6 +176,8 @@ impl Broker {
     /// `from` wants to hear what happens to an actor of another host.
     fn watch_foreign(&mut self, from: ProcessId, ticket: u64, actor: ActorId, out: &mut Vec<Delivery>) {
         let down = match self.known_foreign(actor) {
+            _ if self.foreign.homes.has(actor) => self.watches.watch(from, actor, true),
+            Some(Whereabouts::Nowhere) => self.watches.watch(from, actor, false),
             Some(Whereabouts::GaveUp(reason)) => Some(Lifecycle::GaveUp { actor, reason }),
             Some(_) => self.watches.watch(from, actor, true),
             None => match self.reach(actor, out) {
@@ -206,6 +225,12 @@ impl Broker {
             return Err(Complaint::NotTheGateway);
         }
         match said {
+            // What it says of one that is here by now is about its last life, on another host.
+            FromGateway::Reached { actor, .. }
+            | FromGateway::Serving { actor }
+            | FromGateway::Rests { actor }
+            | FromGateway::OutOfReach { actor, .. }
+                if self.is_guest(actor) => {}
             FromGateway::Reached { actor, capacity } => self.reached(from, actor, capacity, out),
             FromGateway::Serving { actor } => self.serving(actor, out),
             FromGateway::Rests { actor } => self.rests(from, actor, out),
@@ -223,8 +248,13 @@ impl Broker {
             FromGateway::WantLocal { actor } if self.is_starter(actor) && !self.foreign.serves => {
                 self.foreign.starter_wanted = true;
             }
+            FromGateway::WantLocal { actor } if self.foreign.homes.has(actor) => {
+                if let Some(host) = self.foreign.homes.host_of(actor) {
+                    self.foreign.tell(ToGateway::LivesOn { actor, host }, out);
+                }
+            }
             FromGateway::WantLocal { actor } => {
-                let at = match actor.host() == self.roster.host {
+                let at = match actor.host() == self.roster.host || self.is_guest(actor) {
                     true => self.roster.whereabouts(actor),
                     false => Whereabouts::Nowhere,
                 };
@@ -233,7 +263,9 @@ impl Broker {
             }
             FromGateway::Lifecycle(event) => {
                 let actor = event.actor();
-                let is_known = self.roster.actor(actor).is_some() || self.watches.is_watched(actor);
+                let is_known = self.roster.actor(actor).is_some()
+                    || self.watches.is_watched(actor)
+                    || self.foreign.homes.has(actor);
                 if is_known && self.is_foreign(actor) && !event.is_final() {
                     self.tell(&event, out);
                 }
@@ -247,6 +279,7 @@ impl Broker {
             | FromGateway::Claim { .. }
             | FromGateway::Release { .. }
             | FromGateway::Claimed { .. }
+            | FromGateway::LifeOver { .. }
             | FromGateway::HostGone { .. }
             | FromGateway::NodeGone { .. } => {}
         }
@@ -310,13 +343,9 @@ impl Broker {
             return; // it has ended meanwhile
         }
         self.roster.remove(actor);
-        out.extend(self.roster.living().map(|to| Delivery {
-            to,
-            message: FromNode::Unplaced { actor },
-            descriptors: Vec::new(),
-        }));
+        self.unplaced(actor, out);
         let told = self.watches.is_watched(actor) || self.registry.has(actor);
-        if !told {
+        if !told && !self.foreign.homes.has(actor) {
             self.watches.forget_down(actor);
         }
         self.foreign.tell(ToGateway::Rested { actor, told }, out);
@@ -338,7 +367,8 @@ impl Broker {
     }
 
     /// An actor of another host cannot be reached (any more): it has ended, or its host is lost.
-    fn lost_foreign(&mut self, actor: ActorId, why: Option<EndReason>, out: &mut Vec<Delivery>) {
+    pub(super) fn lost_foreign(&mut self, actor: ActorId, why: Option<EndReason>, out: &mut Vec<Delivery>) {
+        let is_own = self.foreign.homes.forget(actor);
         let reaching = self.foreign.reaching.remove(&actor);
         self.foreign.placeless.retain(|(waiting, _)| *waiting != actor);
         let was_here = self.roster.remove(actor).is_some();
@@ -361,10 +391,10 @@ impl Broker {
         if was_here {
             self.announce_as(actor, &at, out);
         }
-        if was_here || self.watches.is_watched(actor) {
+        if was_here || is_own || self.watches.is_watched(actor) {
             self.tell(&event, out);
         }
-        if was_here {
+        if was_here || is_own {
             self.foreign.tell(ToGateway::Withdraw { actor }, out);
             if let Some(gateway) = self.foreign.gateway {
                 self.place_next(gateway, out);
@@ -388,7 +418,7 @@ impl Broker {
         }
         self.foreign.gateway = None;
         let why = out_of_reach("the gateway of this host has ended, and with it the way to all others");
-        let waited_for = self.foreign.reaching.keys().copied();
+        let waited_for = self.foreign.reaching.keys().copied().chain(self.foreign.homes.all());
         // Those in the gateway are the roster's; of those that rest nobody else says it.
         let resting = self.watches.watched().filter(|actor| self.is_foreign(*actor));
         let lost: HashSet<_> = waited_for.chain(resting).collect();
@@ -541,9 +571,9 @@ mod tests {
         assert!(told.len() == 1 && told[0].contains("Local") && told[0].contains("At("), "{told:?}");
         let at_once = says(&mut broker, FromGateway::WantLocal { actor });
         assert!(at_once.len() == 1 && at_once[0].1.contains("At("), "{at_once:?}");
-        assert_eq!(broker.roster.load(), 0, "it is in no worker");
+        assert_eq!(broker.roster.load(broker.foreign.gateway()), 0, "it is in no worker");
         broker.roster.reserve(process(2), 8).unwrap();
-        assert_eq!(broker.roster.load(), 1);
+        assert_eq!(broker.roster.load(broker.foreign.gateway()), 1);
     }
 
     #[test]

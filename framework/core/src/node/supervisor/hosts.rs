@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::Delivery;
 use crate::node::control::Down;
@@ -22,17 +23,20 @@ use crate::node::fences::Opened;
 use crate::node::head_log::TELL_DROPPED;
 use crate::node::host::Activity;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
+use crate::node::restart::Restart;
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::observe::trace::joined::HostTrace;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
-use crate::transport::hosts::{FromGateway, Host, HostActivity, HostRecord, Settings, ToGateway};
-use crate::transport::lifecycle::EndReason;
+use crate::transport::hosts::{FromGateway, Gone, Host, HostActivity, HostRecord, Settings, ToGateway};
+use crate::transport::lifecycle::{EndReason, Lifecycle};
 use crate::transport::works_until::WorksUntil;
 
 use tokio::sync::oneshot;
 
+use super::actors::{Guest, Started};
+use super::roaming::RoamingCommand;
 use super::run::State;
 use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Shared, Supervisor, WorkerId, deadline_after};
@@ -114,6 +118,10 @@ pub(super) enum HostsCommand {
     StartedFor(WorkerId, u16),
     /// What the other hosts have traced of the run, and what cannot be read of it.
     Traced(Vec<(String, HostTrace)>, Vec<String>),
+    /// About actors that go on on another host.
+    Roaming(RoamingCommand),
+    /// Start an actor that roams, and has its id from another host, in a worker here; as its life with this number.
+    StartGuest(WorkerId, Box<NewActor>, Restart, Guest, Reply<Started>),
 }
 
 impl WorkerId {
@@ -202,6 +210,19 @@ impl Supervisor {
         answer
     }
 
+    /// Starts a life of an actor that roams in a worker, and waits until it can take messages.
+    pub(in crate::node) fn start_guest(
+        &self,
+        worker: WorkerId,
+        actor: NewActor,
+        restart: Restart,
+        guest: Guest,
+    ) -> Started {
+        let actor = Box::new(actor);
+        let start = |reply| Command::Hosts(HostsCommand::StartGuest(worker, actor, restart, guest, reply));
+        self.shared.ask(start)?
+    }
+
     /// How many actors are in this host's workers.
     pub(crate) fn load(&self) -> Result<usize, Closed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Load(reply)))
@@ -237,10 +258,14 @@ impl State {
                 self.trace_hosts();
             }
             HostsCommand::Load(reply) => {
-                let _ = reply.try_send(self.broker.roster.load());
+                let _ = reply.try_send(self.broker.roster.load(self.broker.foreign.gateway()));
             }
             HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
             HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
+            HostsCommand::Roaming(command) => self.roaming_command(command),
+            HostsCommand::StartGuest(worker, new, restart, guest, reply) => {
+                self.start_guest(worker, *new, restart, guest, reply);
+            }
             HostsCommand::StartedFor(worker, host) => {
                 // MBX-2: no more than there are.
                 let workers = &mut self.workers;
@@ -266,7 +291,7 @@ impl State {
 
     fn fence(&mut self, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
         let location = self.broker.roster.actor(actor).map(|entry| entry.location);
-        let gateway = self.broker.foreign.gateway().filter(|_| actor.host() != self.broker.roster.host);
+        let gateway = self.broker.foreign.gateway().filter(|_| self.broker.is_foreign(actor));
         let mut told = Vec::new();
         // Who has given up waiting does not take it.
         let opened: Opened = Box::new(move || {
@@ -429,9 +454,18 @@ impl State {
             FromGateway::Log { host, lost, records } => {
                 self.log_of_host(*host, *lost, std::mem::take(records));
             }
-            FromGateway::HostGone { why, lost } => {
-                let severity = if *lost { Severity::Error } else { Severity::Info };
-                self.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
+            FromGateway::HostGone { host, why, how } => {
+                let severity = if *how == Gone::Left { Severity::Info } else { Severity::Error };
+                let why = shown(why.clone(), MAX_FAILURE_TEXT);
+                self.journal.node(severity, None, why.clone());
+                self.roamers_lost(*host, *how, why);
+            }
+            FromGateway::LifeOver { actor, host, why } => {
+                let why = why.clone().map(|why| why.with_text(|text| shown(text, MAX_FAILURE_TEXT)));
+                self.roamer_ended(*actor, *host, why);
+            }
+            FromGateway::Lifecycle(Lifecycle::Up { actor, incarnation }) => {
+                self.roamer_is_up(*actor, *incarnation);
             }
             FromGateway::NodeGone { why, cut_off } => {
                 let severity = if *cut_off { Severity::Error } else { Severity::Info };
@@ -503,6 +537,7 @@ impl State {
             return;
         }
         self.members_are(Vec::new());
+        self.forget_roamers();
         if let Some(reply) = self.hosts.beginning.take() {
             let _ = reply.try_send(Err(format!("its gateway ended: {why}")));
         }
