@@ -7,6 +7,7 @@
 //!
 //! Descriptors are created close-on-exec, so no child inherits one by accident.
 
+pub mod allocator;
 mod aside;
 pub mod doorbell;
 pub mod event;

@@ -97,6 +97,12 @@ impl<P: Platform, O: Orders> Ringer<P, O> {
         Ringer { word, rung: AtomicU64::new(0), orders: PhantomData }
     }
 
+    /// Whether the sleeper is seen to sleep, by a look that orders nothing: it may sleep, or not, all the same.
+    #[inline]
+    pub fn sees_sleep(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & 1 == 1
+    }
+
     /// Whether the caller has to ring, after it published something. Says so once for each sleep, so
     /// the caller has to do it then. Of several threads one is told: that one's ring makes the sleeper look at every source, and
     /// it looks again, behind a fence, before it sleeps the next time.

@@ -26,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
+use super::actors::{Found, KeptInboxes};
 use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::connect::NoLink;
@@ -58,6 +59,13 @@ pub(crate) struct Parts<'a> {
     pub(crate) tensors: Vec<Tensor>,
 }
 
+/// A message's content.
+struct Content<'a> {
+    body: &'a [u8],
+    tensors: Vec<Tensor>,
+    tickets: SmallVec<[Ticket; 2]>,
+}
+
 /// What became of a look at a frame.
 enum Look {
     /// Everything is there; of the chunks of the dead, for as long as this is kept.
@@ -82,7 +90,12 @@ type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
 
 impl Transport {
     /// Takes frames from a link; true if there was one.
-    pub(super) fn take_frames(&self, link: &Arc<Link>, buffer: &mut FrameBuffer) -> bool {
+    pub(super) fn take_frames(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        buffer: &mut FrameBuffer,
+        inboxes: &mut KeptInboxes,
+    ) -> bool {
         let mut any = false;
         let mut guard = link.inbound();
         let Some(inbound) = guard.as_mut() else { return false };
@@ -93,12 +106,13 @@ impl Transport {
             match inbound.data.peek(&mut buffer.bytes) {
                 Ok(None) => break,
                 Ok(Some(end)) => {
-                    if !self.take_frame(link, inbound, buffer, end) {
+                    if !self.take_frame(link, inbound, (&mut *buffer, &mut *inboxes), end) {
                         // It stays in the ring, and is looked at again with each look of the reader until it is taken.
                         link.set_stuck(true);
                         break;
                     }
                     inbound.data.consume();
+                    inbound.number = inbound.number.wrapping_add(1);
                     any = true;
                     if link.is_broken() {
                         break; // It was given up over this frame.
@@ -124,21 +138,21 @@ impl Transport {
             fault::point("transport.take.cursor");
             // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.
             inbound.data.publish_head();
-            link.ring(wake_reasons::ROOM);
+            link.ring_for_room();
         }
         any
     }
 
     /// False when the frame has to wait.
     fn take_frame(
-        &self,
+        self: &Arc<Self>,
         link: &Arc<Link>,
         inbound: &mut Inbound,
-        buffer: &mut FrameBuffer,
+        (buffer, inboxes): (&mut FrameBuffer, &mut KeptInboxes),
         end: u64,
     ) -> bool {
         fault::point("transport.take.frame");
-        let frame = match Frame::parse(&buffer.bytes, &mut buffer.tables) {
+        let frame = match Frame::parse(&buffer.bytes, &mut buffer.tables, inbound.number) {
             Ok(frame) => frame,
             Err(error) => {
                 if !link.has_room_for_holds(1) {
@@ -176,10 +190,10 @@ impl Transport {
             }
         }
         drop(mappings);
-        self.counters.received.fetch_add(1, Ordering::SeqCst);
+        self.count_received();
         inbound.taking = end;
         let _noted = self.note_taking(link, &frame.header, end);
-        self.dispatch(link, inbound, &frame, adopted);
+        self.dispatch(link, inbound, inboxes, &frame, adopted);
         true
     }
 
@@ -416,7 +430,21 @@ impl Transport {
         }
     }
 
-    fn dispatch(&self, link: &Arc<Link>, inbound: &mut Inbound, frame: &Frame<'_>, mut adopted: Adopted) {
+    /// Counts a frame that was taken. The reader alone does, under the link's lock: whoever sees it counted, and that the link is
+    /// not locked any more, sees what has become of it.
+    fn count_received(&self) {
+        let count = self.counters.received.load(Ordering::Relaxed).wrapping_add(1);
+        self.counters.received.store(count, Ordering::Release);
+    }
+
+    fn dispatch(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        inbound: &mut Inbound,
+        inboxes: &mut KeptInboxes,
+        frame: &Frame<'_>,
+        mut adopted: Adopted,
+    ) {
         let large;
         let body = match frame.body_lease.and_then(|_| adopted.pop()) {
             Some((lease, _)) => match copy_body(lease, frame.header.body_bytes as usize) {
@@ -443,7 +471,7 @@ impl Transport {
         drop(adopted);
         match frame.header.kind {
             Kind::Send | Kind::Ask | Kind::Follow => {
-                self.deliver(link, inbound, frame, body, tensors, tickets);
+                self.deliver(link, inbound, inboxes, frame, Content { body, tensors, tickets });
             }
             Kind::Reply => self.take_reply(link, frame.header.correlation, Ok(Parts { body, tensors })),
             Kind::Refusal => {
@@ -455,21 +483,22 @@ impl Transport {
     }
 
     fn deliver(
-        &self,
+        self: &Arc<Self>,
         link: &Arc<Link>,
         inbound: &mut Inbound,
+        inboxes: &mut KeptInboxes,
         frame: &Frame<'_>,
-        body: &[u8],
-        tensors: Vec<Tensor>,
-        tickets: SmallVec<[Ticket; 2]>,
+        content: Content<'_>,
     ) {
         let index = frame.header.index;
-        let inbox = self.actors.inbox(index).filter(|inbox| inbox.actor() == frame.header.actor);
-        let inbox = inbox.map(|inbox| {
+        let found = inboxes.get(&self.actors, index).filter(|inbox| inbox.actor() == frame.header.actor);
+        let found = found.map(|inbox| {
             let capacity = inbox.capacity();
             (inbox, capacity)
         });
-        let Some((inbox, capacity)) = inbox.or_else(|| self.late_inbox(index, frame.header.actor)) else {
+        let late =
+            || self.late_inbox(index, frame.header.actor).map(|(inbox, most)| (Found::Now(inbox), most));
+        let Some((inbox, capacity)) = found.or_else(late) else {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
             let away = self.actors.is_away(index);
@@ -493,11 +522,11 @@ impl Transport {
             return self.give_up(link);
         }
         *received += 1;
-        let Some(transport) = self.arc() else { return };
+        let Content { body, tensors, tickets } = content;
         let kind = frame.header.kind;
         let correlation = kind.is_ask().then_some(frame.header.correlation);
         let credit = Credit { index, capacity };
-        let receipt = Receipt::new(transport, Arc::clone(link), credit, correlation, inbound.taking);
+        let receipt = Receipt::new(Arc::clone(self), Arc::clone(link), credit, correlation, inbound.taking);
         #[cfg(feature = "hosts")]
         let receipt = receipt.of_follower(kind == Kind::Follow);
         let (body, context) = match frame.header.has_context {
@@ -549,7 +578,7 @@ impl Transport {
     /// A frame that is taken and goes nowhere: its sender has counted it as sent, so it counts as received, or a shutdown
     /// would wait for it until its deadline.
     fn reject_frame(&self, link: &Link, why: &str) {
-        self.counters.received.fetch_add(1, Ordering::SeqCst);
+        self.count_received();
         self.reject(link, why);
     }
 

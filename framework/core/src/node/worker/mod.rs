@@ -40,7 +40,7 @@ use crate::observe::log::{Forward, LogSink, forward_panics};
 use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{Ring, TraceRing};
 use crate::os::remedy::OPEN_FILES;
-use crate::os::{Seqpacket, process, vital};
+use crate::os::{Seqpacket, allocator, process, vital};
 use crate::transport::control_channel::ControlChannel;
 use crate::transport::works_until::WorksUntil;
 
@@ -111,6 +111,7 @@ impl Worker {
             end_in_time(works_until)?;
         }
         process::show_process_as(&identity.name);
+        allocator::keep_freed();
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
         let at_end = install_logs(&uplink, &log_filter, telemetry.map(|make| make(&identity.name)));

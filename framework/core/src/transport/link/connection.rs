@@ -28,7 +28,7 @@ use crate::transport::connect::BadHalf;
 use crate::transport::deferred::DeferredFor;
 use crate::transport::doorbell::Ringer;
 use crate::transport::pages::{LinkMemory, RingMemory, WakePage};
-use crate::transport::ring::{Native, NativeBytes, NativeWord, NativeWords, Sound};
+use crate::transport::ring::{Native, NativeBytes, NativeWord, NativeWords, Sound, Word};
 use crate::transport::wake_reasons;
 
 /// See the module.
@@ -212,6 +212,12 @@ impl Link {
         // CREDIT acquire: pairs with `close` and `open`.
         let load = |half: &Half| half.mailbox_states.load(usize::from(index), Ordering::Acquire);
         self.connection.half.get().and_then(load).unwrap_or(0)
+    }
+
+    /// Whether the peer is seen to sleep and to want to be woken for `what`. It may do so all the same: only [`ring`](Self::ring) knows.
+    pub(super) fn seems_to_sleep(&self, what: u8) -> bool {
+        let Some(half) = self.connection.half.get() else { return false };
+        half.wants.load(Ordering::Relaxed) & u64::from(what) != 0 && half.ringer.sees_sleep()
     }
 
     /// Rings the peer's doorbell if it sleeps: for frames always, for other [`wake_reasons`] only if it wants to know

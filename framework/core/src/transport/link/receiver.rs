@@ -20,6 +20,7 @@ use super::Link;
 use crate::limits::MAX_ACTORS;
 use crate::transport::LinkRefused;
 use crate::transport::ring::{Consumer, NativeWord, Word};
+use crate::transport::wake_reasons;
 
 /// See the module.
 #[derive(Debug)]
@@ -33,18 +34,34 @@ pub(super) struct ReceiverSide {
     cursors: OnceLock<[NativeWord; 3]>,
     /// They as the reader last found them.
     looked_at: [AtomicU64; 3],
+    /// The peer may want to be rung for room that it was given, see [`Link::ring_for_room`].
+    owes_ring: AtomicBool,
 }
 
 /// The receiving end of the data ring.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) data: Consumer,
+    /// Frames taken so far: the number of the next one.
+    pub(crate) number: u32,
     /// Where the frame that is being taken ends.
     pub(crate) taking: u64,
     /// Messages taken, by the index of this process's actor.
     pub(crate) received: Vec<u64>,
     /// Why the links never open that the next frame waits for, once that is known.
     pub(crate) awaits: Vec<Arc<OnceLock<LinkRefused>>>,
+}
+
+/// The place of the tail of the return ring among the cursors.
+const RETURNS: usize = 1;
+
+/// What a look at a link has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moved {
+    /// Anything.
+    pub(crate) any: bool,
+    /// There may be something in the return ring.
+    pub(crate) returns: bool,
 }
 
 impl ReceiverSide {
@@ -55,13 +72,14 @@ impl ReceiverSide {
             unfinished: AtomicBool::new(false),
             cursors: OnceLock::new(),
             looked_at: Default::default(),
+            owes_ring: AtomicBool::new(false),
         }
     }
 
     /// The ring from the peer is there.
     pub(super) fn open(&self, data: Consumer) {
         *self.inbound.lock() =
-            Some(Inbound { data, taking: 0, received: vec![0; MAX_ACTORS], awaits: Vec::new() });
+            Some(Inbound { data, number: 0, taking: 0, received: vec![0; MAX_ACTORS], awaits: Vec::new() });
     }
 
     /// From now on the reader looks at what the peer moves.
@@ -119,23 +137,48 @@ impl Link {
         self.receiver.unfinished.store(is_unfinished, Ordering::Relaxed);
     }
 
-    /// Whether there is more for the reader to do than to look at this again: the peer has moved a cursor since the last
+    /// The cursor of the peer's ring has moved: rings the peer now if it is seen to sleep and to want that, and notes that it is to be
+    /// looked at again. The fence without which it could be missed is for the reader's next look: here it would be paid for by
+    /// each message, before anybody handles it.
+    pub(crate) fn ring_for_room(&self) {
+        self.receiver.owes_ring.store(true, Ordering::Relaxed);
+        if self.seems_to_sleep(wake_reasons::ROOM) {
+            self.ring_for_room_if_owed();
+        }
+    }
+
+    /// For the reader, at each look: also at the last one before it sleeps.
+    pub(crate) fn ring_for_room_if_owed(&self) {
+        if self.receiver.owes_ring.load(Ordering::Relaxed) {
+            self.receiver.owes_ring.store(false, Ordering::Relaxed);
+            self.ring(wake_reasons::ROOM);
+        }
+    }
+
+    /// What there is for the reader to do but to look at this again: the peer has moved a cursor since the last
     /// time that this was asked, or something is left over. For the reader alone, which then does all of it.
+    ///
+    /// The tail of frames is looked at before that of returns: what the peer gave back before it sent a frame is seen with it.
     ///
     /// Its head in the data ring counts only if `heads` or where a frame waits for it: each look takes the cache line away
     /// from the peer, which moves it with every batch of frames.
-    pub(crate) fn has_moved(&self, heads: bool) -> bool {
-        let Some(cursors) = self.receiver.cursors.get() else { return false };
-        let mut moved = self.receiver.stuck.load(Ordering::Relaxed) || self.has_backlog();
-        moved |= self.receiver.unfinished.load(Ordering::Relaxed);
+    pub(crate) fn look(&self, heads: bool) -> Moved {
+        let Some(cursors) = self.receiver.cursors.get() else { return Moved::default() };
+        // What it waits for may be leases.
+        let returns = self.receiver.stuck.load(Ordering::Relaxed) || self.has_backlog();
+        let any = returns || self.receiver.unfinished.load(Ordering::Relaxed);
+        let mut moved = Moved { any, returns };
         let heads = heads || self.sender.has_forwards();
         let count = if heads { cursors.len() } else { cursors.len() - 1 };
-        for (cursor, looked_at) in cursors.iter().zip(&self.receiver.looked_at).take(count) {
+        for (which, (cursor, looked_at)) in
+            cursors.iter().zip(&self.receiver.looked_at).take(count).enumerate()
+        {
             // Before anything is read: what comes later moves it once more. Acquire as in the rings, though each looks again.
             let at = cursor.load(Ordering::Acquire);
             if at != looked_at.load(Ordering::Relaxed) {
                 looked_at.store(at, Ordering::Relaxed);
-                moved = true;
+                moved.any = true;
+                moved.returns |= which == RETURNS;
             }
         }
         moved

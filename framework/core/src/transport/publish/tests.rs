@@ -4,10 +4,15 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use tensorpost_derive::GpuMessage;
+
 use crate::stream::turn::Turn;
 use crate::tensor::Tensor;
 use crate::testing::{Cluster, Received, Target, TestInbox};
+use crate::transport::doorbell::Sleeper;
 use crate::transport::link::Link;
+use crate::transport::ring::{Native, Word as _};
+use crate::transport::wake_reasons;
 
 /// How long something that is to happen may take, and for how long something must not.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -196,4 +201,56 @@ fn a_frame_that_another_thread_publishes_does_not_overtake_a_drop() {
     scene.cluster.poll(scene.owner);
     assert_eq!(scene.cluster.leases(scene.owner), 0, "the first frame has overtaken the drop");
     drop(turn);
+}
+
+/// A message of a body alone.
+#[derive(serde::Serialize, serde::Deserialize, GpuMessage)]
+#[gpu_message(crate = crate)]
+struct Said(u32);
+
+/// It is published as it is written, and says so little that it needs no turn. But what another thread has dropped before may be why
+/// it is sent.
+#[test]
+fn a_drop_on_another_thread_is_to_be_seen_before_a_frame_that_is_sent_outside_of_a_turn() {
+    let (scene, held) = Scene::of(2);
+    let (to, said) = scene.cluster.inbox::<Said>(scene.owner, 4);
+    let address = scene.cluster.address(scene.holder, &to).with_key(to.key);
+    let (dropped, is_dropped) = channel();
+    let (go, wait) = channel::<()>();
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            let turn = Turn::begin();
+            drop(held);
+            dropped.send(()).expect("the test waits");
+            wait.recv().expect("the test goes on");
+            drop(turn);
+        });
+        is_dropped.recv().expect("it drops");
+        assert!(address.try_send(Said(7)).is_ok());
+        scene.cluster.poll(scene.owner);
+        assert_eq!((said.take_one().message.0, scene.cluster.leases(scene.owner)), (7, 0));
+        go.send(()).expect("it waits");
+    });
+}
+
+/// What is there already is seen at once. A peer that falls asleep just then is looked at again, behind a fence, by the next look.
+#[test]
+fn a_peer_that_is_given_room_is_looked_at_again_at_the_next_look() {
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<u32>(1, 4);
+    cluster.connect();
+    let before = cluster.rung(1, 0);
+    let wakeups = &cluster.transport(0).wakeups;
+    let mut sleeper = Sleeper::<Native>::new(wakeups.sleep_word());
+    cluster.send(0, &to, 1);
+    cluster.poll(1);
+    assert_eq!((inbox.take_one().message, cluster.rung(1, 0)), (1, before), "it is awake");
+    // The reader of the peer had looked for room before that was there, and says only now that it sleeps.
+    wakeups.wants_word().store(wake_reasons::ALL, std::sync::atomic::Ordering::Relaxed);
+    sleeper.prepare();
+    cluster.glance(1);
+    assert_eq!(cluster.rung(1, 0), before + 1);
+    cluster.glance(1);
+    assert_eq!(cluster.rung(1, 0), before + 1, "once for each sleep");
+    sleeper.awake();
 }
