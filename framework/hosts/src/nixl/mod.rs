@@ -17,13 +17,13 @@
 //! devices goes on. What comes in spite of that is for keys that are not valid any more. An arena is never another peer's. Each was seen to be
 //! needed: UCX goes on writing to deregistered memory over TCP and between processes of one machine.
 //!
-//! **Distrust.** The metadata of the other side is bounded and [looked at](blob) before NIXL reads it, by an agent that has nothing but this
+//! **Distrust.** The metadata of the other side is bounded and looked at (`blob.rs`) before NIXL reads it, by an agent that has nothing but this
 //! route's arena. Who says what it must not ends the connection as with any other frame. What NIXL does with a peer's bytes is C++ that
 //! was not written for enemies, and what it sends is not encrypted: so it is off unless somebody says that it may be used.
 //!
 //! **On a broken connection** all routes break, and begin again with the next. **On the end of a session** arenas go when their agents have.
 //!
-//! [`Lane`] does no I/O and calls no NIXL. Its model (`model.rs`) has lost connections, writes that never end and writes that come late,
+//! `Lane` does no I/O and calls no NIXL. Its model (`model.rs`) has lost connections, writes that never end and writes that come late,
 //! and takes each step of `steps.rs` out, which has to be noticed.
 
 mod blob;
