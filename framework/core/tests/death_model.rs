@@ -569,7 +569,7 @@ fn explore(scenario: Scenario, flaw: Flaw, most: usize) -> Result<usize, String>
 
 /// States of a model that holds. All of them take minutes where the tests are not optimised.
 fn most() -> usize {
-    if thorough() { usize::MAX } else { 40_000 }
+    if thorough() { usize::MAX } else { 15_000 }
 }
 
 /// The first of three dies; the second uses what it was sent, and the third what the second made of it.

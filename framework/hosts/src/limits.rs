@@ -121,8 +121,7 @@ pub const NIXL_SLOTS: u8 = 8;
 /// Most routes from one host to another, a device of one to a device of the other: each has an arena on either side.
 pub const MAX_NIXL_ROUTES: u8 = 8;
 
-/// Longest metadata of an agent of NIXL: where it is reached, and the keys of one arena. Seen were 450 bytes and, with several network
-/// cards, some thousand.
+/// Longest metadata of an agent of NIXL: where it is reached, and the keys of one arena. Seen were 450 bytes, with one network card.
 pub const MAX_NIXL_METADATA: usize = 16 << 10;
 
 /// Most spans that a host asks another to make room for in its arenas at a time; more are a breach of the protocol.

@@ -168,7 +168,7 @@ impl Transport {
 
     /// Whether a thread that waits for a message may look for it instead of sleeping at once: there are cores for two threads of each
     /// process.
-    #[cfg(feature = "foreign")]
+    #[cfg(any(feature = "foreign", feature = "hosts"))]
     pub fn has_spare_cores(&self) -> bool {
         self.wakeups.has_spare_cores()
     }

@@ -95,7 +95,7 @@ impl Wakeups {
         self.spare_cores.store(spare, Ordering::Relaxed);
     }
 
-    #[cfg(feature = "foreign")]
+    #[cfg(any(feature = "foreign", feature = "hosts"))]
     pub(super) fn has_spare_cores(&self) -> bool {
         self.spare_cores.load(Ordering::Relaxed)
     }

@@ -9,7 +9,7 @@ use tensorpost_core::ids::ChunkId;
 use tensorpost_core::limits::MAX_MAILBOX;
 use tensorpost_core::tensor::Tensor;
 use tensorpost_core::testing::forge::{self, Field};
-use tensorpost_core::testing::{Cluster, Target, TestInbox};
+use tensorpost_core::testing::{Cluster, Target, TestInbox, thorough};
 
 type Message = (Tensor, Tensor, String);
 
@@ -291,7 +291,7 @@ fn what_the_dead_leave_unread_is_told_by_their_end() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(if thorough() { 48 } else { 16 }))]
 
     /// Several words of one frame at once, anywhere, with a checksum that fits.
     #[test]
