@@ -11,7 +11,7 @@ use tensorpost::prelude::*;
 use tensorpost_core::os::PidFd;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
-use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
+use tensorpost_tests::wait::{ask, deliver, numbers, stop, until, until_free};
 
 use crate::actors::{Bounce, Count, Echo, Echoer, Gatekeeper, Hold, Item, Never, PassOn};
 use crate::roaming::{Roamer, is_on};
@@ -152,6 +152,8 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     let workers = other.processes().into_iter();
     let workers: Vec<_> =
         workers.map(|(pid, _)| PidFd::open(pid.cast_unsigned()).expect("a process")).collect();
+    // As it dies it does not see that the actors there are gone: it would take more for them, and drop that.
+    stop(other.gateway().as_raw_pid().cast_unsigned());
     other.kill();
     let since = Instant::now();
     for worker in workers {

@@ -14,7 +14,7 @@ use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, numbers, stop, until, until_free};
 
-use crate::actors::{Echo, Echoed, Echoer, Fail, Gatekeeper, Item, MayGo, Never, Open, PassOn};
+use crate::actors::{Echo, Echoed, Echoer, Fail, Gatekeeper, Item, MayGo, Open, PassOn};
 use crate::names::{Clerk, Take};
 use crate::published::{State, state, until_has};
 use crate::{Other, find, head};
@@ -286,10 +286,11 @@ fn gateways_that_stand_still_are_replaced_in_time(builder: Builder) {
     let node = head(builder);
     let others = [Other::start(&node), Other::serving(&node)];
     let hosts = node.hosts().expect("hosts");
+    let gate = node.spawn::<Gatekeeper>(()).on(&hosts[1]).start().expect("an actor there");
     let placed = node.spawn::<Echoer>(()).on(&hosts[2]).start().expect("an actor there");
     let addresses = [find::<Echo>(&node, "echo"), placed.address()];
     let before = addresses.each_ref().map(|address| ask(&node, address, Echo::empty()).pid);
-    let mut open = find::<Never>(&node, "echo").ask(Never);
+    let mut open = gate.address::<MayGo>().ask(MayGo);
     node.block_on(open.accepted()).expect("it is accepted");
     // That of the head, which all agents wait for, and that of one of them.
     stop(gateway_of(&node));
@@ -305,7 +306,10 @@ fn gateways_that_stand_still_are_replaced_in_time(builder: Builder) {
     let after = addresses.each_ref().map(|address| ask(&node, address, Echo::empty()).pid);
     assert_eq!(after, before, "they are the same workers");
     assert_eq!(node.hosts().expect("hosts"), hosts);
+    // It may have come there, and is not done with until then.
+    deliver(&node, &gate.address(), Open);
     let [first, mut second] = others;
+    drop(gate);
     first.end();
     drop(placed);
     drop(node);

@@ -83,24 +83,43 @@ fn agents_end_when_their_head_is_killed_or_stands_still(_: Builder) {
     }
 }
 
+/// A process that stands still for a while.
+#[derive(Clone, Copy, Debug)]
+enum Stopped {
+    /// After 5 s it would be replaced, and what was under way would be lost ([`gateways`](crate::gateways)).
+    Gateway(u32),
+    Other(u32),
+}
+
+impl Stopped {
+    fn pid(self) -> u32 {
+        let (Stopped::Gateway(pid) | Stopped::Other(pid)) = self;
+        pid
+    }
+}
+
 /// What is drawn for one process or another.
 #[derive(Debug)]
 enum Event {
     /// The worker of an actor that comes back.
     Kill,
-    /// A process of this list, for so long.
-    Stop(usize, Duration),
+    Stop(Stopped, Duration),
 }
 
 impl Event {
-    fn draw(draw: &mut Draw, processes: usize) -> Self {
-        let time = match draw.below(8) {
-            0 | 1 => return Event::Kill,
+    fn draw(draw: &mut Draw, processes: &[Stopped]) -> Self {
+        let kind = draw.below(8);
+        if kind < 2 {
+            return Event::Kill;
+        }
+        let process = processes[draw.below(processes.len())];
+        let time = match (kind, process) {
+            (2, Stopped::Gateway(_)) => 2_500 + draw.below(1_000),
             // Connections to it break, and the head goes on without it for less than its grace.
-            2 => 4_500 + draw.below(1_500),
+            (2, Stopped::Other(_)) => 4_500 + draw.below(1_500),
             _ => 1 + draw.below(800),
         };
-        Event::Stop(draw.below(processes), Duration::from_millis(time as u64))
+        Event::Stop(process, Duration::from_millis(time as u64))
     }
 }
 
@@ -112,9 +131,13 @@ fn kills_and_stops_lose_only_what_the_killed_had(builder: Builder) {
     let events = if thorough() { 24 } else { 5 };
     let node = head(builder);
     let other = Other::start_at(&address(&node), 2);
-    let mut stopped: Vec<u32> = other.processes().iter().map(|(pid, _)| pid.cast_unsigned()).collect();
+    let as_they_are = |(pid, name): (i32, String)| match name.as_str() {
+        "gateway" => Stopped::Gateway(pid.cast_unsigned()),
+        _ => Stopped::Other(pid.cast_unsigned()),
+    };
+    let mut stopped: Vec<Stopped> = other.processes().into_iter().map(as_they_are).collect();
     let gateway = node.workers().into_iter().find(|worker| worker.name == "gateway").expect("it has one");
-    stopped.extend([other.id(), gateway.pid]);
+    stopped.extend([Stopped::Other(other.id()), Stopped::Gateway(gateway.pid)]);
     let hosts = node.hosts().expect("hosts");
     let victim = node.spawn::<Echoer>(()).name("victim").on(&hosts[1]);
     let victim = victim.restart(Restart::on_failure(events).backoff(Duration::ZERO, Duration::ZERO));
@@ -122,9 +145,10 @@ fn kills_and_stops_lose_only_what_the_killed_had(builder: Builder) {
     let (answered, calm) = (AtomicU32::new(0), AtomicBool::new(false));
 
     let kill = || {
-        let pid = ask(&node, &victim.address(), Echo::empty()).pid;
         let mut asked = victim.address().ask(Never);
         node.block_on(asked.accepted()).expect("it is accepted");
+        // Its life has begun with it when it answers this: else the next one might take it.
+        let pid = ask(&node, &victim.address(), Echo::empty()).pid;
         kill_process(Pid::from_raw(pid.cast_signed()).expect("a process"), Signal::KILL)
             .expect("it is there");
         let error = node.block_on(asked).expect_err("it is never answered").to_string();
@@ -139,14 +163,14 @@ fn kills_and_stops_lose_only_what_the_killed_had(builder: Builder) {
             for _ in 0..events {
                 let before = answered.load(Relaxed);
                 until("all goes on", || answered.load(Relaxed) > before + 1);
-                let event = Event::draw(&mut draw, stopped.len());
+                let event = Event::draw(&mut draw, &stopped);
                 println!("{event:?}");
                 match event {
                     Event::Kill => kill(),
-                    Event::Stop(which, time) => {
-                        stop(stopped[which]);
+                    Event::Stop(process, time) => {
+                        stop(process.pid());
                         std::thread::sleep(time);
-                        go_on(stopped[which]);
+                        go_on(process.pid());
                     }
                 }
             }

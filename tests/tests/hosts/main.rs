@@ -93,6 +93,9 @@ fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     let end = async { drop(end.await) };
     let report = node.run_until_ctrl_c_or(end, Duration::from_secs(20)).expect("it shuts down");
     drop((echo, counter, again, placed, many));
+    if !report.is_clean() {
+        eprintln!("the other host: {report}");
+    }
     std::process::exit(i32::from(!report.is_clean()));
 }
 

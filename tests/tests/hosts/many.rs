@@ -1,5 +1,7 @@
 //! More actors of another host than a gateway has places for: those that nobody uses give theirs up, and nobody notices.
 
+use std::time::Duration;
+
 use tensorpost::actor::AskFailure;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
@@ -79,5 +81,7 @@ fn more_actors_than_places_are_reached_in_turn_and_nothing_is_lost(builder: Buil
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    cases![more_actors_than_places_are_reached_in_turn_and_nothing_is_lost]
+    // Some thousand messages, and as many questions, to 14 processes.
+    let cases = cases![more_actors_than_places_are_reached_in_turn_and_nothing_is_lost];
+    cases.into_iter().map(|case| case.within(Duration::from_secs(180))).collect()
 }
