@@ -85,27 +85,40 @@ pub struct ChunkId {
 
 /// An actor, unique in the life of a node; it stays the same when the actor is restarted.
 ///
-/// Its host stands in the upper 16 bits: 0 is the head of several, and every node that stands alone.
+/// Its home stands in the upper 16 bits: 0 is the head of several hosts, and every node that stands alone. It lives there in all its
+/// lives, unless the bit below says that it *roams*: then its home says on which host it lives at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ActorId(pub u64);
 
 impl ActorId {
     const NUMBER_BITS: u32 = 48;
+    const ROAMS: u64 = 1 << (Self::NUMBER_BITS - 1);
 
-    /// The actor that `host` numbered so. (At a million actors a second the numbers last for nine years.)
+    /// The actor that `host` numbered so. (At a million actors a second the numbers last for four years.)
     pub(crate) fn numbered(host: u16, number: u64) -> Self {
         ActorId(u64::from(host) << Self::NUMBER_BITS | number & ((1 << Self::NUMBER_BITS) - 1))
     }
 
-    /// The number of the host on which it lives, in all its lives.
+    /// As [`numbered`](Self::numbered), for an actor that may live on any host.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn roaming(host: u16, number: u64) -> Self {
+        ActorId(Self::numbered(host, number).0 | Self::ROAMS)
+    }
+
+    /// The number of its home: of the host on which it lives, unless it [roams](Self::roams).
     pub(crate) fn host(self) -> u16 {
         (self.0 >> Self::NUMBER_BITS) as u16
+    }
+
+    /// Whether its home has to be asked where it lives.
+    pub(crate) fn roams(self) -> bool {
+        self.0 & Self::ROAMS != 0
     }
 }
 
 impl fmt::Display for ActorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = self.0 & ((1 << Self::NUMBER_BITS) - 1);
+        let number = self.0 & (Self::ROAMS - 1);
         match self.host() {
             0 => write!(f, "actor#{number}"),
             host => write!(f, "actor#{number} of host {host}"),

@@ -174,6 +174,14 @@ pub const MAX_WAITING_NOTES: usize = 1 << 12;
 #[cfg(feature = "hosts")]
 pub const MAX_HOST_QUESTIONS: usize = 1 << 10;
 
+/// Actors that live on another host, of which their home asks that one at a time to be told what happens to them; the others wait.
+#[cfg(feature = "hosts")]
+pub const MAX_WATCHED_AT_ONCE: usize = 1 << 8;
+
+/// Hosts that are not of the node any more, of which the head says to another host's next gateway how they went: the last to join.
+#[cfg(feature = "hosts")]
+pub const MAX_GONE_TOLD: usize = 1 << 10;
+
 /// Longest text that says to another host why something did not work, in bytes.
 #[cfg(feature = "hosts")]
 pub const MAX_HOST_TEXT: usize = 2 << 10;

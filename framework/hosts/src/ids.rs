@@ -72,12 +72,14 @@ impl fmt::Display for HostLife {
     }
 }
 
-/// An actor of the whole node: its host in the upper 16 bits, below them what that host numbered it.
+/// An actor of the whole node: its home in the upper 16 bits, below them what that host numbered it. It lives there, unless the upper
+/// bit of the number says that it may live on any host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActorId(pub u64);
 
 impl ActorId {
     const NUMBER_BITS: u32 = 48;
+    const ROAMS: u64 = 1 << (Self::NUMBER_BITS - 1);
 
     /// The actor that `host` numbered so; `None` where the number has more than 48 bits.
     pub fn new(host: HostId, number: u64) -> Option<Self> {
@@ -85,15 +87,21 @@ impl ActorId {
         (above == 0).then_some(ActorId(u64::from(host.0) << Self::NUMBER_BITS | number))
     }
 
-    /// The host where it lives, in all its lives.
+    /// The host that has numbered it.
     pub fn home(self) -> HostId {
         HostId((self.0 >> Self::NUMBER_BITS) as u16)
+    }
+
+    /// Whether it can live on this host: on its home, or on any where it roams. Of one that does, a session is told by whoever uses it
+    /// which hosts may offer it.
+    pub fn may_live_on(self, host: HostId) -> bool {
+        self.home() == host || self.0 & Self::ROAMS != 0
     }
 }
 
 impl fmt::Display for ActorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = self.0 & ((1 << Self::NUMBER_BITS) - 1);
+        let number = self.0 & (Self::ROAMS - 1);
         match self.home() {
             HostId::HEAD => write!(f, "actor#{number}"),
             host => write!(f, "actor#{number} of {host}"),
@@ -117,5 +125,10 @@ mod tests {
         assert_eq!((actor.home(), actor.to_string().as_str()), (HostId(3), "actor#7 of host 3"));
         assert_eq!(ActorId::new(HostId::HEAD, 7), Some(ActorId(7)), "on one machine nothing changes");
         assert_eq!(ActorId::new(HostId(3), 1 << 48), None, "the host would be another");
+        let roams = ActorId::new(HostId(3), 1 << 47 | 7).expect("a bit of the number");
+        assert_eq!((roams.home(), roams.to_string()), (HostId(3), actor.to_string()));
+        assert!(
+            roams.may_live_on(HostId(4)) && !actor.may_live_on(HostId(4)) && actor.may_live_on(HostId(3))
+        );
     }
 }

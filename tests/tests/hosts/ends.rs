@@ -14,6 +14,7 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, numbers, stop, until, until_free};
 
 use crate::actors::{Bounce, Count, Echo, Echoer, Gatekeeper, Hold, Item, Never, PassOn};
+use crate::roaming::{Roamer, is_on};
 use crate::{Other, find, head};
 
 fn the_end_of_the_head_ends_the_others(builder: Builder) {
@@ -61,8 +62,17 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
 
     let node = head(builder);
     let stopped = Other::start(&node);
+    // To this one an actor of the first goes on.
+    let goes_on_there = Other::serving(&node);
+    let hosts = node.hosts().expect("hosts");
+    let placed = node.spawn::<Echoer>(()).on(&hosts[1]).restart(Restart::on_failure(3));
+    let placed = placed.start().expect("an actor there");
+    let policy = Restart::on_failure(3).on_other_hosts();
+    let roams = node.spawn::<Echoer>(()).on(&hosts[1]).name("roams").restart(policy).start();
+    let roams = roams.expect("an actor there");
+    let here = node.spawn::<Echoer>(()).start().expect("an actor here");
     let (echo, again) = (find::<Echo>(&node, "echo"), find::<Echo>(&node, "again"));
-    let workers = [&echo, &again]
+    let workers = [&echo, &again, &placed.address(), &roams.address()]
         .map(|address| PidFd::open(ask(&node, address, Echo::empty()).pid).expect("a process"));
     let (to, mut items) = node.channel::<Item>().expect("a channel");
     deliver(&node, &find::<PassOn>(&node, "echo"), PassOn { to, items: u32::MAX });
@@ -74,7 +84,9 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
         }
     });
     until("items come", || came.load(Relaxed) > 100);
-    let mut watch = node.watch(&echo);
+    let (mut watch, mut goes_on) = (node.watch(&echo), node.watch(&roams.address::<Echo>()));
+    let mut never = roams.ask(Never);
+    node.block_on(never.accepted()).expect("it is accepted");
     let gateway = stopped.gateway();
     stopped.stop();
     kill_process(gateway, Signal::STOP).expect("it is there");
@@ -85,6 +97,7 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     }
     assert!(since.elapsed() < BOUND, "{:?}", since.elapsed());
     assert!(watch.try_recv().is_none(), "the head has spoken its verdict before");
+    assert!(goes_on.try_recv().is_none(), "another life of it may have begun");
 
     // The gateway has more of them, and a session that is not over.
     let before = came.load(Relaxed);
@@ -92,7 +105,19 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     let event = watch.blocking_recv().expect("an event");
     assert!(event.is_final() && event.to_string().contains("host 1"), "{event}");
     assert_eq!(came.load(Relaxed), before, "sent by a worker that had ended");
-    drop((echo, again, watch, node));
+
+    // Where its policy says so, an actor goes on on another host from the verdict on. Who asks it meanwhile waits.
+    let down = goes_on.blocking_recv().expect("an event");
+    assert!(matches!(&down, Lifecycle::Down { will_restart: true, .. }), "{down}");
+    assert!(down.to_string().contains("host 1 `other`"), "{down}");
+    let lost = node.block_on(never).expect_err("its life is over").to_string();
+    assert!(lost.contains("host 1 `other`") && lost.contains("nobody knows"), "{lost}");
+    let mut roams = Roamer { actor: roams, watch: goes_on };
+    let echoed = roams.is_up(&node, 1);
+    assert!(is_on(&goes_on_there, &echoed));
+    assert_eq!(find::<Echo>(&node, "roams"), roams.actor.address());
+    roams.outlives_gateways(&node, &goes_on_there, 2);
+    drop((placed, roams, here, echo, again, watch, node));
     taking.join().expect("it ended");
 }
 

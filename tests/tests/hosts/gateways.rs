@@ -100,13 +100,16 @@ const ITEMS: u32 = 2_000;
 
 /// Whose gateway dies.
 #[derive(Clone, Copy)]
-struct Dies {
+pub(crate) struct Dies {
     head: bool,
     agent: bool,
 }
 
 impl Dies {
-    fn kill(self, node: &Node, other: &Other) {
+    pub(crate) const OF_HEAD: Self = Dies { head: true, agent: false };
+    pub(crate) const OF_AGENT: Self = Dies { head: false, agent: true };
+
+    pub(crate) fn kill(self, node: &Node, other: &Other) {
         let head = self.head.then(|| Pid::from_raw(gateway_of(node).cast_signed()).expect("a process"));
         let agent = self.agent.then(|| other.gateway());
         head.into_iter().chain(agent).for_each(kill);
@@ -114,7 +117,7 @@ impl Dies {
 }
 
 /// An ask that a gateway took along: it says that nobody knows.
-fn was_lost<M: GpuMessage>(answer: Result<M::Reply, AskError<M>>) -> String {
+pub(crate) fn was_lost<M: GpuMessage>(answer: Result<M::Reply, AskError<M>>) -> String {
     let Err(error) = answer else { panic!("an answer") };
     let text = error.to_string();
     let lost = matches!(&error, AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_))));
@@ -123,7 +126,7 @@ fn was_lost<M: GpuMessage>(answer: Result<M::Reply, AskError<M>>) -> String {
 }
 
 /// Asks until there is an answer: again where a gateway took the ask along.
-fn ask_again(node: &Node, to: &Address<Echo>) -> Echoed {
+pub(crate) fn ask_again(node: &Node, to: &Address<Echo>) -> Echoed {
     loop {
         match node.block_on(to.ask(Echo::empty())) {
             Ok(echoed) => return echoed,
@@ -223,11 +226,11 @@ fn all_goes_on(builder: Builder, dies: Dies) {
 }
 
 fn the_gateway_of_the_head_dies_and_all_goes_on(builder: Builder) {
-    all_goes_on(builder, Dies { head: true, agent: false });
+    all_goes_on(builder, Dies::OF_HEAD);
 }
 
 fn the_gateway_of_an_agent_dies_and_all_goes_on(builder: Builder) {
-    all_goes_on(builder, Dies { head: false, agent: true });
+    all_goes_on(builder, Dies::OF_AGENT);
 }
 
 fn both_gateways_die_and_all_goes_on(builder: Builder) {

@@ -20,6 +20,7 @@ mod published;
 mod python;
 #[path = "../../../framework/hosts/src/net/tests/relay.rs"]
 mod relay;
+mod roaming;
 mod scaling;
 mod traces;
 
@@ -62,7 +63,7 @@ fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
         let hosts = node.await_hosts(3, Duration::from_secs(20)).expect("hosts");
         node.spawn::<Echoer>(())
             .on(&hosts[1])
-            .restart(Restart::on_failure(3))
+            .restart(Restart::on_failure(3).on_other_hosts())
             .start()
             .expect("an actor there")
     });
@@ -297,6 +298,7 @@ fn main() {
                 nixl::cases(),
                 broken::cases(),
                 placed::cases(),
+                roaming::cases(),
                 published::cases(),
                 logs::cases(),
                 figures::cases(),

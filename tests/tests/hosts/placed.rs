@@ -62,6 +62,16 @@ fn an_actor_on_another_host_is_supervised_there_and_watched_here(builder: Builde
     let grouped = refused(node.spawn(args(false)).group(&group));
     assert!(matches!(grouped, ActorError::StaysHere { .. }), "{grouped:?}");
 
+    // Two in one worker there. One of this host is none of that.
+    let beside =
+        node.spawn::<Echoer>(()).on(&hosts[1]).worker(lens.worker()).start().expect("beside the lens");
+    let also = node.spawn::<Echoer>(()).worker(lens.worker()).start().expect("there too");
+    let pids = [&beside, &also].map(|actor| ask(&node, &actor.address(), Echo::empty()).pid);
+    assert_eq!(pids, [after.pid; 2]);
+    let here = node.worker("here").expect("a worker");
+    let elsewhere = refused(node.spawn(args(false)).worker(here)).to_string();
+    assert!(elsewhere.contains("its worker is of another host"), "{elsewhere}");
+
     // The head ends, and the other host with it.
     assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
     other.ends();

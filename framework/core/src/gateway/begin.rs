@@ -23,6 +23,7 @@ use tokio::time::sleep;
 
 use super::arenas::DeviceArenas;
 use super::copiers::Copiers;
+use super::roaming::Roaming;
 use super::run::Gateway as Running;
 use super::store::Store;
 use super::{Command, Newcomer, failed};
@@ -256,6 +257,7 @@ impl Begins<'_> {
             let listener = self.listen_on(socket, None).await?;
             self.of_agent(own, agent, listener)
         };
+        gateway.roaming = Roaming::resuming(&left.gone);
         others.into_iter().for_each(|other| gateway.begin_with(other));
         Ok(gateway)
     }

@@ -15,6 +15,7 @@
 //! | `logs` | an agent's log, for the head |
 //! | `head`, `note` | what gateways say to each other, as bytes |
 //! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: those that nobody uses |
+//! | `roaming` | mailboxes of actors that may live on any host |
 //! | `arenas` | tensors in GPU memory, by NIXL |
 //! | `copier`, `copiers` | by page-locked slots; `prepare`: before they leave and come |
 //!
@@ -48,6 +49,7 @@ mod prepare;
 mod proxy;
 mod renewal;
 mod resting;
+mod roaming;
 mod run;
 mod store;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Actors, names and hosts, as the nodes tell each other through their gateways.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use tensorpost_hosts::join::Member;
 use super::note::{Note, plain, plain_event};
 use super::outbound::{Mailbox, Place};
 use super::proxy::Proxy;
+use super::roaming::last_life_over;
 use super::run::Gateway;
 use super::{Command, tell};
 use crate::actor::Address;
@@ -18,7 +19,7 @@ use crate::limits::MAX_HOST_QUESTIONS;
 use crate::message::raw::RawMessage;
 use crate::transport::Watcher;
 use crate::transport::control_channel::Location;
-use crate::transport::hosts::FromGateway;
+use crate::transport::hosts::{FromGateway, Gone};
 use crate::transport::inbox::{LocalCredits, Refusal};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 
@@ -34,8 +35,8 @@ pub(super) struct Local {
     pub(super) offered: HashSet<u16>,
     /// Hosts that send nothing to it for now, and want to hear what happens to it.
     pub(super) told: HashSet<u16>,
-    /// Hosts that wait until the node has said where it is.
-    waiting: HashSet<u16>,
+    /// Hosts that wait until the node has said where it is; of one that roams, and if they know it, where it is not.
+    pub(super) waiting: HashMap<u16, Option<u16>>,
 }
 
 impl Local {
@@ -80,13 +81,13 @@ fn out_of_reach(why: String) -> EndReason {
 impl Gateway {
     /// Somebody here wants to send to an actor of another host.
     pub(super) fn reach(&mut self, actor: ActorId) {
-        if self.hosts.contains_key(&actor.host()) {
+        if self.is_in_reach(actor) {
             // Of one that rests a message may have come late.
             let offered = self.mailboxes.get(&actor).map_or(0, |mailbox| mailbox.offered);
             self.reaching.insert(actor, false);
-            return match offered {
-                0 => self.note_to(actor.host(), &Note::Want { actor }),
-                capacity => self.served(actor, capacity),
+            return match self.host_of(actor).filter(|_| offered > 0) {
+                None => self.want(actor),
+                Some(host) => self.served(host, actor, offered),
             };
         }
         let why = out_of_reach(format!("host {} is not of this node (any more)", actor.host()));
@@ -94,7 +95,11 @@ impl Gateway {
     }
 
     /// Another host offers the mailbox of an actor.
-    pub(super) fn served(&mut self, actor: ActorId, capacity: u32) {
+    pub(super) fn served(&mut self, host: u16, actor: ActorId, capacity: u32) {
+        // WIRE-1: one that roams lives where its home has said; or there.
+        if self.host_of(actor) != Some(host) && !self.lives_at_home(host, actor) {
+            return;
+        }
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.offered = capacity;
         }
@@ -109,7 +114,7 @@ impl Gateway {
     /// The node has given the mailbox of an actor of another host a place here.
     pub(super) fn serve(&mut self, actor: ActorId, location: Location) {
         self.reaching.remove(&actor);
-        if !self.hosts.contains_key(&actor.host()) {
+        if !self.is_in_reach(actor) {
             // Lost meanwhile, and the node was not told of this one.
             let why = out_of_reach(format!("host {} is not of this node any more", actor.host()));
             return tell(&self.transport, FromGateway::OutOfReach { actor, why: Some(why) });
@@ -121,10 +126,16 @@ impl Gateway {
             Ok(()) => {
                 self.watched.remove(&actor);
                 let used = self.last_item;
+                let has_host = self.host_of(actor).is_some();
                 let mailbox =
                     self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(Place::Nowhere, capacity));
                 (mailbox.place, mailbox.used) = (Place::At(index), used);
                 tell(&self.transport, FromGateway::Serving { actor });
+                if !has_host {
+                    // Its life was over before it had a place.
+                    (mailbox.place, mailbox.offered) = (Place::GivenUp, 0);
+                    tell(&self.transport, FromGateway::Rests { actor });
+                }
             }
             Err(error) => {
                 let why = Some(out_of_reach(error.to_string()));
@@ -135,6 +146,12 @@ impl Gateway {
 
     /// The node has told all that an actor of another host is gone.
     pub(super) fn withdraw(&mut self, actor: ActorId) {
+        if actor.roams() {
+            // It has ended, lives nowhere now, or lives here.
+            self.reaching.remove(&actor);
+            self.roaming.is_over_now(actor);
+            return self.close(actor, &last_life_over());
+        }
         self.close(actor, &Refusal::NoSuchActor);
     }
 
@@ -173,10 +190,23 @@ impl Gateway {
                     self.look_at(ticket);
                 }
             }
-            Note::Want { actor } => self.want_local(host, actor),
+            Note::Want { actor, not } => self.want_local(host, actor, not),
+            Note::LivesOn { actor, host: lives_on } => self.lives_there(host, actor, lives_on),
+            Note::Watch { actors } => self.watch_guests(host, actors),
+            Note::Watched => self.watched_there(host),
             Note::Rests { actor, told } => self.rests_there(host, actor, told),
             Note::Ended { actor, why } if actor.host() == host => self.ended(actor, why),
+            Note::Ended { actor, why } if actor.roams() => self.ended_there(host, actor, why),
             Note::Lifecycle(event) if event.actor().host() == host => {
+                if let Lifecycle::Down { actor, reason: EndReason::OutOfReach(_), .. } = event {
+                    // Before this host has heard of its host: who hears of its end and writes waits for the next life.
+                    self.life_over(actor, &last_life_over());
+                }
+                tell(&self.transport, FromGateway::Lifecycle(event));
+            }
+            Note::Lifecycle(event)
+                if event.actor().host() == self.own() && self.roaming.is_guest_on(event.actor(), host) =>
+            {
                 tell(&self.transport, FromGateway::Lifecycle(event));
             }
             Note::Ended { .. } | Note::Lifecycle(_) => {
@@ -189,12 +219,8 @@ impl Gateway {
                     self.tell_members();
                 }
             }
-            Note::Left { host: other, why, lost } if host == 0 => self.gone(other, &why, lost),
-            Note::Hosts { numbers } if host == 0 => {
-                let gone = |other: &u16| *other != 0 && !numbers.contains(other);
-                let gone: Vec<_> = self.hosts.keys().copied().filter(gone).collect();
-                gone.into_iter().for_each(|other| self.gone(other, "is not of the node any more", true));
-            }
+            Note::Left { host: other, why, how } if host == 0 => self.gone(other, &why, how),
+            Note::Hosts { numbers, gone } if host == 0 => self.members_are(&numbers, &gone),
             Note::Names { names, is_last } if self.node.roster.is_some() => {
                 tell(&self.transport, FromGateway::Names { host, names, is_last });
             }
@@ -222,12 +248,13 @@ impl Gateway {
             Note::Drained { .. } => {
                 tracing::warn!(host, "it tells this host what only the head asks for; dropped");
             }
-            Note::Leaving => self.gone(host, "has left the node", false),
+            Note::Leaving => self.gone(host, "has left the node", Gone::Left),
         }
     }
 
     /// An actor of another host has ended, or was never there. Of one that has a place the node tells all senders first.
-    fn ended(&mut self, actor: ActorId, why: Option<EndReason>) {
+    pub(super) fn ended(&mut self, actor: ActorId, why: Option<EndReason>) {
+        self.roaming.forget(actor);
         self.reaching.remove(&actor);
         self.watched.remove(&actor);
         tell(&self.transport, FromGateway::OutOfReach { actor, why });
@@ -271,11 +298,11 @@ impl Gateway {
     }
 
     /// Another host asks for an actor of this one.
-    fn want_local(&mut self, host: u16, actor: ActorId) {
-        if actor.host() != self.own() {
+    pub(super) fn want_local(&mut self, host: u16, actor: ActorId, not: Option<u16>) {
+        if actor.host() != self.own() && !actor.roams() {
             return self.note_to(host, &Note::Ended { actor, why: None });
         }
-        let waits = self.locals.values().filter(|local| local.waiting.contains(&host)).count();
+        let waits = self.locals.values().filter(|local| local.waiting.contains_key(&host)).count();
         let local = self.locals.entry(actor).or_default();
         if local.address.is_some() {
             return self.offer(host, actor);
@@ -288,28 +315,45 @@ impl Gateway {
             return self.note_to(host, &Note::Ended { actor, why });
         }
         let first = local.waiting.is_empty();
-        local.waiting.insert(host);
-        if first {
+        local.waiting.insert(host, not);
+        // What one of them knows of where it is not, holds the others up no longer than that.
+        if first || actor.roams() {
             tell(&self.transport, FromGateway::WantLocal { actor });
         }
     }
 
     /// The node says where an actor of this host is.
     pub(super) fn local_is(&mut self, actor: ActorId, at: Whereabouts, device: Option<DeviceId>) {
+        let own = self.own();
         let Some(local) = self.locals.get_mut(&actor) else { return };
-        let waiting = std::mem::take(&mut local.waiting);
+        let mut waiting = std::mem::take(&mut local.waiting);
+        if waiting.remove(&own).is_some() {
+            // A message has come late for one that roams: it is here now, or has ended.
+            self.close(actor, &last_life_over());
+        }
+        let Some(local) = self.locals.get_mut(&actor) else { return };
         let location = match at {
             Whereabouts::At(location) | Whereabouts::Restarting(location) => location,
             Whereabouts::GaveUp(_) | Whereabouts::Nowhere => {
-                self.locals.remove(&actor);
+                // One that roams and is not here any more as this host leaves goes on elsewhere.
+                let leaves = self.is_stopping && actor.host() != own;
+                let at = if leaves { Whereabouts::GaveUp(EndReason::NodeStopped) } else { at };
+                let told = self.locals.remove(&actor).map(|local| local.told).unwrap_or_default();
                 let why = if let Whereabouts::GaveUp(why) = at { Some(plain(why)) } else { None };
                 let note = Note::Ended { actor, why };
-                return waiting.into_iter().for_each(|host| self.note_to(host, &note));
+                let all = waiting.into_keys().chain(told).collect::<HashSet<_>>();
+                return all.into_iter().for_each(|host| self.note_to(host, &note));
             }
         };
         let transport = Arc::clone(&self.transport);
         (local.capacity, local.device) = (location.capacity, device);
         local.address = Some(Address::new(transport, actor, location, true));
+        self.watch_local(actor);
+        waiting.into_keys().for_each(|host| self.offer(host, actor));
+    }
+
+    /// Has this host's node say what happens to an actor that others know.
+    pub(super) fn watch_local(&self, actor: ActorId) {
         let to = self.to.clone();
         // Of the state that it is in, a final one alone is news.
         let tell = move |event: &Lifecycle, before: bool| {
@@ -317,7 +361,6 @@ impl Gateway {
         };
         // Once, however often other hosts forget it and ask again.
         self.transport.watch(actor, Watcher { name: Some(("gateway", actor)), tell: Box::new(tell) });
-        waiting.into_iter().for_each(|host| self.offer(host, actor));
     }
 
     /// Offers the mailbox of an actor of this host.
@@ -349,7 +392,10 @@ impl Gateway {
         let actor = event.actor();
         let Some(local) = self.locals.get(&actor) else { return };
         let offered: Vec<_> = local.offered.iter().copied().collect();
-        let told: Vec<_> = offered.iter().chain(&local.told).copied().collect();
+        let mut told: Vec<_> = offered.iter().chain(&local.told).copied().collect();
+        if actor.roams() && actor.host() != self.node.own.who.host.0 && !event.is_final() {
+            told.retain(|host| *host == actor.host()); // which tells the others
+        }
         let note = match event {
             Lifecycle::Down { reason, will_restart: false, .. } | Lifecycle::GaveUp { reason, .. } => {
                 self.locals.remove(&actor);
@@ -364,8 +410,19 @@ impl Gateway {
         told.into_iter().for_each(|host| self.note_to(host, &note));
     }
 
+    /// The head says who is of the node, and how others went.
+    fn members_are(&mut self, numbers: &[u16], gone: &[(u16, Gone)]) {
+        let is_gone = |other: &u16| *other != 0 && !numbers.contains(other);
+        let others: Vec<_> = self.hosts.keys().copied().filter(is_gone).collect();
+        for other in others {
+            // HOST-10: where the head does not know, it may still run.
+            let how = gone.iter().find(|(number, _)| *number == other).map_or(Gone::GivenUp, |(_, how)| *how);
+            self.gone(other, "is not of the node any more", how);
+        }
+    }
+
     /// A host is not of the node any more: it is lost, or has left. `why` goes on after its name.
-    pub(super) fn gone(&mut self, host: u16, why: &str, lost: bool) {
+    pub(super) fn gone(&mut self, host: u16, why: &str, how: Gone) {
         let Some(mut remote) = self.hosts.remove(&host) else { return };
         let why = format!("{} {why}", remote.shown());
         remote.peer.end();
@@ -376,16 +433,18 @@ impl Gateway {
             verdict.lock().left(HostId(host));
             // Without its name, which they have.
             let told = why.split_once(") ").map_or(why.as_str(), |(_, told)| told).to_owned();
-            self.note_to_all(&Note::Left { host, why: told, lost });
+            self.note_to_all(&Note::Left { host, why: told, how });
         }
         // HOST-4: it was sent, and no answer comes.
         let no_answer =
             Refusal::OutOfReach(format!("{why}; whether the message was handled there, nobody knows"));
+        self.no_more_under_way(&remote);
         for (_, asked) in remote.asks.drain() {
             asked.receipt.refuse(&no_answer);
         }
         drop(remote);
-        tell(&self.transport, FromGateway::HostGone { why: why.clone(), lost });
+        self.roaming.host_gone(host, how);
+        tell(&self.transport, FromGateway::HostGone { host, why: why.clone(), how });
         for lookup in self.lookups.values_mut() {
             if let Some(answer) = lookup.answers.get_mut(&host) {
                 answer.get_or_insert(None);
@@ -400,8 +459,16 @@ impl Gateway {
         // The node tells all senders first, and then has the mailboxes close: those who come meanwhile are refused one by one.
         let not_sent = Refusal::NotPassedOn(format!("{why}; the message was not sent"));
         let known = self.mailboxes.keys().chain(self.reaching.keys()).chain(&self.watched);
-        let actors: HashSet<_> = known.copied().filter(|actor| actor.host() == host).collect();
+        let was_there = |actor: &ActorId| actor.host() == host || self.roaming.is_guest_on(*actor, host);
+        let actors: HashSet<_> = known.copied().filter(was_there).collect();
         for actor in actors {
+            // Of its own actors this host's node decides, of others their homes do (HOST-10).
+            let goes_on = how.is_certain() || actor.host() == self.own();
+            if goes_on && self.roaming.is_guest_on(actor, host) {
+                self.life_over(actor, &not_sent);
+                continue;
+            }
+            self.roaming.forget(actor);
             self.reaching.remove(&actor);
             self.watched.remove(&actor);
             self.refuse_waiting(actor, &not_sent);
@@ -413,12 +480,12 @@ impl Gateway {
         }
         self.tell_members();
         if host == 0 {
-            if !lost {
+            if how == Gone::Left {
                 // A head that has left gives nobody another life, and this host ends in order.
                 self.node.page.set(Duration::MAX);
             }
             let why = format!("this host ends: {why}");
-            tell(&self.transport, FromGateway::NodeGone { why, cut_off: lost });
+            tell(&self.transport, FromGateway::NodeGone { why, cut_off: how != Gone::Left });
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::message::raw::RawMessage;
 use crate::observe::text::shown;
 use crate::transport::AskFailure;
 use crate::transport::control_channel::Location;
-use crate::transport::hosts::{HostActivity, NameRefused};
+use crate::transport::hosts::{Gone, HostActivity, NameRefused};
 use crate::transport::inbox::Refusal;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
@@ -23,8 +23,16 @@ pub(super) enum Note {
     Find { ticket: u64, name: String },
     /// The actor under the name, with its place on its own host, which is a hint for that one alone (HOST-2).
     Found { ticket: u64, found: Option<(ActorId, Location)> },
-    /// Offer me the mailbox of this actor of yours. What follows is an offer of the session, or [`Note::Ended`].
-    Want { actor: ActorId },
+    /// Offer me the mailbox of this actor, which lives on your host. What follows is an offer of the session, or [`Note::Ended`]. Of one
+    /// that roams, its home is asked, which answers with [`Note::LivesOn`]; not with the host `not`, where its life is over.
+    Want { actor: ActorId, not: Option<u16> },
+    /// These actors of mine roam, and live on your host: tell me what happens to them. Answered by [`Note::Ended`] for each that does not
+    /// live there, and then by [`Note::Watched`]; no others are asked for before that.
+    Watch { actors: Vec<ActorId> },
+    /// What happens to them is told.
+    Watched,
+    /// This actor of mine roams, and lives on that host.
+    LivesOn { actor: ActorId, host: u16 },
     /// I send nothing to this actor of yours for now: take the offer back. What happens to it, tell me if `told`.
     Rests { actor: ActorId, told: bool },
     /// There is no such actor (any more); why, if anybody knows.
@@ -34,7 +42,7 @@ pub(super) enum Note {
     /// The head: this host is of the node now, and may dial you.
     Joined { host: u16, life: u64, name: String, address: String },
     /// The head: this host is not of the node any more.
-    Left { host: u16, why: String, lost: bool },
+    Left { host: u16, why: String, how: Gone },
     /// This host leaves the node, in order.
     Leaving,
     /// The head: the node shuts down, in this time. What is under way on your host? Answered by [`Note::Drained`].
@@ -45,8 +53,8 @@ pub(super) enum Note {
     Claim { ticket: u64, name: String },
     /// To the head: no actor of this host has this name any more.
     Release { name: String },
-    /// The head: these hosts are of the node, beside itself, and no others.
-    Hosts { numbers: Vec<u16> },
+    /// The head: these hosts are of the node, beside itself, and no others. How some of those went that were.
+    Hosts { numbers: Vec<u16>, gone: Vec<(u16, Gone)> },
     /// To the head: actors of this host have these names, and where `is_last` no others than were said since the session began.
     Names { names: Vec<String>, is_last: bool },
     /// The head: whether your host may have the name.
@@ -73,7 +81,7 @@ impl Note {
             Note::Joined { host, life, name, address } => {
                 Note::Joined { host, life, name: plain_text(name), address: plain_text(address) }
             }
-            Note::Left { host, why, lost } => Note::Left { host, why: plain_text(why), lost },
+            Note::Left { host, why, how } => Note::Left { host, why: plain_text(why), how },
             other => other,
         })
     }
@@ -180,7 +188,9 @@ pub(super) fn tainted(on: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensorpost_hosts::limits::{MAX_NOTE, MAX_WHY};
+    use tensorpost_hosts::limits::{MAX_HOSTS, MAX_NOTE, MAX_WHY};
+
+    use crate::limits::{MAX_GONE_TOLD, MAX_WATCHED_AT_ONCE};
 
     #[test]
     fn texts_are_cut_and_made_plain_and_fit() {
@@ -188,10 +198,14 @@ mod tests {
         let ended =
             Note::Ended { actor: ActorId(7), why: Some(plain(EndReason::HandlerPanic(long.clone()))) };
         assert!(ended.encode().len() < MAX_NOTE);
-        let raw = rmp_serde::to_vec(&Note::Left { host: 1, why: long.clone(), lost: true }).unwrap();
+        let raw = rmp_serde::to_vec(&Note::Left { host: 1, why: long.clone(), how: Gone::Lost }).unwrap();
         let Note::Left { why, .. } = Note::decode(&raw).unwrap() else { panic!("another note") };
         assert!(why.len() < 4 * MAX_HOST_TEXT && !why.contains('\u{1b}'), "{why}");
         assert!(Note::decode(&[0xc1]).is_err() && Note::decode(&[]).is_err());
+        let watch = Note::Watch { actors: vec![ActorId(u64::MAX); MAX_WATCHED_AT_ONCE] };
+        let gone = vec![(u16::MAX, Gone::GivenUp); MAX_GONE_TOLD];
+        let hosts = Note::Hosts { numbers: vec![u16::MAX; MAX_HOSTS], gone };
+        assert!(watch.encode().len() < MAX_NOTE && hosts.encode().len() < MAX_NOTE);
 
         let why = NoAnswer::Other(long).encode();
         assert!(why.len() <= MAX_WHY, "{}", why.len());

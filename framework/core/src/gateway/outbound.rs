@@ -11,9 +11,10 @@ use tensorpost_hosts::session::{PostError, To};
 use super::copiers::Copiers;
 use super::followed::{Asked, Followed};
 use super::head::Head;
-use super::note::{NoAnswer, Note, tainted};
+use super::note::{NoAnswer, tainted};
 use super::prepare::make_ready;
 use super::proxy::Out;
+use super::roaming::last_life_over;
 use super::run::{Gateway, Remote};
 use super::store::{Source, sources};
 use super::{Command, shown};
@@ -91,10 +92,14 @@ impl Gateway {
         if !ready {
             self.make_ready(item, Of::Message(actor), out.tensors.clone());
         }
-        if !self.hosts.contains_key(&actor.host()) {
+        if !self.is_in_reach(actor) {
             // Its sender has not heard of that yet.
             let why = format!("host {} is not of this node any more; the message was not sent", actor.host());
             return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));
+        }
+        if self.roaming.is_over(actor) {
+            // It was sent to a life that is over, and comes to no other.
+            return refuse(&self.transport, out.receipt, &last_life_over());
         }
         if !self.mailboxes.contains_key(&actor) {
             // It comes late: the actor rests, or has ended, which its host says then.
@@ -105,7 +110,7 @@ impl Gateway {
                 return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why.to_owned()));
             }
             self.mailboxes.insert(actor, Mailbox::new(Place::Nowhere, 0));
-            self.note_to(actor.host(), &Note::Want { actor });
+            self.want(actor);
         }
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.used = item;
@@ -155,16 +160,18 @@ impl Gateway {
     /// Posts what can be, of all that goes to a host.
     pub(super) fn send_all(&mut self, host: u16) {
         self.send_replies(host);
-        let actors: Vec<_> = self.mailboxes.keys().filter(|actor| actor.host() == host).copied().collect();
+        let actors: Vec<_> =
+            self.mailboxes.keys().filter(|actor| self.host_of(**actor) == Some(host)).copied().collect();
         actors.into_iter().for_each(|actor| self.send_on(actor));
     }
 
     /// Posts what can be of a mailbox.
     pub(super) fn send_on(&mut self, actor: ActorId) {
+        let host = self.host_of(actor);
         let Some(mailbox) = self.mailboxes.get_mut(&actor).filter(|mailbox| mailbox.offered > 0) else {
             return;
         };
-        let Some(remote) = self.hosts.get_mut(&actor.host()) else { return };
+        let Some(remote) = host.and_then(|host| self.hosts.get_mut(&host)) else { return };
         while mailbox.queue.front().is_some_and(|waiting| waiting.ready) {
             let Some(Waiting { item, out, ready }) = mailbox.queue.pop_front() else { return };
             match post(remote, out, &self.copiers) {

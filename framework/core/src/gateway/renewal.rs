@@ -6,8 +6,8 @@
 //! 1. What had come before goes on first: a session tells it before it tells its end. So what comes later stays behind it (HOST-3).
 //! 2. Asks without an answer are refused ([`Refusal::GatewayEnded`]); the tensors that were lent go back (HOST-5), and the places in
 //!    mailboxes. Messages that were not sent yet wait where they are.
-//! 3. All that the other side knew of this one is said again: which mailboxes are wanted, which names are looked up, and by the head who
-//!    is of the node.
+//! 3. All that the other side knew of this one is said again: which mailboxes are wanted, what is to be told of actors that live there
+//!    and are of this host, which names are looked up, and by the head who is of the node, and how others went.
 //!
 //! **Bounds** (HOST-9). A mailbox of this host is offered to the next gateway when it has taken all that had come from the last; until
 //! then that waits here. WIRE-1: a host
@@ -29,7 +29,7 @@ use super::store::Store;
 use super::{Newcomer, tell};
 use crate::ids::ActorId;
 use crate::limits::MAX_RENEWALS;
-use crate::transport::hosts::FromGateway;
+use crate::transport::hosts::{FromGateway, Gone};
 use crate::transport::inbox::Refusal;
 
 /// In which no host may have more than [`MAX_RENEWALS`] gateways.
@@ -43,7 +43,7 @@ impl Gateway {
         remote.renewals.retain(|at| now.duration_since(*at) < WITHIN);
         remote.renewals.push_back(now);
         if remote.renewals.len() > MAX_RENEWALS {
-            return self.gone(host, "is given up: it begins anew again and again", true);
+            return self.gone(host, "is given up: it begins anew again and again", Gone::GivenUp);
         }
         let Some(before) = self.hosts.remove(&host) else { return };
         let name = before.shown();
@@ -83,6 +83,7 @@ impl Gateway {
             "{} has another gateway; whether the message was handled there, nobody knows",
             before.shown()
         ));
+        self.no_more_under_way(&before);
         for (_, asked) in before.asks.drain() {
             if let Some(mailbox) = self.mailboxes.get_mut(&asked.actor) {
                 mailbox.followed.refused(asked.question, &why);
@@ -99,16 +100,26 @@ impl Gateway {
 
     /// Says again what the other side's gateway before knew.
     fn say_again(&mut self, host: u16) {
-        for (_, mailbox) in self.mailboxes.iter_mut().filter(|(actor, _)| actor.host() == host) {
-            (mailbox.offered, mailbox.under_way) = (0, 0);
+        let there: Vec<_> =
+            self.mailboxes.keys().filter(|actor| self.host_of(**actor) == Some(host)).copied().collect();
+        for actor in there {
+            if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+                (mailbox.offered, mailbox.under_way) = (0, 0);
+            }
         }
         let watched = self.watched.iter().copied().filter(|actor| actor.host() == host);
         for actor in watched {
             self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(Place::Nowhere, 0));
         }
+        // Of one that roams its home is asked, which forgot who wants to hear of it, and the host on which it lives.
         let known = self.mailboxes.keys().chain(self.reaching.keys()).copied();
-        let wanted: HashSet<_> = known.filter(|actor| actor.host() == host).collect();
-        wanted.into_iter().for_each(|actor| self.note_to(host, &Note::Want { actor }));
+        let is_asked = |actor: &ActorId| actor.host() == host || self.host_of(*actor) == Some(host);
+        let wanted: HashSet<_> = known.filter(is_asked).collect();
+        for actor in wanted {
+            let not = self.roaming.not_on(actor);
+            self.note_to(host, &Note::Want { actor, not });
+        }
+        self.watch_those_on(host);
         let unanswered = |lookup: &super::names::Lookup| lookup.answers.get(&host) == Some(&None);
         let asked = self.lookups.iter().filter(|(_, lookup)| unanswered(lookup));
         let asked: Vec<_> = asked.map(|(ticket, lookup)| (*ticket, lookup.name.clone())).collect();
@@ -129,8 +140,8 @@ impl Gateway {
         let others = self.hosts.values().filter(|remote| remote.member.who.host.0 != host);
         let notes: Vec<_> = others.map(|remote| joined(&remote.member)).collect();
         notes.iter().for_each(|note| self.note_to(host, note));
-        let numbers = self.hosts.keys().copied().collect();
-        self.note_to(host, &Note::Hosts { numbers });
+        let (numbers, gone) = (self.hosts.keys().copied().collect(), self.roaming.hosts_gone());
+        self.note_to(host, &Note::Hosts { numbers, gone });
     }
 
     /// This gateway follows another of its host.
@@ -149,7 +160,7 @@ impl Gateway {
             self.watched.insert(actor);
             // It is wanted, and gives its place up at once: then its host says what happens to it (`resting`).
             self.mailboxes.insert(actor, Mailbox::new(Place::Nowhere, 0));
-            self.note_to(actor.host(), &Note::Want { actor });
+            self.note_to(actor.host(), &Note::Want { actor, not: None });
         }
     }
 

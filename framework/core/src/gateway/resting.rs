@@ -74,6 +74,16 @@ impl Gateway {
         self.settle(actor);
     }
 
+    /// Says where an actor lives, and to its home, that this host sends nothing to it for now.
+    fn note_rests(&mut self, actor: ActorId) {
+        let (home, told) = (actor.host(), self.watched.contains(&actor));
+        // Its home hears of what happens to it in any case.
+        if let Some(host) = self.host_of(actor).filter(|host| *host != home) {
+            self.note_to(host, &Note::Rests { actor, told: home == self.own() });
+        }
+        self.note_to(home, &Note::Rests { actor, told });
+    }
+
     /// Something of an actor is done with.
     pub(super) fn less_under_way(&mut self, actor: ActorId) {
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
@@ -92,8 +102,7 @@ impl Gateway {
             Place::Nowhere if self.reaching.contains_key(&actor) => {}
             Place::Nowhere => {
                 self.mailboxes.remove(&actor);
-                let told = self.watched.contains(&actor);
-                self.note_to(actor.host(), &Note::Rests { actor, told });
+                self.note_rests(actor);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The gateway's one task: all of its state, and what it is told, one after the other. Nothing that it does waits.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ use super::inbound::Replying;
 use super::names::{Local, Lookup};
 use super::note::Note;
 use super::outbound::Mailbox;
+use super::roaming::Roaming;
 use super::store::Store;
 use super::{Command, LEAVE, Newcomer, began, failed, shown, tell};
 use crate::ids::{ActorId, DeviceId, ProcessId};
@@ -30,7 +31,7 @@ use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
 use crate::transport::control_channel::ToNode;
-use crate::transport::hosts::{FromGateway, Host, ToGateway};
+use crate::transport::hosts::{FromGateway, Gone, Host, ToGateway};
 use crate::transport::inbox::Receipt;
 use crate::transport::spin::{Spin, Step};
 
@@ -58,6 +59,8 @@ pub(super) struct Gateway {
     pub(super) places_wanted: usize,
     /// Actors of this host that others know, or ask for.
     pub(super) locals: HashMap<ActorId, Local>,
+    /// Where actors live that may live on any host.
+    pub(super) roaming: Roaming,
     /// The GPUs of processes of this host that ask actors of others, by the places of the processes.
     pub(super) gpus: HashMap<usize, (ProcessId, DeviceId)>,
     /// Names that this host asks the others for.
@@ -85,6 +88,11 @@ pub(super) struct Remote {
     pub(super) left_behind: HashMap<ActorId, i64>,
     /// Whose mailboxes are offered to it when they have taken these.
     pub(super) held_back: HashSet<ActorId>,
+    /// Actors of this host that live there, which it is to be asked to tell of, and whether it was asked for some (`roaming`).
+    pub(super) to_watch: BTreeSet<ActorId>,
+    pub(super) is_asked_to_watch: bool,
+    /// Actors of that host that live here: it waits for the word that it is told of them.
+    pub(super) guests: Vec<ActorId>,
     /// When it had another gateway, of late.
     pub(super) renewals: VecDeque<Instant>,
     /// Messages that it is not done with, and for whom. An ask's receipt is with its answer.
@@ -112,6 +120,9 @@ impl Remote {
             store,
             left_behind: HashMap::new(),
             held_back: HashSet::new(),
+            to_watch: BTreeSet::new(),
+            is_asked_to_watch: false,
+            guests: Vec::new(),
             renewals: VecDeque::new(),
             open: HashMap::new(),
             asks: HashMap::new(),
@@ -168,6 +179,7 @@ impl Gateway {
             watched: HashSet::new(),
             places_wanted: 0,
             locals: HashMap::new(),
+            roaming: Roaming::default(),
             gpus: HashMap::new(),
             lookups: HashMap::new(),
             is_stopping: false,
@@ -281,15 +293,16 @@ impl Gateway {
             }
             Command::Joined(newcomer) => self.joined(*newcomer),
             Command::Verdict(host) => {
-                self.gone(host, &format!("is lost: it was not heard for {} s", HEAD_GRACE.as_secs()), true);
+                let why = format!("is lost: it was not heard for {} s", HEAD_GRACE.as_secs());
+                self.gone(host, &why, Gone::Lost);
             }
             Command::Refused { host, session, why } => {
                 if self.hosts.get(&host).is_some_and(|remote| remote.session == session) {
-                    self.gone(host, &format!("has given this host up: {why}"), true);
+                    self.gone(host, &format!("has given this host up: {why}"), Gone::GivenUp);
                 }
             }
             Command::CutOff => {
-                self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), true);
+                self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), Gone::Lost);
             }
             Command::Unfollow(actor) => self.unfollow(actor),
             Command::Hungry => self.forget_versions(),
@@ -310,6 +323,9 @@ impl Gateway {
             ToGateway::Rested { actor, told } => self.rested(actor, told),
             ToGateway::Find { ticket, name } => self.find(ticket, name),
             ToGateway::Local { actor, at, device } => self.local_is(actor, at, device),
+            ToGateway::LivesOn { actor, host } => self.lives_on(actor, host),
+            ToGateway::Lives(lives) => lives.into_iter().for_each(|(actor, host)| self.lives_on(actor, host)),
+            ToGateway::Guests { host, session } => self.guests_are(host, session),
             // One for each place that a process can have.
             ToGateway::Uses { process, device } => drop(self.gpus.insert(process.slot(), (process, device))),
             ToGateway::Drain { round, within } => {
@@ -337,7 +353,7 @@ impl Gateway {
             Happened::Log { lost, log } => return self.log_of(host, lost, &log),
             Happened::Renewed(ended, gateway) => return self.renewed(host, ended, gateway),
             Happened::Ended(_) => {
-                return self.gone(host, "is given up: it broke the protocol again and again", true);
+                return self.gone(host, "is given up: it broke the protocol again and again", Gone::GivenUp);
             }
         };
         let Some(remote) = self.hosts.get_mut(&host) else { return };
@@ -348,7 +364,7 @@ impl Gateway {
             Event::Released { post, whole: _ } => remote.store.released(post),
             Event::Done { post } => self.done(host, post),
             Event::Refused { correlation, why } => self.refused(host, correlation, &why),
-            Event::Served { actor, capacity } => self.served(ActorId(actor.0), capacity),
+            Event::Served { actor, capacity } => self.served(host, ActorId(actor.0), capacity),
             Event::Room { actor } => self.send_on(ActorId(actor.0)),
             Event::Window => self.send_all(host),
             Event::Note(note) => self.note(host, &note),
@@ -373,6 +389,8 @@ impl Gateway {
         let host = newcomer.member.who.host.0;
         self.listen_to(host, &newcomer.peer);
         self.hosts.insert(host, Remote::new(newcomer, 0));
+        self.want_those_on(host);
+        self.watch_those_on(host);
     }
 
     /// What happens in a session is told from now on.
@@ -397,7 +415,7 @@ impl Gateway {
     /// A note to one host, which is given up where it does not take them.
     pub(super) fn note_to(&mut self, host: u16, note: &Note) {
         if self.hosts.get_mut(&host).is_some_and(|remote| !remote.note(note)) {
-            self.gone(host, "is given up: it does not take what it is told", true);
+            self.gone(host, "is given up: it does not take what it is told", Gone::GivenUp);
         }
     }
 

@@ -31,7 +31,7 @@ use super::limits::{
 };
 use super::supervisor::{Closed, Shared, Supervisor, WorkerId, WorkerState};
 use super::wait::wait_for;
-use crate::ids::ProcessId;
+use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
 use crate::observe::metrics::{ActorMetrics, Metrics};
 use crate::observe::text::shown;
@@ -62,6 +62,8 @@ pub(crate) struct AllHosts {
     pub(super) transport: OnceLock<Weak<Transport>>,
     /// The process of the gateway, while there is one.
     pub(in crate::node) gateway: Arc<Mutex<Option<ProcessId>>>,
+    /// And with it, for what waits for other hosts.
+    pub(in crate::node) supervisor: OnceLock<Weak<Supervisor>>,
     /// Those that had not answered when they were asked for a look, until when they are not asked.
     silent: Mutex<HashMap<u16, Instant>>,
     /// On an agent: what is to be added to a time of this host for the head's, and to how much that is right, in nanoseconds.
@@ -260,10 +262,15 @@ fn plain(text: &mut String, limit: usize) {
     *text = shown(std::mem::take(text), limit);
 }
 
+/// Whether a host may show an actor: one that roams is shown where it lives.
+fn may_live_on(actor: ActorId, host: &Host) -> bool {
+    actor.host() == host.number || actor.roams()
+}
+
 /// WIRE-1: the metrics of an actor of this host, as they can be shown.
 fn plain_actor(actor: &mut ActorMetrics, host: &Host) -> bool {
     plain(&mut actor.name, MAX_NAME);
-    actor.actor.host() == host.number && actor.handler.is_sound()
+    may_live_on(actor.actor, host) && actor.handler.is_sound()
 }
 
 fn bounded_metrics(mut metrics: Metrics, host: &Host) -> Metrics {
@@ -295,7 +302,7 @@ fn bounded_look(mut look: Look, host: &Host) -> Look {
         }
     }
     // Those of others that it sends to are shown by their own hosts.
-    look.actors.retain(|actor| actor.actor.host() == host.number);
+    look.actors.retain(|actor| may_live_on(actor.actor, host));
     look.actors.truncate(MAX_SHOWN_ACTORS);
     for actor in &mut look.actors {
         plain(&mut actor.name, MAX_NAME);
@@ -346,8 +353,10 @@ fn bounded_report(mut report: NodeReport, host: &Host) -> NodeReport {
 }
 
 /// Where the head has its transport from.
-pub(super) fn set(shared: &Shared, transport: &Arc<Transport>) {
+pub(super) fn set(supervisor: &Arc<Supervisor>, transport: &Arc<Transport>) {
+    let shared = supervisor.shared();
     // A host is one of its node once.
+    let _ = shared.all_hosts.supervisor.set(Arc::downgrade(supervisor));
     let _ = shared.all_hosts.transport.set(Arc::downgrade(transport));
 }
 

@@ -69,9 +69,23 @@ impl<A: RemoteActor> Deferred<A> {
         device: DeviceId,
     ) -> Result<Spawned<A>, ActorError> {
         let (actor, restart) = (self.actor_on(device), self.how.restart);
-        let to_start = super::elsewhere::ToStart { worker, restart, actor };
+        let to_start = super::elsewhere::ToStart { worker, restart, actor, guest: None };
         let (actor, location, worker) = super::elsewhere::start_on(&self.transport, host, to_start)?;
         Ok(self.spawned(actor, location, worker))
+    }
+
+    /// Starts it on another host, from which it may go on on a third.
+    #[cfg(feature = "hosts")]
+    pub(super) fn start_roaming(
+        &self,
+        host: &crate::transport::hosts::Host,
+        worker: super::elsewhere::NewWorker,
+        spares: u32,
+    ) -> Result<Spawned<A>, ActorError> {
+        let (actor, restart) = (self.actor.clone(), self.how.restart);
+        let made_of = super::elsewhere::Roams { worker, restart, actor, spares };
+        let started = super::elsewhere::first_life(&self.supervisor, &self.transport, host, made_of);
+        started.map(|(actor, location, worker)| self.spawned(actor, location, worker))
     }
 
     fn actor_on(&self, device: DeviceId) -> NewActor {

@@ -3,7 +3,7 @@
 //! Each node of several hosts has a mailbox in its own process, the *starter*, under a number that the others know
 //! ([`starter_of`]). A spawn that names another host asks its starter, as any actor is asked. That node starts a worker, and the actor
 //! in it, as if its own program had spawned it, and supervises it by the policy that came along: its next lives are on the same
-//! host. A pipeline starts workers there first, and then actors in them; what it says of them at its end ([`Order`]) is said once and
+//! host, unless the policy lets it go on without that host (`supervisor/roaming.rs`). A pipeline starts workers there first, and then actors in them; what it says of them at its end ([`Order`]) is said once and
 //! not answered.
 //!
 //! Used by [`Spawn::start`](super::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a node as soon as its host is one
@@ -20,6 +20,8 @@
 //! knows. On that of the asker, or its end, the workers that were started for it end too: nobody else knows of them. **On cancellation** nothing: who spawns blocks.
 
 mod devices;
+mod guests;
+mod next_life;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -32,13 +34,14 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
+pub(in crate::node) use self::next_life::{NextLife, Roams, first_life, next_life};
 use super::all_hosts::{self, LastLook, Show, show};
 use super::behind::{Behind, pass_on};
 use super::hosts::OnHost;
 use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
 use super::restart::Restart;
 use super::spawn::ActorError;
-use super::supervisor::{Closed, Making, NodeError, SpawnError, Supervisor, WorkerId};
+use super::supervisor::{Closed, Guest, Making, NodeError, SpawnError, StartError, Supervisor, WorkerId};
 use super::wait::wait_for;
 use super::{Node, Spawn};
 use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
@@ -73,7 +76,7 @@ pub(super) enum Request {
 }
 
 /// A worker to start.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct NewWorker {
     pub(super) name: String,
     /// Of it, on each GPU.
@@ -97,6 +100,8 @@ pub(super) struct ToStart {
     pub(super) worker: StartIn,
     pub(super) restart: Restart,
     pub(super) actor: NewActor,
+    /// Where it roams: it has its id from the host that asks.
+    pub(super) guest: Option<Guest>,
 }
 
 /// What is to become of a worker: as the [`Supervisor`]'s methods with these names.
@@ -110,7 +115,7 @@ pub(super) enum Order {
 }
 
 /// What the other node answers.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// It takes messages. Its place means something there alone (HOST-2).
     Started {
@@ -152,6 +157,8 @@ struct Starts {
     waiting: VecDeque<(Asked, Receipt)>,
     /// The workers that were started for other hosts, with the host that has asked for each, but for some that have ended.
     workers: HashMap<WorkerId, u16>,
+    /// Actors that roam and are being started, with those who have asked for that again.
+    guests: HashMap<ActorId, Vec<Receipt>>,
 }
 
 impl Inbox for Starter {
@@ -252,8 +259,10 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_look: &LastLo
             next
         };
         let Some(((host, request), receipt)) = next else { return };
+        let guest = guests::of(host, &request);
+        let Some(receipt) = guests::begins(starts, guest, receipt) else { continue };
         let no = |why: &dyn fmt::Display| Answer::No(shown(why.to_string(), MAX_FAILURE_TEXT));
-        receipt.reply(match (supervisor.upgrade(), request) {
+        let answer = match (supervisor.upgrade(), request) {
             (None, _) => no(&Closed::Ended),
             (Some(supervisor), Request::Load) => {
                 supervisor.load().map_or_else(|error| no(&error), Answer::Load)
@@ -276,7 +285,9 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_look: &LastLo
             },
             // It was obeyed when it came.
             (Some(_), Request::Order(..)) => no(&"an order has no answer"),
-        });
+        };
+        guests::begun(starts, guest, &answer);
+        receipt.reply(answer);
     }
 }
 
@@ -307,8 +318,17 @@ fn start(
     host: u16,
     to_start: ToStart,
 ) -> Result<Answer, ActorError> {
-    let ToStart { worker, restart, mut actor } = to_start;
+    let ToStart { worker, restart, mut actor, guest } = to_start;
     actor.label = actor.label.map(|label| cut(label, MAX_NAME));
+    if guest.is_some_and(|guest| guest.actor.host() != host || !guest.actor.roams()) {
+        return Ok(Answer::No("an actor that roams has its id from the host that starts it".to_owned()));
+    }
+    if let Some(guest) = guest
+        && let Some((location, worker)) = supervisor.guest(guest.actor).map_err(StartError::from)?
+    {
+        // HOST-10: the answer was lost with a gateway, and it was started for this host, which gave it its id.
+        return Ok(Answer::Started { actor: guest.actor, location, worker: worker.0 });
+    }
     let (worker, is_new) = match worker {
         StartIn::New(new) => (worker_for(supervisor, starts, host, &new)?, true),
         StartIn::This(worker) => (WorkerId(worker), false),
@@ -316,7 +336,11 @@ fn start(
     if starts.lock().workers.get(&worker) != Some(&host) {
         return Ok(Answer::No(format!("{worker} was not started for this host")));
     }
-    let started = supervisor.start_supervised(worker, actor, restart.bounded()).inspect_err(|_| {
+    let started = match guest {
+        None => supervisor.start_supervised(worker, actor, restart.bounded()),
+        Some(guest) => supervisor.start_guest(worker, actor, restart.bounded(), guest),
+    };
+    let started = started.inspect_err(|_| {
         if is_new {
             // Nobody else knows of it.
             supervisor.retire(worker);
@@ -329,10 +353,11 @@ fn start(
 impl<A: RemoteActor> Spawn<'_, A> {
     /// Starts it on another host of the node, one of [`Node::hosts`], or on [the one with the fewest
     /// actors](crate::node::hosts::Anywhere). That host's node starts a worker for it and supervises it: a restart policy brings it
-    /// back there, as long as the host that has started it is of the node. A watch sees its ends as that of any actor. Its
-    /// [device](Self::device) is one of that host, which [`Node::device_on`] gives.
+    /// back there, as long as the host that has started it is of the node. When its own host is lost, it is given up, unless the policy
+    /// says [`on_other_hosts`](Restart::on_other_hosts). A watch sees its ends as that of any actor. Its
+    /// [device](Self::device) is one of that host, which [`Node::device_on`] gives; one that may go on on other hosts has none.
     ///
-    /// A [worker](Self::worker) and a [group](Self::group) are of this host. An actor of [Python](crate::actor::Python) runs in that host's
+    /// A [worker](Self::worker) has to be one of that host, and a [group](Self::group) is of this one: it does not go elsewhere. An actor of [Python](crate::actor::Python) runs in that host's
     /// interpreter.
     ///
     /// ```no_run
@@ -390,7 +415,7 @@ impl Node {
         let served = self.transport().serve_at(location.index, Arc::new(starter));
         served.map_err(|error| failed(&error))?;
         // Workers of other hosts are reached by this from now on.
-        all_hosts::set(&supervisor.shared(), self.transport());
+        all_hosts::set(supervisor, self.transport());
         supervisor.serve_hosts();
         if let Err(error) = tensorpost_hosts::join::tell_starter(self.transport().host()) {
             let file = tensorpost_hosts::join::JOINED_FILE;
@@ -417,8 +442,7 @@ impl Node {
 
     /// The host with the fewest actors in its workers; one that does not answer in time is left out.
     fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
-        let least = self.supervisor().host_loads()?.into_iter().min();
-        Ok(least.map_or(own, |(_, host)| host))
+        self.supervisor().least_loaded(own)
     }
 }
 
@@ -497,6 +521,12 @@ impl Supervisor {
             _ => None,
         });
         Ok(loads.chain([(self.load()?, own)]).collect())
+    }
+
+    /// The host with the fewest actors in its workers, and of several the first; one that does not answer in time is left out.
+    fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
+        let least = self.host_loads()?.into_iter().min();
+        Ok(least.map_or(own, |(_, host)| host))
     }
 
     /// A host of the node, by its number.

@@ -8,6 +8,9 @@
 //! up, and is not in the roster any more; who has its address asks again. Where all are in use, whoever wants another waits (MBX-2).
 //! Whoever watches one that rests is told on what happens to it.
 //!
+//! Actors that roam are reached in the same way, from their homes too, unless they live here. Where those of this host live, it has noted
+//! (`foreign/homes.rs`).
+//!
 //! Bounded (MBX-2): so many actors that are being reached, names that are looked up, and who waits for them.
 //!
 //! **On the gateway's death** its actors rest, as far as the next one has no place for them: they live, and an address of one goes on
@@ -15,6 +18,7 @@
 //! comes to each process when that has taken all that the last gateway had sent it (HOST-3). Where no gateway follows, its
 //! actors go as those of any process do, and whoever waits here is told.
 
+mod homes;
 mod next_gateway;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -29,6 +33,8 @@ use crate::transport::control_channel::{FromNode, Location, ToNode};
 use crate::transport::hosts::{FromGateway, ToGateway, starter_of};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 
+use self::homes::Homes;
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Foreign {
@@ -39,6 +45,8 @@ pub(crate) struct Foreign {
     unread: Vec<ProcessId>,
     /// Actors of this host that others ask for, in processes that have not read one of them to the end.
     wanted: HashSet<ActorId>,
+    /// Where the actors live that roam, and whose home is this host.
+    homes: Homes,
     reaching: HashMap<ActorId, Reaching>,
     /// Those of them that wait for a place, with the capacities of their mailboxes. No more than are being reached.
     placeless: VecDeque<(ActorId, u32)>,
@@ -100,7 +108,8 @@ impl Foreign {
 impl Broker {
     /// Whether an actor lives on another host, and there may be a way to it.
     pub(super) fn is_foreign(&self, actor: ActorId) -> bool {
-        actor.host() != self.roster.host && (self.foreign.gateway.is_some() || self.roster.host_is_known)
+        let has_others = self.foreign.gateway.is_some() || self.roster.host_is_known;
+        has_others && (actor.host() != self.roster.host || actor.roams()) && !self.is_guest(actor)
     }
 
     /// Notes that somebody waits for an actor of another host, and has it reached.
@@ -112,10 +121,15 @@ impl Broker {
                 );
                 return Err(out_of_reach(why));
             }
-            if !self.foreign.tell(ToGateway::Reach { actor }, out) && !self.foreign.follows {
+            // Between two gateways it waits for the next.
+            if self.foreign.gateway.is_none() && !self.foreign.follows {
                 return Err(out_of_reach(
                     "the gateway of this host has ended, and with it the way to all others",
                 ));
+            }
+            // One of this host that lives nowhere now is reached when it does.
+            if !self.foreign.homes.is_away(actor) {
+                self.foreign.tell(ToGateway::Reach { actor }, out);
             }
         }
         Ok(self.foreign.reaching.entry(actor).or_default())
@@ -123,6 +137,9 @@ impl Broker {
 
     /// What is known of an actor of another host, unless it has to be reached first.
     fn known_foreign(&self, actor: ActorId) -> Option<Whereabouts> {
+        if actor.host() == self.roster.host && !self.foreign.homes.has(actor) {
+            return Some(self.roster.whereabouts(actor)); // it has ended
+        }
         match (self.roster.actor(actor), self.roster.whereabouts(actor)) {
             (Some(entry), at) => entry.started.then_some(at),
             (None, at @ Whereabouts::GaveUp(_)) => Some(at),
@@ -170,6 +187,8 @@ impl Broker {
     /// `from` wants to hear what happens to an actor of another host.
     fn watch_foreign(&mut self, from: ProcessId, ticket: u64, actor: ActorId, out: &mut Vec<Delivery>) {
         let down = match self.known_foreign(actor) {
+            _ if self.foreign.homes.has(actor) => self.watches.watch(from, actor, true),
+            Some(Whereabouts::Nowhere) => self.watches.watch(from, actor, false),
             Some(Whereabouts::GaveUp(reason)) => Some(Lifecycle::GaveUp { actor, reason }),
             Some(_) => self.watches.watch(from, actor, true),
             None => match self.reach(actor, out) {
@@ -221,6 +240,12 @@ impl Broker {
             return if cannot_begin { Ok(()) } else { Err(Complaint::NotTheGateway) };
         }
         match said {
+            // What it says of one that is here by now is about its last life, on another host.
+            FromGateway::Reached { actor, .. }
+            | FromGateway::Serving { actor }
+            | FromGateway::Rests { actor }
+            | FromGateway::OutOfReach { actor, .. }
+                if self.is_guest(actor) => {}
             FromGateway::Reached { actor, capacity } => self.reached(from, actor, capacity, out),
             FromGateway::Serving { actor } => self.serving(actor, out),
             FromGateway::Rests { actor } => self.rests(from, actor, out),
@@ -238,14 +263,22 @@ impl Broker {
             FromGateway::WantLocal { actor } if self.is_starter(actor) && !self.foreign.serves => {
                 self.foreign.starter_wanted = true;
             }
+            FromGateway::WantLocal { actor } if self.foreign.homes.has(actor) => {
+                if let Some(host) = self.foreign.homes.host_of(actor) {
+                    self.foreign.tell(ToGateway::LivesOn { actor, host }, out);
+                }
+            }
             FromGateway::WantLocal { actor } if self.has_unread(actor) => {
                 // MBX-2: of each host the gateway asks for so many at a time.
                 self.foreign.wanted.insert(actor);
             }
+            FromGateway::WantGuests { host, session, actors } => self.say_guests(host, session, actors, out),
             FromGateway::WantLocal { actor } => self.say_where(actor, out),
             FromGateway::Lifecycle(event) => {
                 let actor = event.actor();
-                let is_known = self.roster.actor(actor).is_some() || self.watches.is_watched(actor);
+                let is_known = self.roster.actor(actor).is_some()
+                    || self.watches.is_watched(actor)
+                    || self.foreign.homes.has(actor);
                 if is_known && self.is_foreign(actor) && !event.is_final() {
                     self.tell(&event, out);
                 }
@@ -262,6 +295,7 @@ impl Broker {
             | FromGateway::Claim { .. }
             | FromGateway::Release { .. }
             | FromGateway::Claimed { .. }
+            | FromGateway::LifeOver { .. }
             | FromGateway::HostGone { .. }
             | FromGateway::NodeGone { .. } => {}
         }
@@ -270,7 +304,7 @@ impl Broker {
 
     /// Tells the gateway where an actor of this host is.
     fn say_where(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
-        let at = match actor.host() == self.roster.host {
+        let at = match actor.host() == self.roster.host || self.is_guest(actor) {
             true => self.roster.whereabouts(actor),
             false => Whereabouts::Nowhere,
         };
@@ -335,13 +369,9 @@ impl Broker {
             return; // it has ended meanwhile
         }
         self.roster.remove(actor);
-        out.extend(self.roster.living().map(|to| Delivery {
-            to,
-            message: FromNode::Unplaced { actor },
-            descriptors: Vec::new(),
-        }));
+        self.unplaced(actor, out);
         let told = self.watches.is_watched(actor) || self.registry.has(actor);
-        if !told {
+        if !told && !self.foreign.homes.has(actor) {
             self.watches.forget_down(actor);
         }
         self.foreign.tell(ToGateway::Rested { actor, told }, out);
@@ -363,7 +393,8 @@ impl Broker {
     }
 
     /// An actor of another host cannot be reached (any more): it has ended, or its host is lost.
-    fn lost_foreign(&mut self, actor: ActorId, why: Option<EndReason>, out: &mut Vec<Delivery>) {
+    pub(super) fn lost_foreign(&mut self, actor: ActorId, why: Option<EndReason>, out: &mut Vec<Delivery>) {
+        let is_own = self.foreign.homes.forget(actor);
         let reaching = self.foreign.reaching.remove(&actor);
         self.foreign.placeless.retain(|(waiting, _)| *waiting != actor);
         let was_here = self.roster.remove(actor).is_some();
@@ -386,10 +417,10 @@ impl Broker {
         if was_here {
             self.announce_as(actor, &at, out);
         }
-        if was_here || self.watches.is_watched(actor) {
+        if was_here || is_own || self.watches.is_watched(actor) {
             self.tell(&event, out);
         }
-        if was_here {
+        if was_here || is_own {
             self.foreign.tell(ToGateway::Withdraw { actor }, out);
             if let Some(gateway) = self.foreign.gateway {
                 self.place_next(gateway, out);
@@ -420,7 +451,7 @@ impl Broker {
         self.foreign.follows = false;
         self.foreign.wanted.clear();
         let why = out_of_reach("the gateway of this host has ended, and with it the way to all others");
-        let waited_for = self.foreign.reaching.keys().copied();
+        let waited_for = self.foreign.reaching.keys().copied().chain(self.foreign.homes.all());
         // Those in the gateway are the roster's; of those that rest nobody else says it.
         let resting = self.watches.watched().filter(|actor| self.is_foreign(*actor));
         let lost: HashSet<_> = waited_for.chain(resting).collect();

@@ -12,7 +12,7 @@ use crate::limits::cuda_connections;
 use crate::transport::hosts::{Host, Nixl, Settings};
 
 /// The worker that speaks to other hosts.
-pub(super) const GATEWAY: &str = "gateway";
+pub(super) use crate::transport::lifecycle::GATEWAY;
 
 /// How this host becomes one of a node of several: as its head, or as an agent of a head.
 ///

@@ -87,6 +87,14 @@ pub const MAX_LOOKUPS: usize = 1 << 12;
 #[cfg(feature = "hosts")]
 pub const MAX_STARTS: usize = 8;
 
+/// Actors that may go on on another host, and live on another than the one that has started them.
+#[cfg(feature = "hosts")]
+pub const MAX_ROAMING: usize = 1 << 14;
+
+/// Next lives of such that are begun at a time; more wait.
+#[cfg(feature = "hosts")]
+pub const MAX_MOVES: usize = 8;
+
 /// How long another host may take to say how many actors it has, where the one with the fewest is looked for.
 #[cfg(feature = "hosts")]
 pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);

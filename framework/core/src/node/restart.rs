@@ -29,6 +29,9 @@ pub struct Restart {
     window: Option<Duration>,
     first: Duration,
     most: Duration,
+    /// Whether an actor that was started on another host may go on on a third.
+    #[cfg(feature = "hosts")]
+    on_other_hosts: bool,
 }
 
 impl Restart {
@@ -51,7 +54,15 @@ impl Restart {
     const fn new(when: RestartWhen, budget: u32) -> Self {
         let budget = if budget < MAX_RESTARTS { budget } else { MAX_RESTARTS };
         let (first, most) = (Duration::from_millis(10), Duration::from_secs(5));
-        Restart { when, budget, window: None, first, most }
+        Restart {
+            when,
+            budget,
+            window: None,
+            first,
+            most,
+            #[cfg(feature = "hosts")]
+            on_other_hosts: false,
+        }
     }
 
     /// Counts only the restarts in the last `window`. Without this, all restarts count.
@@ -66,6 +77,29 @@ impl Restart {
         self.first = first;
         self.most = most;
         self
+    }
+
+    /// Lets an actor that is started [on another host](super::Spawn::on) go on on a third one, or on the one that starts it, when its host
+    /// is lost or leaves the node: on the one with the fewest actors at that moment. Without this it is given up with its host.
+    ///
+    /// Each life is made from the same arguments, under the same identity: its addresses stay valid on all hosts, its names stay its own,
+    /// and whoever watches it hears of the end and of the next life. What was in its mailbox or on its way is lost; an ask that it had
+    /// accepted ends with an error that names the lost host; who sends meanwhile waits. A next life begins only when nothing of the last one
+    /// can run any more: 15 s after a host fell silent, or when it has left in order. Losses of hosts are counted and spaced by this policy,
+    /// apart from the ends that a host restarts it after, which it counts anew.
+    ///
+    /// The host that has started it knows where it lives, so it ends with that host. Nothing changes for one that is started on this host, nor
+    /// for the stages of a pipeline.
+    #[cfg(feature = "hosts")]
+    pub const fn on_other_hosts(mut self) -> Self {
+        self.on_other_hosts = true;
+        self
+    }
+
+    /// Whether it goes on without its host.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn roams(&self) -> bool {
+        self.on_other_hosts && self.when != RestartWhen::Never
     }
 
     /// As another host has sent it.

@@ -106,11 +106,11 @@ impl Roster {
         self.actors.iter().map(|(actor, entry)| (*actor, entry))
     }
 
-    /// How many actors of this host are in workers, or between two lives.
+    /// How many actors are in workers of this host other than its gateway, or between two lives there.
     #[cfg(feature = "hosts")]
-    pub(crate) fn load(&self) -> usize {
-        let in_worker = |entry: &ActorEntry| entry.location.process != ProcessId::NODE;
-        self.all().filter(|(actor, entry)| actor.host() == self.host && in_worker(entry)).count()
+    pub(crate) fn load(&self, gateway: Option<ProcessId>) -> usize {
+        let in_worker = |process| process != ProcessId::NODE && Some(process) != gateway;
+        self.all().filter(|(_, entry)| in_worker(entry.location.process)).count()
     }
 
     pub(crate) fn actors_of(&self, process: ProcessId) -> usize {
@@ -138,6 +138,29 @@ impl Roster {
         let location = Location { process, index, capacity };
         self.actors.insert(actor, ActorEntry::at(location));
         Ok((actor, location))
+    }
+
+    /// Makes an id for an actor that may live on any host.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn roaming(&mut self) -> ActorId {
+        self.last_actor += 1;
+        ActorId::roaming(self.host, self.last_actor)
+    }
+
+    /// Makes a location in `process` for a life of an actor that roams, which [`started`](Self::started) begins. It is not known here.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn take_in(
+        &mut self,
+        actor: ActorId,
+        process: ProcessId,
+        capacity: u32,
+    ) -> Result<Location, LocationError> {
+        if !(1..=MAX_MAILBOX).contains(&capacity) {
+            return Err(LocationError::Capacity(capacity));
+        }
+        let location = Location { process, index: self.free_index(process)?, capacity };
+        self.actors.insert(actor, ActorEntry { away: true, ..ActorEntry::at(location) });
+        Ok(location)
     }
 
     /// Makes a location in the gateway for an actor of another host, which [`started`](Self::started) opens.

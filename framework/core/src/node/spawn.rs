@@ -343,7 +343,8 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// Puts it into a worker that runs already, see [`Node::worker`].
+    /// Puts it into a worker that runs already, see [`Node::worker`]. That of an actor which was started on another host (`.on(..)`) is one,
+    /// too: the actor is started there, beside that one.
     pub fn worker(mut self, worker: WorkerId) -> Self {
         self.worker = Some(worker);
         self
@@ -436,8 +437,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
         let interpreter = A::interpreter(&self.args);
         #[cfg(feature = "hosts")]
         if let Some(host) = self.on.as_ref().map(|on| self.node.other_host(on)).transpose()?.flatten() {
+            let worker_there = self.worker.filter(|worker| worker.host() == Some(host.number));
             let whole = [
-                (self.worker.is_none(), "its worker is of this host"),
+                (self.worker.is_none() || worker_there.is_some(), "its worker is of another host"),
                 (self.how.group.is_none(), "its group is of this host"),
                 (program.is_none() || interpreter.is_some(), "its worker runs a program of this host"),
             ];
@@ -445,6 +447,19 @@ impl<A: RemoteActor> Spawn<'_, A> {
                 return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
             }
             let new = super::elsewhere::NewWorker { name, streams: self.streams, interpreter };
+            if let Some(worker) = worker_there.filter(|_| !self.how.restart.roams()) {
+                return self.defer()?.start(worker);
+            }
+            if self.how.restart.roams() {
+                let on_host = |device| device == DeviceId::HOST;
+                let has_device = !on_host(device) || !self.receive_on.is_none_or(on_host);
+                if has_device || worker_there.is_some() {
+                    let what =
+                        "its device or its worker is of one host, and its policy lets it go on on others";
+                    return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
+                }
+                return self.defer()?.start_roaming(&host, new, spares);
+            }
             let supervisor = Arc::clone(self.node.supervisor());
             let started = self.defer()?.start_on(&host, super::elsewhere::StartIn::New(new), device)?;
             if spares > 0 {

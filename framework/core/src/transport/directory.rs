@@ -14,7 +14,8 @@
 //! An actor of another host is where the node says, from the first message on: its address has a place that means something at
 //! its home alone (HOST-2), and what reaches it from here is a mailbox of this host's gateway. One that has no place there any more
 //! *rests*: whoever sends to it next has the node asked again, and waits in the queue that it had (MBX-1). Of those that rest, and of
-//! those that have ended, the last [`MAX_RESTING`] are known; who sends to another has the node asked too (MBX-2).
+//! those that have ended, the last [`MAX_RESTING`] are known; who sends to another has the node asked too (MBX-2). One that
+//! [roams](ActorId::roams) is asked for in the same way, on all hosts.
 //!
 //! **Locks.** `resting`, then a shard of the table, then those of [`Actors`] and [`Links`], and a queue's locations. Nobody is woken
 //! under a shard, and nothing is sent to the node under one.
@@ -166,10 +167,11 @@ impl Directory {
     }
 
     pub(super) fn is_foreign(&self, actor: ActorId) -> bool {
-        actor.host() != self.host.load(Ordering::Relaxed)
+        // Where one lives that roams, the node says, also where that is here.
+        actor.host() != self.host.load(Ordering::Relaxed) || actor.roams()
     }
 
-    /// Whether an actor lives on another host. From the first such on, routes are looked up: none of its addresses leads there.
+    /// Whether an actor lives on another host, or may. From the first such on, routes are looked up: none of its addresses leads there.
     pub(super) fn meets_foreign(&self, actor: ActorId) -> bool {
         let foreign = self.is_foreign(actor);
         if foreign {

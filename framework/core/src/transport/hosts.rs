@@ -102,6 +102,24 @@ pub enum NameRefused {
     Busy,
 }
 
+/// How a host went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Gone {
+    /// It has left in order: its actors have stopped.
+    Left,
+    /// The head has spoken its verdict: its workers have ended by themselves (HOST-10).
+    Lost,
+    /// Somebody has given it up for another reason: its workers may still run.
+    GivenUp,
+}
+
+impl Gone {
+    /// Whether next lives of its actors may begin elsewhere (HOST-10).
+    pub(crate) fn is_certain(self) -> bool {
+        self != Gone::GivenUp
+    }
+}
+
 /// From the node to its gateway.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ToGateway {
@@ -155,6 +173,22 @@ pub enum ToGateway {
         at: Whereabouts,
         /// The device that the tensors of its messages are brought to, or the GPU that it works on.
         device: Option<DeviceId>,
+    },
+    /// On the home of an actor that roams: it lives on this host from now on. Also the answer to [`FromGateway::WantLocal`].
+    LivesOn {
+        /// Which.
+        actor: ActorId,
+        /// The number of that host.
+        host: u16,
+    },
+    /// On the home of actors that roam, for a gateway that follows another: on which hosts they live, with the numbers of these.
+    Lives(Vec<(ActorId, u16)>),
+    /// The answer to [`FromGateway::WantGuests`]: behind a [`ToGateway::Local`] for each that does not live here.
+    Guests {
+        /// From the question.
+        host: u16,
+        /// From the question.
+        session: u64,
     },
     /// A process of this host that may ask actors of others works on this GPU.
     Uses {
@@ -301,13 +335,32 @@ pub enum FromGateway {
         /// Why not.
         result: Result<(), NameRefused>,
     },
-    /// Another host asks for this actor; answered by [`ToGateway::Local`].
+    /// Another host asks for this actor; answered by [`ToGateway::Local`], or where it roams and lives elsewhere by
+    /// [`ToGateway::LivesOn`], as soon as it lives somewhere. Of one that roams this host asks, too.
     WantLocal {
         /// Which.
         actor: ActorId,
     },
+    /// Actors that roam live here, as their home says, which wants to hear what happens to them. Answered by [`ToGateway::Guests`].
+    WantGuests {
+        /// Their home.
+        host: u16,
+        /// Counts the sessions with it; echoed in the answer.
+        session: u64,
+        /// Which.
+        actors: Vec<ActorId>,
+    },
     /// Something has happened to an actor of another host, and it goes on.
     Lifecycle(Lifecycle),
+    /// On the home of an actor that roams: the host that it lives on says that it has ended.
+    LifeOver {
+        /// Which.
+        actor: ActorId,
+        /// The number of that host.
+        host: u16,
+        /// Why, if that host knows.
+        why: Option<EndReason>,
+    },
     /// The head shuts the node down, and asks what is under way here; answered by [`ToGateway::Drained`].
     Drain {
         /// Echoed in the answer.
@@ -340,12 +393,14 @@ pub enum FromGateway {
         /// It is right to so many.
         within: u64,
     },
-    /// A host is lost, or has left: for the log. What it had is told actor by actor.
+    /// A host is lost, or has left. What it had is told actor by actor, but for those that roam.
     HostGone {
+        /// Its number.
+        host: u16,
         /// Which, and why.
         why: String,
-        /// Whether it was lost, and has not left.
-        lost: bool,
+        /// How sure it is that nothing runs there any more.
+        how: Gone,
     },
     /// This host is not of its node any more, because of the head: it ends, at once where it is `cut_off`.
     NodeGone {
@@ -378,6 +433,8 @@ pub struct Left {
     pub last: u16,
     /// On an agent: until when its workers may work, in nanoseconds since the start of the machine.
     pub works_until: u64,
+    /// How hosts went that are not of the node any more: the last of them to join.
+    pub gone: Vec<(u16, Gone)>,
 }
 
 /// How a host becomes one of its node.

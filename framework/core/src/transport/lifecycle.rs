@@ -242,6 +242,9 @@ pub struct ExitedProcess {
     pub restarts: bool,
 }
 
+/// The name of the worker that is the way to other hosts.
+pub(crate) const GATEWAY: &str = "gateway";
+
 impl fmt::Display for ExitedProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.worker {

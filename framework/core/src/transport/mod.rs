@@ -481,7 +481,9 @@ impl Transport {
     fn fail_asks(&self, peer: ProcessId) {
         self.asks.fail(peer, |actor| {
             let exited = self.exited(peer, actor);
-            if !self.directory.is_foreign(actor) {
+            // One that roams may have lived in a worker of this host.
+            let in_worker = exited.worker.as_ref().is_some_and(|(name, _)| name != lifecycle::GATEWAY);
+            if !self.directory.is_foreign(actor) || actor.roams() && in_worker {
                 return AskFailure::ProcessExited(exited);
             }
             // It lives on another host, and the gateway was the way to it.

@@ -137,7 +137,7 @@ impl Inbound {
             return Err(Violation::AsksTwice { correlation });
         }
         if let Some(actor) = post.target.actor() {
-            if actor.home() != self.own {
+            if !actor.may_live_on(self.own) {
                 return Err(Violation::OtherHost { actor, own: self.own });
             }
             let mailbox = self.mailboxes.get_mut(&actor).ok_or(Violation::NotServed { actor })?;

@@ -102,7 +102,7 @@ impl Outbound {
 
     /// The other side offers a mailbox, or takes the offer back.
     pub(super) fn served(&mut self, actor: ActorId, capacity: u32) -> Result<Event, Violation> {
-        if actor.home() != self.peer {
+        if !actor.may_live_on(self.peer) {
             return Err(Violation::OtherHost { actor, own: self.peer });
         }
         // A mailbox that nothing is on its way to is forgotten with its offer.

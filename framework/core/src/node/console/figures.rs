@@ -207,7 +207,12 @@ impl Figures {
         let interval = now.at.saturating_sub(earlier.at) as f64 / 1e9;
         // An actor of another host has a mailbox in the gateway of this one, and its figures at home.
         let is_shown = |actor: &&ActorFacts| {
-            let shows = |host: &HostFacts| host.number == actor.actor.host() && host.look.is_some();
+            // One that roams has them where it lives.
+            let lives_on = |host: &HostFacts, look: &Look| match actor.actor.roams() {
+                true => look.actors.iter().any(|there| there.actor == actor.actor),
+                false => host.number == actor.actor.host(),
+            };
+            let shows = |host: &HostFacts| host.look.as_ref().is_some_and(|look| lives_on(host, look));
             !now.hosts.iter().any(shows)
         };
         let actors = now.actors.iter().filter(is_shown);

@@ -21,10 +21,9 @@ impl Broker {
         foreign.wanted.clear();
         foreign.placeless.clear();
         foreign.reaching.values_mut().for_each(|reaching| reaching.placed = false);
-        let there = self
-            .roster
-            .all()
-            .filter(|(actor, entry)| entry.location.process == ended && actor.host() != self.roster.host);
+        let is_foreign = |actor: ActorId| actor.host() != self.roster.host || actor.roams();
+        let there =
+            self.roster.all().filter(|(actor, entry)| entry.location.process == ended && is_foreign(*actor));
         let there: Vec<_> = there.map(|(actor, _)| actor).collect();
         for actor in there {
             let was_started = self.roster.remove(actor).is_some_and(|entry| entry.started);
@@ -54,11 +53,15 @@ impl Broker {
                 self.foreign.tell(ToGateway::Uses { process, device }, out);
             }
         }
-        for actor in self.foreign.reaching.keys() {
+        self.say_lives(out);
+        let homes = &self.foreign.homes;
+        for actor in self.foreign.reaching.keys().filter(|actor| !homes.is_away(**actor)) {
             self.foreign.tell(ToGateway::Reach { actor: *actor }, out);
         }
         let told = self.watches.watched().chain(self.registry.named());
-        let mut told: Vec<_> = told.filter(|actor| self.is_foreign(*actor)).collect();
+        // Of those that are of this host the gateway hears in any case.
+        let is_told = |actor: &ActorId| self.is_foreign(*actor) && !homes.has(*actor);
+        let mut told: Vec<_> = told.filter(is_told).collect();
         told.sort();
         told.dedup();
         for actor in told {

@@ -5,6 +5,8 @@ use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::control::{ControlError, Down, encode};
 use crate::node::group::Supervision;
 use crate::node::registry::check_name;
+#[cfg(feature = "hosts")]
+use crate::node::restart::Restart;
 use crate::observe::log::Severity;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
@@ -17,7 +19,20 @@ use super::record::{First, Pending, Worker};
 use super::run::State;
 use super::{Reply, StartError, WorkerId};
 
-pub(super) type Started = Result<(ActorId, Location), StartError>;
+pub(in crate::node) type Started = Result<(ActorId, Location), StartError>;
+
+/// A life of an actor that roams, on a host that has not given it its id.
+#[cfg(feature = "hosts")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(in crate::node) struct Guest {
+    pub(in crate::node) actor: ActorId,
+    /// The number of the life.
+    pub(in crate::node) life: u32,
+}
+
+/// There are no other hosts.
+#[cfg(not(feature = "hosts"))]
+pub(super) enum Guest {}
 
 impl State {
     pub(super) fn start_actor(
@@ -42,11 +57,35 @@ impl State {
         how: Supervision,
         reply: Reply<Started>,
     ) {
+        self.start_as(id, new, how, None, reply);
+    }
+
+    /// Starts a life of an actor that has its id from another host, which has its names.
+    #[cfg(feature = "hosts")]
+    pub(super) fn start_guest(
+        &mut self,
+        id: WorkerId,
+        new: NewActor,
+        restart: Restart,
+        guest: Guest,
+        reply: Reply<Started>,
+    ) {
+        self.start_as(id, new, restart.into(), Some(guest), reply);
+    }
+
+    fn start_as(
+        &mut self,
+        id: WorkerId,
+        new: NewActor,
+        how: Supervision,
+        guest: Option<Guest>,
+        reply: Reply<Started>,
+    ) {
         let Some(index) = self.workers.slot_of(id) else {
             let _ = reply.try_send(Err(self.no_such_worker(id, new.type_name)));
             return;
         };
-        if let Err(error) = self.try_start(index, new, how, &reply) {
+        if let Err(error) = self.try_start(index, new, how, guest, &reply) {
             let _ = reply.try_send(Err(error));
         }
     }
@@ -56,6 +95,7 @@ impl State {
         index: usize,
         new: NewActor,
         how: Supervision,
+        guest: Option<Guest>,
         reply: &Reply<Started>,
     ) -> Result<(), StartError> {
         if self.stopping.is_some() {
@@ -70,12 +110,23 @@ impl State {
                 why: Some(worker.why.clone().unwrap_or_else(|| "it is ending".to_owned())),
             });
         }
-        let (actor, location) = reserve(&mut self.broker, worker.process, new.name.as_deref(), new.capacity)?;
+        let process = worker.process;
+        #[cfg(feature = "hosts")]
+        let life = guest.map_or(0, |guest| guest.life);
+        #[cfg(not(feature = "hosts"))]
+        let life = 0;
+        let (actor, location) = match guest {
+            None => reserve(&mut self.broker, process, new.name.as_deref(), new.capacity)?,
+            #[cfg(feature = "hosts")]
+            Some(guest) => self.take_in(process, guest.actor, &new)?,
+            #[cfg(not(feature = "hosts"))]
+            Some(nobody) => match nobody {},
+        };
         self.broker.roster.name(actor, new.shown_as());
         #[cfg(feature = "hosts")]
         self.broker.roster.works_on(actor, new.receive_on, new.device);
         let type_name = new.type_name.clone();
-        let start = start_of(actor, location, &new, 0, how.restart);
+        let start = start_of(actor, location, &new, life, how.restart);
         // Encoded once to see whether it fits: a worker is not killed for what its node asked.
         let start = Down::Start(start);
         if let Err(ControlError::TooLarge(_) | ControlError::Encode(_)) = encode(&start) {
@@ -83,8 +134,9 @@ impl State {
             return Err(StartError::TooLarge { type_name });
         }
         let device = new.device;
+        let Some(worker) = self.workers.at_mut(index) else { return Ok(()) };
         worker.uses(device);
-        let first = Some(First { made_of: new, how, reply: reply.clone() });
+        let first = Some(First { made_of: new, how, reply: reply.clone(), life });
         worker.pending.insert(actor, Pending { location, type_name, ended: None, first });
         worker.send(&start, Vec::new());
         self.dirty = true;
@@ -151,14 +203,22 @@ impl State {
         self.dirty = true;
         // `first` tells a first start, which somebody waits for, from a later life, which its policy answers for.
         match (first, result) {
-            (Some(First { made_of, how, reply }), Ok(())) => {
+            (Some(First { made_of, how, reply, life }), Ok(())) => {
                 // Under its policy before the caller hears of it: a failure that follows at once is the policy's
                 // affair.
                 self.broker.roster.started(actor);
                 if how.restart.when() != RestartWhen::Never || how.group.is_some() {
-                    self.supervise(actor, id, made_of, how);
+                    self.supervise(actor, id, made_of, how, life);
                 }
+                #[cfg(feature = "hosts")]
+                self.guest_started(actor, life);
                 let _ = reply.try_send(Ok((actor, location)));
+            }
+            #[cfg(feature = "hosts")]
+            (Some(First { reply, .. }), Err(why)) if actor.roams() => {
+                self.guest_failed(actor);
+                let _ = reply.try_send(Err(StartError::Create { worker: name, type_name, why }));
+                self.leave_if_empty(index);
             }
             (Some(First { reply, .. }), Err(why)) => {
                 // Its `create` may have handed its address out, so those who watch it are told.
@@ -194,6 +254,13 @@ impl State {
             self.journal.node(Severity::Error, Some(&worker.name), text);
         }
         let reason = match why {
+            // One that roams goes on elsewhere when this host leaves, unless it has ended by itself.
+            why if actor.roams()
+                && self.stopping.is_some()
+                && (why.is_some() || worker.told_to_stop_actors) =>
+            {
+                EndReason::NodeStopped
+            }
             None => EndReason::Normal,
             Some(reason @ (EndReason::HandlerPanic(_) | EndReason::Linked(_))) => reason,
             // WIRE-1: of other ends an actor cannot tell.
@@ -215,6 +282,51 @@ impl State {
         let mut told = Vec::new();
         self.broker.tell(&Lifecycle::Down { actor, reason, will_restart: false }, &mut told);
         self.deliver(told);
+    }
+}
+
+/// Actors that roam.
+#[cfg(feature = "hosts")]
+impl State {
+    fn take_in(&mut self, process: ProcessId, actor: ActorId, new: &NewActor) -> Started {
+        // HOST-10: it is asked for one life after the other.
+        if self.broker.is_guest(actor) {
+            let (worker, type_name) = (process.to_string(), new.type_name.clone());
+            let why = format!("{actor} lives on this host already");
+            return Err(StartError::Create { worker, type_name, why });
+        }
+        let mut told = Vec::new();
+        let location = self.broker.take_in(actor, process, new.capacity, &mut told);
+        self.deliver(told);
+        Ok((actor, location?))
+    }
+
+    /// Where it is, unless it is none of this host's, or has ended.
+    pub(super) fn guest(&self, actor: ActorId) -> Option<(Location, WorkerId)> {
+        let entry = self.broker.roster.actor(actor).filter(|_| self.broker.is_guest(actor))?;
+        Some((entry.location, self.restarts.supervised.get(&actor)?.worker))
+    }
+
+    fn guest_started(&mut self, actor: ActorId, life: u32) {
+        if !self.broker.is_guest(actor) {
+            return;
+        }
+        let mut told = Vec::new();
+        self.broker.guest_started(actor, &mut told);
+        if life > 0 {
+            // What its home says of this life is not heard here.
+            self.broker.tell(&Lifecycle::Up { actor, incarnation: life }, &mut told);
+        }
+        self.deliver(told);
+    }
+
+    /// The first life of an actor on this host could not begin.
+    pub(super) fn guest_failed(&mut self, actor: ActorId) {
+        if self.broker.is_guest(actor) {
+            let mut told = Vec::new();
+            self.broker.guest_failed(actor, &mut told);
+            self.deliver(told);
+        }
     }
 }
 

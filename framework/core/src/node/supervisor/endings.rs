@@ -32,10 +32,11 @@ impl State {
         worker: WorkerId,
         made_of: NewActor,
         how: Supervision,
+        life: u32,
     ) {
         let Supervision { restart, group } = how;
         let supervised =
-            Supervised { worker, made_of, budget: Budget::new(restart), group, marked_final: false, life: 0 };
+            Supervised { worker, made_of, budget: Budget::new(restart), group, marked_final: false, life };
         self.restarts.supervised.insert(actor, supervised);
     }
 
@@ -136,7 +137,10 @@ impl State {
                 return Lifecycle::GaveUp { actor, reason: reason.clone() };
             }
             let will_restart = decisions.restarting.contains(&actor);
-            Lifecycle::Down { actor, reason: reason.clone(), will_restart }
+            // One that roams goes on elsewhere when this host leaves.
+            let leaves = actor.roams() && self.stopping.is_some();
+            let reason = if leaves { EndReason::NodeStopped } else { reason.clone() };
+            Lifecycle::Down { actor, reason, will_restart }
         };
         actors.into_iter().map(event).collect()
     }

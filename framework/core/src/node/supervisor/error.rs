@@ -12,6 +12,8 @@ use crate::doctor;
 use crate::limits::MAX_PROCESSES;
 use crate::node::handshake::BuildMismatch;
 use crate::node::limits::MAX_CONTROL_MESSAGE;
+#[cfg(feature = "hosts")]
+use crate::node::limits::MAX_ROAMING;
 use crate::node::registry::NameError;
 use crate::node::roster::LocationError;
 use crate::observe::text::time_of;
@@ -198,6 +200,13 @@ pub enum StartError {
         /// The actor's type.
         type_name: String,
     },
+    /// As many actors as may go on on other hosts were started by this one, and have not ended.
+    #[cfg(feature = "hosts")]
+    #[error(
+        "this host has {MAX_ROAMING} actors that may go on on other hosts; start some from another host, or without \
+         `Restart::on_other_hosts`"
+    )]
+    TooManyRoam,
     /// The node does not start actors any more.
     #[error(transparent)]
     Closed(#[from] Closed),

@@ -1,9 +1,10 @@
 //! The gateways of this host, one after the other.
 //!
 //! A gateway that ends is followed by another, as long as there are not too many in a short time. The node keeps what outlives it: the socket at
-//! which it listens, so that who connects meanwhile waits and is not refused; its page; who is of the node, as it said last; and this
-//! host's number and life. The next one begins with these, and other hosts know it by its number. What the node itself has to do with other hosts
-//! waits for it (`node/foreign/next_gateway.rs`, `supervisor/names.rs`).
+//! which it listens, so that who connects meanwhile waits and is not refused; its page; who is of the node, as it said last, and how others
+//! went; and this host's number and life. The next one begins with these, and other hosts know it by its number. What the node itself has to do with other hosts
+//! waits for it (`node/foreign/next_gateway.rs`, `supervisor/names.rs`), and it is told where actors of this host live that roam
+//! (`supervisor/roaming.rs`): that a gateway ends is no loss of a host.
 //!
 //! **Invariants.** HOST-10: an agent's workers end by the page of the last gateway until the next has one with an answer of the head in it,
 //! and the next begins with no more time than the last had. A number of a host is given once: the head's page has the last one before the
@@ -15,6 +16,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
@@ -22,16 +24,19 @@ use crate::limits::cuda_connections;
 use crate::node::broker::Delivery;
 use crate::node::control::Down;
 use crate::node::hosts::GATEWAY;
+use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::restart::{Budget, Restart, Verdict};
 use crate::observe::log::Severity;
+use crate::observe::text::shown;
 use crate::os::remedy_of_start;
 use crate::transport::control_channel::FromNode;
-use crate::transport::hosts::{Beginning, Host, Left, Settings, ToGateway};
+use crate::transport::hosts::{Beginning, Gone, Host, Left, Settings, ToGateway};
 use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
 
 use super::record::{Asker, WorkerPhase};
 use super::run::State;
+use super::stopping::Stopping;
 use super::{Making, WorkerId};
 
 /// How often a gateway is followed by another. Their beats have to be answered again before an agent's time is over: 10 s after the last.
@@ -128,11 +133,11 @@ impl Gateways {
         (self.alive, self.missed) = (None, None);
     }
 
-    /// What the last has left.
-    fn left(&self) -> Option<Left> {
+    /// What the last has left, and how hosts went that are not of the node any more.
+    fn left(&self, gone: Vec<(u16, Gone)>) -> Option<Left> {
         let ((number, _), page) = (self.own?, self.page.as_ref()?);
         let works_until = u64::try_from(page.get().as_nanos()).unwrap_or(u64::MAX);
-        Some(Left { number, members: self.members.clone(), last: page.last(), works_until })
+        Some(Left { number, members: self.members.clone(), last: page.last(), works_until, gone })
     }
 }
 
@@ -141,6 +146,55 @@ impl State {
     pub(super) fn is_gateway(&self, process: ProcessId) -> bool {
         let present = self.broker.foreign.gateway();
         present == Some(process) || self.hosts.gateways.starting == Some(process)
+    }
+
+    /// A worker's process has ended. Whether it was the gateway, and another follows.
+    pub(super) fn gateway_may_have_ended(
+        &mut self,
+        process: ProcessId,
+        why: &EndReason,
+        told: &mut Vec<Delivery>,
+    ) -> bool {
+        if !self.is_gateway(process) {
+            return false;
+        }
+        let is_followed = self.is_followed(why, told);
+        if !is_followed {
+            self.no_gateway_follows(why, told);
+        }
+        is_followed
+    }
+
+    /// A shutdown has begun between two gateways.
+    pub(super) fn end_without_gateway(&mut self) {
+        let mut told = Vec::new();
+        self.broker.no_gateway(&mut told);
+        self.hosts.gateways.are_over();
+        self.members_are(Vec::new());
+        self.forget_roamers();
+        self.deliver(told);
+    }
+
+    /// There is no gateway any more.
+    pub(super) fn no_gateway_follows(&mut self, why: &EndReason, told: &mut Vec<Delivery>) {
+        if self.broker.gateway_is_to_follow() {
+            // One that had begun is told with its process.
+            self.broker.no_gateway(told);
+        }
+        self.hosts.gateways.are_over();
+        self.members_are(Vec::new());
+        self.forget_roamers();
+        if let Some(reply) = self.hosts.beginning.take() {
+            let _ = reply.try_send(Err(format!("its gateway ended: {why}")));
+        }
+        if self.broker.roster.host != 0 && self.stopping.as_ref().is_none_or(Stopping::is_led) {
+            // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
+            let text =
+                format!("this host ends, because its gateway has, and with it the way to the head: {why}");
+            self.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
+            let (reply, _nobody_waits) = sync_channel(1);
+            self.begin_stopping(Instant::now(), reply);
+        }
     }
 
     /// The gateway has ended, or the next one has before it began. Whether another follows.
@@ -209,10 +263,11 @@ impl State {
 
     /// The process of the next gateway is ready.
     pub(super) fn begin_next_gateway(&mut self, index: usize) {
+        let gone = self.hosts_gone();
         let gateways = &mut self.hosts.gateways;
         gateways.count += 1;
         let socket = gateways.socket.as_ref().and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
-        let (settings, left) = (gateways.settings.clone(), gateways.left());
+        let (settings, left) = (gateways.settings.clone(), gateways.left(gone));
         let Some(worker) = self.workers.at_mut(index) else { return };
         let (Some(settings), Some(left), Some(socket)) = (settings, left, socket) else {
             return worker.give_up("what the gateway before has left cannot be given to it".to_owned());

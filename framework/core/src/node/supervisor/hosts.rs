@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::Delivery;
 use crate::node::control::Down;
@@ -22,18 +23,21 @@ use crate::node::fences::Opened;
 use crate::node::head_log::TELL_DROPPED;
 use crate::node::host::Activity;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
+use crate::node::restart::Restart;
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::observe::trace::joined::HostTrace;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
-use crate::transport::hosts::{FromGateway, Host, HostActivity, HostRecord, Settings, ToGateway};
-use crate::transport::lifecycle::EndReason;
+use crate::transport::hosts::{FromGateway, Gone, Host, HostActivity, HostRecord, Settings, ToGateway};
+use crate::transport::lifecycle::Lifecycle;
 use crate::transport::works_until::WorksUntil;
 
 use tokio::sync::oneshot;
 
+use super::actors::{Guest, Started};
 use super::gateways::Gateways;
+use super::roaming::RoamingCommand;
 use super::run::State;
 use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Shared, Supervisor, WorkerId, deadline_after};
@@ -50,7 +54,7 @@ pub(super) enum Awaited {
 #[derive(Default)]
 pub(super) struct Hosts {
     /// Whoever waits for this host to be one of its node.
-    beginning: Option<Reply<Result<u16, String>>>,
+    pub(super) beginning: Option<Reply<Result<u16, String>>>,
     pub(super) gateways: Gateways,
     pub(super) members: Vec<Host>,
     /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose gateway may be stopped.
@@ -116,6 +120,12 @@ pub(super) enum HostsCommand {
     StartedFor(WorkerId, u16),
     /// What the other hosts have traced of the run, and what cannot be read of it.
     Traced(Vec<(String, HostTrace)>, Vec<String>),
+    /// About actors that go on on another host.
+    Roaming(RoamingCommand),
+    /// Start an actor that roams, and has its id from another host, in a worker here; as its life with this number.
+    StartGuest(WorkerId, Box<NewActor>, Restart, Guest, Reply<Started>),
+    /// Where an actor lives that roams, and in which worker, if it is one of this host's.
+    Guest(ActorId, Reply<Option<(Location, WorkerId)>>),
 }
 
 impl WorkerId {
@@ -204,6 +214,24 @@ impl Supervisor {
         answer
     }
 
+    /// Starts a life of an actor that roams in a worker, and waits until it can take messages.
+    pub(in crate::node) fn start_guest(
+        &self,
+        worker: WorkerId,
+        actor: NewActor,
+        restart: Restart,
+        guest: Guest,
+    ) -> Started {
+        let actor = Box::new(actor);
+        let start = |reply| Command::Hosts(HostsCommand::StartGuest(worker, actor, restart, guest, reply));
+        self.shared.ask(start)?
+    }
+
+    /// Where an actor lives that roams, and in which worker, if it is one of this host's.
+    pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, Closed> {
+        self.shared.ask(|reply| Command::Hosts(HostsCommand::Guest(actor, reply)))
+    }
+
     /// How many actors are in this host's workers.
     pub(crate) fn load(&self) -> Result<usize, Closed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Load(reply)))
@@ -239,10 +267,17 @@ impl State {
                 self.trace_hosts();
             }
             HostsCommand::Load(reply) => {
-                let _ = reply.try_send(self.broker.roster.load());
+                let _ = reply.try_send(self.broker.roster.load(self.broker.foreign.gateway()));
             }
             HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
             HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
+            HostsCommand::Roaming(command) => self.roaming_command(command),
+            HostsCommand::StartGuest(worker, new, restart, guest, reply) => {
+                self.start_guest(worker, *new, restart, guest, reply);
+            }
+            HostsCommand::Guest(actor, reply) => {
+                let _ = reply.try_send(self.guest(actor));
+            }
             HostsCommand::StartedFor(worker, host) => {
                 // MBX-2: no more than there are.
                 let workers = &mut self.workers;
@@ -269,7 +304,7 @@ impl State {
 
     fn fence(&mut self, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
         let location = self.broker.roster.actor(actor).map(|entry| entry.location);
-        let gateway = self.broker.foreign.gateway().filter(|_| actor.host() != self.broker.roster.host);
+        let gateway = self.broker.foreign.gateway().filter(|_| self.broker.is_foreign(actor));
         let mut told = Vec::new();
         // Who has given up waiting does not take it.
         let opened: Opened = Box::new(move || {
@@ -339,7 +374,7 @@ impl State {
     }
 
     /// These are the hosts of the node now.
-    fn members_are(&mut self, members: Vec<(Host, u64)>) {
+    pub(super) fn members_are(&mut self, members: Vec<(Host, u64)>) {
         let hosts = members.iter().map(|(host, _)| host.clone()).collect();
         self.hosts.gateways.members_are(members);
         let before = std::mem::replace(&mut self.hosts.members, hosts);
@@ -451,9 +486,18 @@ impl State {
             FromGateway::Log { host, lost, records } => {
                 self.log_of_host(*host, *lost, std::mem::take(records));
             }
-            FromGateway::HostGone { why, lost } => {
-                let severity = if *lost { Severity::Error } else { Severity::Info };
-                self.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
+            FromGateway::HostGone { host, why, how } => {
+                let severity = if *how == Gone::Left { Severity::Info } else { Severity::Error };
+                let why = shown(why.clone(), MAX_FAILURE_TEXT);
+                self.journal.node(severity, None, why.clone());
+                self.roamers_lost(*host, *how, why);
+            }
+            FromGateway::LifeOver { actor, host, why } => {
+                let why = why.clone().map(|why| why.with_text(|text| shown(text, MAX_FAILURE_TEXT)));
+                self.roamer_ended(*actor, *host, why);
+            }
+            FromGateway::Lifecycle(Lifecycle::Up { actor, incarnation }) => {
+                self.roamer_is_up(*actor, *incarnation);
             }
             FromGateway::NodeGone { why, cut_off } => {
                 let severity = if *cut_off { Severity::Error } else { Severity::Info };
@@ -517,52 +561,5 @@ impl State {
     pub(super) fn next_tell_of_log(&self) -> Option<Instant> {
         let owes = self.journal.head_log.as_ref().is_some_and(|log| log.lock().owes());
         owes.then(|| Instant::now() + TELL_DROPPED)
-    }
-
-    /// A worker's process has ended. Whether it was the gateway, and another follows.
-    pub(super) fn gateway_may_have_ended(
-        &mut self,
-        process: ProcessId,
-        why: &EndReason,
-        told: &mut Vec<Delivery>,
-    ) -> bool {
-        if !self.is_gateway(process) {
-            return false;
-        }
-        let is_followed = self.is_followed(why, told);
-        if !is_followed {
-            self.no_gateway_follows(why, told);
-        }
-        is_followed
-    }
-
-    /// A shutdown has begun between two gateways.
-    pub(super) fn end_without_gateway(&mut self) {
-        let mut told = Vec::new();
-        self.broker.no_gateway(&mut told);
-        self.hosts.gateways.are_over();
-        self.members_are(Vec::new());
-        self.deliver(told);
-    }
-
-    /// There is no gateway any more.
-    pub(super) fn no_gateway_follows(&mut self, why: &EndReason, told: &mut Vec<Delivery>) {
-        if self.broker.gateway_is_to_follow() {
-            // One that had begun is told with its process.
-            self.broker.no_gateway(told);
-        }
-        self.hosts.gateways.are_over();
-        self.members_are(Vec::new());
-        if let Some(reply) = self.hosts.beginning.take() {
-            let _ = reply.try_send(Err(format!("its gateway ended: {why}")));
-        }
-        if self.broker.roster.host != 0 && self.stopping.as_ref().is_none_or(Stopping::is_led) {
-            // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
-            let text =
-                format!("this host ends, because its gateway has, and with it the way to the head: {why}");
-            self.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
-            let (reply, _nobody_waits) = sync_channel(1);
-            self.begin_stopping(Instant::now(), reply);
-        }
     }
 }

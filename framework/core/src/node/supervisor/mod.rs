@@ -25,6 +25,8 @@
 //! | `groups` | workers that end together |
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
 //! | `hosts`, `gateways` | the gateway to other hosts; the one that follows it |
+//! | `names` | names that are unique on all hosts |
+//! | `roaming` | actors that go on on another host |
 //! | `hangs`, `metrics` | questions that all workers answer |
 //! | `looks` | what the node knows itself of what the console shows |
 //! | `traces` | tracing, of the run or of an interval |
@@ -49,6 +51,8 @@ mod metrics;
 mod names;
 mod record;
 mod restarts;
+#[cfg(feature = "hosts")]
+mod roaming;
 mod run;
 mod spares;
 mod starts;
@@ -89,6 +93,8 @@ use crate::observe::trace::Collector;
 use crate::os::{EventFd, Launcher};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
 
+#[cfg(feature = "hosts")]
+pub(in crate::node) use self::actors::Guest;
 pub use self::error::{Closed, NodeError, SpawnError, StartError};
 pub(crate) use self::launch::Program;
 pub(crate) use self::making::Making;

@@ -68,6 +68,11 @@ impl State {
             && self.broker.registry.find(name).is_none()
     }
 
+    /// Whether it can be given a name: it is here, or roams and is of this host.
+    fn exists(&self, actor: ActorId) -> bool {
+        self.broker.roster.actor(actor).is_some() || self.broker.is_home_of(actor)
+    }
+
     /// Has the head asked for a name.
     pub(super) fn claim(&mut self, name: String, claimant: Claimant) {
         if let Some(claim) = self.claims.names.get_mut(&name) {
@@ -89,9 +94,7 @@ impl State {
     pub(super) fn claim_first(&mut self, by: ProcessId, message: ToNode) -> Option<ToNode> {
         match message {
             // An actor that is none, and what is wrong with the name, the broker complains of.
-            ToNode::Register { ticket, name, actor }
-                if self.broker.roster.actor(actor).is_some() && self.has_to_claim(&name) =>
-            {
+            ToNode::Register { ticket, name, actor } if self.exists(actor) && self.has_to_claim(&name) => {
                 self.claim(name, Claimant::Register { by, ticket, actor });
                 None
             }
@@ -138,7 +141,7 @@ impl State {
                 let (worker, new, how, reply) = *start;
                 self.start_with_name(worker, new, how, reply);
             }
-            Claimant::Register { by, ticket, actor } if self.broker.roster.actor(actor).is_some() => {
+            Claimant::Register { by, ticket, actor } if self.exists(actor) => {
                 let mut told = Vec::new();
                 let message = ToNode::Register { ticket, name, actor };
                 let result = self.broker.handle(by, message, Vec::new(), &mut told);

@@ -152,6 +152,8 @@ pub(super) struct First {
     pub(super) made_of: NewActor,
     pub(super) how: Supervision,
     pub(super) reply: Reply<Result<(ActorId, Location), StartError>>,
+    /// The number of the life that it begins here; another than 0 where it has lived on another host.
+    pub(super) life: u32,
 }
 
 /// One life of a worker.

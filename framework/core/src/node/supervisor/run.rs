@@ -68,6 +68,8 @@ pub(super) struct State {
     pub(super) hosts: super::hosts::Hosts,
     #[cfg(feature = "hosts")]
     pub(super) claims: super::names::Claims,
+    #[cfg(feature = "hosts")]
+    pub(super) roaming: super::roaming::Roaming,
     /// The shutdown, once it has begun.
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is to be written anew.
@@ -107,6 +109,8 @@ impl State {
             hosts: Default::default(),
             #[cfg(feature = "hosts")]
             claims: Default::default(),
+            #[cfg(feature = "hosts")]
+            roaming: Default::default(),
             stopping: None,
             dirty: false,
             noted_time_slices: false,
@@ -124,6 +128,8 @@ impl State {
             self.restart_due();
             #[cfg(feature = "hosts")]
             self.next_gateway_due();
+            #[cfg(feature = "hosts")]
+            self.begin_lives();
             self.keep_spares();
             self.askings.answer();
             if let Some((limit, then)) = self.settings.hang_limit {
@@ -322,6 +328,7 @@ impl State {
             .chain(self.next_look_at_works_until())
             .chain(self.next_tell_of_log())
             .chain(self.hosts.gateways.next_event())
+            .chain(self.next_roaming())
             .min();
         let workers = self.workers.iter().filter_map(|worker| {
             let start = match worker.phase {
@@ -480,8 +487,10 @@ impl State {
         for reply in worker.awaiting_end.drain(..) {
             let _ = reply.try_send(ended.clone());
         }
-        for (_, pending) in worker.pending.drain() {
+        for (_actor, pending) in worker.pending.drain() {
             let Some(first) = pending.first else { continue };
+            #[cfg(feature = "hosts")]
+            self.guest_failed(_actor);
             let _ = first.reply.try_send(Err(StartError::WorkerExited {
                 worker: name.to_string(),
                 type_name: pending.type_name,

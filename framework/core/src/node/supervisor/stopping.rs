@@ -139,6 +139,8 @@ impl State {
         // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers, before the
         // first round of questions: one that goes on making messages would keep the first phase from ending.
         self.end_restarts();
+        #[cfg(feature = "hosts")]
+        self.end_roaming();
         self.end_spares();
         self.process_runtime.stopping();
         for worker in self.workers.iter_mut() {

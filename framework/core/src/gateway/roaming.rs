@@ -1,0 +1,384 @@
+//! Actors that roam: their homes say on which host each lives, and messages go there.
+//!
+//! The id of such an actor has its home in it, the host whose program has started it (`node/supervisor/roaming.rs`). Whoever wants to
+//! send to one asks the home ([`Note::Want`]), which answers with the host that it lives on ([`Note::LivesOn`]) as soon as there is one;
+//! that host is then asked for the mailbox as for any actor of its own. So no message takes the way over the home, and none that was
+//! sent to one life comes to the next by another way (HOST-3). Of what happens to the actor the host that it lives on tells its home
+//! ([`Note::Watch`]), and the home tells all others. One that lives at home is offered by it, as any of its own.
+//!
+//! **Invariants.** HOST-10: whoever sends waits for a next life where the node has lost the host for certain
+//! ([`Gone::is_certain`](crate::transport::hosts::Gone)); where this host alone has given it up, the actor is out of reach. WIRE-1: only the
+//! home is believed where an actor lives, and only that host has its mailbox. MBX-2: what is remembered are actors that have a mailbox
+//! here or are being reached, those that this host is the home of, and some more for a while. A home has so many watched at a time, so
+//! that the other host keeps no more of those that it does not know.
+//!
+//! **On the loss** of the host that it lives on its mailbox here gives its place up, as one that rests does: senders ask the node
+//! again, in the queue that they had, and the home is asked, which answers when the next life has begun. What was sent to the last life
+//! and has not left is refused, also what comes late: nothing waits here for a life that may begin on this very host. **On the loss** of its home it is
+//! out of reach: the host that it lives on ends it.
+//!
+//! **With another gateway** of any of them the actor lives on. That of its home hears from the node where it lives, and asks that host again to be
+//! told of it; so does the home when it is that host's. What has ended meanwhile is answered to that. All others ask for the mailbox again, and the
+//! home for the place (`renewal`).
+
+use std::collections::HashMap;
+
+use super::note::Note;
+use super::outbound::Place;
+use super::run::{Gateway, Remote};
+use super::tell;
+use crate::ids::ActorId;
+use crate::limits::{MAX_GONE_TOLD, MAX_RESTING, MAX_WATCHED_AT_ONCE};
+use crate::transport::hosts::{FromGateway, Gone};
+use crate::transport::inbox::Refusal;
+use crate::transport::lifecycle::EndReason;
+
+/// Where actors that roam live, as their homes have said.
+#[derive(Default)]
+pub(super) struct Roaming {
+    lives: HashMap<ActorId, Life>,
+    /// When those that nobody needs are forgotten.
+    forget_at: usize,
+    /// Hosts that are not of the node any more. No number is given twice.
+    gone: HashMap<u16, Gone>,
+}
+
+#[derive(Clone, Copy)]
+struct Life {
+    host: u16,
+    is_over: bool,
+}
+
+impl Roaming {
+    /// With what the gateway before has known of hosts.
+    pub(super) fn resuming(gone: &[(u16, Gone)]) -> Self {
+        Roaming { gone: gone.iter().copied().collect(), ..Roaming::default() }
+    }
+
+    pub(super) fn host_gone(&mut self, host: u16, how: Gone) {
+        self.gone.insert(host, how);
+    }
+
+    /// How hosts went: of more than that, those that joined last.
+    pub(super) fn hosts_gone(&self) -> Vec<(u16, Gone)> {
+        let mut gone: Vec<_> = self.gone.iter().map(|(host, how)| (*host, *how)).collect();
+        gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));
+        gone.truncate(MAX_GONE_TOLD);
+        gone
+    }
+
+    /// Where an actor has lived last whose life there is over.
+    pub(super) fn not_on(&self, actor: ActorId) -> Option<u16> {
+        self.lives.get(&actor).filter(|_| self.is_over(actor)).map(|life| life.host)
+    }
+
+    /// Whether an actor lives, or has lived last, on this host and is of another.
+    pub(super) fn is_guest_on(&self, actor: ActorId, host: u16) -> bool {
+        actor.host() != host && self.lives.get(&actor).is_some_and(|life| life.host == host)
+    }
+
+    pub(super) fn forget(&mut self, actor: ActorId) {
+        self.lives.remove(&actor);
+    }
+
+    /// Whether the last life of an actor that this host has heard of is over.
+    pub(super) fn is_over(&self, actor: ActorId) -> bool {
+        let life = self.lives.get(&actor);
+        life.is_some_and(|life| life.is_over || self.gone.contains_key(&life.host))
+    }
+
+    pub(super) fn is_over_now(&mut self, actor: ActorId) {
+        if let Some(life) = self.lives.get_mut(&actor) {
+            life.is_over = true;
+        }
+    }
+}
+
+/// Why a message goes no further that was sent to a life which is over.
+pub(super) fn last_life_over() -> Refusal {
+    let why = "the life of the actor that it was sent to is over, with its host; the message was not sent";
+    Refusal::NotPassedOn(why.to_owned())
+}
+
+impl Gateway {
+    /// The host that has the mailbox of an actor, where that is of the node and known.
+    pub(super) fn host_of(&self, actor: ActorId) -> Option<u16> {
+        if !actor.roams() {
+            return self.hosts.contains_key(&actor.host()).then(|| actor.host());
+        }
+        let life = self.roaming.lives.get(&actor).filter(|life| !life.is_over)?;
+        self.hosts.contains_key(&life.host).then_some(life.host)
+    }
+
+    /// Whether the host that is asked for an actor is of the node.
+    pub(super) fn is_in_reach(&self, actor: ActorId) -> bool {
+        self.hosts.contains_key(&actor.host()) || actor.roams() && actor.host() == self.own()
+    }
+
+    /// Has the mailbox of an actor offered, or its home say where it lives.
+    pub(super) fn want(&mut self, actor: ActorId) {
+        if let Some(host) = self.host_of(actor) {
+            return self.note_to(host, &Note::Want { actor, not: None });
+        }
+        if self.roaming.lives.contains_key(&actor) && !self.roaming.is_over(actor) {
+            return; // its host joins in a moment
+        }
+        let not = self.roaming.not_on(actor);
+        match actor.host() {
+            home if home == self.own() => self.want_local(home, actor, not),
+            home => self.note_to(home, &Note::Want { actor, not }),
+        }
+    }
+
+    /// A host is of the node now, on which an actor may live that is waited for.
+    pub(super) fn want_those_on(&mut self, host: u16) {
+        let lives = self.roaming.lives.iter().filter(|(_, life)| life.host == host);
+        let waits = |actor: &ActorId| {
+            let has_no_offer = self.mailboxes.get(actor).is_some_and(|mailbox| mailbox.offered == 0);
+            has_no_offer || self.reaching.contains_key(actor)
+        };
+        let wanted: Vec<_> = lives.map(|(actor, _)| *actor).filter(waits).collect();
+        wanted.into_iter().for_each(|actor| self.want(actor));
+    }
+
+    /// Another host says where an actor lives.
+    pub(super) fn lives_there(&mut self, home: u16, actor: ActorId, host: u16) {
+        if !actor.roams() || actor.host() != home {
+            return tracing::warn!(host = home, "it says where an actor of another host lives; dropped");
+        }
+        let is_wanted = self.reaching.contains_key(&actor) || self.mailboxes.contains_key(&actor);
+        if !is_wanted {
+            return;
+        }
+        if host == self.own() {
+            // The node has it, and whoever sends has asked it. What has come late was for an earlier life.
+            return self.close(actor, &last_life_over());
+        }
+        let is_over = self.roaming.gone.contains_key(&host);
+        let before = self.roaming.lives.get(&actor);
+        if before.is_some_and(|life| life.host == host && (life.is_over || is_over)) {
+            return; // it was told that it is not there any more, and says it again when it is elsewhere
+        }
+        self.moves(actor, Life { host, is_over });
+        self.want(actor);
+    }
+
+    /// Whether an actor that roams is offered by its home, and wanted: then it lives there.
+    pub(super) fn lives_at_home(&mut self, host: u16, actor: ActorId) -> bool {
+        let is_wanted = self.reaching.contains_key(&actor) || self.mailboxes.contains_key(&actor);
+        let lives_there = actor.roams() && actor.host() == host && is_wanted;
+        if lives_there {
+            self.moves(actor, Life { host, is_over: false });
+        }
+        lives_there
+    }
+
+    /// Another life of an actor has begun. That the last was over may have been lost with a gateway.
+    fn moves(&mut self, actor: ActorId, life: Life) {
+        let before = self.roaming.lives.get(&actor);
+        if before.is_some_and(|before| before.host != life.host && !before.is_over) {
+            self.life_over(actor, &last_life_over());
+        }
+        self.note_life(actor, life);
+    }
+
+    /// The node, which is the home of an actor: it lives there from now on, or somebody has asked where it does.
+    pub(super) fn lives_on(&mut self, actor: ActorId, host: u16) {
+        let before = self.roaming.lives.get(&actor);
+        if before.is_some_and(|life| life.host == host && life.is_over) {
+            return; // that host is leaving: the next life is elsewhere
+        }
+        let is_new = before.is_none_or(|life| life.host != host);
+        self.note_life(actor, Life { host, is_over: false });
+        let mut waiting = Vec::new();
+        if let Some(local) = self.locals.get_mut(&actor) {
+            // Who knows that it is not there any more hears of the next place.
+            waiting.extend(local.waiting.extract_if(|_, not| *not != Some(host)).map(|(asker, _)| asker));
+        }
+        let own = self.own();
+        if is_new && let Some(remote) = self.hosts.get_mut(&host) {
+            // From now on it tells this host what happens to the actor.
+            remote.to_watch.insert(actor);
+            self.ask_to_watch(host);
+        }
+        if waiting.contains(&own) {
+            self.want(actor);
+        }
+        waiting.retain(|asker| *asker != own);
+        if waiting.is_empty() {
+            return self.forget_local(actor);
+        }
+        self.watch_local(actor);
+        for asker in waiting {
+            if let Some(local) = self.locals.get_mut(&actor) {
+                local.told.insert(asker);
+            }
+            self.note_to(asker, &Note::LivesOn { actor, host });
+        }
+    }
+
+    /// Has a host tell, from now on, what happens to the actors of this one that live there.
+    pub(super) fn watch_those_on(&mut self, host: u16) {
+        let own = self.own();
+        let lives = self.roaming.lives.iter();
+        let there = lives.filter(|(actor, life)| actor.host() == own && life.host == host && !life.is_over);
+        let there: Vec<_> = there.map(|(actor, _)| *actor).collect();
+        if let Some(remote) = self.hosts.get_mut(&host) {
+            remote.to_watch.extend(there);
+            self.ask_to_watch(host);
+        }
+    }
+
+    /// Asks a host to tell of the next of them, unless it has not answered of those before.
+    fn ask_to_watch(&mut self, host: u16) {
+        let Some(remote) = self.hosts.get_mut(&host).filter(|remote| !remote.is_asked_to_watch) else {
+            return;
+        };
+        let mut actors = Vec::new();
+        while actors.len() < MAX_WATCHED_AT_ONCE
+            && let Some(actor) = remote.to_watch.pop_first()
+        {
+            let life = self.roaming.lives.get(&actor);
+            actors.extend(life.filter(|life| life.host == host && !life.is_over).map(|_| actor));
+        }
+        if !actors.is_empty() {
+            remote.is_asked_to_watch = true;
+            self.note_to(host, &Note::Watch { actors });
+        }
+    }
+
+    /// A host tells of the actors that it was asked to.
+    pub(super) fn watched_there(&mut self, host: u16) {
+        if let Some(remote) = self.hosts.get_mut(&host) {
+            remote.is_asked_to_watch = false;
+            self.ask_to_watch(host);
+        }
+    }
+
+    /// The home of actors that live here wants to hear what happens to them. Of those that nobody has asked for, the node says whether they do.
+    pub(super) fn watch_guests(&mut self, home: u16, actors: Vec<ActorId>) {
+        let Some(remote) = self.hosts.get_mut(&home) else { return };
+        let is_its_own = |actor: &ActorId| actor.roams() && actor.host() == home;
+        let is_too_much = actors.len() > MAX_WATCHED_AT_ONCE || !remote.guests.is_empty();
+        // WIRE-1.
+        if is_too_much || !actors.iter().all(is_its_own) {
+            return tracing::warn!(
+                host = home,
+                "it wants to hear of too much, or of actors of another host; dropped"
+            );
+        }
+        let session = remote.session;
+        let mut unknown = Vec::new();
+        for actor in actors {
+            let local = self.locals.entry(actor).or_default();
+            if local.address.is_none() && local.waiting.is_empty() {
+                unknown.push(actor);
+            }
+            if !local.offered.contains(&home) {
+                local.told.insert(home);
+            }
+        }
+        if unknown.is_empty() {
+            return self.note_to(home, &Note::Watched);
+        }
+        remote.guests.clone_from(&unknown);
+        tell(&self.transport, FromGateway::WantGuests { host: home, session, actors: unknown });
+    }
+
+    /// The node has said which of them do not live here.
+    pub(super) fn guests_are(&mut self, home: u16, session: u64) {
+        // Its next gateway has asked again.
+        let Some(remote) = self.hosts.get_mut(&home).filter(|remote| remote.session == session) else {
+            return;
+        };
+        let guests = std::mem::take(&mut remote.guests);
+        guests
+            .iter()
+            .filter(|actor| self.locals.contains_key(actor))
+            .for_each(|actor| self.watch_local(*actor));
+        self.note_to(home, &Note::Watched);
+    }
+
+    /// A session is over, with all that was under way in it. Of an actor that has moved on since, nobody says that it is done with.
+    pub(super) fn no_more_under_way(&mut self, before: &Remote) {
+        let open = before.open.values().map(|(actor, _)| *actor);
+        let all = open.chain(before.asks.values().map(|asked| asked.actor));
+        let host = before.member.who.host.0;
+        let has_moved = |actor: &ActorId| self.roaming.lives.get(actor).is_some_and(|life| life.host != host);
+        let moved: Vec<_> = all.filter(has_moved).collect();
+        moved.into_iter().for_each(|actor| self.less_under_way(actor));
+    }
+
+    fn note_life(&mut self, actor: ActorId, life: Life) {
+        let own = self.own();
+        self.roaming.lives.insert(actor, life);
+        if self.roaming.lives.len() >= self.roaming.forget_at.max(MAX_RESTING) {
+            let (mailboxes, reaching) = (&self.mailboxes, &self.reaching);
+            self.roaming.lives.retain(|actor, life| {
+                let is_own = actor.host() == own && !life.is_over;
+                is_own || mailboxes.contains_key(actor) || reaching.contains_key(actor)
+            });
+            self.roaming.forget_at = 2 * self.roaming.lives.len();
+        }
+    }
+
+    /// The host that an actor lives on says that it has ended there. Whether another life follows, its home knows.
+    pub(super) fn ended_there(&mut self, host: u16, actor: ActorId, why: Option<EndReason>) {
+        if !self.roaming.is_guest_on(actor, host) {
+            return tracing::warn!(host, "it speaks of an actor that does not live there; dropped");
+        }
+        match why {
+            // It has too much to do.
+            Some(EndReason::OutOfReach(why)) if actor.host() == self.own() => {
+                return self.not_now(actor, why);
+            }
+            Some(why @ EndReason::OutOfReach(_)) => return self.ended(actor, Some(why)),
+            why if actor.host() == self.own() => {
+                tell(&self.transport, FromGateway::LifeOver { actor, host, why });
+            }
+            _ => {}
+        }
+        self.life_over(actor, &Refusal::NoSuchActor);
+    }
+
+    /// The host that an actor of this one lives on does not offer it now: what waits is refused, and who comes asks again.
+    fn not_now(&mut self, actor: ActorId, why: String) {
+        self.refuse_waiting(actor, &Refusal::NotPassedOn(why));
+        self.give_place_up(actor);
+        if self.reaching.get(&actor) == Some(&false) {
+            self.want(actor);
+        }
+    }
+
+    fn give_place_up(&mut self, actor: ActorId) {
+        let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
+        match mailbox.place {
+            Place::At(_) => {
+                mailbox.place = Place::GivenUp;
+                tell(&self.transport, FromGateway::Rests { actor });
+            }
+            Place::GivenUp => {}
+            Place::Nowhere => self.settle(actor),
+        }
+    }
+
+    /// The life of an actor that this host has sent to is over: what waits for it is refused, and who comes waits for the next.
+    pub(super) fn life_over(&mut self, actor: ActorId, why: &Refusal) {
+        let Some(life) = self.roaming.lives.get_mut(&actor) else { return };
+        life.is_over = true;
+        let host = life.host;
+        self.refuse_waiting(actor, why);
+        let is_gone = !self.hosts.contains_key(&host);
+        if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+            mailbox.offered = 0;
+            if is_gone {
+                mailbox.under_way = 0; // nobody says that it is done with
+            }
+            self.give_place_up(actor);
+        }
+        // One that the node gives a place just now is asked for then.
+        if self.reaching.get(&actor) == Some(&false) {
+            self.want(actor);
+        }
+    }
+}

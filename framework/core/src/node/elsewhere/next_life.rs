@@ -1,0 +1,212 @@
+//! Lives of actors that roam: the first, which a spawn waits for, and all others.
+//!
+//! Used by [`Spawn::start`](crate::node::Spawn::start), and by the supervisor's threads for next lives (`supervisor/roaming.rs`), which says
+//! when one may begin.
+//!
+//! **Invariants.** HOST-10: only an answer says that an actor was not started; where none came, it may run there. So where the gateway of either
+//! host ends, the same host is asked again (`guests.rs`), until it has answered or is not of the node any more. **On a crash** of the host
+//! that is asked it may run there. **On cancellation** nothing: who begins a life blocks.
+
+use std::sync::Arc;
+
+use super::{Answer, NewWorker, Order, Request, StartIn, ToStart, not_done, starter};
+use crate::actor::{AskError, NewActor};
+use crate::ids::ActorId;
+use crate::limits::cuda_connections;
+use crate::node::limits::MAX_FAILURE_TEXT;
+use crate::node::registry::{NameError, check_name};
+use crate::node::restart::Restart;
+use crate::node::spawn::ActorError;
+use crate::node::supervisor::{Closed, Guest, Making, StartError, Supervisor, WorkerId};
+use crate::node::wait::wait_for;
+use crate::observe::text::shown;
+use crate::transport::control_channel::{ControlChannelClosed, Location};
+use crate::transport::hosts::Host;
+use crate::transport::inbox::Refusal;
+use crate::transport::{AskFailure, Transport};
+
+/// What a life of an actor that roams is made of.
+#[derive(Debug)]
+pub(in crate::node) struct Roams {
+    pub(in crate::node) worker: NewWorker,
+    pub(in crate::node) restart: Restart,
+    /// Without a name: its home has it.
+    pub(in crate::node) actor: NewActor,
+    pub(in crate::node) spares: u32,
+}
+
+/// What became of an attempt to begin another life.
+#[derive(Debug)]
+pub(in crate::node) enum NextLife {
+    /// It has begun on this host.
+    Here,
+    /// It has begun on this one.
+    On(u16),
+    /// It has not begun, for this reason.
+    Failed(String),
+    /// This host was asked, and did not say.
+    Unknown(u16),
+}
+
+impl Roams {
+    fn life(&self, actor: ActorId, life: u32) -> ToStart {
+        ToStart {
+            worker: StartIn::New(self.worker.clone()),
+            restart: self.restart,
+            actor: self.actor.clone(),
+            guest: Some(Guest { actor, life }),
+        }
+    }
+}
+
+/// Starts an actor that roams for the first time, on another host. It has its name before.
+pub(in crate::node) fn first_life(
+    supervisor: &Supervisor,
+    transport: &Arc<Transport>,
+    host: &Host,
+    mut made_of: Roams,
+) -> Result<(ActorId, Location, WorkerId), ActorError> {
+    let actor = supervisor.reserve_roaming()?;
+    let name = made_of.actor.name.take();
+    let named = name.as_ref().map_or(Ok(()), |name| give_name(transport, name, actor));
+    // People see the name on all hosts.
+    made_of.actor.label = made_of.actor.label.take().or(name);
+    let started = named.and_then(|()| {
+        let failed = |why| ActorError::Elsewhere { host: host.to_string(), why };
+        match ask_to_begin(transport, host.number, || made_of.life(actor, 0)) {
+            // WIRE-1: a host speaks of the actor that it was asked to take in.
+            Ok(Answer::Started { actor: started, location, worker }) if started == actor => {
+                Ok((actor, location, WorkerId::of_host(host.number, worker)))
+            }
+            Ok(other) => Err(not_done(host, other)),
+            Err(NotBegun::No(why) | NotBegun::Unknown(why)) => Err(failed(why)),
+        }
+    });
+    match started {
+        Ok((actor, location, worker)) => {
+            if made_of.spares > 0 {
+                supervisor.keep_spares(worker, made_of.spares, made_of.actor.device);
+            }
+            supervisor.roams(actor, host.number, made_of);
+            Ok((actor, location, worker))
+        }
+        Err(error) => {
+            supervisor.forget_roaming(actor);
+            Err(error)
+        }
+    }
+}
+
+/// Why a host that was asked to begin a life has not said what became of that.
+enum NotBegun {
+    /// It was not asked.
+    No(String),
+    /// It may run there.
+    Unknown(String),
+}
+
+/// Asks a host to begin a life, and waits: once more where a gateway has ended meanwhile.
+fn ask_to_begin(
+    transport: &Arc<Transport>,
+    host: u16,
+    life: impl Fn() -> ToStart,
+) -> Result<Answer, NotBegun> {
+    let mut may_run = false;
+    let not_asked = |may_run, why| if may_run { NotBegun::Unknown(why) } else { NotBegun::No(why) };
+    loop {
+        let asked = wait_for(starter(transport, host).ask(Request::Start(Box::new(life()))));
+        let Ok(asked) = asked else {
+            let why = "the node has no runtime to ask another host with".to_owned();
+            return Err(not_asked(may_run, why));
+        };
+        let error = match asked {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        let why = error.to_string();
+        match error {
+            AskError::NotSent(_)
+            | AskError::NoReply(AskFailure::Refused(
+                Refusal::NoSuchActor | Refusal::Undelivered(_) | Refusal::NotPassedOn(_),
+            )) => return Err(not_asked(may_run, why)),
+            // HOST-10: it may have come there, and that host knows.
+            AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_))) => may_run = true,
+            AskError::NoReply(_) | AskError::TimedOut => return Err(NotBegun::Unknown(why)),
+        }
+    }
+}
+
+/// Gives an actor a name, which is one of the whole node.
+fn give_name(transport: &Arc<Transport>, name: &str, actor: ActorId) -> Result<(), ActorError> {
+    let closed = || StartError::from(Closed::Ended);
+    check_name(name).map_err(StartError::from)?;
+    let registered = wait_for(transport.register(name.to_owned(), actor)).map_err(|_| closed())?;
+    let registered = registered.map_err(|ControlChannelClosed| closed())?;
+    let refused = registered.err().map(|holder| match holder {
+        // It is no actor: it was refused for another reason.
+        ActorId(0) => NameError::Busy,
+        holder if holder.host() != transport.host() => {
+            NameError::Elsewhere { name: name.to_owned(), host: holder.host() }
+        }
+        holder => NameError::Taken { name: name.to_owned(), holder },
+    });
+    refused.map_or(Ok(()), |error| Err(StartError::from(error).into()))
+}
+
+/// Begins the next life of an actor that roams, on the host with the fewest actors.
+pub(in crate::node) fn next_life(
+    supervisor: &Supervisor,
+    actor: ActorId,
+    life: u32,
+    made_of: &Roams,
+) -> NextLife {
+    let failed = |why: &dyn std::fmt::Display| NextLife::Failed(shown(why.to_string(), MAX_FAILURE_TEXT));
+    let Some(transport) = supervisor.elsewhere() else { return failed(&Closed::Ended) };
+    let own = transport.host();
+    let host = match supervisor.least_loaded(own) {
+        Ok(host) if host == own => {
+            return match here(supervisor, made_of, Guest { actor, life }) {
+                Ok(()) => NextLife::Here,
+                Err(error) => failed(&error),
+            };
+        }
+        Ok(number) => supervisor.host_of(number),
+        Err(closed) => return failed(&closed),
+    };
+    let host = match host {
+        Ok(host) => host,
+        Err(error) => return failed(&error),
+    };
+    match ask_to_begin(&transport, host.number, || made_of.life(actor, life)) {
+        Ok(Answer::Started { actor: started, worker, .. }) if started == actor => {
+            let worker = WorkerId::of_host(host.number, worker);
+            if made_of.spares > 0 {
+                supervisor.tell_host_of(worker, Order::KeepSpares(made_of.spares, made_of.actor.device));
+            }
+            NextLife::On(host.number)
+        }
+        Ok(Answer::No(why)) => failed(&not_done(&host, Answer::No(why))),
+        Err(NotBegun::No(why)) => failed(&why),
+        // HOST-10: it may have started.
+        Ok(_) | Err(NotBegun::Unknown(_)) => NextLife::Unknown(host.number),
+    }
+}
+
+/// Begins a life on this host.
+fn here(supervisor: &Supervisor, made_of: &Roams, guest: Guest) -> Result<(), ActorError> {
+    let NewWorker { name, streams, interpreter } = &made_of.worker;
+    let program = interpreter.as_ref().map(crate::actor::Interpreter::program);
+    let making = Making { program, connections: cuda_connections(*streams) };
+    let worker = supervisor.spawn_worker_of(name, making)?;
+    let started = supervisor.start_guest(worker, made_of.actor.clone(), made_of.restart, guest);
+    match started {
+        Ok(_) if made_of.spares > 0 => supervisor.keep_spares(worker, made_of.spares, made_of.actor.device),
+        Ok(_) => {}
+        Err(error) => {
+            // Nobody else knows of it.
+            supervisor.retire(worker);
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
