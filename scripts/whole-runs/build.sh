@@ -1,20 +1,32 @@
 #!/usr/bin/env bash
 # Gathers all test programs of the workspace in one folder, for run.sh, which plays all of them several times at once on a
-# machine with many cores: no cargo is needed there.
+# machine with many cores: no cargo is needed there. They are packed in PARTS parts of much the same size, for machines that take no
+# more than that at a time; run.sh takes all parts that lie beside it.
 #
-#   scripts/whole-runs/build.sh [FOLDER]        default: target/whole-runs
+#   PARTS=3 scripts/whole-runs/build.sh [FOLDER]        default: target/whole-runs
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder="${1:-target/whole-runs}"
-# These call cargo or the compiler, which the other machine lacks.
-readonly LEFT_OUT='refusals macros sources'
+# These call cargo or the compiler, or are about programs that the other machine would have to be given for that alone.
+readonly LEFT_OUT='refusals macros sources tensorpost_derive tensorpost_examples examples'
 
 rm -rf "$folder"
 mkdir -p "$folder/programs"
 cargo test --workspace --all-features --no-run --message-format=json 2>/dev/null |
     python3 scripts/whole-runs/gather.py "$PWD" "$folder" $LEFT_OUT
 find "$folder/programs" -type f -perm -u+x -exec strip {} +
-tar -C "$folder/programs" -c . | xz -9 -T1 >"$folder/programs.txz"
+# The largest first, each to the part that has least. A stronger preset takes ten times as long for a tenth less; a large dictionary finds
+# what the programs have in common.
+(cd "$folder/programs" && find . -type f -printf '%s %P\n') | sort -rn | awk -v parts="${PARTS:-3}" -v folder="$folder" '{
+    least = 1
+    for (part = 2; part <= parts; part++) if (has[part] < has[least]) least = part
+    has[least] += $1
+    print $2 > (folder "/part-" least)
+}'
+for part in "$folder"/part-*; do
+    tar -C "$folder/programs" -T "$part" -c | xz -T1 --x86 --lzma2=preset=4,dict=192MiB >"$folder/programs-${part##*-}.txz"
+    rm "$part"
+done
 rm -r "$folder/programs"
 cp scripts/whole-runs/run.sh "$folder/"
-du -sm "$folder"
+du -sm "$folder"/*
