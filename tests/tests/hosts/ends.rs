@@ -171,7 +171,13 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     assert!(refused.to_string().contains("`other`"), "{refused}");
     let sent = node.block_on(futures_util::future::join_all(sent));
     let refused: Vec<_> = sent.into_iter().filter_map(|sent| Some(sent.err()?.to_string())).collect();
-    assert!(refused.len() >= 40 - 2 * 4 && refused.iter().all(|why| why.contains("`other`")), "{refused:?}");
+    // Eight were taken, by two mailboxes. With the verdict the places of those on their way come back, and until the node has said that the
+    // actor is out of reach, who waits may get one.
+    assert!(
+        refused.len() >= 20 && refused.iter().all(|why| why.contains("`other`")),
+        "{}: {refused:?}",
+        refused.len()
+    );
     until_free(&node);
     // Who asked is told by the gateway, and the list is the node's.
     until("it is off the list", || node.hosts().expect("hosts").len() == 2);
