@@ -88,3 +88,45 @@ impl Link {
         self.credits.granted.lock().close(index, if away { AWAY } else { CLOSED });
     }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::testing::Cluster;
+
+    /// In every state of a mailbox, and where a message is done with in it.
+    #[test]
+    fn what_is_looked_at_without_the_lock_is_what_the_lock_says() {
+        let cluster = Cluster::new(2);
+        cluster.connect();
+        let link = cluster.transport(0).link(cluster.process(1)).expect("connected");
+        let (index, capacity) = (7, 4);
+        let one_more = |link: &Link| _ = link.hand_back(Credit { index, capacity });
+        let look = |link: &Link| {
+            let locked = link.credits.granted.lock().count(index);
+            assert_eq!(Some(link.handed_back(index)), locked);
+            link.handed_back(index)
+        };
+        assert_eq!(look(&link), 0, "nobody was there");
+        link.open_mailbox(index, capacity);
+        one_more(&link);
+        assert_eq!(look(&link), 1);
+        #[cfg(feature = "hosts")]
+        {
+            link.pause(index);
+            one_more(&link);
+            assert_eq!(look(&link), 2, "what is on its way is counted");
+            link.open_mailbox(index, capacity);
+            assert_eq!(look(&link), 2);
+        }
+        link.close(index, true);
+        one_more(&link);
+        assert_eq!(look(&link), AWAY);
+        link.close(index, false);
+        assert_eq!(look(&link), CLOSED);
+        link.open_mailbox_at(index, capacity, 9);
+        assert_eq!(look(&link), 9);
+        one_more(&link);
+        assert_eq!(look(&link), 10);
+    }
+}
