@@ -58,9 +58,9 @@ fuzz_target!(|data: &[u8]| {
     let Some((how, bytes)) = data.split_first() else { return };
     let mut bytes = bytes.to_vec();
     if how & 1 == 1 {
-        forge::reseal(&mut bytes);
+        forge::seal(&mut bytes, 0);
     }
-    if let Ok(frame) = Frame::parse(&bytes, &mut Tables::default()) {
+    if let Ok(frame) = Frame::parse(&bytes, &mut Tables::default(), 0) {
         look(&frame);
     }
 });

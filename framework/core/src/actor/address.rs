@@ -118,7 +118,7 @@ impl<M: GpuMessage> Address<M> {
     /// # Cancel safety
     /// Dropping the future before it resolves may or may not have sent the message: not once it waits for room.
     pub fn send(&self, message: M) -> Send<M> {
-        Send::new(self.clone(), message)
+        Send::new(self, message)
     }
 
     /// Sends if there is room now.

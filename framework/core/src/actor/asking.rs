@@ -32,7 +32,7 @@ impl<M: GpuMessage> Unpin for Ask<M> {}
 impl<M: GpuMessage> Ask<M> {
     pub(super) fn new(address: Address<M>, message: M) -> Self {
         let (answer, reply) = oneshot::channel();
-        let sending = Sending::start(address.clone(), message, Some(answer));
+        let sending = Sending::start(&address, message, Some(answer));
         Ask { address, sending: Some(sending), reply, correlation: None, timeout: None, sleep: None }
     }
 

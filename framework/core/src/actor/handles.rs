@@ -53,7 +53,7 @@ pub struct Handles<A: RemoteActor> {
 /// An envelope, boxed because a mailbox holds envelopes of all types that its actor takes.
 type BoxedEnvelope<A> = Box<dyn AnyEnvelope<A>>;
 
-type Decode<A> = fn(&Arc<Transport>, Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>;
+type Decode<A> = fn(Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>;
 
 type Accept<A> = fn(inbox::LocalMessage) -> Result<BoxedEnvelope<A>, inbox::LocalMessage>;
 
@@ -194,14 +194,10 @@ impl<A: RemoteActor> Handles<A> {
         self.by_key.iter().filter_map(|(_, entry)| entry.describe).collect()
     }
 
-    pub(super) fn decode(
-        &self,
-        transport: &Arc<Transport>,
-        delivery: Delivery<'_>,
-    ) -> Result<BoxedEnvelope<A>, Undelivered> {
+    pub(super) fn decode(&self, delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered> {
         let key = delivery.key;
         match self.find(key) {
-            Some(entry) => (entry.decode)(transport, delivery),
+            Some(entry) => (entry.decode)(delivery),
             None => {
                 let error = Undelivered::Unregistered { key };
                 delivery.receipt.refuse(&Refusal::Undelivered(error.to_string()));
@@ -224,26 +220,24 @@ impl<A: RemoteActor> Handles<A> {
     }
 }
 
-fn decode_acknowledged<A, M>(
-    transport: &Arc<Transport>,
-    mut delivery: Delivery<'_>,
-) -> Result<BoxedEnvelope<A>, Undelivered>
+fn decode_acknowledged<A, M>(mut delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>
 where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
 {
     delivery.receipt.acknowledge();
-    decode::<A, M>(transport, delivery)
+    decode::<A, M>(delivery)
 }
 
-fn decode<A, M>(transport: &Arc<Transport>, delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>
+fn decode<A, M>(delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>
 where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
 {
     let Delivery { body, tensors, tickets, mut receipt, context: span, .. } = delivery;
     receipt.reply_with(Lists::of::<M>());
-    let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Transport>::clone(transport);
+    let context: Arc<dyn std::any::Any + std::marker::Send + Sync> =
+        Arc::<Transport>::clone(receipt.transport());
     let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
     let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {
         Ok(Ok(())) => Ok(message),

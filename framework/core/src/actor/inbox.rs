@@ -1,6 +1,6 @@
 //! The mailbox of an actor, and the task that empties it.
 //!
-//! Envelopes queue here. A task in the actor's own context takes them out and calls the handlers, so `ctx.wait` and
+//! Envelopes queue here. A task in the actor's own context takes all of them at once and calls the handlers, so `ctx.wait` and
 //! `ctx.stop` work as in plain actix. actix's own mailbox is not used: it does not bound its senders, and its envelopes
 //! leave no place for the turn around a handler.
 //!
@@ -72,6 +72,10 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     /// Messages whose handlers are elsewhere.
     elsewhere: Arc<Elsewhere>,
     queue: Mutex<MailboxQueue<A>>,
+    /// How many are in the queue. Written under its lock.
+    queued: AtomicUsize,
+    /// How many the task has taken out and not opened. Written by the task alone.
+    taken: AtomicUsize,
 }
 
 /// The state of an actor.
@@ -143,7 +147,24 @@ impl<A: RemoteActor> ActorInbox<A> {
                 failing: None,
                 closed: false,
             }),
+            queued: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
         })
+    }
+
+    /// Takes all that is in the queue, where nothing `taken` is left.
+    fn take_queued(&self, queue: &mut MailboxQueue<A>, taken: &mut VecDeque<Queued<A>>) {
+        if taken.is_empty() {
+            std::mem::swap(taken, &mut queue.envelopes);
+            self.taken.store(taken.len(), Ordering::Relaxed);
+            // Release: whoever finds none here finds them there, see `waiting`.
+            self.queued.store(0, Ordering::Release);
+        }
+    }
+
+    /// How many wait for their handlers. Those that are being taken count twice rather than not at all.
+    fn waiting(&self) -> usize {
+        self.queued.load(Ordering::Acquire) + self.taken.load(Ordering::Relaxed)
     }
 
     fn tracer(&self) -> &Tracer {
@@ -169,18 +190,25 @@ impl<A: RemoteActor> ActorInbox<A> {
     /// Takes no more messages, and refuses those that are here; where the actor is `away`, their senders wait for its next
     /// life.
     pub(super) fn shut(&self, away: bool) {
+        self.shut_with(away, VecDeque::new());
+    }
+
+    /// As [`shut`](Self::shut); those that the task has `taken` are refused before the others.
+    fn shut_with(&self, away: bool, taken: VecDeque<Queued<A>>) {
         self.local.close(away);
         let envelopes = {
             let mut queue = self.queue.lock();
             queue.closed = true;
             queue.waker = None;
+            self.queued.store(0, Ordering::Relaxed);
             std::mem::take(&mut queue.envelopes)
         };
+        self.taken.store(0, Ordering::Relaxed);
         // Each refuses for itself, and lets its leases go (LEASE-2).
         if away {
-            envelopes.into_iter().for_each(|queued| queued.envelope.turn_away());
+            taken.into_iter().chain(envelopes).for_each(|queued| queued.envelope.turn_away());
         } else {
-            drop(envelopes);
+            drop((taken, envelopes));
         }
     }
 
@@ -191,6 +219,7 @@ impl<A: RemoteActor> ActorInbox<A> {
                 return Err(envelope);
             }
             queue.envelopes.push_back(Queued { envelope, fetch });
+            self.queued.store(queue.envelopes.len(), Ordering::Relaxed);
             queue.waker.take()
         };
         if let Some(waker) = waker {
@@ -276,12 +305,11 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
     }
 
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
-        let Some(transport) = self.transport.upgrade() else { return Err(Undelivered::Stopped) };
         for tensor in &delivery.tensors {
             tensor.lease().set_home(&self.stream);
         }
         let fetch = self.receive.concerns(&delivery.tensors);
-        let envelope = self.handles.decode(&transport, delivery)?;
+        let envelope = self.handles.decode(delivery)?;
         self.push(envelope, fetch).map_err(|_| Undelivered::Stopped)
     }
 
@@ -319,7 +347,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         let waiting = if self.handles.may_wait() {
             0
         } else {
-            self.queue.lock().envelopes.len() + unresolved.load(Ordering::Relaxed) + elsewhere
+            self.waiting() + unresolved.load(Ordering::Relaxed) + elsewhere
         };
         Some(ActorProbe {
             actor: self.actor,
@@ -344,7 +372,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
             emitted,
             dropped,
             missed,
-            queued: self.queue.lock().envelopes.len() + self.elsewhere.queued(),
+            queued: self.waiting() + self.elsewhere.queued(),
             busy,
             longest,
             handler,
@@ -358,6 +386,8 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
 /// The task in the actor's context that empties the mailbox.
 pub(super) struct InboxTask<A: RemoteActor> {
     inbox: Arc<ActorInbox<A>>,
+    /// Envelopes that were taken out of the queue: all that were there, under one lock.
+    taken: VecDeque<Queued<A>>,
     /// Handlers whose results have not resolved.
     pending: FuturesUnordered<LocalBoxFuture<'static, ()>>,
     failure: Option<EndReason>,
@@ -366,7 +396,8 @@ pub(super) struct InboxTask<A: RemoteActor> {
 
 impl<A: RemoteActor> InboxTask<A> {
     pub(super) fn new(inbox: Arc<ActorInbox<A>>, ended: OnActorEnd) -> Self {
-        InboxTask { inbox, pending: FuturesUnordered::new(), failure: None, ended: Some(ended) }
+        let (taken, pending) = (VecDeque::new(), FuturesUnordered::new());
+        InboxTask { inbox, taken, pending, failure: None, ended: Some(ended) }
     }
 
     /// Whether the supervisor starts the actor anew, now that it has ended.
@@ -378,6 +409,10 @@ impl<A: RemoteActor> InboxTask<A> {
 
     /// Goes on with what handlers have left.
     fn poll_pending(&mut self, task: &mut std::task::Context<'_>) {
+        // To ask an empty list costs it a waker.
+        if self.pending.is_empty() {
+            return;
+        }
         let _acting = self.inbox.tracer().acting(self.inbox.actor);
         let activity = self.inbox.activity.as_ref();
         while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {
@@ -391,6 +426,17 @@ impl<A: RemoteActor> InboxTask<A> {
         }
     }
 
+    /// Takes the next envelope. Those that were taken before stand in front of those that came since.
+    fn next(&mut self) -> Option<Queued<A>> {
+        let InboxTask { inbox, taken, .. } = self;
+        if taken.is_empty() && inbox.queued.load(Ordering::Relaxed) > 0 {
+            inbox.take_queued(&mut inbox.queue.lock(), taken);
+        }
+        let queued = taken.pop_front()?;
+        inbox.taken.store(taken.len(), Ordering::Relaxed);
+        Some(queued)
+    }
+
     /// Handles envelopes until the batch or the mailbox is empty; true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
         // Who blocks in a handler would keep the reader from what it blocks on. Outside of the loop: nothing here awaits.
@@ -401,7 +447,7 @@ impl<A: RemoteActor> InboxTask<A> {
             if ctx.waiting() {
                 return false; // the context polls again when what it waits for is done
             }
-            let Some(queued) = self.inbox.queue.lock().envelopes.pop_front() else { return false };
+            let Some(queued) = self.next() else { return false };
             let name = queued.envelope.name();
             // The end of one handler is the beginning of the next: one look at the clock each.
             let began = last.unwrap_or_else(monotonic_ns);
@@ -421,7 +467,8 @@ impl<A: RemoteActor> InboxTask<A> {
                 Ok(Opened::Goes(result)) => self.pending.push(result),
                 Ok(Opened::Not(queued)) => {
                     // Still the first, until there is memory for what it has to have.
-                    self.inbox.queue.lock().envelopes.push_front(queued);
+                    self.taken.push_front(queued);
+                    self.inbox.taken.store(self.taken.len(), Ordering::Relaxed);
                     return false;
                 }
                 Err(panic) => {
@@ -456,16 +503,20 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
         ctx: &mut Context<A>,
         task: &mut std::task::Context<'_>,
     ) -> Poll<()> {
-        {
-            let mut queue = self.inbox.queue.lock();
+        let closing = {
+            let InboxTask { inbox, taken, failure, .. } = &mut *self;
+            let mut queue = inbox.queue.lock();
             queue.waker = Some(task.waker().clone());
             if let Some(reason) = queue.failing.take() {
                 drop(queue);
-                self.failure = Some(reason);
+                *failure = Some(reason);
                 ctx.terminate();
                 return TERMINATED;
             }
-        }
+            inbox.take_queued(&mut queue, taken);
+            // Who asks for the stop from here on wakes this task.
+            queue.closing.is_some()
+        };
         self.poll_pending(task);
         if self.handle_some(actor, ctx, task.waker()) {
             task.waker().wake_by_ref();
@@ -474,10 +525,10 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
             return TERMINATED;
         }
         self.poll_pending(task);
-        let finished = {
-            let queue = self.inbox.queue.lock();
-            queue.closing.is_some() && queue.envelopes.is_empty() && self.pending.is_empty()
-        };
+        let finished = closing
+            && self.taken.is_empty()
+            && self.pending.is_empty()
+            && self.inbox.queue.lock().envelopes.is_empty();
         if finished && !ctx.waiting() && self.inbox.elsewhere.is_idle(task.waker()) {
             ctx.stop();
             return Poll::Ready(());
@@ -501,7 +552,7 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
         if let Some(transport) = transport {
             transport.withdraw_for(location.index, away);
         }
-        self.inbox.shut(away);
+        self.inbox.shut_with(away, std::mem::take(&mut self.taken));
         if let Some(ended) = self.ended.take() {
             ended(failure, away);
         }

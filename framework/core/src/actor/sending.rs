@@ -254,7 +254,8 @@ fn attempt_in_order<M: GpuMessage>(
 
 /// A message on its way into a mailbox. It is moved about with each message, so it is kept small.
 pub(super) struct Sending<M: GpuMessage> {
-    address: Address<M>,
+    /// Where it waits.
+    address: Option<Address<M>>,
     /// Until it is sent.
     message: Option<M>,
     answer: Option<Answer<M::Reply>>,
@@ -275,11 +276,11 @@ enum State {
 
 impl<M: GpuMessage> Sending<M> {
     /// Makes the first attempt; where it fails for want of room, takes a place in the queue.
-    pub(super) fn start(address: Address<M>, message: M, answer: Option<Answer<M::Reply>>) -> Self {
+    pub(super) fn start(address: &Address<M>, message: M, answer: Option<Answer<M::Reply>>) -> Self {
         let (mut message, mut answer, mut way) = (Some(message), answer, None);
-        let state = match first(&address, &mut message, &mut answer, &mut way) {
-            Ok(correlation) => State::Sent(correlation),
-            Err(reason) => State::after(reason, way),
+        let (state, address) = match first(address, &mut message, &mut answer, &mut way) {
+            Ok(correlation) => (State::Sent(correlation), None),
+            Err(reason) => (State::after(reason, way), Some(address.clone())),
         };
         Sending { address, message, answer, waits_for_restart: true, state }
     }
@@ -287,8 +288,10 @@ impl<M: GpuMessage> Sending<M> {
     /// The actor was not found where its way leads, for this reason: finds its new location, or fails. False if there
     /// is nothing new.
     fn follow(&mut self, reason: SendFailure) -> bool {
-        let State::Waiting(route, location) = &mut self.state else { return true };
-        match route_to(&self.address) {
+        let (State::Waiting(route, location), Some(address)) = (&mut self.state, &self.address) else {
+            return true;
+        };
+        match route_to(address) {
             Ok(now) if now.is(route) => {
                 if may_wait(&reason) {
                     return false;
@@ -328,13 +331,13 @@ impl<M: GpuMessage> Sending<M> {
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, SendError<M>>> {
-        while let State::Waiting(route, location) = &self.state {
+        while let (State::Waiting(route, location), Some(address)) = (&self.state, &self.address) {
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
-            let lent = self.address.transport().lending_stamp();
+            let lent = address.transport().lending_stamp();
             // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this one.
             location.remember(cx.waker(), stamp);
-            if !self.waits_for_restart && matches!(route_to(&self.address), Ok(Route::Later(_))) {
+            if !self.waits_for_restart && matches!(route_to(address), Ok(Route::Later(_))) {
                 self.fail(SendFailure::Restarting);
                 break;
             }
@@ -342,7 +345,7 @@ impl<M: GpuMessage> Sending<M> {
             if !location.is_front() {
                 return Poll::Pending;
             }
-            match attempt(&self.address, route, &mut self.message, &mut self.answer) {
+            match attempt(address, route, &mut self.message, &mut self.answer) {
                 Ok(correlation) => self.state = State::Sent(correlation),
                 // First where it is now, and then whether to wait: an actor that is being restarted may be up elsewhere, and
                 // nothing at its last place would ever wake this task.
@@ -358,15 +361,17 @@ impl<M: GpuMessage> Sending<M> {
                 // Something may have come between the attempt and here: then it is tried again, and nobody is woken.
                 Err(reason) if may_wait(&reason) => {
                     // Of an actor of another host the place may be another's by now, whose mailbox is full.
-                    if self.address.transport().meets_foreign(self.address.actor()) && self.follow(reason) {
+                    if address.transport().meets_foreign(address.actor()) && self.follow(reason) {
                         continue;
                     }
-                    let State::Waiting(route, _) = &self.state else { continue };
+                    let (State::Waiting(route, _), Some(address)) = (&self.state, &self.address) else {
+                        continue;
+                    };
                     // What is lent comes back from anybody, and not by this route alone.
-                    let returned = self.address.transport().wake_when_lent_returns(lent, cx.waker());
+                    let returned = address.transport().wake_when_lent_returns(lent, cx.waker());
                     if route.stamp() == stamp && !returned {
                         // The reader may sleep without knowing that somebody waits.
-                        self.address.transport().wake_reader();
+                        address.transport().wake_reader();
                         return Poll::Pending;
                     }
                 }
@@ -409,7 +414,7 @@ pub struct Send<M: GpuMessage> {
 impl<M: GpuMessage> Unpin for Send<M> {}
 
 impl<M: GpuMessage> Send<M> {
-    pub(super) fn new(address: Address<M>, message: M) -> Self {
+    pub(super) fn new(address: &Address<M>, message: M) -> Self {
         Send { sending: Sending::start(address, message, None), timeout: None, sleep: None }
     }
 

@@ -16,6 +16,7 @@
 //! A chunk that nothing is in for a while gives its memory back (`idle`).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -76,6 +77,8 @@ pub struct Pool {
     domain: Arc<ClockDomain>,
     options: PoolOptions,
     surroundings: OnceLock<Weak<dyn Surroundings>>,
+    /// Of all pools of the process: see [`tell_emptied`](Self::tell_emptied).
+    emptied: OnceLock<Arc<AtomicBool>>,
     chunk_base: u32,
     writers: Writers,
     state: Mutex<State>,
@@ -152,6 +155,7 @@ impl Pool {
             domain,
             options,
             surroundings: OnceLock::new(),
+            emptied: OnceLock::new(),
             chunk_base,
             writers: Writers::default(),
             state: Mutex::new(State {
@@ -177,6 +181,21 @@ impl Pool {
     pub(crate) fn surround(&self, surroundings: Weak<dyn Surroundings>) {
         // A second call would be a second transport for one pool; the first stays.
         let _ = self.surroundings.set(surroundings);
+    }
+
+    /// Has `emptied` be set whenever something was given back, or settled, for which [`close_emptied`](Self::close_emptied) is to be
+    /// called, so that whoever calls it for all pools finds out without their locks.
+    pub(crate) fn tell_emptied(&self, emptied: Arc<AtomicBool>) {
+        let _ = self.emptied.set(emptied);
+    }
+
+    /// An entry that is to be looked at a second time.
+    fn add_candidate(&self, state: &mut State, emptied: Emptied) {
+        state.candidates.push(emptied);
+        // Behind the push: who sees it finds the candidate, or whoever has taken it.
+        if let Some(told) = self.emptied.get() {
+            told.store(true, Ordering::Release);
+        }
     }
 
     /// Its device.
@@ -358,7 +377,7 @@ impl Pool {
         // Not closed yet: the memory may have been forwarded, and the hold that says so may be on another ring (LEASE-3).
         // `close_emptied` looks a second time, behind a drain of all rings.
         if let Left::Empty(emptied) = left {
-            state.candidates.push(emptied);
+            self.add_candidate(&mut state, emptied);
         }
         self.domain.tracer().note(|| What::LeaseReturned { lease: name(id), from });
         Ok((given, state.table.is_settled()))

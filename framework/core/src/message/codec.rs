@@ -18,7 +18,7 @@ use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
 use crate::fault;
 use crate::lease::Lease;
-use crate::limits::MAX_BODY;
+use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
 use crate::os::vital;
 use crate::tensor::part::Inner;
 use crate::tensor::{LayoutError, Tensor};
@@ -37,6 +37,15 @@ pub struct Encoded {
 }
 
 impl Encoded {
+    /// Whether it is a body that goes into the frame, and nothing else.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.leases.is_empty()
+            && self.tensors.is_empty()
+            && self.parts.is_empty()
+            && self.body.len() <= MAX_INLINE_BODY
+    }
+
     /// Why the data of one of the tensors will never be there, if that is known.
     pub(crate) fn taint(&self) -> Option<Tainted> {
         let tensors = self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready));

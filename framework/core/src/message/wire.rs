@@ -7,9 +7,15 @@
 //! | 152 each | tensors: index of the lease (2 bytes), 6 bytes of zero, dtype and layout |
 //! | the rest | the body in MessagePack, unless it travels as the last lease |
 //!
-//! WIRE-1: [`Frame::parse`] checks the magic, a CRC-32C over everything behind it (for which processors have an instruction:
-//! most frames are short), every count against the length and its limit, and every reserved byte. What it returns is
-//! well-formed; whether the leases exist is for the mailbox, whether a layout fits its allocation for [`codec`](super::codec).
+//! WIRE-1: [`Frame::parse`] checks the magic, the checksum, every count against the length and its limit, and every reserved
+//! byte. What it returns is well-formed; whether the leases exist is for the mailbox, whether a layout fits its allocation for
+//! [`codec`](super::codec).
+//!
+//! The **checksum** is of the header, the leases, the tensors and the frame's number among those of its ring. Both ends are on one
+//! machine, whose memory is coherent and which no wire parts, and a peer that lies computes any checksum. So it is there for what
+//! nothing else would find: a head that is well-formed and not the one that was written (another offset in the chunk, another actor
+//! that there is), and a frame of an earlier lap of the ring, where the tail has moved past bytes that were not written. The body
+//! is MessagePack of a type, and is checked as that; a large one was never summed either, because it travels as a lease.
 //!
 //! The ready ticket stands in the lease entry and not with each tensor: slices of one allocation share it, and the
 //! receiver waits once. It is left out if the sender's host sees that it has passed.
@@ -26,8 +32,8 @@ use crate::observe::context::CONTEXT_BYTES;
 use crate::tensor::Layout;
 use crate::tensor::layout::{LayoutError, WIRE_BYTES};
 
-/// `TPF1`: Tensorpost frame, version 1.
-pub const MAGIC: u32 = u32::from_le_bytes(*b"TPF1");
+/// `TPF2`: Tensorpost frame, version 2.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"TPF2");
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 48;
 /// Bytes of one lease.
@@ -127,12 +133,14 @@ pub enum WireError {
         /// What it begins with.
         found: u32,
     },
-    /// A bit changed on the way.
-    #[error("the frame's checksum is {found:#010x}, its content's {computed:#010x}: it was damaged")]
+    /// A bit of the head changed on the way, or it is not the frame that was written here last.
+    #[error(
+        "the frame's checksum is {found:#010x}, that of its head and place {computed:#010x}: it was damaged"
+    )]
     Checksum {
         /// In the frame.
         found: u32,
-        /// Of the content.
+        /// Of the head and the frame's number.
         computed: u32,
     },
     /// A field with a value it cannot have.
@@ -180,30 +188,76 @@ pub fn frame_bytes(leases: usize, tensors: usize, inline_body: usize) -> usize {
     HEADER_BYTES + leases * LEASE_BYTES + tensors * TENSOR_BYTES + inline_body
 }
 
-/// Writes everything of a frame before its inline body into `out`, in place of what was there. The checksum covers
-/// `body` too.
+/// The checksum of a frame's `head`, whose first 8 bytes are left out, in the frame with that number. A changed word always
+/// changes the sum before it is folded: each step can be undone.
+#[inline]
+pub(crate) fn checksum(number: u32, head: &[u8]) -> u32 {
+    // That of FxHash.
+    const FACTOR: u64 = 0x517c_c1b7_2722_0a95;
+    let (words, _) = head.get(8..).unwrap_or_default().as_chunks::<8>();
+    let sum = words.iter().fold(u64::from(number), |sum, word| {
+        (sum.rotate_left(5) ^ u64::from_le_bytes(*word)).wrapping_mul(FACTOR)
+    });
+    (sum ^ (sum >> 32)) as u32
+}
+
+/// Of a frame what the sum is of: the head as long as it says to be, or all that there is.
+#[inline]
+pub(crate) fn head_of(bytes: &[u8]) -> &[u8] {
+    let count = |at: usize| {
+        bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |field| u16::from_le_bytes(*field))
+    };
+    bytes.get(..frame_bytes(count(LEASES_AT).into(), count(TENSORS_AT).into(), 0)).unwrap_or(bytes)
+}
+
+const _: () = assert!(
+    HEADER_BYTES.is_multiple_of(8) && LEASE_BYTES.is_multiple_of(8) && TENSOR_BYTES.is_multiple_of(8)
+);
+
+impl Header {
+    fn to_bytes(self, leases: usize, tensors: usize) -> [u8; HEADER_BYTES] {
+        let mut out = [0; HEADER_BYTES];
+        let mut put = |at: usize, field: &[u8]| out[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC.to_le_bytes());
+        // The checksum comes at 4.
+        put(8, &[self.kind as u8, u8::from(self.body_in_lease) | u8::from(self.has_context) << 1]);
+        put(LEASES_AT, &(leases as u16).to_le_bytes());
+        put(TENSORS_AT, &(tensors as u16).to_le_bytes());
+        put(14, &self.index.to_le_bytes());
+        put(16, &self.body_bytes.to_le_bytes());
+        // Four of zero at 20.
+        put(24, &self.actor.0.to_le_bytes());
+        put(32, &self.correlation.to_le_bytes());
+        put(40, &self.key.to_le_bytes());
+        out
+    }
+}
+
+/// Where fields of the header stand.
+pub(crate) const CHECKSUM_AT: usize = 4;
+const LEASES_AT: usize = 10;
+const TENSORS_AT: usize = 12;
+
+/// The head of a frame without leases and tensors: all of it but the body. `number` is that of the frame in its ring.
+#[inline]
+pub(crate) fn plain_head(header: &Header, number: u32) -> [u8; HEADER_BYTES] {
+    let mut head = header.to_bytes(0, 0);
+    let checksum = checksum(number, &head);
+    head[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
+    head
+}
+
+/// Writes everything of a frame before its inline body into `out`, in place of what was there. `number` is that of the frame in its
+/// ring, from zero.
 pub fn write_head(
     out: &mut Vec<u8>,
     header: &Header,
     leases: &[LeaseEntry],
     tensors: &[Outline],
-    body: &[u8],
+    number: u32,
 ) {
     out.clear();
-    out.extend_from_slice(&MAGIC.to_le_bytes());
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&[
-        header.kind as u8,
-        u8::from(header.body_in_lease) | u8::from(header.has_context) << 1,
-    ]);
-    out.extend_from_slice(&(leases.len() as u16).to_le_bytes());
-    out.extend_from_slice(&(tensors.len() as u16).to_le_bytes());
-    out.extend_from_slice(&header.index.to_le_bytes());
-    out.extend_from_slice(&header.body_bytes.to_le_bytes());
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&header.actor.0.to_le_bytes());
-    out.extend_from_slice(&header.correlation.to_le_bytes());
-    out.extend_from_slice(&header.key.to_le_bytes());
+    out.extend_from_slice(&header.to_bytes(leases.len(), tensors.len()));
     for lease in leases {
         lease.write(out);
     }
@@ -212,8 +266,8 @@ pub fn write_head(
         out.extend_from_slice(&[0; 6]);
         out.extend_from_slice(&tensor.layout.to_wire(tensor.dtype));
     }
-    let checksum = crc32c::crc32c_append(crc32c::crc32c(&out[8..]), body);
-    out[4..8].copy_from_slice(&checksum.to_le_bytes());
+    let checksum = checksum(number, out);
+    out[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
 }
 
 impl LeaseEntry {
@@ -263,33 +317,23 @@ impl LeaseEntry {
 }
 
 impl<'a> Frame<'a> {
-    /// Reads a frame; `tables` is where its leases and tensors go.
+    /// Reads a frame, the `number`th of its ring, from zero; `tables` is where its leases and tensors go.
     ///
     /// # Errors
     /// See [`WireError`].
-    pub fn parse(bytes: &'a [u8], tables: &'a mut Tables) -> Result<Self, WireError> {
-        let mut reader = Reader { bytes, at: 0 };
-        let magic = reader.u32()?;
+    #[inline]
+    pub fn parse(bytes: &'a [u8], tables: &'a mut Tables, number: u32) -> Result<Self, WireError> {
+        let magic = Reader { bytes, at: 0 }.u32()?;
         if magic != MAGIC {
             return Err(WireError::Magic { found: magic });
         }
+        let Some(fixed) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return Err(WireError::CutShort { found: bytes.len(), wanted: HEADER_BYTES });
+        };
+        let mut reader = Reader { bytes: fixed, at: 4 };
         let found = reader.u32()?;
-        let computed = crc32c::crc32c(&bytes[8..]);
-        if found != computed {
-            return Err(WireError::Checksum { found, computed });
-        }
-        let kind = match reader.u8()? {
-            1 => Kind::Send,
-            2 => Kind::Ask,
-            3 => Kind::Reply,
-            4 => Kind::Refusal,
-            5 => Kind::Follow,
-            other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
-        };
-        let (body_in_lease, has_context) = match reader.u8()? {
-            flags @ 0..=3 => (flags & 1 != 0, flags & 2 != 0),
-            other => return Err(WireError::Field { field: "flags", value: u64::from(other) }),
-        };
+        let kind = reader.u8()?;
+        let flags = reader.u8()?;
         let leases = usize::from(reader.u16()?);
         let tensors = usize::from(reader.u16()?);
         let index = reader.u16()?;
@@ -297,6 +341,23 @@ impl<'a> Frame<'a> {
         let reserved = reader.u32()?;
         let actor = ActorId(reader.u64()?);
         let (correlation, key) = (reader.u64()?, reader.u64()?);
+        // Before anything of it is looked at but how long it says to be.
+        let computed = checksum(number, head_of(bytes));
+        if found != computed {
+            return Err(WireError::Checksum { found, computed });
+        }
+        let kind = match kind {
+            1 => Kind::Send,
+            2 => Kind::Ask,
+            3 => Kind::Reply,
+            4 => Kind::Refusal,
+            5 => Kind::Follow,
+            other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
+        };
+        let (body_in_lease, has_context) = match flags {
+            flags @ 0..=3 => (flags & 1 != 0, flags & 2 != 0),
+            other => return Err(WireError::Field { field: "flags", value: u64::from(other) }),
+        };
         if leases > MAX_TENSORS + 1 || (body_in_lease && leases == 0) {
             return Err(WireError::Field { field: "number of leases", value: leases as u64 });
         }
@@ -319,6 +380,7 @@ impl<'a> Frame<'a> {
         if bytes.len() > wanted {
             return Err(WireError::Trailing { bytes: bytes.len() - wanted });
         }
+        let mut reader = Reader { bytes, at: HEADER_BYTES };
         let header = Header { kind, body_in_lease, has_context, index, actor, correlation, key, body_bytes };
         let Tables { leases: entries, tensors: outlines } = tables;
         entries.clear();

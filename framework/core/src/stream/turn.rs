@@ -135,6 +135,11 @@ pub(crate) fn current_stream() -> Option<Stream> {
     TURN.with_borrow(|turn| turn.as_ref().and_then(|open| open.current.clone()))
 }
 
+/// Whether a turn is open on this thread.
+pub(crate) fn is_open() -> bool {
+    TURN.with_borrow(Option::is_some)
+}
+
 /// Tells the turn that is open on this thread from earlier ones; `None` where none is open.
 pub(super) fn current() -> Option<u64> {
     TURN.with_borrow(Option::is_some).then(|| TURNS.get())

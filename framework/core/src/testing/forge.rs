@@ -1,12 +1,12 @@
 //! Frames and notices that no honest process would send, with everything right but what is wrong on purpose.
 //!
-//! [`Cluster::tamper_next`](super::Cluster::tamper_next) hands a test the bytes of a real frame; [`reseal`] makes its
-//! checksum right again, so that what is changed has to be found for what it is.
+//! [`Cluster::tamper_next`](super::Cluster::tamper_next) hands a test the bytes of a real frame; [`reseal`] has its
+//! checksum made right again, so that what is changed has to be found for what it is.
 
 use crate::clock::Ticket;
 use crate::ids::ProcessId;
 use crate::lease::LeaseId;
-use crate::message::wire::{HEADER_BYTES, LEASE_BYTES, TENSOR_BYTES};
+use crate::message::wire::{self, CHECKSUM_AT, HEADER_BYTES, LEASE_BYTES, TENSOR_BYTES};
 use crate::transport::entry;
 use crate::transport::ring::Entry;
 
@@ -22,15 +22,38 @@ impl std::fmt::Debug for Tamper {
     }
 }
 
-/// Offset of the checksum in a frame.
-const CHECKSUM: usize = 4;
-
-/// Makes the checksum of a frame right. A frame too short to have one stays as it is.
-pub fn reseal(frame: &mut [u8]) {
-    if let Some(content) = frame.get(CHECKSUM + 4..) {
-        let checksum = crc32c::crc32c(content);
-        frame[CHECKSUM..CHECKSUM + 4].copy_from_slice(&checksum.to_le_bytes());
+impl Tamper {
+    /// The frame with the number `number` as it is written.
+    pub(crate) fn of(self, mut frame: Vec<u8>, number: u32) -> Vec<u8> {
+        self.0(&mut frame);
+        sealed(frame, number)
     }
+}
+
+/// In the place of a checksum: it is to be made right when the frame is written, for the number that it has then.
+const RESEAL: [u8; 4] = *b"SEAL";
+
+/// Has the checksum of a frame made right when it is written. A frame too short to have one stays as it is.
+pub fn reseal(frame: &mut [u8]) {
+    if let Some(checksum) = frame.get_mut(CHECKSUM_AT..CHECKSUM_AT + 4) {
+        checksum.copy_from_slice(&RESEAL);
+    }
+}
+
+/// Makes the checksum right now, for the frame with this number in its ring.
+pub fn seal(frame: &mut [u8], number: u32) {
+    if frame.len() >= HEADER_BYTES {
+        let checksum = wire::checksum(number, wire::head_of(frame));
+        frame[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
+    }
+}
+
+/// Does so where it was [asked for](reseal).
+pub(crate) fn sealed(mut frame: Vec<u8>, number: u32) -> Vec<u8> {
+    if frame.get(CHECKSUM_AT..CHECKSUM_AT + 4) == Some(&RESEAL) {
+        seal(&mut frame, number);
+    }
+    frame
 }
 
 /// A field of a frame, as a range of bytes.

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use super::inbox::Target;
 use crate::ids::{ActorId, ProcessId};
 use crate::message::codec::{self, Encoded};
+use crate::message::packed::Lists;
 use crate::message::wire::Kind;
 use crate::transport::control_channel::Location;
 use crate::transport::{
@@ -61,8 +62,10 @@ impl From<TransmitError> for Unsent {
     }
 }
 
-/// Encodes, claims, drops the value, commits: a message in the way that addresses send it. On an error the message comes
-/// back.
+/// A message in the way that addresses send it. On an error the message comes back.
+///
+/// # Panics
+/// An error came without the message.
 pub(super) fn send<M: Serialize>(
     transport: &Arc<Transport>,
     to: &Target<M>,
@@ -70,7 +73,18 @@ pub(super) fn send<M: Serialize>(
     correlation: u64,
     message: M,
 ) -> Result<(), (M, Unsent)> {
-    Prepared::new(transport, to, kind, correlation, message).map(Prepared::commit)
+    let Some(link) = transport.link(to.location.process) else { return Err((message, Unsent::Exited)) };
+    let mut message = Some(message);
+    let expect = || kind.is_ask().then_some(correlation);
+    match transport.send(&link, destination(to, kind, 0), &mut message, Lists::Packed, expect) {
+        Ok(_) => Ok(()),
+        Err(error) => Err((message.expect("an error leaves the message as it was"), error.into())),
+    }
+}
+
+fn destination<M>(to: &Target<M>, kind: Kind, correlation: u64) -> Destination {
+    let (index, actor, key) = (to.location.index, to.actor, to.key);
+    Destination { kind, index, actor, correlation, key, has_context: false }
 }
 
 /// A message that was encoded and has all that it needs; its value has been dropped. Dropping it gives all back.
@@ -91,14 +105,7 @@ impl Prepared {
         message: M,
     ) -> Result<Self, (M, Unsent)> {
         let Some(link) = transport.link(to.location.process) else { return Err((message, Unsent::Exited)) };
-        let destination = Destination {
-            kind,
-            index: to.location.index,
-            actor: to.actor,
-            correlation,
-            key: to.key,
-            has_context: false,
-        };
+        let destination = destination(to, kind, correlation);
         let encoded = match codec::encode(&message, Vec::new()) {
             Ok(encoded) => encoded,
             Err(error) => return Err((message, Unsent::Failed(error.to_string()))),

@@ -13,9 +13,10 @@
 //! receipt drops, and the message is done with.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
+use smallvec::SmallVec;
 
 use super::inbox::Inbox;
 use super::links::Links;
@@ -27,10 +28,16 @@ use crate::observe::metrics::ActorMetrics;
 /// See the module.
 pub(super) struct Actors {
     inboxes: RwLock<Vec<Slot>>,
+    /// Changes with them. Written under the lock.
+    version: AtomicU64,
     #[cfg(any(test, feature = "inside"))]
     next: AtomicUsize,
-    /// Messages delivered and not done with.
-    open: AtomicUsize,
+    /// Messages that peers have sent and that were delivered. Written by the reader alone, so that no lock of the bus is taken.
+    delivered: AtomicUsize,
+    /// Messages that senders of this process have handed over.
+    handed_over: AtomicUsize,
+    /// Those of both that are done with.
+    done: AtomicUsize,
 }
 
 /// A location for an actor.
@@ -65,9 +72,12 @@ impl Actors {
     pub(super) fn new() -> Self {
         Actors {
             inboxes: RwLock::new(Vec::new()),
+            version: AtomicU64::new(0),
             #[cfg(any(test, feature = "inside"))]
             next: AtomicUsize::new(0),
-            open: AtomicUsize::new(0),
+            delivered: AtomicUsize::new(0),
+            handed_over: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
         }
     }
 
@@ -98,6 +108,7 @@ impl Actors {
                 inboxes.resize(index + 1, Slot::Free);
             }
             let most = inboxes[index].capacity().max(capacity);
+            self.version.fetch_add(1, Ordering::Release);
             std::mem::replace(&mut inboxes[index], Slot::Taken { inbox, most })
         };
         drop(before);
@@ -113,6 +124,7 @@ impl Actors {
     pub(super) fn withdraw(&self, index: u16, away: bool, links: &Links) {
         let slot = self.inboxes.write().get_mut(usize::from(index)).map(|slot| {
             let capacity = slot.capacity();
+            self.version.fetch_add(1, Ordering::Release);
             std::mem::replace(slot, Slot::Withdrawn { away, capacity })
         });
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
@@ -189,18 +201,149 @@ impl Actors {
         seen.collect()
     }
 
-    /// Counts a message that was delivered, until it is done with.
+    /// Counts a message of this process, until it is done with.
     pub(super) fn opened(&self) {
-        self.open.fetch_add(1, Ordering::SeqCst);
+        self.handed_over.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The counterpart of [`opened`](Self::opened).
+    /// Counts a message of a peer, until it is done with. For the reader.
+    pub(super) fn delivered(&self) {
+        let count = self.delivered.load(Ordering::Relaxed).wrapping_add(1);
+        self.delivered.store(count, Ordering::Release);
+    }
+
+    /// The counterpart of both.
     pub(super) fn done(&self) {
-        self.open.fetch_sub(1, Ordering::SeqCst);
+        self.done.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Messages delivered and not done with.
-    pub(super) fn open(&self, order: Ordering) -> usize {
-        self.open.load(order)
+    pub(super) fn open(&self) -> usize {
+        // In this order: of a message that was done with by the first look, the second sees that it was delivered.
+        let done = self.done.load(Ordering::SeqCst);
+        let handed_over = self.handed_over.load(Ordering::SeqCst);
+        self.delivered.load(Ordering::Acquire).wrapping_add(handed_over).wrapping_sub(done)
+    }
+}
+
+/// So many mailboxes a reader keeps.
+const KEPT: usize = 8;
+
+/// Mailboxes that a reader has delivered to lately, so that it takes no lock for the next message.
+///
+/// It lets go of them when a look begins, if any mailbox of the process has come or gone, and before it sleeps: so they outlive
+/// their actors by the time that it is busy at most, and are never dropped under a link's lock.
+#[derive(Default)]
+pub(super) struct KeptInboxes {
+    version: u64,
+    inboxes: SmallVec<[(u16, Arc<dyn Inbox>); KEPT]>,
+}
+
+impl KeptInboxes {
+    /// To be called without a lock, before a look.
+    #[inline]
+    pub(super) fn refresh(&mut self, actors: &Actors) {
+        let version = actors.version.load(Ordering::Acquire);
+        if self.version != version {
+            self.inboxes.clear();
+            self.version = version;
+        }
+    }
+
+    /// To be called without a lock.
+    pub(super) fn let_go(&mut self) {
+        self.inboxes.clear();
+    }
+
+    /// The mailbox at `index`, as [`Actors::inbox`] finds it.
+    #[inline]
+    pub(super) fn get(&mut self, actors: &Actors, index: u16) -> Option<Found<'_>> {
+        // Behind a change that came in the middle of a look they are left alone.
+        if self.version != actors.version.load(Ordering::Acquire) {
+            return actors.inbox(index).map(Found::Now);
+        }
+        let known = self.inboxes.iter().position(|(known, _)| *known == index);
+        let at = match known {
+            Some(at) => at,
+            None if self.inboxes.len() == KEPT => return actors.inbox(index).map(Found::Now),
+            None => {
+                // Another may have come since the version was read: then it is newer, and goes with the next refresh.
+                self.inboxes.push((index, actors.inbox(index)?));
+                self.inboxes.len() - 1
+            }
+        };
+        self.inboxes.get(at).map(|(_, inbox)| Found::Kept(inbox))
+    }
+}
+
+impl std::fmt::Debug for KeptInboxes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KeptInboxes({})", self.inboxes.len())
+    }
+}
+
+/// A mailbox that was looked up.
+pub(super) enum Found<'a> {
+    /// It is kept.
+    Kept(&'a Arc<dyn Inbox>),
+    /// It is not.
+    Now(Arc<dyn Inbox>),
+}
+
+impl std::ops::Deref for Found<'_> {
+    type Target = dyn Inbox;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Found::Kept(inbox) => &***inbox,
+            Found::Now(inbox) => &**inbox,
+        }
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::testing::Cluster;
+
+    /// As a reader does it that is kept busy: the same list of mailboxes for all looks.
+    #[test]
+    fn a_kept_mailbox_is_the_one_that_is_there() {
+        let cluster = Cluster::new(1);
+        let transport = cluster.transport(0);
+        let (first, _at_first) = cluster.inbox::<u32>(0, 4);
+        let mut kept = KeptInboxes::default();
+        let found =
+            |kept: &mut KeptInboxes, index| kept.get(&transport.actors, index).map(|inbox| inbox.actor());
+        kept.refresh(&transport.actors);
+        for _ in 0..2 {
+            assert_eq!(found(&mut kept, first.location.index), Some(first.actor));
+        }
+        assert_eq!(kept.inboxes.len(), 1);
+        assert_eq!(found(&mut kept, 77), None, "nobody is there");
+        // In the middle of a look, when nothing may be dropped.
+        transport.withdraw(first.location.index);
+        assert_eq!(found(&mut kept, first.location.index), None);
+        assert_eq!(kept.inboxes.len(), 1, "it is dropped without a lock");
+        kept.refresh(&transport.actors);
+        assert!(kept.inboxes.is_empty());
+        let (second, _at_second) = cluster.inbox::<u32>(0, 4);
+        kept.refresh(&transport.actors);
+        assert_eq!(found(&mut kept, second.location.index), Some(second.actor));
+        kept.let_go();
+        assert!(kept.inboxes.is_empty());
+    }
+
+    #[test]
+    fn more_mailboxes_than_are_kept_are_found_all_the_same() {
+        let cluster = Cluster::new(1);
+        let all: Vec<_> = (0..KEPT + 3).map(|_| cluster.inbox::<u32>(0, 4)).collect();
+        let (actors, mut kept) = (&cluster.transport(0).actors, KeptInboxes::default());
+        kept.refresh(actors);
+        for (to, _) in all.iter().chain(&all) {
+            let found = kept.get(actors, to.location.index).map(|inbox| inbox.actor());
+            assert_eq!(found, Some(to.actor));
+        }
+        assert_eq!(kept.inboxes.len(), KEPT);
     }
 }

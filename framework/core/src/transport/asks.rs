@@ -11,6 +11,7 @@
 //! **On a crash** of the peer its asks fail once the replies that it had posted are read. **On cancellation** the ask is
 //! taken out, and a reply that comes all the same is dropped.
 
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
@@ -83,15 +84,35 @@ struct Pending {
     answer: Answer,
 }
 
+/// Spreads the numbers of asks. They are this process's own, and nobody else puts any into the table: so nobody can choose those that
+/// collide.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // 2^64 over the golden ratio: the high bits, by which the table parts, differ from one number to the next.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
 /// The asks of a process that have no answer yet.
 pub(super) struct Asks {
-    pending: DashMap<u64, Pending>,
+    pending: DashMap<u64, Pending, BuildHasherDefault<Spread>>,
     next_correlation: AtomicU64,
 }
 
 impl Asks {
     pub(super) fn new() -> Self {
-        Asks { pending: DashMap::new(), next_correlation: AtomicU64::new(1) }
+        Asks { pending: DashMap::default(), next_correlation: AtomicU64::new(1) }
     }
 
     /// Notes an ask before it is sent; the number goes along with it.

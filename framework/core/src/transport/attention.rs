@@ -10,7 +10,10 @@
 //!
 //! **On a crash** of a peer nothing changes here until its link is gone. **On cancellation** nothing is lost: it is made anew.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+
+use super::link::Link;
+use super::links::Links;
 
 /// In so many looks each quiet link is looked at once. Sixteen looks at a few links are a microsecond, which is what a link that has
 /// been quiet pays for its first message.
@@ -25,8 +28,9 @@ const PATIENCE: u32 = 4096;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Attention {
-    /// The list that the indices below are of; its links may end meanwhile.
-    list: Option<Weak<[Arc<super::link::Link>]>>,
+    /// The list that the indices below are of, with its version: to take it anew at each look would cost a lock.
+    list: Option<Arc<[Arc<Link>]>>,
+    version: u64,
     rounds: Rounds,
 }
 
@@ -34,17 +38,35 @@ impl Attention {
     /// Looks at links with `look`, which says whether there was anything to do; true if there was at any.
     pub(super) fn look(
         &mut self,
-        links: &Arc<[Arc<super::link::Link>]>,
+        links: &Links,
         all: bool,
-        mut look: impl FnMut(&Arc<super::link::Link>) -> bool,
+        mut look: impl FnMut(&Arc<Link>) -> bool,
     ) -> bool {
-        if links.len() > FEW
-            && !self.list.as_ref().is_some_and(|list| std::ptr::addr_eq(list.as_ptr(), Arc::as_ptr(links)))
-        {
-            self.list = Some(Arc::downgrade(links));
-            self.rounds = Rounds::new(links.len());
-        }
-        self.rounds.look(links.len(), all, |index| links.get(index).is_some_and(&mut look))
+        let known = self.list.take().filter(|_| self.version == links.version());
+        let list = known.unwrap_or_else(|| {
+            let (list, version) = links.all_with_version();
+            if self.version != version {
+                self.version = version;
+                self.rounds = if list.len() > FEW { Rounds::new(list.len()) } else { Rounds::default() };
+            }
+            links.keep(&list, version);
+            list
+        });
+        let any = self.rounds.look(list.len(), all, |index| list.get(index).is_some_and(&mut look));
+        self.list = Some(list);
+        any
+    }
+
+    /// Lets go of the links, which may end while the reader sleeps. What is known of them stays.
+    pub(super) fn let_go(&mut self) {
+        self.list = None;
+        Links::let_go_of_kept();
+    }
+}
+
+impl Drop for Attention {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }
 

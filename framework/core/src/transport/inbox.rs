@@ -189,7 +189,7 @@ impl Receipt {
         correlation: Option<u64>,
         end: u64,
     ) -> Self {
-        transport.actors.opened();
+        transport.actors.delivered();
         let lists = Lists::Packed;
         Receipt {
             transport,
@@ -214,6 +214,11 @@ impl Receipt {
     #[cfg(feature = "hosts")]
     pub(crate) fn follows(&self) -> bool {
         self.follows
+    }
+
+    /// This process's transport.
+    pub(crate) fn transport(&self) -> &Arc<Transport> {
+        &self.transport
     }
 
     /// The process that sent the message.

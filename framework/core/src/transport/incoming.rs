@@ -21,16 +21,20 @@
 //! **On a crash** of the sender its frames are taken to the end. **On cancellation** of the reader, between two looks, frames
 //! stay where they are.
 
+mod delivery;
+
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
+use self::delivery::Content;
+use super::actors::KeptInboxes;
 use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::connect::NoLink;
-use super::inbox::{Delivery, Receipt, Refusal};
-use super::link::{AWAY, Credit, Inbound, Link};
+use super::inbox::Refusal;
+use super::link::{Inbound, Link};
 use super::{LinkRefused, Transport, entry, wake_reasons};
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping};
@@ -42,7 +46,6 @@ use crate::limits::MAX_LOG_TEXT;
 use crate::message::buffers::Use;
 use crate::message::codec::{self, DecodeError};
 use crate::message::wire::{Frame, Kind, LeaseEntry, Tables};
-use crate::observe::context::TraceContext;
 use crate::observe::text::shown;
 use crate::tensor::DType;
 use crate::tensor::{Layout, Tensor};
@@ -82,7 +85,12 @@ type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
 
 impl Transport {
     /// Takes frames from a link; true if there was one.
-    pub(super) fn take_frames(&self, link: &Arc<Link>, buffer: &mut FrameBuffer) -> bool {
+    pub(super) fn take_frames(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        buffer: &mut FrameBuffer,
+        inboxes: &mut KeptInboxes,
+    ) -> bool {
         let mut any = false;
         let mut guard = link.inbound();
         let Some(inbound) = guard.as_mut() else { return false };
@@ -93,12 +101,13 @@ impl Transport {
             match inbound.data.peek(&mut buffer.bytes) {
                 Ok(None) => break,
                 Ok(Some(end)) => {
-                    if !self.take_frame(link, inbound, buffer, end) {
+                    if !self.take_frame(link, inbound, (&mut *buffer, &mut *inboxes), end) {
                         // It stays in the ring, and is looked at again with each look of the reader until it is taken.
                         link.set_stuck(true);
                         break;
                     }
                     inbound.data.consume();
+                    inbound.number = inbound.number.wrapping_add(1);
                     any = true;
                     if link.is_broken() {
                         break; // It was given up over this frame.
@@ -131,14 +140,14 @@ impl Transport {
 
     /// False when the frame has to wait.
     fn take_frame(
-        &self,
+        self: &Arc<Self>,
         link: &Arc<Link>,
         inbound: &mut Inbound,
-        buffer: &mut FrameBuffer,
+        (buffer, inboxes): (&mut FrameBuffer, &mut KeptInboxes),
         end: u64,
     ) -> bool {
         fault::point("transport.take.frame");
-        let frame = match Frame::parse(&buffer.bytes, &mut buffer.tables) {
+        let frame = match Frame::parse(&buffer.bytes, &mut buffer.tables, inbound.number) {
             Ok(frame) => frame,
             Err(error) => {
                 if !link.has_room_for_holds(1) {
@@ -176,10 +185,10 @@ impl Transport {
             }
         }
         drop(mappings);
-        self.counters.received.fetch_add(1, Ordering::SeqCst);
+        self.count_received();
         inbound.taking = end;
         let _noted = self.note_taking(link, &frame.header, end);
-        self.dispatch(link, inbound, &frame, adopted);
+        self.dispatch(link, inbound, inboxes, &frame, adopted);
         true
     }
 
@@ -416,7 +425,21 @@ impl Transport {
         }
     }
 
-    fn dispatch(&self, link: &Arc<Link>, inbound: &mut Inbound, frame: &Frame<'_>, mut adopted: Adopted) {
+    /// Counts a frame that was taken. The reader alone does, under the link's lock: whoever sees it counted, and that the link is
+    /// not locked any more, sees what has become of it.
+    fn count_received(&self) {
+        let count = self.counters.received.load(Ordering::Relaxed).wrapping_add(1);
+        self.counters.received.store(count, Ordering::Release);
+    }
+
+    fn dispatch(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        inbound: &mut Inbound,
+        inboxes: &mut KeptInboxes,
+        frame: &Frame<'_>,
+        mut adopted: Adopted,
+    ) {
         let large;
         let body = match frame.body_lease.and_then(|_| adopted.pop()) {
             Some((lease, _)) => match copy_body(lease, frame.header.body_bytes as usize) {
@@ -443,7 +466,7 @@ impl Transport {
         drop(adopted);
         match frame.header.kind {
             Kind::Send | Kind::Ask | Kind::Follow => {
-                self.deliver(link, inbound, frame, body, tensors, tickets);
+                self.deliver(link, inbound, inboxes, frame, Content { body, tensors, tickets });
             }
             Kind::Reply => self.take_reply(link, frame.header.correlation, Ok(Parts { body, tensors })),
             Kind::Refusal => {
@@ -454,102 +477,10 @@ impl Transport {
         }
     }
 
-    fn deliver(
-        &self,
-        link: &Arc<Link>,
-        inbound: &mut Inbound,
-        frame: &Frame<'_>,
-        body: &[u8],
-        tensors: Vec<Tensor>,
-        tickets: SmallVec<[Ticket; 2]>,
-    ) {
-        let index = frame.header.index;
-        let inbox = self.actors.inbox(index).filter(|inbox| inbox.actor() == frame.header.actor);
-        let inbox = inbox.map(|inbox| {
-            let capacity = inbox.capacity();
-            (inbox, capacity)
-        });
-        let Some((inbox, capacity)) = inbox.or_else(|| self.late_inbox(index, frame.header.actor)) else {
-            self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
-            let away = self.actors.is_away(index);
-            if self.actors.inbox(index).is_none() {
-                link.close(index, away);
-                // One may have come between the look and the word, and has opened what this has closed.
-                if let (Some(inbox), Some(received)) =
-                    (self.actors.inbox(index), inbound.received.get(usize::from(index)))
-                {
-                    link.open_mailbox_at(index, inbox.capacity(), *received);
-                }
-            }
-            let why = if away { Refusal::Restarting } else { Refusal::NoSuchActor };
-            return self.refuse_frame(link, inbound, frame, &why);
-        };
-        let Some(received) = inbound.received.get_mut(usize::from(index)) else { return };
-        let done = link.handed_back(index);
-        if done < AWAY && received.saturating_sub(done) >= u64::from(capacity) {
-            // MBX-2: a peer that ignores the credits is dropped, not buffered for.
-            self.reject(link, "it sent more than its credits");
-            return self.give_up(link);
-        }
-        *received += 1;
-        let Some(transport) = self.arc() else { return };
-        let kind = frame.header.kind;
-        let correlation = kind.is_ask().then_some(frame.header.correlation);
-        let credit = Credit { index, capacity };
-        let receipt = Receipt::new(transport, Arc::clone(link), credit, correlation, inbound.taking);
-        #[cfg(feature = "hosts")]
-        let receipt = receipt.of_follower(kind == Kind::Follow);
-        let (body, context) = match frame.header.has_context {
-            true => TraceContext::split(body),
-            false => (body, TraceContext::default()),
-        };
-        let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt, context };
-        if let Err(error) = inbox.deliver(delivery) {
-            self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-            let error = shown(error.to_string(), MAX_LOG_TEXT);
-            tracing::warn!(peer = %link.peer, actor = %frame.header.actor, error, "a message was not delivered");
-        }
-    }
-
-    fn take_reply(&self, link: &Link, correlation: u64, reply: Result<Parts<'_>, AskFailure>) {
-        // Nobody may wait any more: then the tensors drop here, and their leases go back.
-        if let Some(answer) = self.asks.take(correlation, link.peer) {
-            // DEATH-3: not even as the data of a reply.
-            answer(reply.and_then(|parts| match parts.tensors.iter().find_map(Tensor::taint) {
-                Some(tainted) => Err(AskFailure::Refused(Refusal::Tainted(tainted.by))),
-                None => Ok(parts),
-            }));
-        }
-    }
-
-    /// A message that no mailbox took: its sender is told where it waits for a reply, and gets its credit back (MBX-2).
-    fn refuse_frame(&self, link: &Arc<Link>, inbound: &mut Inbound, frame: &Frame<'_>, why: &Refusal) {
-        if matches!(frame.header.kind, Kind::Reply | Kind::Refusal) {
-            let why = if let Refusal::Undelivered(why) = why { why } else { "it was refused" };
-            let failure = AskFailure::BadReply(format!("its frame was rejected: {why}"));
-            self.take_reply(link, frame.header.correlation, Err(failure));
-            return;
-        }
-        let index = frame.header.index;
-        let counts = frame.header.kind.is_message();
-        let received = inbound.received.get_mut(usize::from(index)).filter(|_| counts);
-        let credit = received.map(|received| {
-            *received += 1;
-            // Of a mailbox that there may not be: its sender is told at once.
-            Credit { index, capacity: 0 }
-        });
-        if frame.header.kind.is_ask() {
-            self.refuse(link, frame.header.correlation, why, credit);
-        } else {
-            self.hand_back(link, credit);
-        }
-    }
-
     /// A frame that is taken and goes nowhere: its sender has counted it as sent, so it counts as received, or a shutdown
     /// would wait for it until its deadline.
     fn reject_frame(&self, link: &Link, why: &str) {
-        self.counters.received.fetch_add(1, Ordering::SeqCst);
+        self.count_received();
         self.reject(link, why);
     }
 

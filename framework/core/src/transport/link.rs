@@ -49,7 +49,7 @@ use self::receiver::ReceiverSide;
 use self::renewal::Renewal;
 pub(crate) use self::renewal::RingUse;
 use self::sender::SenderSide;
-pub(crate) use self::sender::{Claim, Draft, wants_credit};
+pub(crate) use self::sender::{Claim, Draft, claimed_bytes, wants_credit};
 use self::senders::Senders;
 use super::connect::BadHalf;
 use super::pages::{LinkMemory, RingMemory, WakePage};

@@ -5,11 +5,15 @@
 //! **Invariants.** A slot has one link that anything is sent over. Links to earlier lives of it stay beside that until they
 //! are read to the end. A link that was taken out is dropped by whoever has it last.
 //!
-//! **Locks.** One, for reading on the way of a message. Inside of it, for writing: whatever `make` takes in
+//! A reader's thread keeps the list that its reader looks at ([`Links::keep`]), so that what is sent on that thread takes no lock. It is
+//! let go of before the reader sleeps, or a link would outlive its end by that.
+//!
+//! **Locks.** One, for reading on the way of a message from other threads. Inside of it, for writing: whatever `make` takes in
 //! [`Links::replace`], see `connect`.
 //!
 //! **On a crash** of a peer its link stays until the reader parts with it. **On cancellation** nothing happens.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -19,9 +23,28 @@ use super::Link;
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 
+/// So many links are looked through for one peer; where there are more, it is found by its slot.
+const FEW: usize = 16;
+
+/// The list of all links of one process, with its number.
+struct Kept {
+    /// Whose it is.
+    of: u64,
+    version: u64,
+    list: Arc<[Arc<Link>]>,
+}
+
+thread_local! {
+    static KEPT: Cell<Option<Kept>> = const { Cell::new(None) };
+}
+
 /// The links, found by peer, and as a list that costs nothing to take: the reader takes it at every look.
 pub(super) struct Links {
     state: RwLock<State>,
+    /// Of no others in the process.
+    id: u64,
+    /// Changes with the list of all. Written under the lock.
+    version: AtomicU64,
     /// The number of the last half that was made.
     halves: AtomicU64,
     /// How many links have notices that were posted and are not published.
@@ -39,9 +62,12 @@ struct State {
 
 impl Links {
     pub(super) fn new() -> Self {
+        static IDS: AtomicU64 = AtomicU64::new(0);
         let state = State { by_slot: vec![None; MAX_PROCESSES], leaving: Vec::new(), all: Arc::default() };
         Links {
             state: RwLock::new(state),
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            version: AtomicU64::new(0),
             halves: AtomicU64::new(0),
             with_unpublished_notices: Arc::default(),
         }
@@ -67,8 +93,48 @@ impl Links {
         self.state.read().by_slot.get(peer.slot()).and_then(Clone::clone)
     }
 
+    /// Keeps the list with that number for what is sent on this thread, until it is [let go of](Self::let_go_of_kept).
+    pub(super) fn keep(&self, list: &Arc<[Arc<Link>]>, version: u64) {
+        drop(KEPT.replace(Some(Kept { of: self.id, version, list: Arc::clone(list) })));
+    }
+
+    /// What this thread keeps goes.
+    pub(super) fn let_go_of_kept() {
+        // A thread that is ending has let go of it.
+        drop(KEPT.try_with(Cell::take));
+    }
+
+    /// Calls `f` with all links, as they are now.
+    pub(super) fn with_all<R>(&self, f: impl FnOnce(&[Arc<Link>]) -> R) -> R {
+        // Taken out meanwhile: `f` may come here again.
+        let kept = KEPT.try_with(Cell::take).ok().flatten();
+        let is_it = |kept: &Kept| kept.of == self.id && kept.version == self.version();
+        let result = match &kept {
+            Some(kept) if is_it(kept) => f(&kept.list),
+            _ => f(&self.all()),
+        };
+        if kept.is_some() {
+            drop(KEPT.try_with(|slot| slot.replace(kept)));
+        }
+        result
+    }
+
     /// The link to `peer`.
     pub(super) fn to(&self, peer: ProcessId) -> Option<Arc<Link>> {
+        let kept = KEPT.try_with(Cell::take).ok().flatten();
+        let Some(kept) = kept else { return self.look_up(peer) };
+        let is_it = kept.of == self.id && kept.version == self.version();
+        let found = if is_it && kept.list.len() <= FEW {
+            // Those to earlier lives stand behind the others in the list.
+            kept.list.iter().find(|link| link.peer == peer).map(Arc::clone)
+        } else {
+            self.look_up(peer)
+        };
+        drop(KEPT.try_with(|slot| slot.replace(Some(kept))));
+        found
+    }
+
+    fn look_up(&self, peer: ProcessId) -> Option<Arc<Link>> {
         let state = self.state.read();
         let current = state.by_slot.get(peer.slot()).and_then(Option::as_ref);
         current.into_iter().chain(&state.leaving).find(|link| link.peer == peer).map(Arc::clone)
@@ -77,6 +143,17 @@ impl Links {
     /// All links, as they are now.
     pub(super) fn all(&self) -> Arc<[Arc<Link>]> {
         Arc::clone(&self.state.read().all)
+    }
+
+    /// A number that changes with the list of [`all`](Self::all).
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// All links, as they are now, and the number of that list.
+    pub(super) fn all_with_version(&self) -> (Arc<[Arc<Link>]>, u64) {
+        let state = self.state.read();
+        (Arc::clone(&state.all), self.version())
     }
 
     /// Whether a sender waits for a peer, also where the link is still being made.
@@ -103,7 +180,7 @@ impl Links {
         if place.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &link)) {
             let before = place.replace(Arc::clone(&link));
             state.leaving.extend(before);
-            state.gather();
+            self.gather(&mut state);
         }
         Some(link)
     }
@@ -116,12 +193,79 @@ impl Links {
             place.take_if(|known| is_it(known));
         }
         state.leaving.retain(|known| !is_it(known));
-        state.gather();
+        self.gather(&mut state);
+    }
+
+    fn gather(&self, state: &mut State) {
+        state.all = state.by_slot.iter().flatten().chain(&state.leaving).map(Arc::clone).collect();
+        self.version.fetch_add(1, Ordering::Release);
     }
 }
 
-impl State {
-    fn gather(&mut self) {
-        self.all = self.by_slot.iter().flatten().chain(&self.leaving).map(Arc::clone).collect();
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::testing::Cluster;
+
+    /// As a reader does it: what it keeps for its thread is never older than what there is.
+    #[test]
+    fn a_kept_list_is_left_where_links_have_come_or_gone() {
+        let cluster = Cluster::new(3);
+        cluster.begin_link(0, 1);
+        cluster.run_until_idle();
+        let links = &cluster.transport(0).links;
+        let peers = || links.with_all(|all| all.iter().map(|link| link.peer).collect::<Vec<_>>());
+        let (list, version) = links.all_with_version();
+        links.keep(&list, version);
+        assert!(links.with_all(|all| std::ptr::eq(all, &*list)), "no lock is taken for it");
+        assert_eq!(peers(), [cluster.process(1)]);
+        assert!(links.to(cluster.process(2)).is_none());
+        // Of another process nothing is kept here.
+        assert_eq!(cluster.transport(1).links.with_all(<[_]>::len), 1);
+        assert!(cluster.transport(2).links.to(cluster.process(1)).is_none());
+        cluster.begin_link(0, 2);
+        assert_eq!(peers(), [cluster.process(1), cluster.process(2)]);
+        assert!(links.to(cluster.process(2)).is_some());
+        let (list, version) = links.all_with_version();
+        links.keep(&list, version);
+        let link = links.to(cluster.process(1)).expect("it is there");
+        links.remove(&link);
+        assert!(links.to(cluster.process(1)).is_none() && peers() == [cluster.process(2)]);
+        Links::let_go_of_kept();
+        let known = Arc::downgrade(&list);
+        drop((list, link));
+        assert!(known.upgrade().is_none(), "the thread has let go of it");
+    }
+
+    /// Nobody who goes meanwhile is to wait for the next message.
+    #[test]
+    fn a_reader_that_sleeps_keeps_neither_links_nor_mailboxes() {
+        let cluster = Cluster::new(2);
+        let (to, inbox) = cluster.inbox::<u32>(0, 4);
+        cluster.connect();
+        let kept_by_nobody = Arc::strong_count(&inbox);
+        let transport = cluster.transport(0);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let reader = tokio::spawn(Arc::clone(transport).run());
+            cluster.send(1, &to, 1);
+            // On this thread: where it is seen to sleep, it does.
+            let until = Instant::now() + Duration::from_secs(30);
+            while inbox.is_empty() || !transport.says_it_sleeps() {
+                assert!(Instant::now() < until, "the reader never goes to sleep");
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(inbox.take_one().message, 1);
+            assert_eq!(Arc::strong_count(&inbox), kept_by_nobody);
+            let link = transport.links.to(cluster.process(1)).expect("it is there");
+            let known = Arc::downgrade(&link);
+            transport.links.remove(&link);
+            drop(link);
+            assert!(known.upgrade().is_none(), "the reader keeps it");
+            transport.stop();
+            reader.await.expect("it does not panic").expect("it reads");
+        });
     }
 }

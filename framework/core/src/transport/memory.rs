@@ -41,6 +41,8 @@ pub(super) struct Memory {
     pub(super) chunks: Chunks,
     /// Of split memory of other processes.
     writers: Writers,
+    /// Something was given back, or settled, that is to be closed, see [`Pool::tell_emptied`].
+    emptied: Arc<AtomicBool>,
     /// A hold is unproven, or the forwards of somebody who has let go are left.
     unsettled: AtomicBool,
     gpu_budget: OnceLock<u64>,
@@ -60,6 +62,7 @@ impl Memory {
             pools: RwLock::default(),
             chunks: Chunks::new(),
             writers: Writers::default(),
+            emptied: Arc::default(),
             unsettled: AtomicBool::new(false),
             gpu_budget: OnceLock::new(),
             #[cfg(feature = "foreign")]
@@ -93,6 +96,7 @@ impl Memory {
         let base = pools.len() as u32 * POOL_CHUNK_NAMES;
         let pool = Pool::new(self.me, Arc::clone(device), Arc::clone(&self.domain), options, base);
         pool.surround(self.transport.clone());
+        pool.tell_emptied(Arc::clone(&self.emptied));
         #[cfg(feature = "foreign")]
         self.bound(&pool);
         pools.push(Arc::clone(&pool));
@@ -157,7 +161,10 @@ impl Memory {
 
     /// Closes what was given back. For the reader, when it has found something, and for whoever looks how things stand.
     pub(super) fn close_emptied(&self) {
-        self.pools().iter().for_each(|pool| pool.close_emptied());
+        // The load first: after most messages there is nothing.
+        if self.emptied.load(Ordering::Relaxed) && self.emptied.swap(false, Ordering::AcqRel) {
+            self.pools().iter().for_each(|pool| pool.close_emptied());
+        }
     }
 
     /// As [`close_emptied`](Self::close_emptied), and waits for what another thread is about to close, for so long at

@@ -301,7 +301,8 @@ impl Transport {
     pub fn stats(&self) -> TransportStats {
         TransportStats {
             sent: self.counters.sent.load(Ordering::Relaxed),
-            received: self.counters.received.load(Ordering::Relaxed),
+            // As it is counted: what became of the frame is seen with it.
+            received: self.counters.received.load(Ordering::Acquire),
             rejected: self.counters.rejected.load(Ordering::Relaxed),
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
             bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
@@ -322,7 +323,7 @@ impl Transport {
             rejected: stats.rejected,
             dead_letters: stats.dead_letters,
             bytes_not_copied: stats.bytes_not_copied,
-            open: self.actors.open(Ordering::Relaxed),
+            open: self.actors.open(),
             resident_bytes: resident_bytes(),
             actors,
             ..ProcessMetrics::default()
@@ -343,7 +344,7 @@ impl Transport {
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
     pub fn is_busy(&self) -> bool {
-        self.actors.open(Ordering::SeqCst) > 0 || self.links.are_waited_for() || self.links.are_busy()
+        self.actors.open() > 0 || self.links.are_waited_for() || self.links.are_busy()
     }
 
     /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up

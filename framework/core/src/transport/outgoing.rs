@@ -17,7 +17,7 @@
 //! more replies wait than the peer may ask.
 //!
 //! **Locks.** The sender side's `out` for the claim, and once more for the write; between the two, a pool's for each lease.
-//! None inside another.
+//! None inside another. A frame of a body alone takes `out` once, for both ([`Transport::send_plain`]).
 //!
 //! **On a crash** of the peer the claim fails, or the commit finds the link broken and lets go of everything by itself.
 //! **On cancellation** a claim drops and gives everything back; a commit is not interrupted.
@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 use super::forwards::Forwards;
 use super::inbox::Refusal;
 pub(crate) use super::link::Claim;
-use super::link::{Credit, Draft, Link, wants_credit};
+use super::link::{Credit, Draft, Link, claimed_bytes, wants_credit};
 use super::{LinkRefused, Transport, wake_reasons};
 use crate::clock::taint::TicketStatus;
 use crate::fault;
@@ -44,9 +44,9 @@ use crate::message::buffers::Use;
 use crate::message::codec::{self, Encoded};
 use crate::message::packed::Lists;
 use crate::message::parts::give_away;
-use crate::message::wire::{self, Header, Kind, LeaseEntry};
+use crate::message::wire::{Header, Kind, LeaseEntry};
 use crate::observe::context::TraceContext;
-use crate::stream::turn::Turn;
+use crate::stream::turn::{self, Turn};
 use crate::tensor::TensorError;
 use crate::transport::ring::RingCorrupt;
 
@@ -63,6 +63,16 @@ pub(crate) struct Destination {
     pub(crate) key: u64,
     /// Whether the body ends with the context of a span.
     pub(crate) has_context: bool,
+}
+
+impl Destination {
+    /// The header of a frame that goes there.
+    fn header(&self, body_in_lease: bool, body: usize) -> Header {
+        let Destination { kind, index, actor, correlation, key, has_context } = *self;
+        // Longer ones are not encoded (MAX_BODY).
+        let body_bytes = body as u32;
+        Header { kind, body_in_lease, has_context, index, actor, correlation, key, body_bytes }
+    }
 }
 
 /// What a frame still lacks. Waiting helps.
@@ -119,13 +129,23 @@ impl Transport {
         let Some(value) = message.as_ref() else { return Ok(None) };
         // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
         // write. It ends, and publishes the frame, when this returns.
-        let _turn = Turn::begin();
+        let turn = Turn::begin();
         let mut encoded = codec::encode_for_peer(value, Use::Encoded.take(), lists)?;
         if self.directory.meets_foreign(destination.actor) {
             // Before the claim: the sender has the message back.
             encoded.may_leave_host()?;
         }
         destination.has_context = TraceContext::current().append(&mut encoded.body, MAX_BODY);
+        // A mere send of nothing but a short body needs no two steps: nothing of its value can be handed over. Nor a turn of its own,
+        // in which nothing was put off.
+        if destination.kind == Kind::Send && encoded.is_plain() {
+            drop(turn);
+            let sent = self.send_plain(link, &destination, &encoded.body, wake_reasons::FRAMES);
+            Use::Encoded.give_back(encoded.body);
+            sent?;
+            drop(message.take());
+            return Ok(None);
+        }
         let claim = self.claim(link, &destination, &encoded)?;
         // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.
         let correlation = expect();
@@ -134,6 +154,52 @@ impl Transport {
         drop(message.take());
         self.commit(claim, &destination, encoded);
         Ok(correlation)
+    }
+
+    /// Claims and writes a frame of a body alone, in one step: on an error nothing was taken. `due` as for
+    /// [`commit_as`](Self::commit_as).
+    fn send_plain(
+        &self,
+        link: &Arc<Link>,
+        destination: &Destination,
+        body: &[u8],
+        due: u8,
+    ) -> Result<(), TransmitError> {
+        let since = self.domain.tracer().begin();
+        fault::point("transport.send.claim");
+        link.check_open()?;
+        let header = destination.header(false, body.len());
+        // Outside of a turn it is seen at once, which needs no lock of its own. Frames of other threads may lie before it, so
+        // returns go first.
+        let alone = !turn::is_open();
+        #[cfg(any(test, feature = "testing"))]
+        let alone = alone && !self.lifecycle.is_abandoned();
+        let now = || {
+            // Before the peer can count it as received, as everywhere: a shutdown compares the two.
+            self.counters.sent.fetch_add(1, Ordering::SeqCst);
+            fault::point("transport.send.written");
+            let now = alone && !self.links.have_unpublished_notices();
+            if now {
+                fault::point("transport.send.publish");
+            }
+            now
+        };
+        let (end, is_published) =
+            link.send_plain(destination, &header, body, now, |error| self.corrupt(link, error))?;
+        self.note_sent(since, link, &header, end, 0);
+        // As in `commit_as`; of this frame nothing is in the ring's books, and it is no ask.
+        if link.is_broken() {
+            self.let_go(link);
+            self.evict_if_reclaimed(link.peer);
+        }
+        if is_published {
+            self.tell(link, due);
+        } else if wants_credit(destination.kind) {
+            self.publish_message_soon(link, due);
+        } else {
+            self.publish_soon(link, due);
+        }
+        Ok(())
     }
 
     /// Takes what the frame needs, all or nothing.
@@ -162,8 +228,7 @@ impl Transport {
         };
         let inline = if body.is_some() { 0 } else { encoded.body.len() };
         let leases = encoded.leases.len() + usize::from(body.is_some());
-        // Twice: the record may have to skip to the beginning of the ring.
-        let bytes = 2 * (wire::frame_bytes(leases, encoded.tensors.len(), inline) + 16);
+        let bytes = claimed_bytes(leases, encoded.tensors.len(), inline);
         let own = encoded.leases.iter().filter(|(lease, _)| lease.pool().is_some()).count();
         let forwards = if own < encoded.leases.len() {
             self.claim_forwards(link, encoded).map_err(TransmitError::NotNow)?
@@ -204,16 +269,7 @@ impl Transport {
             let entry = self.entry_for(link, lease, None, &mut granted);
             entries.push(entry);
         }
-        let header = Header {
-            kind: destination.kind,
-            body_in_lease: claim.body().is_some(),
-            has_context: destination.has_context,
-            index: destination.index,
-            actor: destination.actor,
-            correlation: destination.correlation,
-            key: destination.key,
-            body_bytes: body.len() as u32,
-        };
+        let header = destination.header(claim.body().is_some(), body.len());
         let inline: &[u8] = if claim.body().is_some() { &[] } else { &body };
         // Leases on this process's own memory go with the frame: the lease table has the grant. Others' are kept until
         // the receiver has passed the frame, having posted its own hold before (LEASE-3).
@@ -376,23 +432,30 @@ impl Transport {
         let destination =
             Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, has_context: false };
         // A reply does not overtake those that wait. Replies need no order, but the first ones have waited longest.
-        let claim = if link.has_backlog() {
+        // It only acknowledges: it is published quietly, and its credit says when to ring for both.
+        let is_quiet = acknowledges && asked.is_some();
+        let due = if is_quiet { wake_reasons::deferred(wake_reasons::FRAMES) } else { wake_reasons::FRAMES };
+        let sent = if link.has_backlog() {
             Err(TransmitError::NotNow(NotNow::RingFull))
+        } else if encoded.is_plain() {
+            self.send_plain(link, &destination, &encoded.body, due).map(|()| None)
         } else {
-            self.claim(link, &destination, &encoded)
+            self.claim(link, &destination, &encoded).map(Some)
         };
         // The credit of the ask goes back behind its reply, in whichever way that goes, and never before: it bounds the replies
         // that wait (MBX-2).
-        match claim {
-            // It only acknowledges: it is published quietly, and its credit says when to ring for both.
-            Ok(claim) if acknowledges && asked.is_some() => {
-                self.commit_as(claim, &destination, encoded, wake_reasons::deferred(wake_reasons::FRAMES));
-                self.hand_back_with(link, asked, wake_reasons::FRAMES);
-            }
-            // Somebody waits for it: the frame rings, and the credit goes along.
+        match sent {
+            // Where somebody waits for it, the frame rings, and the credit goes along.
             Ok(claim) => {
-                self.commit(claim, &destination, encoded);
-                self.hand_back(link, asked);
+                match claim {
+                    Some(claim) => self.commit_as(claim, &destination, encoded, due),
+                    None => Use::Encoded.give_back(encoded.body),
+                }
+                self.hand_back_with(
+                    link,
+                    asked,
+                    if is_quiet { wake_reasons::FRAMES } else { wake_reasons::CREDIT },
+                );
             }
             // It cannot go now, and this thread must not wait: it may be a handler's, or the reader's. The reader sends it
             // when there is room, and until then it keeps the credit (MBX-2).

@@ -6,7 +6,8 @@
 //! handing back of credits.
 //!
 //! **Invariants.** What was written before [`Transport::publish_all`] is visible when that call has returned, whichever thread
-//! committed it, and whichever has taken the mark. All returns are visible before any frame. An answer is visible after all that its handler
+//! committed it, and whichever has taken the mark. (A frame that is alone outside of a turn is published with its own ring, as it
+//! is written.) All returns are visible before any frame. An answer is visible after all that its handler
 //! had sent to others before: whoever has it may forget what it asked for, and a process that is killed between the two must not
 //! have said that it passed on what it then takes along.
 //!
@@ -53,7 +54,7 @@ impl TurnEnd for Transport {
     /// Publishes what the turn has gathered: one tail per link.
     fn turn_ended(&self) {
         SENT_TO.set(SentTo::Nobody);
-        self.publish_all(&self.links.all());
+        self.links.with_all(|links| self.publish_all(links));
     }
 }
 
@@ -152,7 +153,7 @@ impl Transport {
     }
 
     /// Wakes the peer for what was published, if it has to be.
-    fn tell(&self, link: &Link, due: u8) {
+    pub(super) fn tell(&self, link: &Link, due: u8) {
         fault::point("transport.send.published");
         let (ring, deferred) = wake_reasons::split(due);
         // What is put off is noted before the bell is rung for the rest: that ring ends the quiet. A frame's ring is for both, so

@@ -7,7 +7,7 @@
 //! Of many links it looks at those that are [lively](super::attention).
 //!
 //! The reader looks at the two tails that a peer moves, and takes a lock only when one has moved; at the head in the
-//! ring to the peer only while a lease of a third process waits for it (`Link::has_moved`).
+//! ring to the peer only while a lease of a third process waits for it (`Link::look`).
 //!
 //! In a worker the reader runs on the thread of the actors, so a message costs no switch of threads; in the node it has
 //! a thread of its own. Actors started with `own_thread` have theirs.
@@ -34,6 +34,7 @@ use std::sync::atomic::Ordering;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::actors::KeptInboxes;
 use super::attention::Attention;
 use super::incoming::FrameBuffer;
 use super::link::Link;
@@ -80,24 +81,42 @@ async fn make_way(steps: &mut u32) {
     }
 }
 
+/// What a reader keeps from one look to the next, so that a look takes no lock where nothing has changed.
+#[derive(Debug, Default)]
+struct Kept {
+    attention: Attention,
+    inboxes: KeptInboxes,
+}
+
+impl Kept {
+    /// The reader sleeps: nobody is to outlive its end by that.
+    fn let_go(&mut self) {
+        self.attention.let_go();
+        self.inboxes.let_go();
+    }
+}
+
 impl Transport {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
     /// [`run`](Self::run) does the same before it sleeps.
     #[cfg(any(test, feature = "inside"))]
-    pub fn poll(&self, buffer: &mut FrameBuffer) -> bool {
-        self.look_at_links(buffer, &mut Attention::default(), true)
+    pub fn poll(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
+        self.look_at_links(buffer, &mut Kept::default(), true)
     }
 
     /// As [`poll`](Self::poll), as a reader looks that is kept busy.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn glance(&self, buffer: &mut FrameBuffer) -> bool {
-        self.look_at_links(buffer, &mut Attention::default(), false)
+    pub(crate) fn glance(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
+        self.look_at_links(buffer, &mut Kept::default(), false)
     }
 
     /// Looks at all links if `heads`, and else at those whose turn it is. What peers have passed in their rings is looked at
     /// only if `heads` or where that is waited for.
-    fn look_at_links(&self, buffer: &mut FrameBuffer, attention: &mut Attention, heads: bool) -> bool {
-        let any = attention.look(&self.links.all(), heads, |link| self.poll_link(link, buffer, heads));
+    fn look_at_links(self: &Arc<Self>, buffer: &mut FrameBuffer, kept: &mut Kept, heads: bool) -> bool {
+        let Kept { attention, inboxes } = kept;
+        inboxes.refresh(&self.actors);
+        let any = attention
+            .look(&self.links, heads, |link| self.poll_link(link, (&mut *buffer, &mut *inboxes), heads));
         self.look_at_fences();
         // Once for all links: closing what was given back drains all return rings again.
         if any {
@@ -111,7 +130,12 @@ impl Transport {
         any
     }
 
-    fn poll_link(&self, link: &Arc<Link>, buffer: &mut FrameBuffer, heads: bool) -> bool {
+    fn poll_link(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        (buffer, inboxes): (&mut FrameBuffer, &mut KeptInboxes),
+        heads: bool,
+    ) -> bool {
         if link.is_broken() {
             if !link.is_given_up() {
                 self.give_up(link);
@@ -128,15 +152,22 @@ impl Transport {
         // Read before the rings are: what the peer had posted before its end is then seen by this look.
         let exited = link.has_exited();
         let mut any = false;
-        if link.has_moved(heads) || exited {
+        let moved = link.look(heads);
+        if moved.any || exited {
             // One turn: what the frames lead to here (leases back, refusals) is published together.
             let turn = Turn::begin();
             // Leases back first: they may be what a reply, or a hold for a frame, waits for. Frames last: what they bring
             // back is found in the lease table, and what they lead to finds the room that the others have made.
-            any |= self.drain_link_returns(link);
-            any |= self.retire_in_flight(link, heads);
+            if moved.returns || exited {
+                any |= self.drain_link_returns(link);
+            } else {
+                any |= self.settle_if_open();
+            }
+            if heads || link.may_have_passed() {
+                any |= self.retire_in_flight(link, heads);
+            }
             any |= self.flush_outbox(link);
-            any |= self.take_frames(link, buffer);
+            any |= self.take_frames(link, buffer, inboxes);
             drop(turn);
             if exited && link.is_drained() {
                 self.give_up(link);
@@ -173,7 +204,8 @@ impl Transport {
         self.wakeups.has_spare_cores()
     }
 
-    /// Reads until [`stop`](Self::stop). One task or thread of the process runs it.
+    /// Reads until [`stop`](Self::stop). One task or thread of the process runs it; the task stays on its thread, for whose sends it
+    /// keeps the list of links ([`Links::keep`](super::links::Links::keep)).
     ///
     /// # Errors
     /// The doorbell cannot be waited for: there is no tokio runtime with I/O, or no descriptor left.
@@ -194,12 +226,12 @@ impl Transport {
         // With the limit of a container, which takes a look at files and does not change.
         let limit = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (mut cores, mut parks) = (limit, 0_u32);
-        let (mut buffer, mut attention, mut steps) = (FrameBuffer::default(), Attention::default(), 0);
+        let (mut buffer, mut kept, mut steps) = (FrameBuffer::default(), Kept::default(), 0);
         let (mut idle_looks, mut finds) = (IdleLooks::default(), 0_u32);
         // One for all sleeps: to make one and to take it back would be paid for by each message that wakes the reader.
         let mut alarm = pin!(tokio::time::sleep(IDLE_LOOK));
         while !self.lifecycle.is_stopped() {
-            if self.look_at_links(&mut buffer, &mut attention, false) {
+            if self.look_at_links(&mut buffer, &mut kept, false) {
                 finds = finds.wrapping_add(1);
                 if finds.is_multiple_of(LOOKS_PER_IDLE_LOOK) {
                     self.give_back_idle(&mut idle_looks);
@@ -229,9 +261,10 @@ impl Transport {
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
                     // At all links, and with what peers have passed, because nobody rings for that.
-                    let asleep = !self.look_at_links(&mut buffer, &mut attention, true)
+                    let asleep = !self.look_at_links(&mut buffer, &mut kept, true)
                         && self.wanted_wake_reasons() & !wanted == 0;
                     if asleep && !self.lifecycle.is_stopped() {
+                        kept.let_go();
                         tokio::select! {
                             // Cleared, and looked at again anyway: the next ring is an edge of its own.
                             rung = ears.readable() => rung?.clear_ready(),

@@ -1,7 +1,6 @@
 //! What a transport holds, for tests; and its end as a crash would have it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Transport;
 use crate::lease::Pool;
@@ -41,7 +40,7 @@ impl Transport {
         count("mapped chunks of others".to_owned(), self.chunks_mapped());
         count("links".to_owned(), self.links_kept());
         count("asks without an answer".to_owned(), self.asks.count());
-        count("messages not done with".to_owned(), self.actors.open(Ordering::SeqCst));
+        count("messages not done with".to_owned(), self.actors.open());
     }
 
     /// From now on this process changes nothing that others can see: neither rings and clocks nor the node. What it

@@ -120,15 +120,45 @@ impl Scene {
 }
 
 #[test]
-fn every_flipped_bit_is_found_and_gives_the_leases_back() {
+fn every_flipped_bit_of_a_head_is_found_and_gives_the_leases_back() {
     let scene = Scene::new();
-    let bits = scene.frame().len() * 8;
+    let bits = head() * 8;
     for bit in 0..bits {
         scene.send_tampered(move |frame| frame[bit / 8] ^= 1 << (bit % 8));
         assert_eq!(scene.rejected(B), 1 + bit as u64, "bit {bit}");
         assert_eq!(scene.cluster.leases(A), 0, "bit {bit}");
     }
     scene.assert_well_with_the_sender("after all bits");
+    scene.assert_all_counted();
+}
+
+/// Of a body there is no sum: it is another message, or none.
+#[test]
+fn a_flipped_bit_of_a_body_gives_the_leases_back() {
+    let scene = Scene::new();
+    for bit in head() * 8..scene.frame().len() * 8 {
+        scene.send_tampered(move |frame| frame[bit / 8] ^= 1 << (bit % 8));
+        assert_eq!(scene.cluster.leases(A), 0, "bit {bit}");
+    }
+    assert!(scene.rejected(B) == 0 && !scene.at_b.refused().is_empty());
+    scene.assert_well_with_the_sender("after all bits");
+    scene.assert_all_counted();
+}
+
+/// Bytes of a frame before its body.
+fn head() -> usize {
+    forge::fields(2, 2).last().map_or(0, |last| last.at + last.bytes)
+}
+
+/// What lies in the ring from an earlier lap is well-formed. It is not what its writer has written there.
+#[test]
+fn a_frame_of_another_place_is_found_and_gives_the_leases_back() {
+    let scene = Scene::new();
+    let earlier = scene.frame();
+    let before = scene.rejected(B);
+    scene.send_tampered(move |frame| *frame = earlier);
+    assert_eq!(scene.rejected(B), before + 1);
+    scene.assert_well_with_the_sender("after the frame");
     scene.assert_all_counted();
 }
 
@@ -263,7 +293,8 @@ fn a_sender_beyond_its_credits_is_given_up() {
     cluster.connect();
     cluster.tamper_next(0, 1, move |bytes| send.send(bytes.clone()).expect("the test lives"));
     cluster.send(0, &to, 1);
-    let frame = frame.recv().expect("it was written");
+    let mut frame = frame.recv().expect("it was written");
+    forge::reseal(&mut frame);
     for _ in 0..5 {
         assert!(cluster.forge_frame(0, 1, &frame));
     }

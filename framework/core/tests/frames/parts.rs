@@ -38,6 +38,8 @@ impl Scene {
         let seen = Arc::clone(&frame);
         scene.deliver(second, move |bytes| seen.lock().extend_from_slice(bytes));
         scene.frame = frame.lock().clone();
+        // It is written again, with the number that it has then.
+        forge::reseal(&mut scene.frame);
         scene.sent = scene.inbox.take().into_iter().map(|received| received.message).collect();
         assert_eq!(scene.sent.len(), 2);
         scene

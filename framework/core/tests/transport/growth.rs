@@ -5,7 +5,7 @@ use tensorpost_core::lease::LeaseId;
 use tensorpost_core::limits::{DEFAULT_MAILBOX, MAX_BROADCAST_BYTES, MAX_TENSORS};
 use tensorpost_core::message::wire::{self, Header, Kind, LeaseEntry};
 use tensorpost_core::tensor::Tensor;
-use tensorpost_core::testing::{Asked, Cluster};
+use tensorpost_core::testing::{Asked, Cluster, forge};
 
 const LIAR: usize = 0;
 const B: usize = 1;
@@ -37,7 +37,8 @@ fn names(owner: ProcessId, frame: u32, in_parts: bool) -> Vec<u8> {
         })
         .collect();
     let mut bytes = Vec::new();
-    wire::write_head(&mut bytes, &header(Kind::Send, 0, 1, 0), &entries, &[], &[]);
+    wire::write_head(&mut bytes, &header(Kind::Send, 0, 1, 0), &entries, &[], 0);
+    forge::reseal(&mut bytes);
     bytes
 }
 
@@ -68,7 +69,8 @@ fn asks_to_actors_that_there_are_not_fill_no_outbox() {
     let (mut bytes, mut asked) = (Vec::new(), 0_u64);
     // It reads no answer.
     while !cluster.gave_up(B, LIAR) {
-        wire::write_head(&mut bytes, &header(Kind::Ask, 3, 99, asked), &[], &[], &[]);
+        wire::write_head(&mut bytes, &header(Kind::Ask, 3, 99, asked), &[], &[], 0);
+        forge::reseal(&mut bytes);
         if cluster.forge_frame(LIAR, B, &bytes) {
             asked += 1;
         }

@@ -1,4 +1,5 @@
-//! A link whose half could not be sent is made anew by the next use, and one whose half was sent stays.
+//! A link whose half could not be sent is made anew by the next use, and one whose half was sent stays. What is written into one is
+//! counted first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -39,4 +40,24 @@ fn half_a_link_that_was_sent_opens_though_its_sender_panicked() {
     cluster.run_until_idle();
     assert_eq!(inbox_back.take_one().message, 3);
     assert!(!cluster.gave_up(0, 1) && !cluster.gave_up(1, 0));
+}
+
+/// A shutdown waits until all frames that were sent are taken, and counts both. One that is taken and was not counted would stand
+/// for another that is still under way.
+#[test]
+fn a_frame_is_counted_before_its_peer_can_take_it() {
+    let _alone = alone();
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<u32>(1, 8);
+    cluster.connect();
+    arm(Fault::new("transport.send.publish", Action::Panic));
+    let failed = catch_unwind(AssertUnwindSafe(|| cluster.try_send(0, &to, 1)));
+    assert!(failed.is_err(), "the point was not passed");
+    assert!(!cluster.poll(1), "it is not to be seen yet");
+    // It goes out with the next one.
+    cluster.send(0, &to, 2);
+    cluster.run_until_idle();
+    let came: Vec<u32> = inbox.take().into_iter().map(|received| received.message).collect();
+    assert_eq!(came, [1, 2]);
+    assert_eq!((cluster.transport(0).stats().sent, cluster.transport(1).stats().received), (2, 2));
 }

@@ -103,10 +103,7 @@ impl<A: RemoteActor> Handles<A> {
     }
 }
 
-fn decode_raw<A: TakesRaw>(
-    _: &Arc<Transport>,
-    delivery: Delivery<'_>,
-) -> Result<BoxedEnvelope<A>, Undelivered> {
+fn decode_raw<A: TakesRaw>(delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered> {
     let Delivery { key, body, tensors, tickets, receipt, context } = delivery;
     match RawMessage::arrived(key, body, tensors) {
         Ok(message) => {

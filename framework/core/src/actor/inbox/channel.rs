@@ -59,14 +59,7 @@ impl<M: GpuMessage> Channel<M> {
         transport.domain().tracer().name(Of::Message, key, M::NAME);
         let transport = Arc::downgrade(transport);
         let local = LocalCredits::new(capacity);
-        let inbox = ChannelInbox {
-            actor,
-            capacity,
-            key,
-            local,
-            transport: transport.clone(),
-            sender: Mutex::new(sender),
-        };
+        let inbox = ChannelInbox { actor, capacity, key, local, sender: Mutex::new(sender) };
         (Arc::new(inbox), Channel { envelopes, transport, index, ended: Some(ended) })
     }
 
@@ -154,7 +147,6 @@ pub(crate) struct ChannelInbox<M: GpuMessage> {
     /// The message's type on the wire.
     key: u64,
     local: Arc<LocalCredits>,
-    transport: Weak<Transport>,
     /// In a lock because a message need not be `Sync`.
     sender: Mutex<mpsc::UnboundedSender<handles::Envelope<M>>>,
 }
@@ -175,7 +167,7 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
             receipt.refuse(&Refusal::Undelivered(error.to_string()));
             return Err(error);
         }
-        let transport = self.transport.upgrade().ok_or(Undelivered::Stopped)?;
+        let transport = Arc::<Transport>::clone(receipt.transport());
         let decoded = codec::decode::<M>(body, tensors, Some(transport)).map_err(|error| error.to_string());
         match decoded.and_then(|message| message.check().map(|()| message).map_err(|error| error.to_string()))
         {

@@ -51,7 +51,7 @@ impl Pool {
         let mut settled = state.table.take_settled();
         settled.retain(|settled| {
             if let Settled::Emptied(emptied) = settled {
-                state.candidates.push(*emptied);
+                self.add_candidate(&mut state, *emptied);
             }
             !matches!(settled, Settled::Emptied(_))
         });

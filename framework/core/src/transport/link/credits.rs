@@ -7,10 +7,12 @@
 //! an address that lies about it costs nobody a link (WIRE-1). A count is published before anybody is rung for it. A word has one writer, the process that grants
 //! (ONE-WRITER). A peer has no more messages in a mailbox than its capacity (MBX-2).
 //!
-//! **Locks.** One, and nothing inside of it.
+//! **Locks.** One, and nothing inside of it; the reader, which holds a peer to its credits, looks without it.
 //!
 //! **On a crash** of the peer the counts are of no use to anybody, and go with the link. **On cancellation** of a handler
 //! its receipt drops, and counts.
+
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -19,14 +21,22 @@ use super::granted::Granted;
 pub(crate) use super::granted::{AWAY, CLOSED, Credit, NOBODY};
 use crate::stream::turn;
 use crate::transport::pages::LinkMemory;
+use crate::transport::ring::NativeWords;
 
 /// The credits granted to the peer. See the module.
 #[derive(Debug)]
-pub(super) struct Credits(Mutex<Granted>);
+pub(super) struct Credits {
+    granted: Mutex<Granted>,
+    /// The words that it writes, which nobody else can (ONE-WRITER): to look at them takes no lock.
+    counts: NativeWords,
+    mailbox_states: NativeWords,
+}
 
 impl Credits {
     pub(super) fn new(memory: &LinkMemory) -> Self {
-        Credits(Mutex::new(Granted::new(memory.credits(), memory.mailbox_states())))
+        let (counts, mailbox_states) = (memory.credits(), memory.mailbox_states());
+        let granted = Mutex::new(Granted::new(counts.clone(), mailbox_states.clone()));
+        Credits { granted, counts, mailbox_states }
     }
 }
 
@@ -34,12 +44,22 @@ impl Link {
     /// The message of the peer that has this credit is done with. Whether the peer is to be woken for it, if it waits: not
     /// while it has most of the mailbox under way (see [`wake_reasons`]).
     pub(crate) fn hand_back(&self, credit: Credit) -> bool {
-        self.credits.0.lock().one_more(credit, turn::about_now())
+        self.credits.granted.lock().one_more(credit, turn::about_now())
     }
 
     /// How many messages of the peer this process's actor `index` is done with.
     pub(crate) fn handed_back(&self, index: u16) -> u64 {
-        self.credits.0.lock().count(index).unwrap_or(CLOSED)
+        let Credits { granted, counts, mailbox_states } = &self.credits;
+        // While the mailbox is open the word is the count (`Granted`), also where the mailbox is closed just now: then the count is
+        // that of a moment before. The word never goes back, and a sender that keeps to it saw it before it wrote the frame for which
+        // this looks: what is seen here is as high, so no such sender is found beyond its credits. What holds while the mailbox is not
+        // open, and what a pause is, the lock knows.
+        match mailbox_states.load(index.into(), Ordering::Acquire) {
+            Some(state) if !matches!(state, CLOSED | AWAY | NOBODY) => {
+                counts.load(index.into(), Ordering::Acquire).unwrap_or(CLOSED)
+            }
+            _ => granted.lock().count(index).unwrap_or(CLOSED),
+        }
     }
 
     /// An actor has come to the location `index`, and takes so many messages of the peer at a time. That is said here, by the
@@ -47,24 +67,66 @@ impl Link {
     pub(crate) fn open_mailbox(&self, index: u16, capacity: u32) {
         // Where one was before, its credits go on where the messages taken stand. That lock is given back before the other one
         // is taken: the reader takes them the other way round.
-        let was_closed = self.credits.0.lock().is_closed(index);
+        let was_closed = self.credits.granted.lock().is_closed(index);
         let received = if was_closed { self.receiver.received(index).unwrap_or(0) } else { 0 };
         self.open_mailbox_at(index, capacity, received);
     }
 
     /// As [`open_mailbox`](Self::open_mailbox), for the reader, which knows how many messages it has `received` for the place.
     pub(crate) fn open_mailbox_at(&self, index: u16, capacity: u32, received: u64) {
-        self.credits.0.lock().open(index, capacity, received);
+        self.credits.granted.lock().open(index, capacity, received);
     }
 
     /// This process's actor `index` takes none for now: its senders look where it is. What is on its way is taken, and counted.
     #[cfg(feature = "hosts")]
     pub(crate) fn pause(&self, index: u16) {
-        self.credits.0.lock().pause(index);
+        self.credits.granted.lock().pause(index);
     }
 
     /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next life.
     pub(crate) fn close(&self, index: u16, away: bool) {
-        self.credits.0.lock().close(index, if away { AWAY } else { CLOSED });
+        self.credits.granted.lock().close(index, if away { AWAY } else { CLOSED });
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::testing::Cluster;
+
+    /// In every state of a mailbox, and where a message is done with in it.
+    #[test]
+    fn what_is_looked_at_without_the_lock_is_what_the_lock_says() {
+        let cluster = Cluster::new(2);
+        cluster.connect();
+        let link = cluster.transport(0).link(cluster.process(1)).expect("connected");
+        let (index, capacity) = (7, 4);
+        let one_more = |link: &Link| _ = link.hand_back(Credit { index, capacity });
+        let look = |link: &Link| {
+            let locked = link.credits.granted.lock().count(index);
+            assert_eq!(Some(link.handed_back(index)), locked);
+            link.handed_back(index)
+        };
+        assert_eq!(look(&link), 0, "nobody was there");
+        link.open_mailbox(index, capacity);
+        one_more(&link);
+        assert_eq!(look(&link), 1);
+        #[cfg(feature = "hosts")]
+        {
+            link.pause(index);
+            one_more(&link);
+            assert_eq!(look(&link), 2, "what is on its way is counted");
+            link.open_mailbox(index, capacity);
+            assert_eq!(look(&link), 2);
+        }
+        link.close(index, true);
+        one_more(&link);
+        assert_eq!(look(&link), AWAY);
+        link.close(index, false);
+        assert_eq!(look(&link), CLOSED);
+        link.open_mailbox_at(index, capacity, 9);
+        assert_eq!(look(&link), 9);
+        one_more(&link);
+        assert_eq!(look(&link), 10);
     }
 }

@@ -39,12 +39,26 @@ pub(super) struct ReceiverSide {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) data: Consumer,
+    /// Frames taken so far: the number of the next one.
+    pub(crate) number: u32,
     /// Where the frame that is being taken ends.
     pub(crate) taking: u64,
     /// Messages taken, by the index of this process's actor.
     pub(crate) received: Vec<u64>,
     /// Why the links never open that the next frame waits for, once that is known.
     pub(crate) awaits: Vec<Arc<OnceLock<LinkRefused>>>,
+}
+
+/// The place of the tail of the return ring among the cursors.
+const RETURNS: usize = 1;
+
+/// What a look at a link has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moved {
+    /// Anything.
+    pub(crate) any: bool,
+    /// There may be something in the return ring.
+    pub(crate) returns: bool,
 }
 
 impl ReceiverSide {
@@ -61,7 +75,7 @@ impl ReceiverSide {
     /// The ring from the peer is there.
     pub(super) fn open(&self, data: Consumer) {
         *self.inbound.lock() =
-            Some(Inbound { data, taking: 0, received: vec![0; MAX_ACTORS], awaits: Vec::new() });
+            Some(Inbound { data, number: 0, taking: 0, received: vec![0; MAX_ACTORS], awaits: Vec::new() });
     }
 
     /// From now on the reader looks at what the peer moves.
@@ -119,23 +133,30 @@ impl Link {
         self.receiver.unfinished.store(is_unfinished, Ordering::Relaxed);
     }
 
-    /// Whether there is more for the reader to do than to look at this again: the peer has moved a cursor since the last
+    /// What there is for the reader to do but to look at this again: the peer has moved a cursor since the last
     /// time that this was asked, or something is left over. For the reader alone, which then does all of it.
+    ///
+    /// The tail of frames is looked at before that of returns: what the peer gave back before it sent a frame is seen with it.
     ///
     /// Its head in the data ring counts only if `heads` or where a frame waits for it: each look takes the cache line away
     /// from the peer, which moves it with every batch of frames.
-    pub(crate) fn has_moved(&self, heads: bool) -> bool {
-        let Some(cursors) = self.receiver.cursors.get() else { return false };
-        let mut moved = self.receiver.stuck.load(Ordering::Relaxed) || self.has_backlog();
-        moved |= self.receiver.unfinished.load(Ordering::Relaxed);
+    pub(crate) fn look(&self, heads: bool) -> Moved {
+        let Some(cursors) = self.receiver.cursors.get() else { return Moved::default() };
+        // What it waits for may be leases.
+        let returns = self.receiver.stuck.load(Ordering::Relaxed) || self.has_backlog();
+        let any = returns || self.receiver.unfinished.load(Ordering::Relaxed);
+        let mut moved = Moved { any, returns };
         let heads = heads || self.sender.has_forwards();
         let count = if heads { cursors.len() } else { cursors.len() - 1 };
-        for (cursor, looked_at) in cursors.iter().zip(&self.receiver.looked_at).take(count) {
+        for (which, (cursor, looked_at)) in
+            cursors.iter().zip(&self.receiver.looked_at).take(count).enumerate()
+        {
             // Before anything is read: what comes later moves it once more. Acquire as in the rings, though each looks again.
             let at = cursor.load(Ordering::Acquire);
             if at != looked_at.load(Ordering::Relaxed) {
                 looked_at.store(at, Ordering::Relaxed);
-                moved = true;
+                moved.any = true;
+                moved.returns |= which == RETURNS;
             }
         }
         moved

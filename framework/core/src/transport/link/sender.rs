@@ -13,6 +13,8 @@
 //! **On a crash** of the peer everything that waits here is let go by whoever breaks the link. **On cancellation** of a
 //! send its claim drops.
 
+mod plain;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,7 +31,7 @@ use crate::message::scope::Outline;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::observe::survey::SentReport;
 #[cfg(any(test, feature = "testing"))]
-use crate::testing::forge::Tamper;
+use crate::testing::forge::{self, Tamper};
 use crate::transport::forwards::Forwards;
 use crate::transport::outgoing::{Destination, NotNow, TransmitError};
 use crate::transport::ring::{NativeBytes, Producer, RingCorrupt};
@@ -58,6 +60,8 @@ pub(super) struct SenderSide {
     backlog: AtomicBool,
     /// Frames with leases of others are under way, and those are to be let go once the peer has passed them.
     forwards: AtomicBool,
+    /// Many frames under way are remembered: it is to be looked which of them the peer has passed.
+    remembers_many: AtomicBool,
 }
 
 /// A reply that found no room, with the credit of its ask.
@@ -76,6 +80,8 @@ pub(crate) struct Outbound {
     /// Replies that found no room. Each still has the credit of its ask, so there are no more than the peer may ask
     /// (MBX-2).
     outbox: VecDeque<Reply>,
+    /// Frames written so far: the number of the next one, see [`wire`].
+    number: u32,
     head: Vec<u8>,
     /// What a test does to the next frame.
     #[cfg(any(test, feature = "testing"))]
@@ -168,6 +174,7 @@ impl Claim {
             self.link.sender.forwards.store(true, Ordering::Release);
         }
         let end = out.write(draft)?;
+        self.link.sender.note_remembered(out);
         // Release: who sees it sees also that a notice waits which this thread has posted before, see `publish_all`.
         self.link.sender.written.store(end, Ordering::Release);
         Some(end)
@@ -194,31 +201,34 @@ impl Outbound {
     /// Where the frame ends in the ring, if there was room.
     fn write(&mut self, draft: Draft<'_>) -> Option<u64> {
         let Draft { header, entries, tensors, inline, granted, kept } = draft;
-        let mut head = std::mem::take(&mut self.head);
-        wire::write_head(&mut head, header, entries, tensors, inline);
+        let end = if entries.is_empty() && tensors.is_empty() {
+            let head = wire::plain_head(header, self.number);
+            self.put(&head, inline)?
+        } else {
+            let mut head = std::mem::take(&mut self.head);
+            wire::write_head(&mut head, header, entries, tensors, self.number);
+            let end = self.put(&head, inline);
+            self.head = head;
+            end?
+        };
+        if !granted.is_empty() || !kept.is_empty() {
+            self.in_flight.push_back(InFlight { end, granted, kept });
+        }
+        Some(end)
+    }
+
+    /// Puts the frame with this head and body into the ring.
+    #[inline]
+    fn put(&mut self, head: &[u8], inline: &[u8]) -> Option<u64> {
         #[cfg(any(test, feature = "testing"))]
-        let inline = match self.tamper.take() {
-            Some(tamper) => {
-                head.extend_from_slice(inline);
-                tamper.0(&mut head);
-                &[]
-            }
-            None => inline,
-        };
-        let written = match self.ring.reserve(head.len() + inline.len()) {
-            Ok(mut reservation) => {
-                reservation.write(0, &head);
-                reservation.write(head.len(), inline);
-                let end = reservation.commit();
-                if !granted.is_empty() || !kept.is_empty() {
-                    self.in_flight.push_back(InFlight { end, granted, kept });
-                }
-                Some(end)
-            }
-            Err(_) => None,
-        };
-        self.head = head;
-        written
+        let forged = self.tamper.take().map(|tamper| tamper.of([head, inline].concat(), self.number));
+        #[cfg(any(test, feature = "testing"))]
+        let (head, inline) = forged.as_deref().map_or((head, inline), |forged| (forged, &[]));
+        let mut reservation = self.ring.reserve(head.len() + inline.len()).ok()?;
+        reservation.write(0, head);
+        reservation.write(head.len(), inline);
+        self.number = self.number.wrapping_add(1);
+        Some(reservation.commit())
     }
 }
 
@@ -233,6 +243,7 @@ impl SenderSide {
             lacks_room: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
             forwards: AtomicBool::new(false),
+            remembers_many: AtomicBool::new(false),
         }
     }
 
@@ -244,6 +255,7 @@ impl SenderSide {
             in_flight: VecDeque::new(),
             forwards: 0,
             outbox: VecDeque::new(),
+            number: 0,
             head: Vec::new(),
             #[cfg(any(test, feature = "testing"))]
             tamper: None,
@@ -253,6 +265,11 @@ impl SenderSide {
     /// Whether frames with leases of others are under way.
     pub(super) fn has_forwards(&self) -> bool {
         self.forwards.load(Ordering::Acquire)
+    }
+
+    /// Whether it is worth looking what the peer has passed, though it does not tell.
+    pub(super) fn may_have_passed(&self) -> bool {
+        self.has_forwards() || self.remembers_many.load(Ordering::Relaxed)
     }
 
     /// Whether replies wait for room.
@@ -293,6 +310,14 @@ impl SenderSide {
             out.in_flight.shrink_to(REMEMBERED);
             out.outbox.shrink_to(0);
             out.head.shrink_to(KEPT_HEAD);
+        }
+    }
+
+    /// Frames were remembered or forgotten.
+    fn note_remembered(&self, out: &Outbound) {
+        let many = out.in_flight.len() >= REMEMBERED;
+        if self.remembers_many.load(Ordering::Relaxed) != many {
+            self.remembers_many.store(many, Ordering::Relaxed);
         }
     }
 
@@ -445,6 +470,11 @@ impl Link {
         self.sender.published.store(published, Ordering::Release);
     }
 
+    /// Whether it is worth looking what the peer has passed, though it does not tell.
+    pub(crate) fn may_have_passed(&self) -> bool {
+        self.sender.may_have_passed()
+    }
+
     /// How far the peer has read, if it is worth looking: with `heads`, or where leases of others wait for that, or where
     /// many frames are remembered.
     pub(crate) fn consumed_if_due(&self, heads: bool) -> Option<Result<u64, RingCorrupt>> {
@@ -466,6 +496,7 @@ impl Link {
             }
             out.forwards -= passed.iter().filter(|frame: &&InFlight| !frame.kept.is_empty()).count();
             self.sender.forwards.store(out.forwards > 0, Ordering::Release);
+            self.sender.note_remembered(out);
         }
         passed
     }
@@ -547,10 +578,8 @@ impl Link {
     pub(crate) fn forge_frame(&self, bytes: &[u8]) -> bool {
         let mut out = self.sender.out.lock();
         let out = out.as_mut().expect("connected");
-        let Ok(mut reservation) = out.ring.reserve(bytes.len()) else { return false };
-        reservation.write(0, bytes);
-        reservation.commit();
-        out.ring.publish()
+        let bytes = forge::sealed(bytes.to_vec(), out.number);
+        out.put(&bytes, &[]).is_some() && out.ring.publish()
     }
 
     /// Keeps frames from being published while a test looks.
@@ -558,6 +587,11 @@ impl Link {
     pub(crate) fn hold_frames(&self) -> parking_lot::MutexGuard<'_, Option<Outbound>> {
         self.sender.out.lock()
     }
+}
+
+/// Bytes of the ring that a frame is claimed for. Twice what it has: the record may have to skip to the beginning of the ring.
+pub(crate) fn claimed_bytes(leases: usize, tensors: usize, inline: usize) -> usize {
+    2 * (wire::frame_bytes(leases, tensors, inline) + 16)
 }
 
 /// Messages take a credit of the mailbox; replies have that of their ask.

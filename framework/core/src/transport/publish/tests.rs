@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use tensorpost_derive::GpuMessage;
+
 use crate::stream::turn::Turn;
 use crate::tensor::Tensor;
 use crate::testing::{Cluster, Received, Target, TestInbox};
@@ -196,4 +198,37 @@ fn a_frame_that_another_thread_publishes_does_not_overtake_a_drop() {
     scene.cluster.poll(scene.owner);
     assert_eq!(scene.cluster.leases(scene.owner), 0, "the first frame has overtaken the drop");
     drop(turn);
+}
+
+/// A message of a body alone.
+#[derive(serde::Serialize, serde::Deserialize, GpuMessage)]
+#[gpu_message(crate = crate)]
+struct Said(u32);
+
+/// It is published as it is written, and says so little that it needs no turn. But what another thread has dropped before may be why
+/// it is sent.
+#[test]
+fn a_drop_on_another_thread_is_to_be_seen_before_a_frame_that_is_sent_outside_of_a_turn() {
+    let (scene, held) = Scene::of(2);
+    let (to, said) = scene.cluster.inbox::<Said>(scene.owner, 4);
+    let address = scene.cluster.address(scene.holder, &to).with_key(to.key);
+    let (dropped, is_dropped) = channel();
+    let (go, wait) = channel::<()>();
+    let (is_sent, leases) = std::thread::scope(|threads| {
+        threads.spawn(move || {
+            let turn = Turn::begin();
+            drop(held);
+            dropped.send(()).expect("the test waits");
+            wait.recv().expect("the test goes on");
+            drop(turn);
+        });
+        is_dropped.recv().expect("it drops");
+        let is_sent = address.try_send(Said(7)).is_ok();
+        scene.cluster.poll(scene.owner);
+        let leases = scene.cluster.leases(scene.owner);
+        go.send(()).expect("it waits");
+        (is_sent, leases)
+    });
+    assert!(is_sent);
+    assert_eq!((said.take_one().message.0, leases), (7, 0), "the frame has overtaken the drop");
 }

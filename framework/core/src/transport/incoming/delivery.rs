@@ -1,0 +1,129 @@
+//! A frame that was taken, to its mailbox or to whoever waits for its reply.
+//!
+//! Invariants and locks as [there](super). MBX-2: who sends more than its credits is given up.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::Parts;
+use crate::clock::Ticket;
+use crate::limits::MAX_LOG_TEXT;
+use crate::message::wire::{Frame, Kind};
+use crate::observe::context::TraceContext;
+use crate::observe::text::shown;
+use crate::tensor::Tensor;
+use crate::transport::Transport;
+use crate::transport::actors::{Found, KeptInboxes};
+use crate::transport::asks::AskFailure;
+use crate::transport::inbox::{Delivery, Receipt, Refusal};
+use crate::transport::link::{AWAY, Credit, Inbound, Link};
+
+/// A message's content.
+pub(super) struct Content<'a> {
+    pub(super) body: &'a [u8],
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) tickets: SmallVec<[Ticket; 2]>,
+}
+
+impl Transport {
+    pub(super) fn deliver(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        inbound: &mut Inbound,
+        inboxes: &mut KeptInboxes,
+        frame: &Frame<'_>,
+        content: Content<'_>,
+    ) {
+        let index = frame.header.index;
+        let found = inboxes.get(&self.actors, index).filter(|inbox| inbox.actor() == frame.header.actor);
+        let found = found.map(|inbox| {
+            let capacity = inbox.capacity();
+            (inbox, capacity)
+        });
+        let late =
+            || self.late_inbox(index, frame.header.actor).map(|(inbox, most)| (Found::Now(inbox), most));
+        let Some((inbox, capacity)) = found.or_else(late) else {
+            self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
+            let away = self.actors.is_away(index);
+            if self.actors.inbox(index).is_none() {
+                link.close(index, away);
+                // One may have come between the look and the word, and has opened what this has closed.
+                if let (Some(inbox), Some(received)) =
+                    (self.actors.inbox(index), inbound.received.get(usize::from(index)))
+                {
+                    link.open_mailbox_at(index, inbox.capacity(), *received);
+                }
+            }
+            let why = if away { Refusal::Restarting } else { Refusal::NoSuchActor };
+            return self.refuse_frame(link, inbound, frame, &why);
+        };
+        let Some(received) = inbound.received.get_mut(usize::from(index)) else { return };
+        let done = link.handed_back(index);
+        if done < AWAY && received.saturating_sub(done) >= u64::from(capacity) {
+            // MBX-2: a peer that ignores the credits is dropped, not buffered for.
+            self.reject(link, "it sent more than its credits");
+            return self.give_up(link);
+        }
+        *received += 1;
+        let Content { body, tensors, tickets } = content;
+        let kind = frame.header.kind;
+        let correlation = kind.is_ask().then_some(frame.header.correlation);
+        let credit = Credit { index, capacity };
+        let receipt = Receipt::new(Arc::clone(self), Arc::clone(link), credit, correlation, inbound.taking);
+        #[cfg(feature = "hosts")]
+        let receipt = receipt.of_follower(kind == Kind::Follow);
+        let (body, context) = match frame.header.has_context {
+            true => TraceContext::split(body),
+            false => (body, TraceContext::default()),
+        };
+        let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt, context };
+        if let Err(error) = inbox.deliver(delivery) {
+            self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
+            let error = shown(error.to_string(), MAX_LOG_TEXT);
+            tracing::warn!(peer = %link.peer, actor = %frame.header.actor, error, "a message was not delivered");
+        }
+    }
+
+    pub(super) fn take_reply(&self, link: &Link, correlation: u64, reply: Result<Parts<'_>, AskFailure>) {
+        // Nobody may wait any more: then the tensors drop here, and their leases go back.
+        if let Some(answer) = self.asks.take(correlation, link.peer) {
+            // DEATH-3: not even as the data of a reply.
+            answer(reply.and_then(|parts| match parts.tensors.iter().find_map(Tensor::taint) {
+                Some(tainted) => Err(AskFailure::Refused(Refusal::Tainted(tainted.by))),
+                None => Ok(parts),
+            }));
+        }
+    }
+
+    /// A message that no mailbox took: its sender is told where it waits for a reply, and gets its credit back (MBX-2).
+    pub(super) fn refuse_frame(
+        &self,
+        link: &Arc<Link>,
+        inbound: &mut Inbound,
+        frame: &Frame<'_>,
+        why: &Refusal,
+    ) {
+        if matches!(frame.header.kind, Kind::Reply | Kind::Refusal) {
+            let why = if let Refusal::Undelivered(why) = why { why } else { "it was refused" };
+            let failure = AskFailure::BadReply(format!("its frame was rejected: {why}"));
+            self.take_reply(link, frame.header.correlation, Err(failure));
+            return;
+        }
+        let index = frame.header.index;
+        let counts = frame.header.kind.is_message();
+        let received = inbound.received.get_mut(usize::from(index)).filter(|_| counts);
+        let credit = received.map(|received| {
+            *received += 1;
+            // Of a mailbox that there may not be: its sender is told at once.
+            Credit { index, capacity: 0 }
+        });
+        if frame.header.kind.is_ask() {
+            self.refuse(link, frame.header.correlation, why, credit);
+        } else {
+            self.hand_back(link, credit);
+        }
+    }
+}
