@@ -81,7 +81,7 @@ fn more_actors_than_places_are_reached_in_turn_and_nothing_is_lost(builder: Buil
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    // Some thousand messages, and as many questions, to 14 processes.
+    // Places are given up and asked for again some hundred times, in turn.
     let cases = cases![more_actors_than_places_are_reached_in_turn_and_nothing_is_lost];
     cases.into_iter().map(|case| case.within(Duration::from_secs(180))).collect()
 }
