@@ -3,7 +3,7 @@
 # machine with many cores: no cargo is needed there. They are packed in PARTS parts of much the same size, for machines that take no
 # more than that at a time; run.sh takes all parts that lie beside it.
 #
-#   PARTS=3 scripts/whole-runs/build.sh [FOLDER]        default: target/whole-runs
+#   PARTS=4 scripts/whole-runs/build.sh [FOLDER]        default: target/whole-runs
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder="${1:-target/whole-runs}"
@@ -17,7 +17,7 @@ cargo test --workspace --all-features --no-run --message-format=json 2>/dev/null
 find "$folder/programs" -type f -perm -u+x -exec strip {} +
 # The largest first, each to the part that has least. A stronger preset takes ten times as long for a tenth less; a large dictionary finds
 # what the programs have in common.
-(cd "$folder/programs" && find . -type f -printf '%s %P\n') | sort -rn | awk -v parts="${PARTS:-3}" -v folder="$folder" '{
+(cd "$folder/programs" && find . -type f -printf '%s %P\n') | sort -rn | awk -v parts="${PARTS:-4}" -v folder="$folder" '{
     least = 1
     for (part = 2; part <= parts; part++) if (has[part] < has[least]) least = part
     has[least] += $1
