@@ -77,6 +77,15 @@ pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
     run_with(program, cases, Arguments::from_args)
 }
 
+/// [`run`] of cases of which many wait for seconds, as for the grace of a host that is silent: more of them at a time.
+pub fn run_waiting(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
+    run_with(program, cases, || {
+        let mut arguments = Arguments::from_args();
+        arguments.test_threads.get_or_insert(6 * cores());
+        arguments
+    })
+}
+
 /// [`run`] of one case after the other, by one and the same thread.
 pub fn run_one_by_one(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
     run_with(program, cases, || Arguments { test_threads: Some(1), ..Arguments::from_args() })
@@ -111,9 +120,12 @@ fn run_with(program: fn(Builder) -> Builder, cases: Vec<Case>, arguments: fn() -
         .collect();
     let mut arguments = arguments();
     // Most cases wait for processes that start and end.
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    arguments.test_threads.get_or_insert(2 * cores);
+    arguments.test_threads.get_or_insert(2 * cores());
     libtest_mimic::run(&arguments, trials).exit()
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Held by all cases that run, and by one that is alone as its only one.

@@ -251,9 +251,10 @@ impl Handler<Give> for Stage {
 
 /// Four workers in a row, the first first, and what comes out at the end.
 struct Chain {
+    /// Dropped before the node, whose end waits for what nobody has read.
+    out: Channel<Item>,
     node: Node,
     stages: Vec<Spawned<Stage>>,
-    out: Channel<Item>,
 }
 
 impl Chain {

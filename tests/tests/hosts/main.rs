@@ -306,7 +306,7 @@ fn main() {
                 scaling::cases(),
                 traces::cases(),
             ];
-            harness::run(program, cases.concat())
+            harness::run_waiting(program, cases.concat())
         }
     }
 }

@@ -361,6 +361,8 @@ fn a_reply_that_cannot_be_sent_is_an_error_for_whoever_asked(builder: Builder) {
     let asked = fragile.address().ask(BadReply(Bad::Never)).timeout(Duration::from_millis(20));
     assert!(matches!(node.block_on(asked), Err(AskError::TimedOut)));
     assert_eq!(ask(&node, &fragile.address(), Text("still here".into())), 10);
+    // The node's end would wait for the reply that never comes.
+    node.supervisor().kill_worker(fragile.worker());
 }
 
 fn an_ask_to_an_actor_that_stops_gets_no_reply(builder: Builder) {

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tensorpost_tests::random::build::build;
 use tensorpost_tests::random::draw::{Faults, draw};
@@ -140,13 +141,19 @@ fn fresh_seeds_with_faults() {
 #[test]
 fn specs_that_found_something() {
     let folder = tempfile::tempdir().expect("a folder");
-    for Found { name, spec, times, what } in FOUND {
-        println!("{name}: {what}");
-        let file = folder.path().join(format!("{name}.json"));
-        std::fs::write(&file, spec).expect("a file");
-        let times = if seconds().is_some() { *times } else { 1 };
-        play(&["--times", &times.to_string(), "--replay", path(&file)]);
-    }
+    let next = AtomicUsize::new(0);
+    // Each waits for processes that start and end.
+    let played = || {
+        while let Some(Found { name, spec, times, what }) = FOUND.get(next.fetch_add(1, Ordering::Relaxed)) {
+            println!("{name}: {what}");
+            let file = folder.path().join(format!("{name}.json"));
+            std::fs::write(&file, spec).expect("a file");
+            let times = if seconds().is_some() { *times } else { 1 };
+            play(&["--times", &times.to_string(), "--replay", path(&file)]);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(played))));
 }
 
 #[test]
