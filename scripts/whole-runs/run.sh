@@ -51,9 +51,28 @@ one_run() {
     kill "${busy[@]}"
 }
 
+# Nothing of NVIDIA's is there: neither libraries nor devices, nor what the kernel says of them.
 hidden() {
-    local driver
+    local driver entry
     for driver in "${drivers[@]}"; do mount --bind "$scratch/none" "$driver"; done
+    if ((${#drivers[@]})); then
+        mkdir "$scratch/dev"
+        mount -t tmpfs none "$scratch/dev"
+        for entry in /dev/*; do
+            case "$entry" in /dev/nvidia*) continue ;; esac
+            if [[ -L "$entry" ]]; then
+                cp -a "$entry" "$scratch/dev/"
+            elif [[ -d "$entry" ]]; then
+                mkdir "$scratch$entry" && mount --rbind "$entry" "$scratch$entry"
+            else
+                : >"$scratch$entry" && mount --bind "$entry" "$scratch$entry"
+            fi
+        done
+        mount --rbind "$scratch/dev" /dev
+        for entry in /proc/driver/nvidia /sys/bus/pci/devices; do
+            if [[ -d "$entry" ]]; then mount -t tmpfs none "$entry"; fi
+        done
+    fi
     for ((run = 0; run < RUNS; run++)); do one_run "$run" & done
     wait
 }
