@@ -211,12 +211,15 @@ impl Peer {
 
     /// The same, with a [NIXL lane](crate::nixl) where the other side has one too.
     pub fn with_nixl(
-        session: Session,
+        mut session: Session,
         memory: Arc<dyn Memory>,
         pulse: Pulse,
         refused: Arc<Refused>,
         nixl: Option<NixlUse>,
     ) -> Arc<Self> {
+        if nixl.is_some() {
+            session.takes_wide();
+        }
         let nixl = nixl.map(|using| NixlEnds::new(using, session.bounds()));
         let state = State {
             session,

@@ -33,6 +33,7 @@ mod library;
 mod model;
 mod reader;
 mod steps;
+mod times;
 mod wire;
 mod writer;
 
@@ -235,3 +236,12 @@ pub(crate) struct Offer {
 
 /// What a probe took: a slot, over NIXL.
 pub(crate) type Took = Duration;
+
+/// What NIXL took for a write.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wrote {
+    /// The call that began it.
+    pub(crate) begin: Duration,
+    /// From then until it was seen to be complete.
+    pub(crate) took: Duration,
+}

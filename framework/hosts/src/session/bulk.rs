@@ -34,6 +34,18 @@ impl Session {
         }
     }
 
+    /// This host can have a lane for bulk with the other one: what comes has the wide window.
+    pub(crate) fn takes_wide(&mut self) {
+        self.inbound.takes_wide();
+    }
+
+    /// The lane for bulk carries spans, or none any more: while it does, what goes has the wide window. The other side, which has the lane
+    /// too, [takes](Self::takes_wide) that.
+    pub(crate) fn bulk_carries(&mut self, carries: bool) {
+        let event = self.outbound.widen_window(carries);
+        self.events.extend(event);
+    }
+
     /// Has a span of a message that was just taken go over the lane for bulk. `device` is any number that says which of this host's
     /// devices it lies on. Whether there is such a lane.
     pub fn widen(&mut self, post: Seq, span: u16, device: u8) -> bool {

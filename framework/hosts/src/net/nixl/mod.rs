@@ -171,12 +171,12 @@ fn spawn_copy(peer: &Arc<Peer>, ends: &NixlEnds, todo: Do) {
         let Some(ends) = &peer.nixl else { return };
         let arenas = &ends.using.arenas;
         match todo {
-            Do::Locate { link, post, span, from } => {
+            Do::Locate { link, post, span, from, asked } => {
                 let to = tokio::select! {
                     to = arenas.lands(post, span) => to,
                     () = peer.cut_of(link) => None,
                 };
-                peer.heard(Heard::Located { link, post, span, from, to });
+                peer.heard(Heard::Located { link, post, span, from, asked, to });
             }
             Do::Check { at } => {
                 let (arena, slot) = (ends.arena(Way::In, at), ends.sizes.slot);
