@@ -12,15 +12,16 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::clock::{self, Clock, Offset};
-use super::lane::Parts;
+use super::lanes;
+use super::lanes::nixl::{self as nixl_lane, NixlEnds};
+use super::lanes::wire::Parts;
 use super::logs::{Hearing, Sending};
-use super::nixl::{self as nixl_lane, NixlEnds};
 use crate::frame::{Frame, Hello, Log, Piece};
-use crate::ids::{Gateway, HostId, HostLife};
+use crate::ids::{Gateway, HostId, HostLife, Seq};
 use crate::limits::{BEAT, MAX_BEATS, MAX_EVENTS, MAX_VIOLATIONS};
 use crate::nixl::{Do, Heard, Lane, Lie, NixlUse, Say};
 use crate::refused::{Kind, Refused};
-use crate::session::{Claim, Ended, Event, Link, Session, Violation, Wakes};
+use crate::session::{Claim, Ended, Event, Link, OnDevice, PostError, Posted, Session, To, Violation, Wakes};
 use crate::verdict::{Agent, Head, Moment};
 
 /// Where the bytes of pieces come from and go to.
@@ -135,7 +136,9 @@ pub struct Peer {
     pulse: Pulse,
     pub(super) memory: Arc<dyn Memory>,
     refused: Arc<Refused>,
-    /// Where this host uses NIXL.
+    /// In the order in which they are offered what is sent.
+    lanes: &'static [&'static dyn lanes::Lane],
+    /// What that of NIXL has, where this host uses it.
     pub(super) nixl: Option<NixlEnds>,
     /// Of this.
     own: Weak<Peer>,
@@ -217,10 +220,9 @@ impl Peer {
         refused: Arc<Refused>,
         nixl: Option<NixlUse>,
     ) -> Arc<Self> {
-        if nixl.is_some() {
-            session.takes_wide();
-        }
-        let nixl = nixl.map(|using| NixlEnds::new(using, session.bounds()));
+        let (lanes, bounds) = (lanes::all(nixl.is_some()), session.bounds());
+        session.takes_window(lanes.iter().map(|lane| lane.window(bounds)).max().unwrap_or(bounds.window));
+        let nixl = nixl.map(|using| NixlEnds::new(using, bounds));
         let state = State {
             session,
             answers: VecDeque::new(),
@@ -234,12 +236,41 @@ impl Peer {
             nixl: nixl.as_ref().map(|ends| Lane::new(ends.sizes)),
         };
         let (state, wakers) = (Mutex::new(state), Wakers::default());
-        Arc::new_cyclic(|own| Peer { state, wakers, pulse, memory, refused, nixl, own: own.clone() })
+        Arc::new_cyclic(|own| Peer { state, wakers, pulse, memory, refused, lanes, nixl, own: own.clone() })
     }
 
     /// Whose peer it is.
     pub(super) fn own(&self) -> HostLife {
         self.state.lock().session.own()
+    }
+
+    /// In the order in which they are offered what is sent.
+    pub(super) fn lanes(&self) -> &'static [&'static dyn lanes::Lane] {
+        self.lanes
+    }
+
+    /// Takes a message, as [`Session::post`]. Where it has spans `lend` is told its number before a lane can ask for their bytes, and offers those
+    /// that lie in memory of a device: each of them goes by the first lane that takes it, and the rest by gRPC.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post(
+        &self,
+        to: To,
+        head: Bytes,
+        spans: Vec<u64>,
+        lend: impl FnOnce(Seq, &mut dyn FnMut(OnDevice)),
+    ) -> Result<Posted, PostError> {
+        self.with(|session| {
+            let has_spans = !spans.is_empty();
+            let posted = session.post(to, head, spans)?;
+            if has_spans {
+                lend(posted.post, &mut |span| {
+                    let _taken = self.lanes.iter().any(|lane| lane.put(session, posted.post, &span));
+                });
+            }
+            Ok(posted)
+        })
     }
 
     /// How often something of NIXL failed, so that gRPC was used.

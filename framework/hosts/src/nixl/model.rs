@@ -118,7 +118,7 @@ impl World {
             let mut session = Session::new(who(own), who(1 - own), BOUNDS);
             let actor = ActorId::new(HostId(own as u16), 1).expect("a small number");
             session.serve(actor, 20).expect("a mailbox");
-            session.takes_wide();
+            session.takes_window(BOUNDS.wide);
             Side {
                 session,
                 lane: Lane::with_steps(SIZES, steps),

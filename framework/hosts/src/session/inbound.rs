@@ -28,8 +28,8 @@ pub(super) struct Inbound {
     open: HashMap<Seq, Open>,
     /// Bytes of the window that are taken.
     taken: u64,
-    /// Whether that is the wide one.
-    takes_wide: bool,
+    /// And there are.
+    window: u64,
     /// Asks of the other side that wait for an answer.
     asks: HashSet<Correlation>,
     /// What is to be given back, together, with the next frames.
@@ -86,16 +86,16 @@ impl Inbound {
             behind: HashMap::new(),
             open: HashMap::new(),
             taken: 0,
-            takes_wide: false,
+            window: bounds.window,
             asks: HashSet::new(),
             places: Vec::new(),
             bytes: 0,
         }
     }
 
-    /// This host has lanes for bulk: the other side may have more on its way while one carries spans.
-    pub(super) fn takes_wide(&mut self) {
-        self.takes_wide = true;
+    /// The other side may have so many bytes on their way, if it can.
+    pub(super) fn takes_window(&mut self, bytes: u64) {
+        self.window = bytes;
     }
 
     /// Mailboxes that are offered, or were, and the other side may not have heard the end of that.
@@ -133,9 +133,11 @@ impl Inbound {
     /// A message has come.
     pub(super) fn take(&mut self, seq: Seq, post: Post) -> Result<Follows, Violation> {
         let charge = charge(self.bounds, &post);
-        let window = if self.takes_wide { self.bounds.wide } else { self.bounds.window };
-        if self.taken > 0 && self.taken + charge > window {
-            return Err(Violation::OverWindow { bytes: charge, left: window.saturating_sub(self.taken) });
+        if self.taken > 0 && self.taken + charge > self.window {
+            return Err(Violation::OverWindow {
+                bytes: charge,
+                left: self.window.saturating_sub(self.taken),
+            });
         }
         if !post.spans.is_empty() && self.arriving.len() >= MAX_ARRIVING {
             return Err(Violation::TooMany { what: "messages that are not whole", most: MAX_ARRIVING });

@@ -44,6 +44,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+pub use self::bulk::OnDevice;
 pub(crate) use self::bulk::Want;
 pub use self::error::{PostError, Violation};
 use self::inbound::{Follows, Inbound};

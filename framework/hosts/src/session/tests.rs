@@ -223,7 +223,7 @@ fn a_flood_is_refused_at_every_bound() {
     let more = || post(Target::Send(mailbox), vec![4000]);
     let over = Violation::OverWindow { bytes: 256 + 8 + 4000, left: 4096 - 256 };
     assert_eq!(pair.forged(more()), over);
-    pair.sides[1].takes_wide();
+    pair.sides[1].takes_window(BOUNDS.wide);
     let seq = pair.sides[1].numbering.received() + 1;
     pair.sides[1].take(link, seq, more()).expect("there is room");
 
@@ -272,7 +272,7 @@ fn the_window_is_wide_while_a_lane_for_bulk_carries_spans() {
     assert!(post(&mut pair).is_err(), "this connection has no such lane");
     pair.events(0);
     pair.sides[0].bulk(link, true);
-    pair.sides[1].takes_wide();
+    pair.sides[1].takes_window(BOUNDS.wide);
     pair.sides[0].bulk_carries(true);
     assert_eq!(pair.events(0), [Event::Window], "who waits hears of it");
     let sent = posts(&mut pair);

@@ -196,14 +196,12 @@ async fn passes(zero: &Gateway, one: &Gateway, number: u8) {
     let to = To::Send(actor(0, 1));
     let came = async {
         loop {
-            // Under one lock, so that no lane takes it before.
-            let posted = one.peer.with(|session| {
-                let post = session.post(to, Bytes::from(vec![number]), vec![bytes.len() as u64])?.post;
+            let whole = bytes.len() as u64;
+            let lend = |post, offer: &mut dyn FnMut(OnDevice)| {
                 one.memory.lend(post, vec![bytes.clone()]);
-                session.widen(post, 0, 0);
-                Ok::<_, PostError>(post)
-            });
-            match posted {
+                offer(OnDevice { span: 0, device: 0, bytes: whole });
+            };
+            match one.peer.post(to, Bytes::from(vec![number]), vec![whole], lend) {
                 Ok(_) => break,
                 Err(_) => drop(one.next().await),
             }

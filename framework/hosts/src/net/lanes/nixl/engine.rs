@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::peer::Peer;
+use super::super::super::peer::Peer;
 use super::Way;
 use crate::nixl::{Agent, Arena, At, Heard, NixlError, NixlUse, Offer, Region, Sizes, Took, Wrote};
 
