@@ -240,7 +240,7 @@ impl Peer {
     }
 
     /// Whose peer it is.
-    pub(super) fn own(&self) -> HostLife {
+    pub(super) fn own(&self) -> (HostLife, Gateway) {
         self.state.lock().session.own()
     }
 
@@ -352,9 +352,16 @@ impl Peer {
         .await
     }
 
-    /// The peer for the session that follows this one, whose other side has another gateway. What was told of its log goes on.
-    pub fn followed_by(&self, session: Session, memory: Arc<dyn Memory>, pulse: Pulse) -> Arc<Self> {
-        let next = Self::new(session, memory, pulse, Arc::clone(&self.refused));
+    /// The peer for the session that follows this one, whose other side has another gateway. What was told of its log goes on. A NIXL lane
+    /// begins anew, with arenas of its own: those of this one were closed when its session ended.
+    pub fn followed_by(
+        &self,
+        session: Session,
+        memory: Arc<dyn Memory>,
+        pulse: Pulse,
+        nixl: Option<NixlUse>,
+    ) -> Arc<Self> {
+        let next = Self::with_nixl(session, memory, pulse, Arc::clone(&self.refused), nixl);
         next.state.lock().hearing = std::mem::take(&mut self.state.lock().hearing);
         next
     }
@@ -480,6 +487,8 @@ impl Peer {
                 state.ended = Some((state.session.renew(), Some(found)));
             }
             drop(state);
+            // HOST-11: the process of the gateway that this was with has ended, or there would be no next. So its agents have.
+            self.nixl(|lane, session, now| lane.end(session, now));
             self.wakers.all();
         }
         result

@@ -22,6 +22,8 @@
 //! was not written for enemies, and what it sends is not encrypted: so it is off unless somebody says that it may be used.
 //!
 //! **On a broken connection** all routes break, and begin again with the next. **On the end of a session** arenas go when their agents have.
+//! Where the other side has another gateway, the agents of the last have ended with its process; the session with the next has a lane of its
+//! own, which knows nothing of this one's arenas and agents.
 //!
 //! `Lane` does no I/O and calls no NIXL. Its model (`model.rs`) has lost connections, writes that never end and writes that come late,
 //! and takes each step of `steps.rs` out, which has to be noticed.

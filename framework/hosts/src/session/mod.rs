@@ -268,9 +268,9 @@ impl Session {
         self.outbound.bounds()
     }
 
-    /// This side.
-    pub(crate) fn own(&self) -> HostLife {
-        self.own
+    /// This side, and its gateway.
+    pub(crate) fn own(&self) -> (HostLife, Gateway) {
+        (self.own, self.gateway)
     }
 
     /// The other side.

@@ -1,5 +1,6 @@
 //! The thread of one end of a route: an agent of NIXL, and its arena. It ends when it is told so, or when its peer is gone.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -35,10 +36,7 @@ pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
     // It is read by the thread that begins now.
     let _ = orders.send(first);
     ends.engines.lock().insert((way, at.route), orders);
-    let name = {
-        let (own, end) = (peer.own(), if way == Way::In { "in" } else { "out" });
-        format!("tensorpost-{}-{:x}-{}-{}-{end}", own.host.0, own.life.0, at.route, at.epoch)
-    };
+    let name = name(peer, way);
     let (weak, using, sizes) = (Arc::downgrade(peer), ends.using.clone(), ends.sizes);
     let thread = thread::Builder::new().name("tensorpost-nixl".to_owned());
     let spawned = thread.spawn(move || {
@@ -69,6 +67,14 @@ pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
             Way::Out => Heard::Connected { at, took: Err(why) },
         });
     }
+}
+
+/// A name that no other agent has, nor had: of this process, of the gateway before it, or of another host. At most 64 characters.
+fn name(peer: &Peer, way: Way) -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let ((own, gateway), number) = (peer.own(), NUMBER.fetch_add(1, Relaxed));
+    let end = if way == Way::In { "in" } else { "out" };
+    format!("tensorpost-{}-{:x}-{:x}-{number:x}-{end}", own.host.0, own.life.0, gateway.0)
 }
 
 /// An agent is not there any more.
