@@ -5,8 +5,15 @@ use std::time::Duration;
 /// The port of a head, unless another is named.
 pub const PORT: u16 = 7117;
 
-/// Bytes of messages that one host may have on their way to another: sent, and not yet passed on there.
-pub const WINDOW: u64 = 256 << 20;
+/// Bytes of messages that one host may have on their way to another: sent, and not yet passed on there. Tensors are often as large as a
+/// power of two, so there is room for what they have beside their bytes: without it, one of 128 MiB had to go alone.
+pub const WINDOW: u64 = (256 << 20) + HEADS;
+
+/// As many while a NIXL lane carries tensors: it is so fast that what each message waits for, some hundred microseconds, is as long as
+/// 128 MiB take.
+pub const WIDE_WINDOW: u64 = (1 << 30) + HEADS;
+
+const HEADS: u64 = 1 << 20;
 
 /// What a message counts of the window beside its bytes: the bookkeeping on both sides.
 pub const POST_BASE: u64 = 256;

@@ -22,6 +22,7 @@ use std::time::Duration;
 use clap::Parser;
 use tensorpost::prelude::*;
 use tensorpost_benches::table::{Bound, Samples, Table};
+use tracing_subscriber::EnvFilter;
 
 use bare::{Bare, Kind};
 use hosts::{Key, program};
@@ -54,6 +55,9 @@ struct Options {
 fn main() -> anyhow::Result<ExitCode> {
     // A worker never comes back from here, and an agent not from what follows.
     let _ = program(Node::builder()).run_if_worker();
+    // What both hosts log, with their gateways' and workers'.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     hosts::serve_if_agent()?;
     if nixl::serve_if_raw()? || bare::serve_if_bare()? {
         return Ok(ExitCode::SUCCESS);
@@ -334,14 +338,25 @@ impl Suite {
             two.tensors(8)?;
             std::thread::sleep(WARM_PAUSE);
         }
+        // GB a second. Both gateways log where the time of a burst went when it has been over for a moment.
+        let pour = |count: u64, mib: usize| {
+            let gib = two.tensors_of(count, mib << 20)?;
+            std::thread::sleep(WARM_PAUSE);
+            eprintln!("  that was {count} of {mib} MiB");
+            anyhow::Ok(gib * runs::GIB / 1e9)
+        };
+        // With as many on their way as there ever are: pools grow in the first of these.
+        for _ in 0..2 {
+            pour(count / 8, 32)?;
+            pour(count / 32, 128)?;
+        }
         let [mut alone, mut ahead, mut small, mut large] = [(); 4].map(|()| Samples::default());
         for run in 1..=self.runs() {
             eprintln!("  {from} to {to}, run {run}");
             alone.0.push(raw.write(count, 1)?);
             ahead.0.push(raw.write(count, 8)?);
-            let gb = |gib: f64| gib * runs::GIB / 1e9;
-            small.0.push(gb(two.tensors_of(count, 32 << 20)?));
-            large.0.push(gb(two.tensors_of(count / 4, 128 << 20)?));
+            small.0.push(pour(count, 32)?);
+            large.0.push(pour(count / 4, 128)?);
         }
         two.end()?;
         raw.end()?;

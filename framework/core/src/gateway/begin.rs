@@ -70,12 +70,14 @@ impl Ends {
     fn peer(&self, session: Session, host: HostId, pulse: Pulse) -> (Arc<Peer>, Arc<Store>) {
         let store = Arc::new(Store::new(host.0, 0, self.to.clone()));
         let memory = Arc::clone(&store) as Arc<dyn Memory>;
-        let using = self.nixl.as_ref().map(|nixl| NixlUse {
-            nixl: Arc::new(nixl.clone()),
-            arenas: Arc::new(DeviceArenas { store: Arc::clone(&store), copiers: Arc::clone(&self.copiers) }),
-            lanes: self.lanes,
-        });
-        (Peer::with_nixl(session, memory, pulse, Arc::clone(&self.refused), using), store)
+        (Peer::with_nixl(session, memory, pulse, Arc::clone(&self.refused), self.nixl(&store)), store)
+    }
+
+    /// What a peer with this memory needs for NIXL, where that is used.
+    fn nixl(&self, store: &Arc<Store>) -> Option<NixlUse> {
+        let nixl = self.nixl.as_ref()?;
+        let arenas = DeviceArenas { store: Arc::clone(store), copiers: Arc::clone(&self.copiers) };
+        Some(NixlUse { nixl: Arc::new(nixl.clone()), arenas: Arc::new(arenas), lanes: self.lanes })
     }
 }
 
@@ -395,6 +397,11 @@ impl Node {
             (None, Some(agent)) => Pulse::Link(LinkPulse::of_agent(Arc::clone(agent))),
             (None, None) => Pulse::Link(LinkPulse::default()),
         }
+    }
+
+    /// What the next peer of a host needs for NIXL, as the first had it.
+    pub(super) fn nixl(&self, store: &Arc<Store>) -> Option<NixlUse> {
+        self.ends.nixl(store)
     }
 
     /// The session with this gateway of a host.

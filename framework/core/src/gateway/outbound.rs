@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tensorpost_hosts::ids::Seq;
-use tensorpost_hosts::limits::NIXL_LEAST;
-use tensorpost_hosts::session::{PostError, To};
+use tensorpost_hosts::session::{OnDevice, PostError, To};
 
 use super::copiers::Copiers;
 use super::followed::{Asked, Followed};
@@ -281,14 +280,15 @@ fn post(remote: &mut Remote, out: Box<Out>, copiers: &Copiers) -> Result<usize, 
     Ok(2)
 }
 
-/// Those that a NIXL lane is for, where there is one, and their devices.
-fn spans_for_nixl(sources: &[Source], copiers: &Copiers) -> impl Iterator<Item = (u16, u8)> {
-    sources.iter().enumerate().filter_map(|(index, source)| match source {
-        Source::Staged(tensor, _) if tensor.bytes() >= NIXL_LEAST => {
-            Some((index as u16, copiers.number(tensor.device())?)) // MAX_SPANS
+/// Offers those that lie in memory of a device.
+fn offer_all(sources: &[Source], copiers: &Copiers, offer: &mut dyn FnMut(OnDevice)) {
+    for (index, source) in sources.iter().enumerate() {
+        if let Source::Staged(tensor, _) = source
+            && let Some(device) = copiers.number(tensor.device())
+        {
+            offer(OnDevice { span: index as u16, device, bytes: tensor.bytes() }); // MAX_SPANS
         }
-        _ => None,
-    })
+    }
 }
 
 /// Posts the head of a message, or of a reply, and lends its spans.
@@ -300,18 +300,9 @@ pub(super) fn post_as(
     body: &Bytes,
     copiers: &Copiers,
 ) -> Result<tensorpost_hosts::session::Posted, PostError> {
-    let (spans, encoded, store) = (head.spans(), head.encode(), Arc::clone(&remote.store));
-    remote.peer.with(|session| {
-        let has_spans = !spans.is_empty();
-        let posted = session.post(to, encoded, spans)?;
-        if has_spans {
-            let sources = sources(head, tensors, body, copiers);
-            let wide: Vec<_> = spans_for_nixl(&sources, copiers).collect();
-            store.lend(posted.post, sources);
-            for (span, device) in wide {
-                session.widen(posted.post, span, device);
-            }
-        }
-        Ok(posted)
+    remote.peer.post(to, head.encode(), head.spans(), |post, offer| {
+        let sources = sources(head, tensors, body, copiers);
+        offer_all(&sources, copiers, offer);
+        remote.store.lend(post, sources);
     })
 }

@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 
 use tokio::task::spawn_blocking;
 
-use super::copier::{Copier, Landing};
+use super::copier::Landing;
 use super::copiers::{Copiers, Way};
 use super::head::{Head, HeadBody, Outline};
 use super::in_place::InPlace;
@@ -75,36 +75,47 @@ async fn target(
     copiers: &Arc<Copiers>,
     receiver: Option<DeviceId>,
 ) -> Result<Target, TensorError> {
-    let copier = match outline.on_gpu {
-        true => {
-            let copiers = Arc::clone(copiers);
-            aside(move || copier_on(&copiers, copiers.landing_of_gpu(receiver))).await?
+    let stages = outline.on_gpu || copiers.stages(DeviceId::HOST);
+    if !stages {
+        return Ok(Target::InPlace(fresh(host, outline, InPlace::tensor).await?));
+    }
+    let known = match outline.on_gpu {
+        true => receiver.and_then(|device| copiers.known(device, Way::In)),
+        false => copiers.known(DeviceId::HOST, Way::In),
+    };
+    let copier = match known {
+        Some(copier) => Some(copier),
+        None => {
+            let (copiers, on_gpu) = (Arc::clone(copiers), outline.on_gpu);
+            let made = move || {
+                let device = if on_gpu { copiers.landing_of_gpu(receiver) } else { DeviceId::HOST };
+                copiers.stages(device).then(|| copiers.get(device, Way::In)).transpose()
+            };
+            aside(made).await?
         }
-        false if copiers.stages(DeviceId::HOST) => {
-            let copiers = Arc::clone(copiers);
-            aside(move || copier_on(&copiers, DeviceId::HOST)).await?
-        }
-        false => None,
     };
     match copier {
         Some(copier) => {
-            let tensor = fresh(copier.stream(), outline).await?;
-            Ok(Target::Staged(aside(move || Landing::new(&copier, tensor)).await?))
+            // With the memory, on one thread: to be handed over twice takes as long as a large piece by NIXL.
+            let of = Arc::clone(&copier);
+            let landing = fresh(copier.stream(), outline, move |tensor| Landing::new(&of, tensor));
+            Ok(Target::Staged(landing.await?))
         }
-        None => Ok(Target::InPlace(InPlace::tensor(fresh(host, outline).await?)?)),
+        None => Ok(Target::InPlace(fresh(host, outline, InPlace::tensor).await?)),
     }
 }
 
-fn copier_on(copiers: &Copiers, device: DeviceId) -> Result<Option<Arc<Copier>>, TensorError> {
-    copiers.stages(device).then(|| copiers.get(device, Way::In)).transpose()
-}
-
-/// New memory that nobody uses any more (CLOCK-2, HOST-7). Waits while the pool is full.
-async fn fresh(stream: &DeviceStream, outline: &Outline) -> Result<TensorMut, TensorError> {
+/// What is made of new memory that nobody uses any more (CLOCK-2, HOST-7). Waits while the pool is full.
+async fn fresh<T: Send + 'static>(
+    stream: &DeviceStream,
+    outline: &Outline,
+    make: impl Fn(TensorMut) -> Result<T, TensorError> + Clone + Send + 'static,
+) -> Result<T, TensorError> {
     loop {
         let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
         let (stream, dtype, shape) = (stream.clone(), outline.dtype, outline.shape.clone());
-        let attempt = move || attempt(&stream, &waker, dtype, &shape);
+        let make = make.clone();
+        let attempt = move || make(attempt(&stream, &waker, dtype, &shape)?);
         match aside(attempt).await {
             Err(TensorError::Pool(PoolError::Full { .. })) => until_woken().await,
             done => return done,

@@ -56,7 +56,8 @@ impl Gateway {
         let store = Arc::new(Store::new(host, session, self.to.clone()));
         let memory = Arc::clone(&store) as Arc<dyn Memory>;
         let pulse = self.node.pulse(before.member.who.host);
-        let peer = before.peer.followed_by(self.node.session(&before.member, next), memory, pulse);
+        let (of, nixl) = (self.node.session(&before.member, next), self.node.nixl(&store));
+        let peer = before.peer.followed_by(of, memory, pulse, nixl);
         let member = before.member.clone();
         self.listen_to(host, &peer);
         // As before it has a place, or dials.

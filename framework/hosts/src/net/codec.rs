@@ -1,4 +1,4 @@
-//! gRPC messages that are bytes, without protobuf, of all streams but [lanes](super::lane).
+//! gRPC messages that are bytes, without protobuf, of all streams but [lanes](super::lanes).
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;

@@ -20,14 +20,14 @@ use tonic::{Code, Status, Streaming};
 
 use super::codec::{BytesCodec, Outgoing};
 use super::io::Io;
-use super::lane;
+use super::lanes::{Lane, wire};
 use super::peer::Peer;
 use super::threads::LaneThreads;
-use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW, nixl, pump, service};
+use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW, pump, service};
 use crate::frame::{Frame, Hello, decode, encode};
 use crate::introduction::Introduction;
 use crate::join::{Admitted, Request};
-use crate::limits::{INTRODUCTION, LANE_FRAME, LINK_SILENCE, MAX_FRAME, MAX_LANES};
+use crate::limits::{INTRODUCTION, LANE_FRAME, LINK_SILENCE, MAX_FRAME};
 use crate::security::Security;
 use crate::session::Link;
 use crate::verdict::Moment;
@@ -165,24 +165,34 @@ impl Dial {
         let _ = up.send(link);
         tokio::spawn(pump::hear(Arc::clone(peer), link, from, address));
         // By now both know each other's gateways.
-        let lane = peer.lane_hello();
-        for _ in 0..self.lanes.clamp(1, MAX_LANES) {
-            if let Err(error) = self.lane(peer, link, &lane).await {
-                peer.cut(link);
-                return Err(error);
+        let hello = peer.lane_hello();
+        // The one that takes all is the last to be offered something, and the first to be there.
+        for lane in peer.lanes().iter().rev() {
+            for _ in 0..lane.streams(self.lanes) {
+                match self.stream(*lane, peer, link, &hello).await {
+                    Ok(()) => {}
+                    Err(error) if lane.is_needed() => {
+                        peer.cut(link);
+                        return Err(error);
+                    }
+                    Err(error) => {
+                        let (to, method) = (&self.to, lane.method());
+                        tracing::info!(target: "tensorpost::hosts", "tensors do not go to {to} by {method}: {error}");
+                    }
+                }
             }
-        }
-        if peer.nixl.is_some()
-            && let Err(error) = self.nixl(peer, link, &lane).await
-        {
-            // Nothing needs it.
-            tracing::info!(target: "tensorpost::hosts", "tensors go to {} by gRPC alone, and not by NIXL: {error}", self.to);
         }
         Ok(link)
     }
 
-    /// Makes the stream of a NIXL lane.
-    async fn nixl(&self, peer: &Arc<Peer>, link: Link, hello: &Hello) -> Result<(), DialError> {
+    /// Makes a stream of a lane, on the thread where it stays.
+    async fn stream(
+        &self,
+        lane: &'static dyn Lane,
+        peer: &Arc<Peer>,
+        link: Link,
+        hello: &Hello,
+    ) -> Result<(), DialError> {
         let (dial, peer) = (self.clone(), Arc::clone(peer));
         let greeting = Outgoing::from(encode(&Frame::Hello(hello.clone())));
         let making = self.threads.next().spawn(async move {
@@ -194,27 +204,11 @@ impl Dial {
                 Err(_) => stream::empty().boxed(),
             });
             let sent = stream::once(async move { greeting }).chain(rest);
-            let from = timeout(INTRODUCTION, lane::call(channel, service::NIXL, sent.boxed())).await;
+            let from = timeout(INTRODUCTION, wire::call(channel, lane.method(), sent.boxed())).await;
             let from = from.map_err(|_| dial.unreachable("it does not answer"))?;
             let from = from.map_err(|status| dial.status(&status))?;
             // The stream is there as long as the call is.
-            let _ = up.send(nixl::begin(&peer, link, from, address).boxed());
-            Ok(())
-        });
-        making.await.map_err(|_| self.unreachable("its lanes have no threads any more"))?
-    }
-
-    /// Makes a lane, on the thread where it stays.
-    async fn lane(&self, peer: &Arc<Peer>, link: Link, hello: &Hello) -> Result<(), DialError> {
-        let (dial, peer) = (self.clone(), Arc::clone(peer));
-        let greeting = Outgoing::from(encode(&Frame::Hello(hello.clone())));
-        let making = self.threads.next().spawn(async move {
-            let (channel, address) = dial.channel(&[LANE]).await?;
-            let sent = stream::once(async move { greeting }).chain(pump::pieces(Arc::clone(&peer), link));
-            let from = timeout(INTRODUCTION, lane::call(channel, service::LANE, sent.boxed())).await;
-            let from = from.map_err(|_| dial.unreachable("it does not answer"))?;
-            let from = from.map_err(|status| dial.status(&status))?;
-            tokio::spawn(pump::gather(peer, link, from, address));
+            let _ = up.send(lane.begin(&peer, link, from, address));
             Ok(())
         });
         making.await.map_err(|_| self.unreachable("its lanes have no threads any more"))?

@@ -12,15 +12,16 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::clock::{self, Clock, Offset};
-use super::lane::Parts;
+use super::lanes;
+use super::lanes::nixl::{self as nixl_lane, NixlEnds};
+use super::lanes::wire::Parts;
 use super::logs::{Hearing, Sending};
-use super::nixl::{self as nixl_lane, NixlEnds};
 use crate::frame::{Frame, Hello, Log, Piece};
-use crate::ids::{Gateway, HostId, HostLife};
+use crate::ids::{Gateway, HostId, HostLife, Seq};
 use crate::limits::{BEAT, MAX_BEATS, MAX_EVENTS, MAX_VIOLATIONS};
 use crate::nixl::{Do, Heard, Lane, Lie, NixlUse, Say};
 use crate::refused::{Kind, Refused};
-use crate::session::{Claim, Ended, Event, Link, Session, Violation, Wakes};
+use crate::session::{Claim, Ended, Event, Link, OnDevice, PostError, Posted, Session, To, Violation, Wakes};
 use crate::verdict::{Agent, Head, Moment};
 
 /// Where the bytes of pieces come from and go to.
@@ -135,7 +136,9 @@ pub struct Peer {
     pulse: Pulse,
     pub(super) memory: Arc<dyn Memory>,
     refused: Arc<Refused>,
-    /// Where this host uses NIXL.
+    /// In the order in which they are offered what is sent.
+    lanes: &'static [&'static dyn lanes::Lane],
+    /// What that of NIXL has, where this host uses it.
     pub(super) nixl: Option<NixlEnds>,
     /// Of this.
     own: Weak<Peer>,
@@ -211,13 +214,15 @@ impl Peer {
 
     /// The same, with a [NIXL lane](crate::nixl) where the other side has one too.
     pub fn with_nixl(
-        session: Session,
+        mut session: Session,
         memory: Arc<dyn Memory>,
         pulse: Pulse,
         refused: Arc<Refused>,
         nixl: Option<NixlUse>,
     ) -> Arc<Self> {
-        let nixl = nixl.map(|using| NixlEnds::new(using, session.bounds()));
+        let (lanes, bounds) = (lanes::all(nixl.is_some()), session.bounds());
+        session.takes_window(lanes.iter().map(|lane| lane.window(bounds)).max().unwrap_or(bounds.window));
+        let nixl = nixl.map(|using| NixlEnds::new(using, bounds));
         let state = State {
             session,
             answers: VecDeque::new(),
@@ -231,12 +236,41 @@ impl Peer {
             nixl: nixl.as_ref().map(|ends| Lane::new(ends.sizes)),
         };
         let (state, wakers) = (Mutex::new(state), Wakers::default());
-        Arc::new_cyclic(|own| Peer { state, wakers, pulse, memory, refused, nixl, own: own.clone() })
+        Arc::new_cyclic(|own| Peer { state, wakers, pulse, memory, refused, lanes, nixl, own: own.clone() })
     }
 
     /// Whose peer it is.
-    pub(super) fn own(&self) -> HostLife {
+    pub(super) fn own(&self) -> (HostLife, Gateway) {
         self.state.lock().session.own()
+    }
+
+    /// In the order in which they are offered what is sent.
+    pub(super) fn lanes(&self) -> &'static [&'static dyn lanes::Lane] {
+        self.lanes
+    }
+
+    /// Takes a message, as [`Session::post`]. Where it has spans `lend` is told its number before a lane can ask for their bytes, and offers those
+    /// that lie in memory of a device: each of them goes by the first lane that takes it, and the rest by gRPC.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post(
+        &self,
+        to: To,
+        head: Bytes,
+        spans: Vec<u64>,
+        lend: impl FnOnce(Seq, &mut dyn FnMut(OnDevice)),
+    ) -> Result<Posted, PostError> {
+        self.with(|session| {
+            let has_spans = !spans.is_empty();
+            let posted = session.post(to, head, spans)?;
+            if has_spans {
+                lend(posted.post, &mut |span| {
+                    let _taken = self.lanes.iter().any(|lane| lane.put(session, posted.post, &span));
+                });
+            }
+            Ok(posted)
+        })
     }
 
     /// How often something of NIXL failed, so that gRPC was used.
@@ -318,9 +352,16 @@ impl Peer {
         .await
     }
 
-    /// The peer for the session that follows this one, whose other side has another gateway. What was told of its log goes on.
-    pub fn followed_by(&self, session: Session, memory: Arc<dyn Memory>, pulse: Pulse) -> Arc<Self> {
-        let next = Self::new(session, memory, pulse, Arc::clone(&self.refused));
+    /// The peer for the session that follows this one, whose other side has another gateway. What was told of its log goes on. A NIXL lane
+    /// begins anew, with arenas of its own: those of this one were closed when its session ended.
+    pub fn followed_by(
+        &self,
+        session: Session,
+        memory: Arc<dyn Memory>,
+        pulse: Pulse,
+        nixl: Option<NixlUse>,
+    ) -> Arc<Self> {
+        let next = Self::with_nixl(session, memory, pulse, Arc::clone(&self.refused), nixl);
         next.state.lock().hearing = std::mem::take(&mut self.state.lock().hearing);
         next
     }
@@ -446,6 +487,8 @@ impl Peer {
                 state.ended = Some((state.session.renew(), Some(found)));
             }
             drop(state);
+            // HOST-11: the process of the gateway that this was with has ended, or there would be no next. So its agents have.
+            self.nixl(|lane, session, now| lane.end(session, now));
             self.wakers.all();
         }
         result

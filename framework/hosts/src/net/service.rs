@@ -19,9 +19,9 @@ use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::{Code, Response, Status, Streaming};
 
 use super::codec::{BytesCodec, Outgoing};
-use super::lane::{self, Incoming, Parts};
+use super::lanes::{self, wire};
 use super::peer::Peer;
-use super::{io, nixl, pump};
+use super::{io, pump};
 use crate::frame::{Frame, Hello, decode, encode};
 use crate::ids::HostId;
 use crate::introduction::Introduction;
@@ -57,9 +57,6 @@ impl Peers {
 }
 
 pub(super) const CONTROL: &str = "/tensorpost.Hosts/Control";
-pub(super) const LANE: &str = "/tensorpost.Hosts/Lane";
-/// A NIXL lane.
-pub(super) const NIXL: &str = "/tensorpost.Hosts/Nixl";
 pub(super) const JOIN: &str = "/tensorpost.Hosts/Join";
 
 /// Takes hosts in, on the head: who asks, and from where. It may begin to [take connections](Peers::add) of it before it answers.
@@ -96,8 +93,8 @@ impl tower_service::Service<http::Request<Body>> for Hosts {
                     let grpc = Grpc::new(BytesCodec(16 << 10)).max_decoding_message_size(MAX_FRAME);
                     { grpc }.streaming(Control(hosts), request).await
                 }
-                LANE | NIXL => match hosts.lane(request).await {
-                    Ok(said) => lane::answer(said),
+                path if lanes::is_method(path) => match hosts.lane(request).await {
+                    Ok(said) => wire::answer(said),
                     Err(status) => status.into_http(),
                 },
                 JOIN => {
@@ -259,22 +256,18 @@ impl Hosts {
     }
 
     async fn lane(self, request: http::Request<Body>) -> Result<BoxStream<'static, Outgoing>, Status> {
-        let (from, is_nixl) = (address(request.extensions())?, request.uri().path() == NIXL);
-        let mut stream = Incoming::new(request.into_body());
-        let first = async { Ok(stream.message().await?.map(Parts::into_bytes)) };
+        let (from, method) = (address(request.extensions())?, request.uri().path().to_owned());
+        let mut stream = wire::Incoming::new(request.into_body());
+        let first = async { Ok(stream.message().await?.map(wire::Parts::into_bytes)) };
         let hello = self.greeting(self.first_within(INTRODUCTION, first, from).await?, from)?;
         let peer = self.peer(&hello, from)?;
         let link = peer.with(|session| session.lane(&hello)).map_err(|violation| {
             let kind = if violation.is_late() { Kind::Replayed } else { Kind::Stranger };
             self.refuse(kind, from, &violation)
         })?;
-        if is_nixl {
-            // That is no refusal: its connection goes on without.
-            let none = || Status::unimplemented("this host was not told to use NIXL, or has none");
-            peer.nixl.as_ref().ok_or_else(none)?;
-            return Ok(nixl::begin(&peer, link, stream, from).boxed());
-        }
-        tokio::spawn(pump::gather(Arc::clone(&peer), link, stream, from));
-        Ok(pump::pieces(peer, link).boxed())
+        // That is no refusal: its connection goes on without.
+        let none = || Status::unimplemented("this host was not told to use such a lane, or has none");
+        let lane = peer.lanes().iter().find(|lane| lane.method() == method).ok_or_else(none)?;
+        Ok(lane.begin(&peer, link, stream, from))
     }
 }

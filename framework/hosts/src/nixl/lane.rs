@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use super::reader::Reader;
 use super::steps::{Step, Steps};
+use super::times::Times;
 use super::wire::At;
 use super::writer::Writer;
-use super::{Offer, Say, Took};
+use super::{Offer, Say, Took, Wrote};
 use crate::frame::Run;
 use crate::ids::Seq;
 use crate::session::{Link, Session, Violation};
@@ -37,7 +38,7 @@ impl Sizes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Do {
     /// Find out where a span of a message lands that comes, or will.
-    Locate { link: Link, post: Seq, span: u16, from: u8 },
+    Locate { link: Link, post: Seq, span: u16, from: u8, asked: Duration },
     /// Make an arena on device `to` of this host, and an agent that knows it.
     Make { at: At, to: u8 },
     /// Look whether slot 0 has the bytes of the probe.
@@ -67,6 +68,8 @@ pub(crate) enum Heard {
         post: Seq,
         span: u16,
         from: u8,
+        /// When it was to be found out.
+        asked: Duration,
         to: Option<u8>,
     },
     Made {
@@ -102,7 +105,7 @@ pub(crate) enum Heard {
     Written {
         at: At,
         slot: u8,
-        written: Result<(), String>,
+        written: Result<Wrote, String>,
     },
     ClosedOut {
         at: At,
@@ -119,6 +122,7 @@ pub(super) struct Context<'a> {
     pub(super) dos: Vec<Do>,
     pub(super) now: Duration,
     pub(super) fallen_back: &'a mut u64,
+    pub(super) times: &'a mut Times,
 }
 
 impl Context<'_> {
@@ -139,6 +143,7 @@ pub(crate) struct Lane {
     link: Option<Link>,
     says: VecDeque<Say>,
     fallen_back: u64,
+    times: Times,
 }
 
 impl Lane {
@@ -147,8 +152,8 @@ impl Lane {
     }
 
     pub(super) fn with_steps(sizes: Sizes, steps: Steps) -> Self {
-        let (reader, writer) = (Reader::default(), Writer::default());
-        Lane { sizes, steps, reader, writer, link: None, says: VecDeque::new(), fallen_back: 0 }
+        let (reader, writer, says) = (Reader::default(), Writer::default(), VecDeque::new());
+        Lane { sizes, steps, reader, writer, link: None, says, fallen_back: 0, times: Times::default() }
     }
 
     /// How often something of NIXL failed, so that gRPC was used.
@@ -167,7 +172,7 @@ impl Lane {
         now: Duration,
         work: impl FnOnce(&mut Reader, &mut Writer, &mut Context<'_>) -> T,
     ) -> (T, Vec<Do>) {
-        let Lane { sizes, steps, reader, writer, link, says, fallen_back } = self;
+        let Lane { sizes, steps, reader, writer, link, says, fallen_back, times } = self;
         let mut context = Context {
             sizes: *sizes,
             steps: *steps,
@@ -177,9 +182,14 @@ impl Lane {
             dos: Vec::new(),
             now,
             fallen_back,
+            times,
         };
         let done = work(reader, writer, &mut context);
-        (done, context.dos)
+        let dos = context.dos;
+        session.bulk_carries(writer.routes_used() > 0);
+        times.sent.shares.now(writer.state(), now);
+        times.came.shares.now(reader.state(), now);
+        (done, dos)
     }
 
     /// A connection of the session has a stream of this lane.
@@ -267,7 +277,8 @@ impl Lane {
     /// Something was done.
     pub(crate) fn heard(&mut self, heard: Heard, session: &mut Session, now: Duration) -> Vec<Do> {
         let hear = |reader: &mut Reader, writer: &mut Writer, context: &mut Context<'_>| match heard {
-            Heard::Located { link, post, span, from, to } if context.link == Some(link) => {
+            Heard::Located { link, post, span, from, asked, to } if context.link == Some(link) => {
+                context.times.came.placed.add(context.now.saturating_sub(asked));
                 reader.located(post, span, from, to, context);
             }
             // It was asked over a connection that is over.
@@ -287,12 +298,17 @@ impl Lane {
 
     /// Looks whether something has taken too long.
     pub(crate) fn tick(&mut self, session: &mut Session, now: Duration) -> Vec<Do> {
+        // Before it counts as something that happened.
+        self.times.tick(session.peer(), now);
+        if !self.writer.is_waiting() {
+            return Vec::new();
+        }
         self.with(session, now, |_, writer, context| writer.tick(context)).1
     }
 
     /// Whether there is something to look at.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.writer.is_waiting()
+        self.writer.is_waiting() || self.times.has_some()
     }
 
     #[cfg(test)]
@@ -302,7 +318,7 @@ impl Lane {
 
     #[cfg(test)]
     pub(crate) fn routes_used(&self) -> usize {
-        self.writer.used()
+        self.writer.routes_used()
     }
 }
 

@@ -22,6 +22,8 @@
 //! was not written for enemies, and what it sends is not encrypted: so it is off unless somebody says that it may be used.
 //!
 //! **On a broken connection** all routes break, and begin again with the next. **On the end of a session** arenas go when their agents have.
+//! Where the other side has another gateway, the agents of the last have ended with its process; the session with the next has a lane of its
+//! own, which knows nothing of this one's arenas and agents.
 //!
 //! `Lane` does no I/O and calls no NIXL. Its model (`model.rs`) has lost connections, writes that never end and writes that come late,
 //! and takes each step of `steps.rs` out, which has to be noticed.
@@ -33,6 +35,7 @@ mod library;
 mod model;
 mod reader;
 mod steps;
+mod times;
 mod wire;
 mod writer;
 
@@ -235,3 +238,12 @@ pub(crate) struct Offer {
 
 /// What a probe took: a slot, over NIXL.
 pub(crate) type Took = Duration;
+
+/// What NIXL took for a write.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wrote {
+    /// The call that began it.
+    pub(crate) begin: Duration,
+    /// From then until it was seen to be complete.
+    pub(crate) took: Duration,
+}

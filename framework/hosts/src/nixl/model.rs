@@ -26,7 +26,7 @@ use crate::ids::{ActorId, HostId, HostLife, Life, Seq};
 use crate::session::{Bounds, Claim, Event, Link, Session, To};
 use crate::testing::Random;
 
-const BOUNDS: Bounds = Bounds { window: 4096, piece: 16, run: 32 };
+const BOUNDS: Bounds = Bounds { window: 4096, wide: 8192, piece: 16, run: 32 };
 const SIZES: Sizes = Sizes { slot: 32, slots: 2, ballast: 16, lanes: 1 };
 const SEEDS: u64 = 300;
 const STEPS: u64 = 4000;
@@ -118,6 +118,7 @@ impl World {
             let mut session = Session::new(who(own), who(1 - own), BOUNDS);
             let actor = ActorId::new(HostId(own as u16), 1).expect("a small number");
             session.serve(actor, 20).expect("a mailbox");
+            session.takes_window(BOUNDS.wide);
             Side {
                 session,
                 lane: Lane::with_steps(SIZES, steps),
@@ -344,9 +345,9 @@ impl World {
             Do::Locate { post, .. } if self.sides[side].session.wakes().received < post => {
                 self.sides[side].dos.push(todo);
             }
-            Do::Locate { link, post, span, from } => {
+            Do::Locate { link, post, span, from, asked } => {
                 let to = (self.random.below(8) > 0).then(|| self.random.below(2) as u8);
-                self.hear(side, Heard::Located { link, post, span, from, to });
+                self.hear(side, Heard::Located { link, post, span, from, asked, to });
             }
             Do::Make { at, .. } => self.make(side, at),
             Do::Check { at } => self.hear(side, Heard::Checked { at, sound: true }),
@@ -457,8 +458,11 @@ impl World {
         }
         own.writes.remove(index);
         if is_there {
-            let written =
-                if !self.calm && self.random.below(60) == 0 { Err("broken".to_owned()) } else { Ok(()) };
+            let written = if !self.calm && self.random.below(60) == 0 {
+                Err("broken".to_owned())
+            } else {
+                Ok(Wrote::default())
+            };
             self.hear(side, Heard::Written { at, slot, written });
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! The receiving end: arenas into which the other host writes, and the spans that wait for their slots.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::Offer;
 use super::Say;
@@ -56,9 +57,10 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Free,
-    Granted(Run),
+    /// Since then.
+    Granted(Run, Duration),
     /// It is being copied out.
-    Copied,
+    Copied(Duration),
 }
 
 /// A span whose next run waits for a slot.
@@ -68,11 +70,17 @@ struct Waiting {
     span: u16,
     next: u64,
     bytes: u64,
+    since: Duration,
 }
 
 impl Route {
     fn at(&self, number: usize) -> At {
         At { route: number as u8, epoch: self.epoch } // MAX_NIXL_ROUTES
+    }
+
+    /// Whether some slot is being copied out.
+    fn is_copied(&self) -> bool {
+        self.slots.iter().any(|slot| matches!(slot, Slot::Copied(_)))
     }
 
     fn can_begin(&self) -> bool {
@@ -85,7 +93,7 @@ impl Route {
             return;
         }
         // What nobody has written is not waited for; what is copied is.
-        for slot in self.slots.iter_mut().filter(|slot| matches!(slot, Slot::Granted(_))) {
+        for slot in self.slots.iter_mut().filter(|slot| matches!(slot, Slot::Granted(..))) {
             *slot = Slot::Free;
         }
         self.waiting.clear();
@@ -98,7 +106,7 @@ impl Route {
         let State::Closing { agent, writer, off } = self.state else { return };
         let closed = agent || !context.steps.does(Step::CloseFirst);
         let ended = writer || !context.steps.does(Step::WaitForWriter);
-        if closed && ended && !self.slots.contains(&Slot::Copied) {
+        if closed && ended && !self.is_copied() {
             self.state = if off { State::Off } else { State::Idle };
             context.dos.push(Do::Release { at: self.at(number) });
         }
@@ -117,11 +125,14 @@ impl Route {
             }
             let bytes = (front.bytes - front.next).min(context.sizes.slot);
             let run = Run { post: front.post, span: front.span, offset: front.next, bytes };
+            if front.next == 0 {
+                context.times.came.queued.add(context.now.saturating_sub(front.since));
+            }
             front.next += bytes;
             if front.next == front.bytes {
                 self.waiting.pop_front();
             }
-            self.slots[slot] = Slot::Granted(run);
+            self.slots[slot] = Slot::Granted(run, context.now);
             context.say(Say::Grant { at, slot: slot as u8, run }); // of NIXL_SLOTS
         }
     }
@@ -164,7 +175,7 @@ impl Reader {
         }
         let Some(link) = context.link else { return Ok(()) };
         self.locating += 1;
-        context.dos.push(Do::Locate { link, post, span, from });
+        context.dos.push(Do::Locate { link, post, span, from, asked: context.now });
         Ok(())
     }
 
@@ -187,7 +198,7 @@ impl Reader {
         };
         let route = &mut self.routes[number];
         if route.state == State::Used {
-            route.waiting.push_back(Waiting { post, span, next: 0, bytes });
+            route.waiting.push_back(Waiting { post, span, next: 0, bytes, since: context.now });
             return route.grant(number, context);
         }
         if route.can_begin() {
@@ -293,13 +304,15 @@ impl Reader {
     pub(super) fn wrote(&mut self, at: At, slot: u8, context: &mut Context<'_>) -> Result<(), Lie> {
         let Some(link) = context.link else { return Ok(()) };
         let Some((number, route)) = self.current(at)? else { return Ok(()) };
-        let Some(Slot::Granted(run)) = route.slots.get(usize::from(slot)).copied() else {
+        let Some(Slot::Granted(run, since)) = route.slots.get(usize::from(slot)).copied() else {
             return Lie::of(at, "that it wrote a slot which was not granted");
         };
+        context.times.came.granted.add(context.now.saturating_sub(since));
         // A span that came in another way, or was aborted, needs it no more.
         if context.session.claim_run(link, &run) {
+            let copied = Slot::Copied(context.now);
             route.slots[usize::from(slot)] =
-                if context.steps.does(Step::FreeWhenCopied) { Slot::Copied } else { Slot::Free };
+                if context.steps.does(Step::FreeWhenCopied) { copied } else { Slot::Free };
             context.dos.push(Do::Import { at, slot, run });
         } else {
             route.slots[usize::from(slot)] = Slot::Free;
@@ -310,7 +323,7 @@ impl Reader {
 
     pub(super) fn gone(&mut self, at: At, slot: u8, context: &mut Context<'_>) -> Result<(), Lie> {
         let Some((number, route)) = self.current(at)? else { return Ok(()) };
-        let Some(Slot::Granted(run)) = route.slots.get(usize::from(slot)).copied() else {
+        let Some(Slot::Granted(run, _)) = route.slots.get(usize::from(slot)).copied() else {
             return Lie::of(at, "that it does not write a slot which was not granted");
         };
         route.slots[usize::from(slot)] = Slot::Free;
@@ -354,12 +367,30 @@ impl Reader {
     pub(super) fn freed(&mut self, at: At, slot: u8, context: &mut Context<'_>) {
         let Ok(Some((number, route))) = self.current(at) else { return };
         if let Some(slot) = route.slots.get_mut(usize::from(slot))
-            && *slot == Slot::Copied
+            && let Slot::Copied(since) = *slot
         {
+            context.times.came.copied.add(context.now.saturating_sub(since));
             *slot = Slot::Free;
         }
         route.grant(number, context);
         route.settle(number, context);
+    }
+
+    /// What it is doing, as [`Came::shares`](super::times::Came) counts.
+    pub(super) fn state(&self) -> usize {
+        let mut copies = false;
+        for slot in self.routes.iter().flat_map(|route| &route.slots) {
+            match slot {
+                Slot::Granted(..) => return 0,
+                Slot::Copied(_) => copies = true,
+                Slot::Free => {}
+            }
+        }
+        match (copies, self.locating) {
+            (true, _) => 1,
+            (false, 1..) => 2,
+            (false, 0) => 3,
+        }
     }
 
     pub(super) fn cut(&mut self, context: &mut Context<'_>) {

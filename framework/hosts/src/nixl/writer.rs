@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::lane::{Context, Do, Lie};
 use super::steps::Step;
 use super::wire::At;
-use super::{Offer, Say, Took};
+use super::{Offer, Say, Took, Wrote};
 use crate::frame::Run;
 use crate::ids::Seq;
 use crate::limits::{NIXL_DEADLINE, NIXL_PROBE_DEADLINE};
@@ -22,8 +22,8 @@ struct Route {
     device: u8,
     state: State,
     slots: Vec<Slot>,
-    /// Granted, and without a slot of this side.
-    granted: VecDeque<(u8, Run)>,
+    /// Granted, and without a slot of this side, since then.
+    granted: VecDeque<(u8, Run, Duration)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +57,12 @@ enum Slot {
     Filled {
         to: u8,
         run: Run,
+        since: Duration,
     },
     Written {
         to: u8,
         run: Run,
-        until: Duration,
+        since: Duration,
     },
 }
 
@@ -99,7 +100,7 @@ impl Route {
                 Slot::Filled { run, .. } | Slot::Written { run, .. } => Some(*run),
             });
             if context.steps.does(Step::Unsend) {
-                let granted = self.granted.iter().map(|(_, run)| *run);
+                let granted = self.granted.iter().map(|(_, run, _)| *run);
                 under_way.chain(granted).for_each(|run| context.session.unsend(link, &run));
             }
             context.session.narrow_all(link, device);
@@ -112,9 +113,11 @@ impl Route {
         let at = self.at(number);
         while self.state == State::Used
             && let Some(slot) = self.slots.iter().position(|slot| *slot == Slot::Free)
-            && let Some((to, run)) = self.granted.pop_front()
+            && let Some((to, run, granted)) = self.granted.pop_front()
         {
-            self.slots[slot] = Slot::Filled { to, run };
+            let since = context.now;
+            context.times.sent.waited.add(since.saturating_sub(granted));
+            self.slots[slot] = Slot::Filled { to, run, since };
             context.dos.push(Do::Export { at, slot: slot as u8, run }); // of NIXL_SLOTS
         }
     }
@@ -236,12 +239,12 @@ impl Writer {
             Slot::Free => false,
             Slot::Filled { to, .. } | Slot::Written { to, .. } => *to == slot,
         };
-        let twice = route.slots.iter().any(has) || route.granted.iter().any(|(to, _)| *to == slot);
+        let twice = route.slots.iter().any(has) || route.granted.iter().any(|(to, ..)| *to == slot);
         if route.state != State::Used || slot >= slots || twice {
             return Lie::of(at, "that it grants a slot");
         }
         if context.session.take_run(link, &run, route.device)? {
-            route.granted.push_back((slot, run));
+            route.granted.push_back((slot, run, context.now));
             route.fill(at.route, context);
         } else {
             context.say(Say::Gone { at, slot });
@@ -253,9 +256,10 @@ impl Writer {
         let Some(route) = self.current(at) else { return };
         let open = route.state == State::Used;
         let Some(found) = route.slots.get_mut(usize::from(slot)) else { return };
-        let Slot::Filled { to, run } = *found else { return };
+        let Slot::Filled { to, run, since } = *found else { return };
         if open && filled {
-            *found = Slot::Written { to, run, until: context.now + NIXL_DEADLINE };
+            context.times.sent.copied.add(context.now.saturating_sub(since));
+            *found = Slot::Written { to, run, since: context.now };
             let to = u64::from(to) * context.sizes.slot;
             context.dos.push(Do::Write { at, slot, to, bytes: run.bytes });
             return;
@@ -272,14 +276,19 @@ impl Writer {
         &mut self,
         at: At,
         slot: u8,
-        written: Result<(), String>,
+        written: Result<Wrote, String>,
         context: &mut Context<'_>,
     ) {
         let Some(route) = self.current(at).filter(|route| route.state == State::Used) else { return };
         let Some(found) = route.slots.get_mut(usize::from(slot)) else { return };
-        let Slot::Written { to, .. } = *found else { return };
+        let Slot::Written { to, run, since } = *found else { return };
         match written {
-            Ok(()) => {
+            Ok(wrote) => {
+                let sent = &mut context.times.sent;
+                sent.bytes += run.bytes;
+                sent.written.add(context.now.saturating_sub(since));
+                sent.begun.add(wrote.begin);
+                sent.took.add(wrote.took);
                 *found = Slot::Free;
                 context.say(Say::Wrote { at, slot: to });
                 route.fill(at.route, context);
@@ -299,7 +308,8 @@ impl Writer {
     pub(super) fn tick(&mut self, context: &mut Context<'_>) {
         let (now, deadline) = (context.now, context.steps.does(Step::Deadline));
         for (number, route) in &mut self.routes {
-            let late = |slot: &Slot| matches!(slot, Slot::Written { until, .. } if *until <= now);
+            let late =
+                |slot: &Slot| matches!(slot, Slot::Written { since, .. } if *since + NIXL_DEADLINE <= now);
             let is_late = match route.state {
                 State::Connecting { until }
                 | State::Probed { until, .. }
@@ -321,6 +331,19 @@ impl Writer {
         })
     }
 
+    /// What it is doing, as [`Sent::shares`](super::times::Sent) counts.
+    pub(super) fn state(&self) -> usize {
+        let mut copies = false;
+        for slot in self.used().flat_map(|route| &route.slots) {
+            match slot {
+                Slot::Written { .. } => return 0,
+                Slot::Filled { .. } => copies = true,
+                Slot::Free => {}
+            }
+        }
+        if copies { 1 } else { 2 }
+    }
+
     pub(super) fn cut(&mut self, context: &mut Context<'_>) {
         self.routes.iter_mut().for_each(|(number, route)| route.close(*number, context));
     }
@@ -334,8 +357,12 @@ impl Writer {
         self.routes.values().all(at_rest)
     }
 
-    #[cfg(test)]
-    pub(super) fn used(&self) -> usize {
-        self.routes.values().filter(|route| route.state == State::Used).count()
+    fn used(&self) -> impl Iterator<Item = &Route> {
+        self.routes.values().filter(|route| route.state == State::Used)
+    }
+
+    /// Routes over which spans go.
+    pub(super) fn routes_used(&self) -> usize {
+        self.used().count()
     }
 }

@@ -19,6 +19,17 @@ pub(crate) struct Want {
     pub(crate) device: u8,
 }
 
+/// A span of a message that is sent from memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnDevice {
+    /// Which of the message's.
+    pub span: u16,
+    /// Any number that says which of this host's devices it is.
+    pub device: u8,
+    /// As many as the span has.
+    pub bytes: u64,
+}
+
 impl Run {
     /// The indices of its pieces.
     pub(super) fn pieces(&self, piece: u64) -> Range<u64> {
@@ -34,9 +45,20 @@ impl Session {
         }
     }
 
-    /// Has a span of a message that was just taken go over the lane for bulk. `device` is any number that says which of this host's
-    /// devices it lies on. Whether there is such a lane.
-    pub fn widen(&mut self, post: Seq, span: u16, device: u8) -> bool {
+    /// So many bytes of what comes may be on their way, because this host has a lane for which that is so.
+    pub(crate) fn takes_window(&mut self, bytes: u64) {
+        self.inbound.takes_window(bytes);
+    }
+
+    /// The lane for bulk carries spans, or none any more: while it does, what goes has the wide window. The other side, which has the lane
+    /// too, [takes](Self::takes_window) that.
+    pub(crate) fn bulk_carries(&mut self, carries: bool) {
+        let event = self.outbound.widen_window(carries);
+        self.events.extend(event);
+    }
+
+    /// Has a span of a message that was just taken go over the lane for bulk, from this device. Whether there is such a lane.
+    pub(crate) fn widen(&mut self, post: Seq, span: u16, device: u8) -> bool {
         self.link.is_some() && self.outbound.widen(post, span, device)
     }
 

@@ -28,6 +28,8 @@ pub(super) struct Inbound {
     open: HashMap<Seq, Open>,
     /// Bytes of the window that are taken.
     taken: u64,
+    /// And there are.
+    window: u64,
     /// Asks of the other side that wait for an answer.
     asks: HashSet<Correlation>,
     /// What is to be given back, together, with the next frames.
@@ -84,10 +86,16 @@ impl Inbound {
             behind: HashMap::new(),
             open: HashMap::new(),
             taken: 0,
+            window: bounds.window,
             asks: HashSet::new(),
             places: Vec::new(),
             bytes: 0,
         }
+    }
+
+    /// The other side may have so many bytes on their way, if it can.
+    pub(super) fn takes_window(&mut self, bytes: u64) {
+        self.window = bytes;
     }
 
     /// Mailboxes that are offered, or were, and the other side may not have heard the end of that.
@@ -125,8 +133,11 @@ impl Inbound {
     /// A message has come.
     pub(super) fn take(&mut self, seq: Seq, post: Post) -> Result<Follows, Violation> {
         let charge = charge(self.bounds, &post);
-        if self.taken + charge > self.bounds.window {
-            return Err(Violation::OverWindow { bytes: charge, left: self.bounds.window - self.taken });
+        if self.taken > 0 && self.taken + charge > self.window {
+            return Err(Violation::OverWindow {
+                bytes: charge,
+                left: self.window.saturating_sub(self.taken),
+            });
         }
         if !post.spans.is_empty() && self.arriving.len() >= MAX_ARRIVING {
             return Err(Violation::TooMany { what: "messages that are not whole", most: MAX_ARRIVING });

@@ -44,6 +44,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+pub use self::bulk::OnDevice;
 pub(crate) use self::bulk::Want;
 pub use self::error::{PostError, Violation};
 use self::inbound::{Follows, Inbound};
@@ -53,14 +54,17 @@ use self::steps::{Step, Steps};
 use crate::frame::{Body, Frame, Hello, Piece, Post, Resume, Target};
 use crate::ids::{ActorId, Correlation, Gateway, HostLife, Seq};
 use crate::limits::{
-    MAX_CAPACITY, MAX_MAILBOXES, MAX_NOTE, MAX_NOTES, MAX_UNACKED, MAX_WHY, NIXL_SLOT, PIECE_BYTES, WINDOW,
+    MAX_CAPACITY, MAX_MAILBOXES, MAX_NOTE, MAX_NOTES, MAX_UNACKED, MAX_WHY, NIXL_SLOT, PIECE_BYTES,
+    WIDE_WINDOW, WINDOW,
 };
 
 /// What both sides have to agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes that may be on their way.
+    /// Bytes that may be on their way. A message with more goes alone.
     pub window: u64,
+    /// As many while a lane for bulk carries spans, if the other side takes them.
+    pub wide: u64,
     /// Bytes of a piece.
     pub piece: u64,
     /// Bytes of the largest run.
@@ -69,7 +73,7 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Bounds { window: WINDOW, piece: PIECE_BYTES, run: NIXL_SLOT }
+        Bounds { window: WINDOW, wide: WIDE_WINDOW, piece: PIECE_BYTES, run: NIXL_SLOT }
     }
 }
 
@@ -264,9 +268,9 @@ impl Session {
         self.outbound.bounds()
     }
 
-    /// This side.
-    pub(crate) fn own(&self) -> HostLife {
-        self.own
+    /// This side, and its gateway.
+    pub(crate) fn own(&self) -> (HostLife, Gateway) {
+        (self.own, self.gateway)
     }
 
     /// The other side.

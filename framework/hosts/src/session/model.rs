@@ -19,7 +19,7 @@ use crate::frame::Bits;
 use crate::ids::{Gateway, HostId, Life};
 use crate::testing::Random;
 
-const BOUNDS: Bounds = Bounds { window: 1200, piece: 16, run: 64 };
+const BOUNDS: Bounds = Bounds { window: 1200, wide: 1200, piece: 16, run: 64 };
 const CAPACITY: u32 = 3;
 const SEEDS: u64 = 1500;
 

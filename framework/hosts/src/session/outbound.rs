@@ -27,6 +27,8 @@ pub(super) struct Outbound {
     waiting_for_window: bool,
     /// Whether the connection has a lane for bulk.
     has_bulk: bool,
+    /// Whether that carries spans: the wide window is this side's.
+    is_wide: bool,
     /// Devices from which nothing goes over it.
     stopped: Vec<u8>,
     /// Spans that are to go over it, and of which the other side was not told.
@@ -76,8 +78,8 @@ struct Bulk {
 /// What a message counts of the window.
 pub(super) fn charge(bounds: Bounds, post: &Post) -> u64 {
     let spans: u64 = post.spans.iter().sum();
-    // A message that is larger than the window takes all of it, and so goes alone.
-    (POST_BASE + post.head.len() as u64 + 8 * post.spans.len() as u64 + spans).min(bounds.window)
+    // Both sides count this, whatever each has for a window at the time.
+    (POST_BASE + post.head.len() as u64 + 8 * post.spans.len() as u64 + spans).min(bounds.wide)
 }
 
 impl Outbound {
@@ -95,6 +97,7 @@ impl Outbound {
             last_ask: 0,
             waiting_for_window: false,
             has_bulk: false,
+            is_wide: false,
             stopped: Vec::new(),
             wants: VecDeque::new(),
         }
@@ -146,10 +149,12 @@ impl Outbound {
             }
         }
         let charge = charge(self.bounds, post);
-        let no_room = self.taken + charge > self.bounds.window && self.steps.does(Step::Window);
+        let window = self.window();
+        // What is larger goes alone.
+        let no_room = self.taken > 0 && self.taken + charge > window && self.steps.does(Step::Window);
         if full || no_room || self.under_way.len() >= MAX_ARRIVING {
             self.waiting_for_window = true;
-            return Err(PostError::NoWindow { host: self.peer, window: self.bounds.window });
+            return Err(PostError::NoWindow { host: self.peer, window });
         }
         self.taken += charge;
         if let Some(actor) = post.target.actor()
@@ -193,7 +198,7 @@ impl Outbound {
         partial.extend(resume.partial.iter().map(|partial| (partial.post, &partial.spans)));
         self.to_send.clear();
         // A lane for bulk begins anew with its connection, and what is under way goes by pieces.
-        self.has_bulk = false;
+        (self.has_bulk, self.is_wide) = (false, false);
         self.wants.clear();
         for (seq, under_way) in &mut self.under_way {
             under_way.spans.iter_mut().for_each(|span| span.bulk = None);
@@ -242,11 +247,24 @@ impl Outbound {
 
     /// The connection has a lane for bulk from now on, or none any more.
     pub(super) fn bulk(&mut self, there: bool) {
-        self.has_bulk = there;
+        (self.has_bulk, self.is_wide) = (there, false);
         self.stopped.clear();
         if !there {
             self.narrow_all(None);
         }
+    }
+
+    /// Bytes that may be on their way.
+    pub(super) fn window(&self) -> u64 {
+        if self.is_wide { self.bounds.wide } else { self.bounds.window }
+    }
+
+    /// The lane for bulk of this connection carries spans, or none any more. The event, where there is more room now.
+    pub(super) fn widen_window(&mut self, carries: bool) -> Option<Event> {
+        let is_wide = carries && self.has_bulk;
+        let grows = is_wide && !self.is_wide;
+        self.is_wide = is_wide;
+        if grows { self.window_event() } else { None }
     }
 
     /// Has a span go over the lane for bulk, from this device. Whether there is one.

@@ -14,7 +14,7 @@ fn actor(host: u16, number: u64) -> ActorId {
     ActorId::new(HostId(host), number).expect("a small number")
 }
 
-const BOUNDS: Bounds = Bounds { window: 4096, piece: 16, run: 64 };
+const BOUNDS: Bounds = Bounds { window: 4096, wide: 8192, piece: 16, run: 64 };
 
 /// Frames of small numbers, so that they meet what is there.
 fn said() -> impl Strategy<Value = Body> {
@@ -102,6 +102,11 @@ impl Pair {
         pair.connect();
         pair.exchange();
         pair
+    }
+
+    /// Whether side 0 has the wide window.
+    fn is_wide(&self) -> bool {
+        self.sides[0].outbound.window() == BOUNDS.wide
     }
 
     fn connect(&mut self) {
@@ -211,11 +216,18 @@ fn a_flood_is_refused_at_every_bound() {
     assert_eq!(pair.forged(post(Target::Send(mailbox), vec![])), full);
     pair.sides[1].done(1);
     assert_eq!(pair.forged(post(Target::Ask(mailbox, 2), vec![])), Violation::AsksTwice { correlation: 2 });
-    // A message beyond the window takes all of it, and the other one has some.
-    let beyond = Violation::OverWindow { bytes: 4096, left: 4096 - 256 };
+    // A message beyond the window goes alone, and the other one has some.
+    let beyond = Violation::OverWindow { bytes: 8192, left: 4096 - 256 };
     assert_eq!(pair.forged(post(Target::Send(mailbox), vec![1 << 20])), beyond);
+    // The wide one is for hosts with a lane for bulk.
+    let more = || post(Target::Send(mailbox), vec![4000]);
+    let over = Violation::OverWindow { bytes: 256 + 8 + 4000, left: 4096 - 256 };
+    assert_eq!(pair.forged(more()), over);
+    pair.sides[1].takes_window(BOUNDS.wide);
+    let seq = pair.sides[1].numbering.received() + 1;
+    pair.sides[1].take(link, seq, more()).expect("there is room");
 
-    let bounds = Bounds { window: 1 << 30, piece: 16, run: 64 };
+    let bounds = Bounds { window: 1 << 30, wide: 1 << 30, piece: 16, run: 64 };
     let mut side = Session::new(who(1), who(0), bounds);
     side.serve(mailbox, MAX_CAPACITY).expect("one mailbox");
     let mut dialled = Session::new(who(0), who(1), bounds);
@@ -239,6 +251,47 @@ fn a_flood_is_refused_at_every_bound() {
         taken.err()
     });
     assert_eq!(silent, Some(Violation::Unacknowledged { frames: MAX_UNACKED }));
+}
+
+#[test]
+fn the_window_is_wide_while_a_lane_for_bulk_carries_spans() {
+    let mut pair = Pair::new();
+    let mailbox = actor(1, 6);
+    pair.sides[1].serve(mailbox, 20).expect("a second mailbox");
+    pair.exchange();
+    // Each counts 2,000 bytes.
+    let post = |pair: &mut Pair| {
+        let sent = pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![2000 - 8 - 256]);
+        let full = PostError::NoWindow { host: HostId(1), window: if pair.is_wide() { 8192 } else { 4096 } };
+        sent.map(|posted| posted.post).map_err(|error| assert_eq!(error, full))
+    };
+    let posts = |pair: &mut Pair| std::iter::from_fn(|| post(pair).ok()).collect::<Vec<_>>();
+    assert_eq!(posts(&mut pair).len(), 2);
+    let link = pair.links[0];
+    pair.sides[0].bulk_carries(true);
+    assert!(post(&mut pair).is_err(), "this connection has no such lane");
+    pair.events(0);
+    pair.sides[0].bulk(link, true);
+    pair.sides[1].takes_window(BOUNDS.wide);
+    pair.sides[0].bulk_carries(true);
+    assert_eq!(pair.events(0), [Event::Window], "who waits hears of it");
+    let sent = posts(&mut pair);
+    assert_eq!(sent.len(), 2);
+    pair.exchange();
+
+    // What has gone beyond the other window is taken back as any.
+    pair.sides[0].bulk_carries(false);
+    pair.sides[1].done(sent[0]);
+    pair.exchange();
+    assert!(post(&mut pair).is_err());
+    pair.sides[1].done(sent[1]);
+    pair.exchange();
+    assert!(post(&mut pair).is_err(), "4,000 are on their way");
+    pair.sides[0].bulk_carries(true);
+    assert_eq!(posts(&mut pair).len(), 2);
+    // Another connection begins without.
+    pair.connect();
+    assert!(post(&mut pair).is_err() && !pair.is_wide());
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::introduction::{Build, Introduction, PROTOCOL};
 use crate::nixl::NixlUse;
 use crate::refused::Refused;
 use crate::security::Security;
-use crate::session::{Bounds, Event, PostError, Session, To};
+use crate::session::{Bounds, Event, OnDevice, PostError, Session, To};
 
 fn who(host: u16) -> HostLife {
     HostLife { host: HostId(host), life: Life(u64::from(host) + 70) }

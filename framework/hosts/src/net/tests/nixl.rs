@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "memory that others write by its address, as NIXL does")]
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -11,17 +11,20 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
+use super::renewals::{keep, listen_on, renewed};
 use super::*;
 use crate::frame::{Piece, Run};
+use crate::ids::Gateway as Which;
 use crate::nixl::{Agent, Arena, Arenas, Library, Nixl, NixlError, Passing, Place, Region};
 
-const BOUNDS: Bounds = Bounds { window: 64 << 20, piece: 256 << 10, run: 1 << 20 };
+const BOUNDS: Bounds = Bounds { window: 16 << 20, wide: 64 << 20, piece: 256 << 10, run: 1 << 20 };
 
 /// Memory of the host that is written by its address.
 struct Dram {
     /// Which nobody touches but by the address.
     _memory: Vec<u8>,
     region: Region,
+    _counted: Arc<()>,
 }
 
 impl Arena for Dram {
@@ -60,12 +63,16 @@ fn copy(from: u64, to: u64, bytes: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
-struct HostArenas(Arc<Buffers>);
+struct HostArenas {
+    memory: Arc<Buffers>,
+    /// Each arena has one more.
+    counted: Arc<()>,
+}
 
 impl Arenas for HostArenas {
     fn lands(&self, post: Seq, _: u16) -> BoxFuture<'_, Option<u8>> {
         async move {
-            self.0.until_seen(post).await;
+            self.memory.until_seen(post).await;
             Some(0)
         }
         .boxed()
@@ -74,13 +81,14 @@ impl Arenas for HostArenas {
     fn reserve(&self, _: u8, bytes: u64) -> Result<Arc<dyn Arena>, String> {
         let mut memory = vec![0; bytes as usize];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
-        Ok(Arc::new(Dram { _memory: memory, region: Region { place: Place::Host, address, bytes } }))
+        let (region, counted) = (Region { place: Place::Host, address, bytes }, Arc::clone(&self.counted));
+        Ok(Arc::new(Dram { _memory: memory, region, _counted: counted }))
     }
 
     fn export<'a>(&'a self, run: Run, arena: &'a Arc<dyn Arena>, offset: u64) -> BoxFuture<'a, bool> {
         async move {
             let piece = Piece { post: run.post, span: run.span, offset: run.offset, bytes: run.bytes as u32 };
-            let Some(bytes) = self.0.read(piece).await else { return false };
+            let Some(bytes) = self.memory.read(piece).await else { return false };
             arena.fill(offset, &bytes).is_ok()
         }
         .boxed()
@@ -91,7 +99,7 @@ impl Arenas for HostArenas {
             let mut bytes = vec![0; run.bytes as usize];
             arena.read(offset, &mut bytes).expect("memory");
             let piece = Piece { post: run.post, span: run.span, offset: run.offset, bytes: run.bytes as u32 };
-            self.0.write(piece, Parts::from(Bytes::from(bytes))).await;
+            self.memory.write(piece, Parts::from(Bytes::from(bytes))).await;
             Passing(std::future::ready(()).boxed())
         }
         .boxed()
@@ -102,6 +110,8 @@ impl Arenas for HostArenas {
 #[derive(Debug, Default)]
 struct False {
     memory: Mutex<HashMap<String, Region>>,
+    /// Of all agents that there ever were.
+    names: Mutex<HashSet<String>>,
     writes: AtomicUsize,
     /// Writes are in progress for ever.
     stuck: AtomicBool,
@@ -126,6 +136,7 @@ impl Nixl for Shared {
 
 impl Agent for FalseAgent {
     fn register(&mut self, memory: Region) -> Result<(), NixlError> {
+        assert!(self.all.names.lock().insert(self.name.clone()), "two agents have the name {}", self.name);
         self.all.memory.lock().insert(self.name.clone(), memory);
         Ok(())
     }
@@ -144,7 +155,10 @@ impl Agent for FalseAgent {
         let all = &self.all;
         // Held while it is copied: who deregisters waits for that.
         let memory = all.memory.lock();
-        assert!(self.other.as_ref().is_some_and(|other| memory.contains_key(other)), "it was deregistered");
+        if !self.other.as_ref().is_some_and(|other| memory.contains_key(other)) {
+            // The other side may have heard first that their connection broke. Nothing is written there any more.
+            return Err(NixlError::Argument { what: "memory that was deregistered" });
+        }
         if all.stuck.load(Relaxed) {
             return Ok(0);
         }
@@ -166,15 +180,18 @@ impl Drop for FalseAgent {
     }
 }
 
+/// What a host needs for NIXL; `counted` is had once more for each arena.
+fn using(nixl: &Arc<dyn Nixl>, memory: &Arc<Buffers>, counted: &Arc<()>) -> Option<NixlUse> {
+    let arenas = Arc::new(HostArenas { memory: Arc::clone(memory), counted: Arc::clone(counted) });
+    // As if gRPC had no more than one lane, and that a slow one: what is chosen is not the test's concern.
+    Some(NixlUse { nixl: Arc::clone(nixl), arenas, lanes: 1 })
+}
+
 /// Two hosts that use NIXL, the first of which dials; and who listens for it.
 async fn two(nixl: Arc<dyn Nixl>) -> (Gateway, Gateway, Listener) {
     let host = |own: u16, other: u16| {
-        let using = |memory: &Arc<Buffers>| {
-            let arenas = Arc::new(HostArenas(Arc::clone(memory)));
-            // As if gRPC had no more than one lane, and that a slow one: what is chosen is not the test's concern.
-            Some(NixlUse { nixl: Arc::clone(&nixl), arenas, lanes: 1 })
-        };
-        Gateway::with(own, other, Pulse::Link(LinkPulse::default()), BOUNDS, using)
+        let pulse = Pulse::Link(LinkPulse::default());
+        Gateway::with(own, other, pulse, BOUNDS, |memory| using(&nixl, memory, &Arc::default()))
     };
     let (zero, one) = (host(0, 1), host(1, 0));
     zero.serve(1, 8);
@@ -193,14 +210,12 @@ async fn passes(zero: &Gateway, one: &Gateway, number: u8) {
     let to = To::Send(actor(0, 1));
     let came = async {
         loop {
-            // Under one lock, so that no lane takes it before.
-            let posted = one.peer.with(|session| {
-                let post = session.post(to, Bytes::from(vec![number]), vec![bytes.len() as u64])?.post;
+            let whole = bytes.len() as u64;
+            let lend = |post, offer: &mut dyn FnMut(OnDevice)| {
                 one.memory.lend(post, vec![bytes.clone()]);
-                session.widen(post, 0, 0);
-                Ok::<_, PostError>(post)
-            });
-            match posted {
+                offer(OnDevice { span: 0, device: 0, bytes: whole });
+            };
+            match one.peer.post(to, Bytes::from(vec![number]), vec![whole], lend) {
                 Ok(_) => break,
                 Err(_) => drop(one.next().await),
             }
@@ -275,12 +290,84 @@ async fn tensors_go_by_nixl_once_it_was_found_to_be_faster() {
     // With the session all agents end, and with them what was registered.
     one.peer.end();
     zero.peer.end();
+    until_closed(&fabric).await;
+}
+
+/// Waits until no agent is there.
+async fn until_closed(fabric: &False) {
     let ended = async {
         while !fabric.memory.lock().is_empty() {
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(60), ended).await.expect("all agents end");
+}
+
+/// A gateway of a host in the session with this one of the other, behind another gateway of its own host or of that.
+fn next(
+    nixl: &Arc<dyn Nixl>,
+    (own, gateway): (u16, u32),
+    (other, of): (u16, Which),
+    before: Option<&Gateway>,
+) -> (Gateway, Arc<()>) {
+    let (memory, counted, refused) =
+        (Arc::new(Buffers::default()), Arc::new(()), Arc::new(Refused::default()));
+    let session = Session::of_gateways((who(own), Which(gateway)), (who(other), of), BOUNDS);
+    let (lent, pulse) = (Arc::clone(&memory) as Arc<dyn Memory>, Pulse::Link(LinkPulse::default()));
+    let using = using(nixl, &memory, &counted);
+    let peer = match before {
+        Some(before) => before.peer.followed_by(session, lent, pulse, using),
+        None => Peer::with_nixl(session, lent, pulse, Arc::clone(&refused), using),
+    };
+    (Gateway { own, peer, memory, refused }, counted)
+}
+
+/// HOST-11. Of a gateway that dies the agents are gone with it; those of the other side end, its arenas are free then, and the next
+/// session has others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nixl_is_used_with_the_next_gateway_of_either_host() {
+    let fabric = Arc::new(False::default());
+    let nixl = Arc::new(Shared(Arc::clone(&fabric))) as Arc<dyn Nixl>;
+    let (zero, one, listener) = two(Arc::clone(&nixl)).await;
+    until_there(&one).await;
+    until_used(&zero, &one).await;
+
+    // The one that is written to, as when its process ends.
+    let socket = listener.socket().try_clone_to_owned().expect("a descriptor");
+    drop(listener);
+    zero.peer.end();
+    let (zero, arenas) = next(&nixl, (0, 2), (1, Which::UNKNOWN), None);
+    zero.serve(1, 8);
+    let (listener, peers) = listen_on(&zero, socket.into()).await;
+    let (_, found) = renewed(&one).await;
+    until_closed(&fabric).await;
+    let (one, _) = next(&nixl, (1, 1), (0, found), Some(&one));
+    keep(&one, listener.address());
+    until_there(&one).await;
+    until_used(&zero, &one).await;
+    let before = fabric.writes.load(Relaxed);
+    passes(&zero, &one, 7).await;
+    assert_eq!(fabric.writes.load(Relaxed) - before, 3, "two slots and a part of one");
+    assert!(Arc::strong_count(&arenas) > 2, "there is an arena");
+
+    // The one that writes: it says of nothing any more that it has ended.
+    one.peer.end();
+    let (one, _) = next(&nixl, (1, 2), (0, Which::UNKNOWN), None);
+    keep(&one, listener.address());
+    let (_, found) = renewed(&zero).await;
+    until_closed(&fabric).await;
+    let released = async {
+        while Arc::strong_count(&arenas) > 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), released).await.expect("its arenas are free");
+    let (next_zero, _) = next(&nixl, (0, 2), (1, found), Some(&zero));
+    next_zero.serve(1, 8);
+    assert!(peers.add(Arc::clone(&next_zero.peer)));
+    until_there(&one).await;
+    until_used(&next_zero, &one).await;
+    assert_eq!((one.peer.nixl_failures(), next_zero.peer.nixl_failures()), (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -240,7 +240,7 @@ async fn garbage_over_a_connection_with_the_key_is_refused_and_counted() {
         assert_eq!(zero.refused.count(Kind::Garbage), index as u64 + 1);
     }
     for case in [vec![], vec![beat], vec![Bytes::from(vec![0; crate::limits::MAX_LANE_FRAME + 1])]] {
-        assert!(dialled.say(super::super::service::LANE, case).await.is_err());
+        assert!(dialled.say(super::super::lanes::all(false)[0].method(), case).await.is_err());
     }
     assert_eq!(zero.refused.count(Kind::Garbage), 8);
     served(&zero, &one).await;

@@ -19,7 +19,7 @@ fn next(own: (u16, u32), other: (u16, Which)) -> Gateway {
 }
 
 /// Waits for the end of a session, and says with what it ended.
-async fn renewed(gateway: &Gateway) -> (Ended, Which) {
+pub(super) async fn renewed(gateway: &Gateway) -> (Ended, Which) {
     let end = async {
         loop {
             match gateway.peer.next().await {
@@ -63,12 +63,12 @@ async fn goes(from: &Gateway, to: &Gateway) {
     tokio::time::timeout(Duration::from_secs(20), back).await.expect("it is done with");
 }
 
-fn keep(gateway: &Gateway, to: SocketAddr) {
+pub(super) fn keep(gateway: &Gateway, to: SocketAddr) {
     let (peer, dial) = (Arc::clone(&gateway.peer), dial(to, &Security::loopback(), 1));
     tokio::spawn(async move { dial.keep(&peer).await.expect("it is not refused") });
 }
 
-async fn listen_on(gateway: &Gateway, socket: std::net::TcpListener) -> (Listener, Arc<Peers>) {
+pub(super) async fn listen_on(gateway: &Gateway, socket: std::net::TcpListener) -> (Listener, Arc<Peers>) {
     let peers = Arc::new(Peers::default());
     assert!(peers.add(Arc::clone(&gateway.peer)));
     let (refused, introduction, threads) =

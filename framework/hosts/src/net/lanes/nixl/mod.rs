@@ -16,28 +16,66 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream::{self, Stream};
+use futures_util::stream::{self, BoxStream, StreamExt};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tonic::Code;
 
 use self::engine::Order;
-use super::codec::Outgoing;
-use super::lane::Incoming;
-use super::peer::Peer;
-use crate::limits::{NIXL_DEADLINE, NIXL_SLOTS, PIECE_BYTES};
+use super::super::codec::Outgoing;
+use super::super::peer::Peer;
+use super::Lane;
+use super::wire::Incoming;
+use crate::ids::Seq;
+use crate::limits::{NIXL_DEADLINE, NIXL_LEAST, NIXL_SLOTS, PIECE_BYTES};
 use crate::nixl::{Arena, At, Do, Heard, NixlUse, Say, Sizes, decode, encode};
 use crate::refused::Kind;
-use crate::session::{Bounds, Link};
+use crate::session::{Bounds, Link, OnDevice, Session};
 
 /// How often it is looked whether something takes too long.
 const LOOK: Duration = Duration::from_millis(50);
 const _: () = assert!(LOOK.as_millis() * 10 < NIXL_DEADLINE.as_millis());
 
+/// See the module.
+pub(super) struct Nixl;
+
+impl Lane for Nixl {
+    fn method(&self) -> &'static str {
+        "/tensorpost.Hosts/Nixl"
+    }
+
+    fn streams(&self, _: u16) -> u16 {
+        1
+    }
+
+    fn is_needed(&self) -> bool {
+        false
+    }
+
+    fn window(&self, bounds: Bounds) -> u64 {
+        bounds.wide
+    }
+
+    fn put(&self, session: &mut Session, post: Seq, span: &OnDevice) -> bool {
+        // To ask for a slot takes longer than what is small.
+        span.bytes >= NIXL_LEAST && session.widen(post, span.span, span.device)
+    }
+
+    fn begin(
+        &self,
+        peer: &Arc<Peer>,
+        link: Link,
+        from: Incoming,
+        address: SocketAddr,
+    ) -> BoxStream<'static, Outgoing> {
+        begin(peer, link, from, address)
+    }
+}
+
 /// What a peer has for its NIXL lane beside its state.
-pub(super) struct NixlEnds {
+pub(in crate::net) struct NixlEnds {
     pub(super) using: NixlUse,
-    pub(super) sizes: Sizes,
+    pub(in crate::net) sizes: Sizes,
     /// Orders for the threads, by the arena; whether it is this host's.
     engines: Mutex<HashMap<(Way, u8), mpsc::Sender<Order>>>,
     /// Arenas that others write, and those of this host that are read.
@@ -56,7 +94,7 @@ pub(super) enum Way {
 }
 
 impl NixlEnds {
-    pub(super) fn new(using: NixlUse, bounds: Bounds) -> Self {
+    pub(in crate::net) fn new(using: NixlUse, bounds: Bounds) -> Self {
         let (engines, arenas, runtime) = (Mutex::default(), Mutex::default(), Mutex::default());
         // A slot has room for the largest run.
         let (slot, ballast) = (bounds.run, PIECE_BYTES as u32);
@@ -74,12 +112,7 @@ impl NixlEnds {
 }
 
 /// The stream is there: what is said on it.
-pub(super) fn begin(
-    peer: &Arc<Peer>,
-    link: Link,
-    from: Incoming,
-    address: SocketAddr,
-) -> impl Stream<Item = Outgoing> + Send + use<> {
+fn begin(peer: &Arc<Peer>, link: Link, from: Incoming, address: SocketAddr) -> BoxStream<'static, Outgoing> {
     if let Some(ends) = &peer.nixl {
         *ends.runtime.lock() = Handle::try_current().ok();
     }
@@ -95,6 +128,7 @@ pub(super) fn begin(
         };
         Some((Outgoing { head: encode(&said), rest }, peer))
     })
+    .boxed()
 }
 
 /// Takes what comes, until it ends.
@@ -131,7 +165,7 @@ async fn look(peer: Arc<Peer>, link: Link) {
 }
 
 /// Does what is to be done. Nothing here waits.
-pub(super) fn carry_out(peer: &Arc<Peer>, dos: Vec<Do>) {
+pub(in crate::net) fn carry_out(peer: &Arc<Peer>, dos: Vec<Do>) {
     let Some(ends) = &peer.nixl else { return };
     for todo in dos {
         match todo {
@@ -171,12 +205,12 @@ fn spawn_copy(peer: &Arc<Peer>, ends: &NixlEnds, todo: Do) {
         let Some(ends) = &peer.nixl else { return };
         let arenas = &ends.using.arenas;
         match todo {
-            Do::Locate { link, post, span, from } => {
+            Do::Locate { link, post, span, from, asked } => {
                 let to = tokio::select! {
                     to = arenas.lands(post, span) => to,
                     () = peer.cut_of(link) => None,
                 };
-                peer.heard(Heard::Located { link, post, span, from, to });
+                peer.heard(Heard::Located { link, post, span, from, asked, to });
             }
             Do::Check { at } => {
                 let (arena, slot) = (ends.arena(Way::In, at), ends.sizes.slot);

@@ -1,6 +1,6 @@
 //! A lane's wire: gRPC messages, written and read as the data of an HTTP/2 stream.
 //!
-//! Used by [`pump`](super::pump) and by the two ends of a connection. tonic's codecs put each message together, on either side. Most of
+//! Used by all lanes, and by the two ends of a connection. tonic's codecs put each message together, on either side. Most of
 //! what hosts send are pieces of tensors, so here a message goes out in the two parts that it has, and comes in the parts that HTTP/2 made
 //! of it: its bytes are copied once, to where they belong.
 //!
@@ -24,7 +24,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use super::codec::Outgoing;
+use super::super::codec::Outgoing;
 use crate::limits::{MAX_LANE_FRAME, MAX_LANE_PARTS};
 
 /// Bytes before each message.
@@ -36,7 +36,7 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 ///
 /// # Errors
 /// It cannot be asked, or refuses.
-pub(super) async fn call(
+pub(in crate::net) async fn call(
     mut channel: Channel,
     method: &'static str,
     said: BoxStream<'static, Outgoing>,
@@ -61,7 +61,7 @@ pub(super) async fn call(
 }
 
 /// The answer to who asks for a lane: what is said on it.
-pub(super) fn answer(said: BoxStream<'static, Outgoing>) -> http::Response<Body> {
+pub(in crate::net) fn answer(said: BoxStream<'static, Outgoing>) -> http::Response<Body> {
     let mut ok = HeaderMap::new();
     ok.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
     let mut answer = http::Response::new(Body::new(Said { said, rest: Bytes::new(), end: Some(ok) }));
@@ -112,7 +112,7 @@ impl Parts {
     }
 
     /// Put together.
-    pub(super) fn into_bytes(mut self) -> Bytes {
+    pub(in crate::net) fn into_bytes(mut self) -> Bytes {
         self.copy_to_bytes(self.remaining())
     }
 }
@@ -154,7 +154,7 @@ impl Buf for Parts {
 }
 
 /// The messages of a lane as they come.
-pub(super) struct Incoming {
+pub(in crate::net) struct Incoming {
     body: Body,
     /// What was not taken yet.
     came: Parts,
@@ -162,7 +162,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(body: Body) -> Self {
+    pub(in crate::net) fn new(body: Body) -> Self {
         Incoming { body, came: Parts::default(), bytes: 0 }
     }
 
@@ -173,7 +173,7 @@ impl Incoming {
     ///
     /// # Cancel safety
     /// Nothing is lost where it is dropped.
-    pub(super) async fn message(&mut self) -> Result<Option<Parts>, Status> {
+    pub(in crate::net) async fn message(&mut self) -> Result<Option<Parts>, Status> {
         loop {
             if let Some(length) = self.length()?
                 && self.bytes >= PREFIX + length
