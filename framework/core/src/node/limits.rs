@@ -95,6 +95,10 @@ pub const MAX_ROAMING: usize = 1 << 14;
 #[cfg(feature = "hosts")]
 pub const MAX_MOVES: usize = 8;
 
+/// The longest backoff that a host may ask for, for a group whose actors are on several.
+#[cfg(feature = "hosts")]
+pub const MAX_GROUP_DELAY: Duration = Duration::from_secs(3600);
+
 /// How long another host may take to say how many actors it has, where the one with the fewest is looked for.
 #[cfg(feature = "hosts")]
 pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
@@ -174,6 +178,12 @@ pub const MAX_QUESTION: usize = 4 << 10;
 
 /// Actors in one look of the console: each takes up to 6 KiB of it.
 pub const MAX_SHOWN_ACTORS: usize = 2 << 10;
+
+/// Arrows of the graph of who sends to whom that another host has in it: drawing takes time with the square of all of them.
+pub const MAX_HOST_EDGES: usize = 512;
+
+/// Of all other hosts together; each has the same share.
+pub const MAX_ALL_HOSTS_EDGES: usize = 8 * MAX_HOST_EDGES;
 
 /// Longest answer to a watcher, in bytes.
 pub const MAX_CONSOLE_ANSWER: usize = 32 << 20;
