@@ -59,7 +59,11 @@ hidden() {
         mkdir "$scratch/dev"
         mount -t tmpfs none "$scratch/dev"
         for entry in /dev/*; do
-            case "$entry" in /dev/nvidia*) continue ;; esac
+            case "$entry" in
+                /dev/nvidia*) continue ;;
+                # A terminal's other side is looked for beside it.
+                /dev/ptmx) ln -s pts/ptmx "$scratch/dev/ptmx"; continue ;;
+            esac
             if [[ -L "$entry" ]]; then
                 cp -a "$entry" "$scratch/dev/"
             elif [[ -d "$entry" ]]; then

@@ -24,7 +24,7 @@ pub(crate) struct Sizes {
     pub(crate) slots: u8,
     /// Bytes of one frame of ballast.
     pub(crate) ballast: u32,
-    /// Lanes over gRPC, of which each is taken to be as fast as the one that was measured.
+    /// Lanes over gRPC, of which each is taken to be as fast as the one that was measured. None: NIXL is chosen if its bytes come.
     pub(crate) lanes: u16,
 }
 

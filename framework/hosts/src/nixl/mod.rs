@@ -222,7 +222,7 @@ pub struct NixlUse {
     pub nixl: Arc<dyn Nixl>,
     /// Whose memory.
     pub arenas: Arc<dyn Arenas>,
-    /// Lanes over gRPC, which NIXL has to be faster than.
+    /// Lanes over gRPC, which NIXL has to be faster than. None: it is used if its bytes come.
     pub lanes: u16,
 }
 

@@ -205,13 +205,13 @@ impl Writer {
 
     /// As much has gone by gRPC.
     pub(super) fn had(&mut self, at: At, context: &mut Context<'_>) -> Result<(), Lie> {
-        let (lanes, now) = (u32::from(context.sizes.lanes.max(1)), context.now);
+        let (lanes, now) = (context.sizes.lanes, context.now);
         let route = self.said(at)?;
         let State::Measuring { took, since, .. } = route.state else {
             return if route.is_open() { Lie::of(at, "that it had a probe of gRPC") } else { Ok(()) };
         };
         // As if all lanes together were as fast as so many of that one.
-        let grpc = now.saturating_sub(since) / lanes;
+        let grpc = now.saturating_sub(since).checked_div(lanes.into()).unwrap_or(Duration::MAX);
         let chosen = took < grpc;
         let (peer, device, bytes) = (context.session.peer(), route.device, context.sizes.slot >> 20);
         tracing::info!(

@@ -183,8 +183,8 @@ impl Drop for FalseAgent {
 /// What a host needs for NIXL; `counted` is had once more for each arena.
 fn using(nixl: &Arc<dyn Nixl>, memory: &Arc<Buffers>, counted: &Arc<()>) -> Option<NixlUse> {
     let arenas = Arc::new(HostArenas { memory: Arc::clone(memory), counted: Arc::clone(counted) });
-    // As if gRPC had no more than one lane, and that a slow one: what is chosen is not the test's concern.
-    Some(NixlUse { nixl: Arc::clone(nixl), arenas, lanes: 1 })
+    // As if there were no lane of gRPC: which one is faster on this machine, where both copy, is not the tests' concern.
+    Some(NixlUse { nixl: Arc::clone(nixl), arenas, lanes: 0 })
 }
 
 /// Two hosts that use NIXL, the first of which dials; and who listens for it.
@@ -244,7 +244,7 @@ async fn until_used(zero: &Gateway, one: &Gateway) {
         while one.peer.nixl_routes() == 0 {
             passes(zero, one, number).await;
             number = number.wrapping_add(1).max(1);
-            // A machine with much to do may have measured gRPC to be faster, which holds as long as the connection.
+            // On a machine with much to do a probe may have taken too long, which holds as long as the connection.
             if number.is_multiple_of(16)
                 && let Some(link) = one.peer.link()
             {
