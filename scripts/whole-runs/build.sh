@@ -7,8 +7,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder="${1:-target/whole-runs}"
-# These call cargo or the compiler, or are about programs that the other machine would have to be given for that alone.
-readonly LEFT_OUT='refusals macros sources tensorpost_derive tensorpost_examples examples'
+# These call cargo or the compiler, are about programs that the other machine would have to be given for that alone, or say, rightly, that a
+# driver is broken whose library is hidden.
+readonly LEFT_OUT='refusals macros sources tensorpost_derive tensorpost_examples examples doctor'
 
 rm -rf "$folder"
 mkdir -p "$folder/programs"
