@@ -44,7 +44,7 @@ pub struct Dial {
     pub security: Security,
     /// What this host says of itself.
     pub introduction: Arc<Introduction>,
-    /// Connections for tensors, beside that for all else: 1 to [`MAX_LANES`].
+    /// Connections for tensors, beside that for all else: 1 to [`MAX_LANES`](crate::limits::MAX_LANES).
     pub lanes: u16,
     /// Where these are.
     pub threads: Arc<LaneThreads>,

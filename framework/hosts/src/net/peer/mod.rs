@@ -1,10 +1,11 @@
 //! A session with its connections: what the gateway uses, and what the pumps of the connections share.
 
+mod nixl;
+
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -13,13 +14,13 @@ use tokio::sync::Notify;
 
 use super::clock::{self, Clock, Offset};
 use super::lanes;
-use super::lanes::nixl::{self as nixl_lane, NixlEnds};
+use super::lanes::nixl::NixlEnds;
 use super::lanes::wire::Parts;
 use super::logs::{Hearing, Sending};
 use crate::frame::{Frame, Hello, Log, Piece};
 use crate::ids::{Gateway, HostId, HostLife, Seq};
 use crate::limits::{BEAT, MAX_BEATS, MAX_EVENTS, MAX_VIOLATIONS};
-use crate::nixl::{Do, Heard, Lane, Lie, NixlUse, Say};
+use crate::nixl::{Lane, NixlUse};
 use crate::refused::{Kind, Refused};
 use crate::session::{Claim, Ended, Event, Link, OnDevice, PostError, Posted, Session, To, Violation, Wakes};
 use crate::verdict::{Agent, Head, Moment};
@@ -271,85 +272,6 @@ impl Peer {
             }
             Ok(posted)
         })
-    }
-
-    /// How often something of NIXL failed, so that gRPC was used.
-    pub fn nixl_failures(&self) -> u64 {
-        self.state.lock().nixl.as_ref().map_or(0, Lane::fallen_back)
-    }
-
-    /// Does something with the NIXL lane, and then what is to be done for it.
-    pub(super) fn nixl(&self, work: impl FnOnce(&mut Lane, &mut Session, Duration) -> Vec<Do>) {
-        let _ = self.try_nixl(|lane, session, now| Ok(work(lane, session, now)));
-    }
-
-    fn try_nixl(
-        &self,
-        work: impl FnOnce(&mut Lane, &mut Session, Duration) -> Result<Vec<Do>, Lie>,
-    ) -> Result<(), Lie> {
-        let now = Moment::now().after_boot();
-        let mut guard = self.state.lock();
-        let State { session, nixl: Some(lane), .. } = &mut *guard else { return Ok(()) };
-        let before = session.wakes();
-        let done = work(lane, session, now);
-        let after = session.wakes();
-        drop(guard);
-        self.wakers.wake(before, after);
-        self.wakers.says.notify_waiters();
-        if let Some(own) = self.own.upgrade() {
-            nixl_lane::carry_out(&own, done?);
-        }
-        Ok(())
-    }
-
-    /// Routes over which this host writes.
-    #[cfg(test)]
-    pub(super) fn nixl_routes(&self) -> usize {
-        self.state.lock().nixl.as_ref().map_or(0, Lane::routes_used)
-    }
-
-    /// Waits for a stream of the NIXL lane.
-    #[cfg(test)]
-    pub(super) async fn until_nixl(&self) {
-        let there = |state: &mut State| {
-            let link = state.nixl.as_ref().and_then(Lane::link);
-            (link.is_some() && link == state.session.link()).then_some(())
-        };
-        self.until(&self.wakers.says, there).await;
-    }
-
-    /// A frame came on the stream of the NIXL lane.
-    pub(super) fn take_say(&self, link: Link, say: Say) -> Result<(), Lie> {
-        self.try_nixl(|lane, session, now| lane.take(link, say, session, now))
-    }
-
-    /// Something was done for it.
-    pub(super) fn heard(&self, heard: Heard) {
-        self.nixl(|lane, session, now| lane.heard(heard, session, now));
-    }
-
-    /// The next frame to send on it, as [`next_frame`](Self::next_frame).
-    pub(super) async fn next_say(&self, link: Link) -> Option<Say> {
-        self.until(&self.wakers.says, |state| {
-            let State { session, nixl: Some(lane), .. } = state else { return Some(None) };
-            if session.link() != Some(link) || lane.link() != Some(link) {
-                return Some(None);
-            }
-            if self.pulse.is_over(Moment::now()) {
-                return None;
-            }
-            lane.next_say(link, session).map(Some)
-        })
-        .await
-    }
-
-    /// Waits until the lane waits for something; `false` when it is not of that connection any more.
-    pub(super) async fn until_nixl_waits(&self, link: Link) -> bool {
-        self.until(&self.wakers.says, |state| match &state.nixl {
-            Some(lane) if lane.link() == Some(link) => lane.is_waiting().then_some(true),
-            _ => Some(false),
-        })
-        .await
     }
 
     /// The peer for the session that follows this one, whose other side has another gateway. What was told of its log goes on. A NIXL lane
