@@ -275,7 +275,8 @@ fn a_host_that_up_has_started() -> anyhow::Result<()> {
     let node = Node::builder().hosts(hosts.agents_serve()).start()?;
     let hosts = node.await_hosts(2, Duration::from_secs(60))?;
     let keeper = node.spawn::<Keeper>(()).on(&hosts[1]).start()?;
-    let said = format!("{} hosts, {} kept there", hosts.len(), node.block_on(keeper.address().ask(Keep(None)))?);
+    let said =
+        format!("{} hosts, {} kept there", hosts.len(), node.block_on(keeper.address().ask(Keep(None)))?);
     let report = if std::env::var_os(WAITS).is_some() {
         // The first time this is asked the node listens for signals: a test sends one when it has read the line.
         let says = async {

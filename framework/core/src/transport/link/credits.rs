@@ -7,7 +7,8 @@
 //! an address that lies about it costs nobody a link (WIRE-1). A count is published before anybody is rung for it. A word has one writer, the process that grants
 //! (ONE-WRITER). A peer has no more messages in a mailbox than its capacity (MBX-2).
 //!
-//! **Locks.** One, and nothing inside of it; the reader, which holds a peer to its credits, looks without it.
+//! **Locks.** One, and nothing inside of it; the reader, which holds a peer to its credits, looks without it. It is taken inside of the
+//! receiving end's, by the reader and where an actor comes.
 //!
 //! **On a crash** of the peer the counts are of no use to anybody, and go with the link. **On cancellation** of a handler
 //! its receipt drops, and counts.
@@ -65,11 +66,11 @@ impl Link {
     /// An actor has come to the location `index`, and takes so many messages of the peer at a time. That is said here, by the
     /// one who holds the peer to it: what an address says of it was written by anybody (WIRE-1).
     pub(crate) fn open_mailbox(&self, index: u16, capacity: u32) {
-        // Where one was before, its credits go on where the messages taken stand. That lock is given back before the other one
-        // is taken: the reader takes them the other way round.
-        let was_closed = self.credits.granted.lock().is_closed(index);
-        let received = if was_closed { self.receiver.received(index).unwrap_or(0) } else { 0 };
-        self.open_mailbox_at(index, capacity, received);
+        // Where one was before, its credits go on where the messages taken stand. No frame for the place is taken meanwhile: a late
+        // one that was counted before is done with, and one that comes behind gets its credit back by itself (MBX-2).
+        let inbound = self.inbound();
+        let received = inbound.as_ref().and_then(|inbound| inbound.received.get(usize::from(index)));
+        self.open_mailbox_at(index, capacity, received.copied().unwrap_or(0));
     }
 
     /// As [`open_mailbox`](Self::open_mailbox), for the reader, which knows how many messages it has `received` for the place.
@@ -91,8 +92,42 @@ impl Link {
 
 #[cfg(all(test, feature = "testing"))]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
     use crate::testing::Cluster;
+
+    /// MBX-2: none is lost, and there is none too many.
+    #[test]
+    fn late_frames_keep_their_credits_while_an_actor_comes() {
+        let cluster = Cluster::new(2);
+        cluster.connect();
+        let link = cluster.transport(0).link(cluster.process(1)).expect("connected");
+        let (index, frames) = (7, 2_000_000);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // As the reader does with a frame for an actor that is not there.
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let mut inbound = link.inbound();
+                    inbound.as_mut().expect("connected").received[usize::from(index)] += 1;
+                    link.hand_back(Credit { index, capacity: 0 });
+                }
+            });
+            let differs = loop {
+                link.close(index, false);
+                link.open_mailbox(index, 4);
+                let inbound = link.inbound();
+                let received = inbound.as_ref().expect("connected").received[usize::from(index)];
+                let back = link.handed_back(index);
+                if received != back || received >= frames {
+                    break (received != back).then_some((received, back));
+                }
+            };
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(differs, None, "frames that were taken, and credits that were given back");
+        });
+    }
 
     /// In every state of a mailbox, and where a message is done with in it.
     #[test]

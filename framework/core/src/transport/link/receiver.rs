@@ -83,11 +83,6 @@ impl ReceiverSide {
         let _ = self.cursors.set(cursors);
     }
 
-    /// Messages taken for this process's actor `index`.
-    pub(super) fn received(&self, index: u16) -> Option<u64> {
-        self.inbound.lock().as_ref().and_then(|inbound| inbound.received.get(usize::from(index)).copied())
-    }
-
     /// Whether a frame lies unread.
     pub(super) fn has_unread(&self) -> bool {
         // Who holds the lock is taking frames just now.
