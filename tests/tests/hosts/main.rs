@@ -7,6 +7,7 @@ mod broken;
 mod ends;
 mod figures;
 mod gateways;
+mod groups;
 mod kills;
 mod logs;
 mod many;
@@ -299,6 +300,7 @@ fn main() {
                 broken::cases(),
                 placed::cases(),
                 roaming::cases(),
+                groups::cases(),
                 published::cases(),
                 logs::cases(),
                 figures::cases(),

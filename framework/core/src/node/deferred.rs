@@ -68,9 +68,16 @@ impl<A: RemoteActor> Deferred<A> {
         worker: super::elsewhere::StartIn,
         device: DeviceId,
     ) -> Result<Spawned<A>, ActorError> {
-        let (actor, restart) = (self.actor_on(device), self.how.restart);
-        let to_start = super::elsewhere::ToStart { worker, restart, actor, guest: None };
-        let (actor, location, worker) = super::elsewhere::start_on(&self.transport, host, to_start)?;
+        let (actor, Supervision { restart, group }) = (self.actor_on(device), self.how.clone());
+        let closed = |closed: super::Closed| ActorError::Start(closed.into());
+        let joins = self.supervisor.starts_on(group.as_ref(), host.number).map_err(closed)?;
+        let to_start = super::elsewhere::ToStart { worker, restart, actor, guest: None, group: joins };
+        let started = super::elsewhere::start_on(&self.transport, host, to_start);
+        let member = started.as_ref().ok().map(|(actor, ..)| *actor);
+        // One that does not come back is missed by nobody.
+        let member = member.filter(|_| restart.when().after(true));
+        self.supervisor.started_on(group.as_ref(), host.number, member);
+        let (actor, location, worker) = started?;
         Ok(self.spawned(actor, location, worker))
     }
 
@@ -82,8 +89,8 @@ impl<A: RemoteActor> Deferred<A> {
         worker: super::elsewhere::NewWorker,
         spares: u32,
     ) -> Result<Spawned<A>, ActorError> {
-        let (actor, restart) = (self.actor.clone(), self.how.restart);
-        let made_of = super::elsewhere::Roams { worker, restart, actor, spares };
+        let (actor, Supervision { restart, group }) = (self.actor.clone(), self.how.clone());
+        let made_of = super::elsewhere::Roams { worker, restart, actor, spares, group };
         let started = super::elsewhere::first_life(&self.supervisor, &self.transport, host, made_of);
         started.map(|(actor, location, worker)| self.spawned(actor, location, worker))
     }

@@ -20,6 +20,7 @@
 //! knows. On that of the asker, or its end, the workers that were started for it end too: nobody else knows of them. **On cancellation** nothing: who spawns blocks.
 
 mod devices;
+mod groups;
 mod guests;
 mod next_life;
 
@@ -34,9 +35,11 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
+pub(in crate::node) use self::groups::{InGroup, OfGroup, Says, Speaker, Then};
 pub(in crate::node) use self::next_life::{NextLife, Roams, first_life, next_life};
 use super::all_hosts::{self, LastLook, Show, show};
 use super::behind::{Behind, pass_on};
+use super::group::Supervision;
 use super::hosts::OnHost;
 use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
 use super::restart::Restart;
@@ -73,6 +76,8 @@ pub(super) enum Request {
     Show(Show),
     /// Which device has this name there?
     Device(String),
+    /// Of a group with actors on both hosts.
+    Group(OfGroup),
 }
 
 /// A worker to start.
@@ -102,6 +107,8 @@ pub(super) struct ToStart {
     pub(super) actor: NewActor,
     /// Where it roams: it has its id from the host that asks.
     pub(super) guest: Option<Guest>,
+    /// Where it restarts with others: they are the asking host's.
+    pub(super) group: Option<InGroup>,
 }
 
 /// What is to become of a worker: as the [`Supervisor`]'s methods with these names.
@@ -125,6 +132,8 @@ pub(super) enum Answer {
     },
     Worker(u64),
     PassedOn,
+    /// What was said of a group.
+    Done,
     Load(usize),
     /// As JSON.
     Shown(Vec<u8>),
@@ -147,6 +156,8 @@ struct Starter {
     shows: Arc<Mutex<Starts>>,
     /// Nor what waits for room in a mailbox.
     passes: Arc<Mutex<Starts>>,
+    /// Nor what waits for the ends of workers.
+    groups: Arc<Mutex<Starts>>,
     last_look: Arc<LastLook>,
 }
 
@@ -208,6 +219,7 @@ impl Starter {
         let (queue, most, name) = match request {
             Request::Show(_) => (&self.shows, MAX_HOST_SHOWS, "tensorpost-show"),
             Request::Behind(_) => (&self.passes, MAX_STARTS, "tensorpost-pass"),
+            Request::Group(_) => (&self.groups, MAX_STARTS, "tensorpost-group"),
             _ => (&self.starts, MAX_STARTS, "tensorpost-start"),
         };
         let mut starts = queue.lock();
@@ -273,6 +285,10 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_look: &LastLo
             (Some(supervisor), Request::Show(what)) => {
                 show(&supervisor, what, last_look).map_or_else(|why| no(&why), Answer::Shown)
             }
+            (Some(supervisor), Request::Group(said)) => match groups::hear(&supervisor, host, said) {
+                Ok(()) => Answer::Done,
+                Err(why) => no(&why),
+            },
             (Some(_), Request::Device(name)) => {
                 devices::look_for(&name).map_or_else(|why| no(&why), Answer::Device)
             }
@@ -318,7 +334,7 @@ fn start(
     host: u16,
     to_start: ToStart,
 ) -> Result<Answer, ActorError> {
-    let ToStart { worker, restart, mut actor, guest } = to_start;
+    let ToStart { worker, restart, mut actor, guest, group } = to_start;
     actor.label = actor.label.map(|label| cut(label, MAX_NAME));
     if guest.is_some_and(|guest| guest.actor.host() != host || !guest.actor.roams()) {
         return Ok(Answer::No("an actor that roams has its id from the host that starts it".to_owned()));
@@ -336,9 +352,11 @@ fn start(
     if starts.lock().workers.get(&worker) != Some(&host) {
         return Ok(Answer::No(format!("{worker} was not started for this host")));
     }
+    let group = group.map(|group| supervisor.joins(host, group));
+    let how = Supervision { restart: restart.bounded(), group: group.clone() };
     let started = match guest {
-        None => supervisor.start_supervised(worker, actor, restart.bounded()),
-        Some(guest) => supervisor.start_guest(worker, actor, restart.bounded(), guest),
+        None => supervisor.start_supervised(worker, actor, how),
+        Some(guest) => supervisor.start_guest(worker, actor, how, guest),
     };
     let started = started.inspect_err(|_| {
         if is_new {
@@ -346,6 +364,9 @@ fn start(
             supervisor.retire(worker);
         }
     });
+    if let Some(group) = group {
+        supervisor.has_joined(group);
+    }
     let (actor, location) = started?;
     Ok(Answer::Started { actor, location, worker: worker.0 })
 }
@@ -357,8 +378,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// says [`on_other_hosts`](Restart::on_other_hosts). A watch sees its ends as that of any actor. Its
     /// [device](Self::device) is one of that host, which [`Node::device_on`] gives; one that may go on on other hosts has none.
     ///
-    /// A [worker](Self::worker) has to be one of that host, and a [group](Self::group) is of this one: it does not go elsewhere. An actor of [Python](crate::actor::Python) runs in that host's
-    /// interpreter.
+    /// A [worker](Self::worker) has to be one of that host. A [group](Self::group) may have actors on several hosts: when one fails, or is lost with its
+    /// host and goes on on another, all end on all of them, and this host has the next lives begin when the last has ended; when one is given up, with its
+    /// host too, all are. An actor of [Python](crate::actor::Python) runs in that host's interpreter.
     ///
     /// ```no_run
     /// use tensorpost::hosts::{Anywhere, Hosts};
@@ -410,6 +432,7 @@ impl Node {
             starts: Arc::default(),
             shows: Arc::default(),
             passes: Arc::default(),
+            groups: Arc::default(),
             last_look: Arc::default(),
         };
         let served = self.transport().serve_at(location.index, Arc::new(starter));

@@ -20,10 +20,14 @@ pub enum Strategy {
 /// Actors with a common [`Strategy`]; made by [`Node::group`](super::Node::group). Cheap to clone.
 ///
 /// What restarts is the process: of a group that fails, each worker with one of its actors ends, and with it whatever else
-/// lives there.
+/// lives there. Its actors may be on several hosts (`Spawn::on`): then the host of the program that has made it says when all have
+/// ended, and the next lives begin.
 #[derive(Clone)]
 pub struct Group {
+    /// Counts the groups of the program that has made it.
     id: u64,
+    /// The host of that program, where it is another one.
+    home: Option<u16>,
     name: Arc<str>,
     strategy: Strategy,
 }
@@ -31,7 +35,25 @@ pub struct Group {
 impl Group {
     pub(crate) fn new(name: &str, strategy: Strategy) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Group { id: NEXT.fetch_add(1, Ordering::Relaxed), name: name.into(), strategy }
+        Group { id: NEXT.fetch_add(1, Ordering::Relaxed), home: None, name: name.into(), strategy }
+    }
+
+    /// One that restarts as one, and was made on another host.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn of_host(home: u16, id: u64, name: &str) -> Self {
+        Group { id, home: Some(home), name: name.into(), strategy: Strategy::OneForAll }
+    }
+
+    /// Its number on the host where it was made.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Where it was made, if that is another host.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn home(&self) -> Option<u16> {
+        self.home
     }
 
     /// Its name, for logs and reports.
@@ -52,7 +74,7 @@ impl Group {
 
 impl PartialEq for Group {
     fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
+        (self.home, self.id) == (other.home, other.id)
     }
 }
 

@@ -95,6 +95,10 @@ pub const MAX_ROAMING: usize = 1 << 14;
 #[cfg(feature = "hosts")]
 pub const MAX_MOVES: usize = 8;
 
+/// The longest backoff that a host may ask for, for a group whose actors are on several.
+#[cfg(feature = "hosts")]
+pub const MAX_GROUP_DELAY: Duration = Duration::from_secs(3600);
+
 /// How long another host may take to say how many actors it has, where the one with the fewest is looked for.
 #[cfg(feature = "hosts")]
 pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);

@@ -440,7 +440,6 @@ impl<A: RemoteActor> Spawn<'_, A> {
             let worker_there = self.worker.filter(|worker| worker.host() == Some(host.number));
             let whole = [
                 (self.worker.is_none() || worker_there.is_some(), "its worker is of another host"),
-                (self.how.group.is_none(), "its group is of this host"),
                 (program.is_none() || interpreter.is_some(), "its worker runs a program of this host"),
             ];
             if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {

@@ -9,10 +9,11 @@
 
 use std::sync::Arc;
 
-use super::{Answer, NewWorker, Order, Request, StartIn, ToStart, not_done, starter};
+use super::{Answer, InGroup, NewWorker, Order, Request, StartIn, ToStart, not_done, starter};
 use crate::actor::{AskError, NewActor};
 use crate::ids::ActorId;
 use crate::limits::cuda_connections;
+use crate::node::group::{Group, Supervision};
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::registry::{NameError, check_name};
 use crate::node::restart::Restart;
@@ -33,6 +34,8 @@ pub(in crate::node) struct Roams {
     /// Without a name: its home has it.
     pub(in crate::node) actor: NewActor,
     pub(in crate::node) spares: u32,
+    /// With which it restarts.
+    pub(in crate::node) group: Option<Group>,
 }
 
 /// What became of an attempt to begin another life.
@@ -49,12 +52,13 @@ pub(in crate::node) enum NextLife {
 }
 
 impl Roams {
-    fn life(&self, actor: ActorId, life: u32) -> ToStart {
+    fn life(&self, actor: ActorId, life: u32, group: Option<&InGroup>) -> ToStart {
         ToStart {
             worker: StartIn::New(self.worker.clone()),
             restart: self.restart,
             actor: self.actor.clone(),
             guest: Some(Guest { actor, life }),
+            group: group.cloned(),
         }
     }
 }
@@ -73,7 +77,9 @@ pub(in crate::node) fn first_life(
     made_of.actor.label = made_of.actor.label.take().or(name);
     let started = named.and_then(|()| {
         let failed = |why| ActorError::Elsewhere { host: host.to_string(), why };
-        match ask_to_begin(transport, host.number, || made_of.life(actor, 0)) {
+        let joins = supervisor.starts_on(made_of.group.as_ref(), host.number);
+        let joins = joins.map_err(|closed| ActorError::Start(closed.into()))?;
+        match ask_to_begin(transport, host.number, || made_of.life(actor, 0, joins.as_ref())) {
             // WIRE-1: a host speaks of the actor that it was asked to take in.
             Ok(Answer::Started { actor: started, location, worker }) if started == actor => {
                 Ok((actor, location, WorkerId::of_host(host.number, worker)))
@@ -82,6 +88,8 @@ pub(in crate::node) fn first_life(
             Err(NotBegun::No(why) | NotBegun::Unknown(why)) => Err(failed(why)),
         }
     });
+    // It is known by what roams, and not by what is on that host.
+    supervisor.started_on(made_of.group.as_ref(), host.number, None);
     match started {
         Ok((actor, location, worker)) => {
             if made_of.spares > 0 {
@@ -177,7 +185,14 @@ pub(in crate::node) fn next_life(
         Ok(host) => host,
         Err(error) => return failed(&error),
     };
-    match ask_to_begin(&transport, host.number, || made_of.life(actor, life)) {
+    let group = made_of.group.as_ref();
+    let joins = match supervisor.starts_on(group, host.number) {
+        Ok(joins) => joins,
+        Err(closed) => return failed(&closed),
+    };
+    let asked = ask_to_begin(&transport, host.number, || made_of.life(actor, life, joins.as_ref()));
+    supervisor.started_on(group, host.number, None);
+    match asked {
         Ok(Answer::Started { actor: started, worker, .. }) if started == actor => {
             let worker = WorkerId::of_host(host.number, worker);
             if made_of.spares > 0 {
@@ -198,7 +213,8 @@ fn here(supervisor: &Supervisor, made_of: &Roams, guest: Guest) -> Result<(), Ac
     let program = interpreter.as_ref().map(crate::actor::Interpreter::program);
     let making = Making { program, connections: cuda_connections(*streams) };
     let worker = supervisor.spawn_worker_of(name, making)?;
-    let started = supervisor.start_guest(worker, made_of.actor.clone(), made_of.restart, guest);
+    let how = Supervision { restart: made_of.restart, group: made_of.group.clone() };
+    let started = supervisor.start_guest(worker, made_of.actor.clone(), how, guest);
     match started {
         Ok(_) if made_of.spares > 0 => supervisor.keep_spares(worker, made_of.spares, made_of.actor.device),
         Ok(_) => {}

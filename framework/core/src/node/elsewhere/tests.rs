@@ -23,6 +23,7 @@ fn starter_in(cluster: &Cluster) -> (Arc<Starter>, u16) {
         starts: Arc::default(),
         shows: Arc::default(),
         passes: Arc::default(),
+        groups: Arc::default(),
         last_look: Arc::default(),
     });
     let served = Arc::clone(&starter);
@@ -76,7 +77,8 @@ fn who_asks_again_for_a_life_that_is_being_started_has_its_answer() {
             capacity: 1,
         };
         let restart = Restart::on_failure(1);
-        let to_start = ToStart { worker: StartIn::New(worker), restart, actor, guest: Some(guest) };
+        let to_start =
+            ToStart { worker: StartIn::New(worker), restart, actor, guest: Some(guest), group: None };
         Request::Start(Box::new(to_start))
     };
     let actor = ActorId::roaming(7, 1);

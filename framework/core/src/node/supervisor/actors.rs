@@ -5,8 +5,6 @@ use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::control::{ControlError, Down, encode};
 use crate::node::group::Supervision;
 use crate::node::registry::check_name;
-#[cfg(feature = "hosts")]
-use crate::node::restart::Restart;
 use crate::observe::log::Severity;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
@@ -66,11 +64,11 @@ impl State {
         &mut self,
         id: WorkerId,
         new: NewActor,
-        restart: Restart,
+        how: Supervision,
         guest: Guest,
         reply: Reply<Started>,
     ) {
-        self.start_as(id, new, restart.into(), Some(guest), reply);
+        self.start_as(id, new, how, Some(guest), reply);
     }
 
     fn start_as(
@@ -240,6 +238,7 @@ impl State {
     /// The worker says that an actor has ended; where it is `away`, the worker has told its senders to wait for its next
     /// life.
     pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>, away: bool) {
+        let is_missed = self.is_missed_elsewhere(actor);
         let Some(worker) = self.workers.at_mut(index) else { return };
         if let Some(pending) = worker.pending.get_mut(&actor) {
             pending.ended = Some((why, away));
@@ -255,10 +254,7 @@ impl State {
         }
         let reason = match why {
             // One that roams goes on elsewhere when this host leaves, unless it has ended by itself.
-            why if actor.roams()
-                && self.stopping.is_some()
-                && (why.is_some() || worker.told_to_stop_actors) =>
-            {
+            why if is_missed && self.stopping.is_some() && (why.is_some() || worker.told_to_stop_actors) => {
                 EndReason::NodeStopped
             }
             None => EndReason::Normal,
@@ -274,6 +270,14 @@ impl State {
         }
         self.leave_if_empty(index);
         self.dirty = true;
+    }
+
+    /// Whether another host has to know that it is this one's end that ends an actor: it roams, or is in a group of that host.
+    pub(super) fn is_missed_elsewhere(&self, actor: ActorId) -> bool {
+        #[cfg(feature = "hosts")]
+        return actor.roams() || self.is_for_another_host(actor);
+        #[cfg(not(feature = "hosts"))]
+        actor.roams()
     }
 
     /// An actor has ended for good, and had no policy against that.

@@ -1,6 +1,6 @@
 //! Restarts whatever has served its backoff.
 //!
-//! A worker waits for three things: its backoff, the ends of all others of its round (`groups`), and a slot. Its old
+//! A worker waits for three things: its backoff, the ends of all others of its round (`groups`), on other hosts too, and a slot. Its old
 //! slot is free when everybody has read what its last life had posted (`node/reclaims`), for cursors are kept by slot.
 //! A worker with a spare needs no slot (`spares`). An actor that failed in a worker that goes on waits for its backoff only.
 
@@ -64,6 +64,10 @@ impl State {
     /// its slot is another: who hears of an actor's next life has read all of the last.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
         if next.at > now || self.is_ending(next.round) {
+            return None;
+        }
+        #[cfg(feature = "hosts")]
+        if self.is_held(next.worker) {
             return None;
         }
         let is_late = next.at + DRAIN_GRACE <= now;

@@ -138,7 +138,7 @@ impl State {
             }
             let will_restart = decisions.restarting.contains(&actor);
             // One that roams goes on elsewhere when this host leaves.
-            let leaves = actor.roams() && self.stopping.is_some();
+            let leaves = self.is_missed_elsewhere(actor) && self.stopping.is_some();
             let reason = if leaves { EndReason::NodeStopped } else { reason.clone() };
             Lifecycle::Down { actor, reason, will_restart }
         };
@@ -225,6 +225,8 @@ impl State {
         self.restarts.away.clear();
         let mut told = Vec::new();
         let supervised = std::mem::take(&mut self.restarts.supervised);
+        #[cfg(feature = "hosts")]
+        self.groups.shuts_down(&supervised);
         for actor in supervised.into_keys() {
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
                 self.give_up_actor(actor, EndReason::NodeStopped, &mut told);

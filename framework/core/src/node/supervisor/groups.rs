@@ -5,8 +5,16 @@
 //! no round of its own, whatever the worker says itself meanwhile: under MPS each client reports the fault of one. No
 //! worker of a round begins its next life before the last of them has ended: a client that starts earlier meets an MPS
 //! server that still refuses, and actors that belong together should not meet in different lives.
+//!
+//! Groups whose actors are on several hosts: `groups/elsewhere.rs`.
+
+#[cfg(feature = "hosts")]
+pub(super) mod elsewhere;
+#[cfg(feature = "hosts")]
+pub(super) mod spread;
 
 use std::collections::HashSet;
+use std::fmt;
 use std::time::Instant;
 
 use crate::node::broker::Delivery;
@@ -38,38 +46,62 @@ impl State {
         told: &mut Vec<Delivery>,
     ) -> Option<u64> {
         let lost_gpu = self.settings.time_slices.is_none() && loses_gpu(reason);
-        let (mut ones, given_up) = self.restarts.groups_hit(decisions, reason);
-        // All who restart with it, before any of them is ended: members of the groups that were hit, all groups of
-        // these workers, and under MPS whoever is on a GPU of any of them. It ends because both sets only grow and are
-        // bounded. The dead worker is left out: what its end means is known.
+        let (ones, given_up) = self.restarts.groups_hit(decisions, reason);
+        let (groups, workers) = self.who_restarts_with(ones, Some((worker, lost_gpu)));
+        // Even if nobody is left to end: actors of the group may be between two lives.
+        self.give_up_groups(&given_up, Some(worker.id), &reason, decisions, told);
+        let text = format!("worker `{}` failed: {reason}", worker.name);
+        #[cfg(feature = "hosts")]
+        self.groups_fail(&groups, &given_up, decisions.delay, &text, None);
+        #[cfg(not(feature = "hosts"))]
+        drop(groups);
+        self.end_together(workers, now + decisions.delay, &text, lost_gpu)
+    }
+
+    /// All who restart with the members of some groups, before any of them is ended: these, all groups of their workers, and under MPS
+    /// whoever is on a GPU of any of them, where that was lost with the worker that has failed. That one is left out: what its end means is known.
+    fn who_restarts_with(
+        &self,
+        mut ones: Vec<Group>,
+        failed: Option<(&Worker, bool)>,
+    ) -> (Vec<Group>, HashSet<WorkerId>) {
+        let dead = failed.map(|(worker, _)| worker.id);
         let mut workers = HashSet::new();
+        // It ends because both sets only grow and are bounded.
         loop {
             let before = (ones.len(), workers.len());
             let members = self.restarts.workers_in(&ones).into_iter();
-            workers.extend(members.filter(|id| *id != worker.id && self.is_there(*id)));
+            workers.extend(members.filter(|id| Some(*id) != dead && self.is_there(*id)));
             let further = self.restarts.groups_of(&workers).into_iter();
             let further: Vec<_> = further.filter(|group| !ones.contains(group)).collect();
             ones.extend(further);
-            if lost_gpu {
+            if let Some((worker, true)) = failed {
                 let on_gpus = self.on_the_gpus_of(worker, &workers);
                 workers.extend(on_gpus);
             }
             if before == (ones.len(), workers.len()) {
-                break;
+                return (ones, workers);
             }
         }
-        // Even if nobody is left to end: actors of the group may be between two lives.
-        self.give_up_groups(&given_up, worker.id, reason, decisions, told);
+    }
+
+    /// Ends these workers as one round, whose next lives begin at that time. The round, if there are any.
+    fn end_together(
+        &mut self,
+        workers: HashSet<WorkerId>,
+        at: Instant,
+        text: &str,
+        lost_gpu: bool,
+    ) -> Option<u64> {
         if workers.is_empty() {
             return None;
         }
         // One number and one time for all: `slot_for` holds each next life back until the whole round has ended.
         self.restarts.last_round += 1;
-        let group_restart = GroupRestart { round: self.restarts.last_round, at: now + decisions.delay };
-        let text = format!("worker `{}` failed: {reason}", worker.name);
+        let group_restart = GroupRestart { round: self.restarts.last_round, at };
         for id in workers {
             if let Some(companion) = self.workers.by_id(id) {
-                companion.end_with_group(group_restart, &text, lost_gpu);
+                companion.end_with_group(group_restart, text, lost_gpu);
             }
         }
         self.dirty = true;
@@ -88,12 +120,12 @@ impl State {
         self.workers.slot_of(id).is_some()
     }
 
-    /// One member of each of these groups has used up its restarts: none of the groups' actors comes back.
+    /// One member of each of these groups does not come back, `why`: none of the groups' actors does.
     fn give_up_groups(
         &mut self,
         groups: &[Group],
-        dead: WorkerId,
-        reason: &EndReason,
+        dead: Option<WorkerId>,
+        why: &dyn fmt::Display,
         decisions: &mut RestartDecisions,
         told: &mut Vec<Delivery>,
     ) {
@@ -104,14 +136,14 @@ impl State {
             here.iter().for_each(|actor| self.restarts.forget(*actor));
             decisions.gave_up.extend(here);
             for (actor, worker) in self.restarts.members(group) {
-                if worker == dead || self.workers.by_id(worker).is_some() {
+                if Some(worker) == dead || self.workers.by_id(worker).is_some() {
                     // It still runs: it is marked, and given up when its process has ended.
                     self.restarts.mark_final(actor);
                     continue;
                 }
                 // It is between two lives, and there is nobody to end.
                 self.restarts.forget(actor);
-                let reason = EndReason::Group(format!("its group `{}` was given up: {reason}", group.name()));
+                let reason = EndReason::Group(format!("its group `{}` was given up: {why}", group.name()));
                 self.broker.given_up(actor, reason.clone());
                 self.broker.announce(actor, told);
                 self.broker.tell(&Lifecycle::GaveUp { actor, reason }, told);

@@ -20,10 +20,10 @@ use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::Delivery;
 use crate::node::control::Down;
 use crate::node::fences::Opened;
+use crate::node::group::Supervision;
 use crate::node::head_log::TELL_DROPPED;
 use crate::node::host::Activity;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
-use crate::node::restart::Restart;
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
@@ -37,6 +37,7 @@ use tokio::sync::oneshot;
 
 use super::actors::{Guest, Started};
 use super::gateways::Gateways;
+use super::groups::elsewhere::GroupsCommand;
 use super::roaming::RoamingCommand;
 use super::run::State;
 use super::stopping::Stopping;
@@ -122,8 +123,10 @@ pub(super) enum HostsCommand {
     Traced(Vec<(String, HostTrace)>, Vec<String>),
     /// About actors that go on on another host.
     Roaming(RoamingCommand),
+    /// About groups with actors on several.
+    Groups(GroupsCommand),
     /// Start an actor that roams, and has its id from another host, in a worker here; as its life with this number.
-    StartGuest(WorkerId, Box<NewActor>, Restart, Guest, Reply<Started>),
+    StartGuest(WorkerId, Box<NewActor>, Supervision, Guest, Reply<Started>),
     /// Where an actor lives that roams, and in which worker, if it is one of this host's.
     Guest(ActorId, Reply<Option<(Location, WorkerId)>>),
 }
@@ -219,11 +222,11 @@ impl Supervisor {
         &self,
         worker: WorkerId,
         actor: NewActor,
-        restart: Restart,
+        how: Supervision,
         guest: Guest,
     ) -> Started {
         let actor = Box::new(actor);
-        let start = |reply| Command::Hosts(HostsCommand::StartGuest(worker, actor, restart, guest, reply));
+        let start = |reply| Command::Hosts(HostsCommand::StartGuest(worker, actor, how, guest, reply));
         self.shared.ask(start)?
     }
 
@@ -272,9 +275,10 @@ impl State {
             HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
             HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
             HostsCommand::Roaming(command) => self.roaming_command(command),
-            HostsCommand::StartGuest(worker, new, restart, guest, reply) => {
-                self.start_guest(worker, *new, restart, guest, reply);
+            HostsCommand::StartGuest(worker, new, how, guest, reply) => {
+                self.start_guest(worker, *new, how, guest, reply);
             }
+            HostsCommand::Groups(command) => self.groups_command(command),
             HostsCommand::Guest(actor, reply) => {
                 let _ = reply.try_send(self.guest(actor));
             }
@@ -490,6 +494,8 @@ impl State {
                 let severity = if *how == Gone::Left { Severity::Info } else { Severity::Error };
                 let why = shown(why.clone(), MAX_FAILURE_TEXT);
                 self.journal.node(severity, None, why.clone());
+                // Before its actors that roam go on: they are not waited for there.
+                self.groups_lost(*host, &why);
                 self.roamers_lost(*host, *how, why);
             }
             FromGateway::LifeOver { actor, host, why } => {

@@ -22,7 +22,7 @@
 //! | `endings` | what an end means: who comes back, and who is told what |
 //! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
 //! | `spares` | processes that wait to go on as a worker which ends |
-//! | `groups` | workers that end together |
+//! | `groups` | workers that end together; on several hosts |
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
 //! | `hosts`, `gateways` | the gateway to other hosts; the one that follows it |
 //! | `names` | names that are unique on all hosts |
@@ -96,6 +96,8 @@ use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Lo
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::actors::Guest;
 pub use self::error::{Closed, NodeError, SpawnError, StartError};
+#[cfg(feature = "hosts")]
+pub(in crate::node) use self::groups::spread::Step;
 pub(crate) use self::launch::Program;
 pub(crate) use self::making::Making;
 pub use self::record::{WorkerState, WorkerStatus};

@@ -28,6 +28,7 @@ use std::time::Instant;
 use crate::ids::ActorId;
 use crate::limits::MAX_GONE_TOLD;
 use crate::node::elsewhere::{NextLife, Roams, next_life};
+use crate::node::group::Group;
 use crate::node::limits::{MAX_MOVES, MAX_ROAMING};
 use crate::observe::log::Severity;
 use crate::transport::hosts::Gone;
@@ -51,6 +52,21 @@ pub(super) struct Roaming {
 struct Roamer {
     made_of: Arc<Roams>,
     life: Life,
+    /// Set where its group was given up: no other life follows.
+    given_up: Option<String>,
+}
+
+impl Roaming {
+    /// Whether an actor of this group roams.
+    pub(super) fn has_of(&self, group: &Group) -> bool {
+        self.roamers.values().any(|roamer| roamer.made_of.group.as_ref() == Some(group))
+    }
+
+    /// Whether a life of one is being begun.
+    pub(super) fn is_beginning_one_of(&self, group: &Group) -> bool {
+        let mut all = self.roamers.values();
+        all.any(|roamer| roamer.life.is_beginning() && roamer.made_of.group.as_ref() == Some(group))
+    }
 }
 
 /// What is asked of the supervisor about them.
@@ -101,7 +117,8 @@ impl State {
             }
             RoamingCommand::Began(actor, host, made_of) => {
                 let life = Life::first(made_of.restart, host);
-                self.roaming.roamers.insert(actor, Roamer { made_of: Arc::new(*made_of), life });
+                let roamer = Roamer { made_of: Arc::new(*made_of), life, given_up: None };
+                self.roaming.roamers.insert(actor, roamer);
                 self.lives_on(actor, host);
             }
             RoamingCommand::Forget(actor) => self.end_roamer(actor, None),
@@ -140,26 +157,52 @@ impl State {
     fn follows(&mut self, actor: ActorId, follows: Follows) {
         let Some(roamer) = self.roaming.roamers.get(&actor) else { return };
         let name = roamer.made_of.actor.shown_as();
-        match follows {
-            Follows::Nothing => {}
-            Follows::Lives(host) => self.lives_on(actor, host),
-            Follows::Next(reason, delay) => {
+        let group = roamer.made_of.group.clone();
+        match (follows, roamer.given_up.clone()) {
+            (Follows::Nothing, _) => {}
+            (Follows::Lives(host), _) => self.lives_on(actor, host),
+            (Follows::Next(..) | Follows::End(_), Some(why)) => {
+                self.end_roamer(actor, Some(EndReason::Group(why)));
+            }
+            (Follows::Next(reason, delay), None) => {
                 let text = format!("{actor} `{name}` goes on on another host in {delay:?}: {reason}");
                 self.journal.node(Severity::Warn, None, text);
+                let why = reason.to_string();
                 let mut told = Vec::new();
                 self.broker.lives_on(actor, None, &mut told);
                 self.broker.tell(&Lifecycle::Down { actor, reason, will_restart: true }, &mut told);
                 self.deliver(told);
+                if let Some(group) = group {
+                    self.group_failed(&group, Instant::now() + delay, &why, false);
+                }
             }
-            Follows::End(reason) => {
+            (Follows::End(reason), None) => {
                 if let Some(reason) = reason.as_ref().filter(|reason| reason.is_failure()) {
                     let text =
                         format!("{actor} `{name}` ended, and does not go on on another host: {reason}");
                     self.journal.node(Severity::Error, None, text);
                 }
+                let failed = reason.as_ref().filter(|reason| reason.is_failure()).map(ToString::to_string);
                 self.end_roamer(actor, reason);
+                if let Some((group, why)) = group.zip(failed) {
+                    self.group_failed(&group, Instant::now(), &why, true);
+                }
             }
         }
+    }
+
+    /// The group of some was given up, `why`: those that live somewhere end there, and of all others no life follows.
+    pub(super) fn give_up_roamers_of(&mut self, group: &Group, why: &str) {
+        let why = format!("its group `{}` was given up: {why}", group.name());
+        let mut between = Vec::new();
+        for (actor, roamer) in &mut self.roaming.roamers {
+            if roamer.made_of.group.as_ref() == Some(group) {
+                roamer.given_up = Some(why.clone());
+                between.extend(roamer.life.due().map(|_| *actor));
+            }
+        }
+        between.sort();
+        between.into_iter().for_each(|actor| self.end_roamer(actor, Some(EndReason::Group(why.clone()))));
     }
 
     /// No life of it follows: its names are free, and whoever waits for it is told.
@@ -208,15 +251,23 @@ impl State {
 
     /// When the next life is due, where there is a thread for it.
     pub(super) fn next_roaming(&self) -> Option<Instant> {
-        let due = self.roaming.roamers.values().filter_map(|roamer| roamer.life.due());
+        let may_begin = |roamer: &&Roamer| !self.is_group_held(roamer.made_of.group.as_ref());
+        let due = self.roaming.roamers.values().filter(may_begin).filter_map(|roamer| roamer.life.due());
         due.min().filter(|_| self.roaming.beginning < MAX_MOVES)
     }
 
     /// Begins the lives that are due.
     pub(super) fn begin_lives(&mut self) {
         while let Some(at) = self.next_roaming().filter(|at| *at <= Instant::now()) {
-            let next = self.roaming.roamers.iter_mut().find(|(_, roamer)| roamer.life.due() == Some(at));
-            let Some((actor, roamer)) = next else { return };
+            let is_next = |(_, roamer): &(&ActorId, &Roamer)| {
+                roamer.life.due() == Some(at) && !self.is_group_held(roamer.made_of.group.as_ref())
+            };
+            let Some(next) = self.roaming.roamers.iter().find(is_next).map(|(actor, _)| *actor) else {
+                return;
+            };
+            let Some((actor, roamer)) = self.roaming.roamers.get_mut(&next).map(|of| (&next, of)) else {
+                return;
+            };
             let (actor, life, made_of) = (*actor, roamer.life.begin(), Arc::clone(&roamer.made_of));
             self.roaming.beginning += 1;
             let supervisor = self.shared.all_hosts.supervisor.get().cloned().unwrap_or_default();
@@ -233,6 +284,7 @@ impl State {
         self.roaming.beginning = self.roaming.beginning.saturating_sub(1);
         let Some(roamer) = self.roaming.roamers.get_mut(&actor) else { return };
         let (life, name) = (roamer.life.number(), roamer.made_of.actor.shown_as().to_owned());
+        let (roamer_group, given_up) = (roamer.made_of.group.clone(), roamer.given_up.is_some());
         let (is_here, is_up_on) = match next {
             NextLife::Here => (true, None),
             NextLife::On(host) => (false, Some(host)),
@@ -243,6 +295,12 @@ impl State {
         if is_here {
             self.roaming.roamers.remove(&actor);
             self.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on this host"));
+        }
+        // It began while the others of its group ended.
+        let group = roamer_group.filter(|group| self.is_group_held(Some(group)));
+        if let Some(group) = group.filter(|_| is_here || is_up_on.is_some()) {
+            let why = format!("{actor} `{name}` began before the others had ended");
+            self.group_failed(&group, Instant::now(), &why, given_up);
         }
         let lives_on = |host: &u16| self.roaming.roamers.get(&actor).is_some_and(|of| of.life.is_on(*host));
         if let Some(host) = is_up_on.filter(lives_on) {

@@ -70,6 +70,8 @@ pub(super) struct State {
     pub(super) claims: super::names::Claims,
     #[cfg(feature = "hosts")]
     pub(super) roaming: super::roaming::Roaming,
+    #[cfg(feature = "hosts")]
+    pub(super) groups: super::groups::elsewhere::HostGroups,
     /// The shutdown, once it has begun.
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is to be written anew.
@@ -111,6 +113,8 @@ impl State {
             claims: Default::default(),
             #[cfg(feature = "hosts")]
             roaming: Default::default(),
+            #[cfg(feature = "hosts")]
+            groups: Default::default(),
             stopping: None,
             dirty: false,
             noted_time_slices: false,
@@ -125,6 +129,8 @@ impl State {
         loop {
             self.take_commands();
             self.check_deadlines();
+            #[cfg(feature = "hosts")]
+            self.advance_groups();
             self.restart_due();
             #[cfg(feature = "hosts")]
             self.next_gateway_due();
@@ -329,6 +335,7 @@ impl State {
             .chain(self.next_tell_of_log())
             .chain(self.hosts.gateways.next_event())
             .chain(self.next_roaming())
+            .chain(self.next_group())
             .min();
         let workers = self.workers.iter().filter_map(|worker| {
             let start = match worker.phase {

@@ -61,6 +61,11 @@ impl Life {
         !matches!(self.at, At::Host(_))
     }
 
+    /// Whether the next one is being begun.
+    pub(super) fn is_beginning(&self) -> bool {
+        self.at == At::Beginning
+    }
+
     /// When the next one is due.
     pub(super) fn due(&self) -> Option<Instant> {
         match self.at {
