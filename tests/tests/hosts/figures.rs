@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use tensorpost::node::{Console, WorkerStatus};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, Figures, Look, ProcessState};
+use tensorpost_core::console::{self, Figures, Graph, Look, ProcessState};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, until};
 
-use crate::actors::{Echo, Echoer, Fail};
+use crate::actors::{Bounce, Echo, Echoer, Fail, Item};
 use crate::{Other, find, head};
 
 const OTHER: Option<&str> = Some("1 other");
@@ -93,6 +93,41 @@ fn the_heads_figures_have_those_of_all_hosts(builder: Builder) {
     until("it is gone", || look().hosts.is_empty());
 }
 
+/// From actor to actor, in both directions, and with nothing of the gateways.
+fn the_graph_has_what_goes_between_hosts(builder: Builder) {
+    let (node, _folder, look) = with_console(builder);
+    let here = node.spawn::<Echoer>(()).name("here").start().expect("an actor");
+    let other = Other::start(&node);
+    let echo = find::<Bounce>(&node, "echo");
+    let (last, mut items) = node.channel::<Item>().expect("a channel");
+    let earlier = look();
+    // Two from here, and three from there, of which one goes to the channel.
+    let bounce = Bounce { left: 4, next: here.address(), after: echo.clone(), last };
+    deliver(&node, &echo, bounce);
+    items.blocking_recv().expect("it comes");
+    let mut graph = Graph::default();
+    let sent = |graph: &Graph, from: &str, to: &str| {
+        let id = |name: &str| graph.nodes.iter().find(|node| node.name == name).map(|node| node.id.clone());
+        let (from, to) = (id(from)?, id(to)?);
+        let found: Vec<_> =
+            graph.edges.iter().filter(|edge| (&edge.from, &edge.to) == (&from, &to)).collect();
+        assert!(found.len() <= 1, "{found:?}");
+        found.first().map(|edge| (edge.messages, edge.capacity, edge.messages_per_second > Some(0.0)))
+    };
+    until("both ways are in it", || {
+        graph = Graph::of(Some(&earlier), &look());
+        let is_whole = |way: Option<(u64, u32, bool)>| way == Some((2, 128, true));
+        is_whole(sent(&graph, "echo", "here")) && is_whole(sent(&graph, "here", "echo"))
+    });
+    let node_of = |name: &str| graph.nodes.iter().find(|node| node.name == name).expect("it is there");
+    assert_eq!((node_of("echo").host.as_deref(), node_of("here").host.as_deref()), (OTHER, None));
+    assert!(graph.nodes.iter().all(|node| node.process != "gateway"), "{:?}", graph.nodes);
+    assert!(graph.mermaid().contains("<br/>host 1 other: echo, host"), "{}", graph.mermaid());
+    assert_eq!(graph.left_out, 0);
+    drop(node);
+    drop(other);
+}
+
 /// How often a worker of the other host was restarted.
 fn restarts_of(look: &Look, name: &str) -> u32 {
     let there = look.hosts[0].look.iter().flat_map(|look| &look.processes);
@@ -146,6 +181,7 @@ fn a_host_that_does_not_answer_is_named_and_holds_up_no_look(builder: Builder) {
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         the_heads_figures_have_those_of_all_hosts,
+        the_graph_has_what_goes_between_hosts,
         a_host_that_does_not_answer_is_named_and_holds_up_no_look
     ]
 }

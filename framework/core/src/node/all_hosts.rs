@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NodeReport;
 use super::all_traces::{self, Extent, ForHead};
-use super::console::{HostFacts, Look};
+use super::console::{ActorFacts, HostFacts, Look, WayFacts};
 use super::elsewhere::ask_for;
 use super::limits::{
     HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, MAX_ALL_HOSTS_FIGURES, MAX_ENDS, MAX_FAILURE_TEXT, MAX_HANGS,
@@ -37,6 +37,7 @@ use crate::observe::metrics::{ActorMetrics, Metrics};
 use crate::observe::text::shown;
 use crate::transport::Transport;
 use crate::transport::hosts::Host;
+use crate::transport::lifecycle::GATEWAY;
 
 /// How long the supervisor of a host may take for a look that another one asks for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -301,8 +302,20 @@ fn bounded_look(mut look: Look, host: &Host) -> Look {
             metrics.actors = Vec::new();
         }
     }
-    // Those of others that it sends to are shown by their own hosts.
-    look.actors.retain(|actor| may_live_on(actor.actor, host));
+    // Those of others that it sends to are shown by their own hosts, and where they are in its gateway is of its own alone.
+    let gateways: Vec<_> =
+        look.processes.iter().filter(|of| of.name == GATEWAY).map(|of| of.process).collect();
+    let is_its_own = |actor: &ActorFacts| {
+        let is_way = actor.actor.roams() && actor.metrics.is_none() && gateways.contains(&actor.process);
+        may_live_on(actor.actor, host) && !is_way
+    };
+    let (own, others): (Vec<_>, Vec<_>) = std::mem::take(&mut look.actors).into_iter().partition(is_its_own);
+    look.actors = own;
+    let ways =
+        others.into_iter().take(MAX_ACTORS).map(|ActorFacts { actor, process, index, capacity, .. }| {
+            WayFacts { actor, process, index, capacity }
+        });
+    look.ways = ways.collect();
     look.actors.truncate(MAX_SHOWN_ACTORS);
     for actor in &mut look.actors {
         plain(&mut actor.name, MAX_NAME);
@@ -397,9 +410,17 @@ mod tests {
         let is_plain = |text: &str| text.len() <= MAX_NAME && !text.contains('\u{1b}');
         let bounded = bounded_look(look.clone(), &host());
         assert_eq!(bounded.actors.len(), 1, "the other is of the head");
+        assert_eq!(bounded.ways.iter().map(|way| way.actor).collect::<Vec<_>>(), [look.actors[1].actor]);
         assert!(bounded.actors[0].metrics.is_some() && is_plain(&bounded.actors[0].name));
         assert!(is_plain(&bounded.processes[1].name) && is_plain(&bounded.node.program));
         assert!(bounded.hosts.is_empty());
+        // One that roams lives where its figures are, and not where its mailbox in a gateway is.
+        let mut in_gateway = look.clone();
+        in_gateway.actors[0].actor = ActorId::roaming(3, 9);
+        in_gateway.actors[0].metrics = None;
+        in_gateway.processes[1].name = GATEWAY.to_owned();
+        let bounded_too = bounded_look(in_gateway, &host());
+        assert_eq!((bounded_too.actors.len(), bounded_too.ways.len()), (0, 2));
         // Counts of one actor under another's number.
         if let Some(metrics) = &mut look.actors[0].metrics {
             metrics.actor = ActorId::numbered(3, 10);

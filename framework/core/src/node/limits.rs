@@ -179,6 +179,12 @@ pub const MAX_QUESTION: usize = 4 << 10;
 /// Actors in one look of the console: each takes up to 6 KiB of it.
 pub const MAX_SHOWN_ACTORS: usize = 2 << 10;
 
+/// Arrows of the graph of who sends to whom that another host has in it: drawing takes time with the square of all of them.
+pub const MAX_HOST_EDGES: usize = 512;
+
+/// Of all other hosts together; each has the same share.
+pub const MAX_ALL_HOSTS_EDGES: usize = 8 * MAX_HOST_EDGES;
+
 /// Longest answer to a watcher, in bytes.
 pub const MAX_CONSOLE_ANSWER: usize = 32 << 20;
 

@@ -43,9 +43,9 @@ use std::path::PathBuf;
 use crate::os::named::{Listener, Place};
 
 pub(crate) use self::log::LogRing;
-#[cfg(feature = "hosts")]
-pub(crate) use self::protocol::HostFacts;
 pub(crate) use self::protocol::{ActorFacts, HangFacts, LinkFacts, Look, NodeFacts, PoolFacts, ProcessFacts};
+#[cfg(feature = "hosts")]
+pub(crate) use self::protocol::{HostFacts, WayFacts};
 pub(super) use self::server::Server;
 
 /// The environment variable that switches the console off (`off`), or names a path for its socket.

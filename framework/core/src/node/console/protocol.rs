@@ -101,6 +101,22 @@ pub struct Look {
     pub left_out: u64,
     /// On the head: the other hosts.
     pub hosts: Vec<HostFacts>,
+    /// Of another host, as its head shows it: the places in its gateway of actors of others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ways: Vec<WayFacts>,
+}
+
+/// A place in a gateway, at which an actor of another host is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayFacts {
+    /// The actor.
+    pub actor: ActorId,
+    /// The process of the gateway.
+    pub process: ProcessId,
+    /// The place there.
+    pub index: u16,
+    /// Messages that it has room for, from each sending process.
+    pub capacity: u32,
 }
 
 /// Another host.

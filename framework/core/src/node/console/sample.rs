@@ -85,5 +85,6 @@ pub fn look(at: u64, handled: [u64; 2]) -> Look {
         hangs: Vec::new(),
         left_out: 0,
         hosts: Vec::new(),
+        ways: Vec::new(),
     }
 }

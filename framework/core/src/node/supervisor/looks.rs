@@ -71,6 +71,7 @@ impl State {
             hangs: hangs.collect(),
             left_out,
             hosts: Vec::new(),
+            ways: Vec::new(),
         }
     }
 }

@@ -4,9 +4,15 @@ use super::{Graph, GraphNode};
 
 /// What stands below the name.
 pub(super) fn place(node: &GraphNode) -> String {
-    match &node.device {
+    let place = match &node.device {
         Some(device) => format!("{}, {device}", node.process),
+        // Of one whose host shows nothing, no more is known.
+        None if node.process.is_empty() => "actor".to_owned(),
         None => "process".to_owned(),
+    };
+    match &node.host {
+        Some(host) => format!("host {host}: {place}"),
+        None => place,
     }
 }
 
@@ -19,6 +25,9 @@ pub(super) fn mermaid(graph: &Graph) -> String {
     for edge in &graph.edges {
         let label = edge.label().map(|label| format!("|\"{}\"|", for_mermaid(&label)));
         text += &format!("    {} -->{} {}\n", edge.from, label.unwrap_or_default(), edge.to);
+    }
+    if graph.left_out > 0 {
+        text += &format!("    %% {} arrows of other hosts are left out\n", graph.left_out);
     }
     text
 }
@@ -65,6 +74,11 @@ mod tests {
         );
         let dot = dot(&graph);
         assert!(dot.contains("a1 [label=\"a \\\"b\\\" <c>\\\\\\ncamera.0, host\"];"), "{dot}");
+        graph.nodes[0].host = Some("1 left".to_owned());
+        graph.left_out = 3;
+        let of_host = mermaid(&graph);
+        assert!(of_host.contains("<br/>host 1 left: camera.0, host\"]"), "{of_host}");
+        assert!(of_host.ends_with("%% 3 arrows of other hosts are left out\n"), "{of_host}");
         assert!(dot.contains("a1 -> a2 [label=\"100/s, 3/16\"];") && dot.ends_with("}\n"), "{dot}");
     }
 }

@@ -6,14 +6,13 @@
 
 mod form;
 mod svg;
+mod views;
 
 use serde::Serialize;
 
-use super::protocol::{ActorFacts, Look};
-use crate::ids::ProcessId;
+use super::protocol::Look;
 use crate::observe::metrics::ProcessState;
-use crate::observe::survey::SentReport;
-use crate::observe::text::{number, printable};
+use crate::observe::text::number;
 
 /// Who sends to whom.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -22,6 +21,8 @@ pub struct Graph {
     pub nodes: Vec<GraphNode>,
     /// What goes between them.
     pub edges: Vec<GraphEdge>,
+    /// What goes between others on other hosts, and is not in it, because a graph has an end.
+    pub left_out: u64,
 }
 
 /// An actor, or a process that sends and is not one actor.
@@ -31,6 +32,8 @@ pub struct GraphNode {
     pub id: String,
     /// What it is called.
     pub name: String,
+    /// Its host, where it is another one: its number and name.
+    pub host: Option<String>,
     /// What its process is called.
     pub process: String,
     /// Its device. `None` for a process.
@@ -79,76 +82,10 @@ impl Graph {
         svg::svg(self)
     }
 
-    /// Of a look, with rates since an earlier one.
+    /// Of a look, with rates since an earlier one; on the head with the other hosts that have answered, each by its own clock.
     pub fn of(earlier: Option<&Look>, now: &Look) -> Graph {
-        let mut graph = Graph::default();
-        for actor in &now.actors {
-            graph.nodes.push(GraphNode {
-                id: actor_id(actor),
-                name: printable(&actor.name),
-                process: printable(now.process(actor.process)),
-                device: actor.metrics.as_ref().map(|metrics| Look::device(metrics.device)),
-                state: actor.state,
-            });
-        }
-        for of in &now.links {
-            for sent in of.link.sent.iter().flatten() {
-                let is_it = |actor: &&ActorFacts| (actor.process, actor.index) == (of.link.peer, sent.index);
-                // One that has ended meanwhile is not shown.
-                let Some(to) = now.actors.iter().find(is_it) else { continue };
-                let from = graph.sender(now, of.from);
-                let before = earlier.map(|earlier| sent_before(earlier, of.from, of.link.peer, sent.index));
-                let interval = earlier.map_or(0.0, |earlier| now.at.saturating_sub(earlier.at) as f64 / 1e9);
-                let rate = before.filter(|_| interval > 0.0).map(|before| {
-                    // Where a sender had it locked then, there is no telling.
-                    before.map_or(0.0, |before| sent.sent.saturating_sub(before) as f64 / interval)
-                });
-                graph.edges.push(GraphEdge {
-                    from,
-                    to: actor_id(to),
-                    messages: sent.sent,
-                    messages_per_second: rate,
-                    waiting: sent.sent.saturating_sub(sent.done),
-                    capacity: to.capacity,
-                });
-            }
-        }
-        graph
+        views::joined(earlier, now)
     }
-
-    /// The node that stands for a sending process; made where there is none.
-    fn sender(&mut self, now: &Look, process: ProcessId) -> String {
-        let mut actors = now.actors.iter().filter(|actor| actor.process == process);
-        if let (Some(only), None) = (actors.next(), actors.next()) {
-            return actor_id(only);
-        }
-        let id = format!("p{}", process.slot());
-        if !self.nodes.iter().any(|node| node.id == id) {
-            let facts = now.processes.iter().find(|known| known.process == process);
-            self.nodes.push(GraphNode {
-                id: id.clone(),
-                name: printable(now.process(process)),
-                process: printable(now.process(process)),
-                device: None,
-                state: facts.map_or(ProcessState::Ended, |facts| facts.state),
-            });
-        }
-        id
-    }
-}
-
-fn actor_id(actor: &ActorFacts) -> String {
-    format!("a{}", actor.actor.0)
-}
-
-/// What had been sent then; `None` where that is not known.
-fn sent_before(earlier: &Look, from: ProcessId, to: ProcessId, index: u16) -> Option<u64> {
-    let Some(link) = earlier.links.iter().find(|of| (of.from, of.link.peer) == (from, to)) else {
-        return Some(0);
-    };
-    let count =
-        |sent: &Vec<SentReport>| sent.iter().find(|sent| sent.index == index).map_or(0, |sent| sent.sent);
-    link.link.sent.as_ref().map(count)
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use super::Graph;
 use super::form::place;
-use super::{Graph, GraphEdge};
 
 const BOX_HEIGHT: usize = 44;
 const ROW: usize = 76;
@@ -138,47 +138,69 @@ pub(super) fn svg(graph: &Graph) -> String {
 
 /// The column of each node: behind all who send to it, as far as there is no circle.
 fn columns(graph: &Graph) -> HashMap<&str, usize> {
-    let mut columns: HashMap<&str, usize> = graph.nodes.iter().map(|node| (node.id.as_str(), 0)).collect();
+    let ways = Ways::of(graph);
+    let forward: Vec<_> = ways.edges.iter().filter(|(from, to)| !ways.leads_back(*from, *to)).collect();
+    let mut columns = vec![0_usize; graph.nodes.len()];
     // Each round moves who has to stand further back by one. More rounds than nodes move only circles.
     for _ in 0..graph.nodes.len().min(64) {
         let mut has_moved = false;
-        for edge in graph.edges.iter().filter(|edge| !leads_back(graph, edge)) {
-            let from = columns.get(edge.from.as_str()).copied().unwrap_or(0);
-            if let Some(to) = columns.get_mut(edge.to.as_str()).filter(|to| **to <= from) {
-                (*to, has_moved) = (from + 1, true);
+        for (from, to) in &forward {
+            if columns[*to] <= columns[*from] {
+                (columns[*to], has_moved) = (columns[*from] + 1, true);
             }
         }
         if !has_moved {
             break;
         }
     }
-    columns
+    graph.nodes.iter().map(|node| node.id.as_str()).zip(columns).collect()
 }
 
-/// Whether a receiver reaches its sender too: then the one that comes first in the list is in front. A process is in front of
-/// actors, for the program's own starts them and gets their reports; so a way through a process makes no circle of actors.
-fn leads_back(graph: &Graph, edge: &GraphEdge) -> bool {
-    let place = |id: &str| graph.nodes.iter().position(|node| node.id == id);
-    let is_process = |id: &str| graph.nodes.iter().any(|node| node.id == id && node.device.is_none());
-    let of_actors = !is_process(&edge.to);
-    if of_actors && is_process(&edge.from) {
-        return false;
+/// The edges by the places of their nodes in the list. What comes from other hosts is drawn as it is, so each edge is looked at once for each
+/// other, and no more.
+struct Ways {
+    edges: Vec<(usize, usize)>,
+    /// To whom each sends.
+    next: Vec<Vec<usize>>,
+    is_process: Vec<bool>,
+}
+
+impl Ways {
+    fn of(graph: &Graph) -> Self {
+        let places: HashMap<&str, usize> =
+            graph.nodes.iter().enumerate().map(|(at, node)| (node.id.as_str(), at)).collect();
+        let place = |id: &String| places.get(id.as_str()).copied();
+        let edges = graph.edges.iter().filter_map(|edge| Some((place(&edge.from)?, place(&edge.to)?)));
+        let edges: Vec<_> = edges.collect();
+        let mut next = vec![Vec::new(); graph.nodes.len()];
+        edges.iter().for_each(|(from, to): &(usize, usize)| next[*from].push(*to));
+        let is_process = graph.nodes.iter().map(|node| node.device.is_none()).collect();
+        Ways { edges, next, is_process }
     }
-    let mut reached = vec![edge.to.as_str()];
-    let mut at = 0;
-    while let Some(id) = reached.get(at).copied() {
-        at += 1;
-        if id == edge.from {
-            return edge.from == edge.to || !of_actors || place(&edge.from) > place(&edge.to);
+
+    /// Whether a receiver reaches its sender too: then the one that comes first in the list is in front. A process is in front of
+    /// actors, for the program's own starts them and gets their reports; so a way through a process makes no circle of actors.
+    fn leads_back(&self, from: usize, to: usize) -> bool {
+        let of_actors = !self.is_process[to];
+        if of_actors && self.is_process[from] {
+            return false;
         }
-        let is_on_the_way = |next: &&GraphEdge| next.from == id && !(of_actors && is_process(&next.to));
-        for next in graph.edges.iter().filter(is_on_the_way) {
-            if !reached.contains(&next.to.as_str()) {
-                reached.push(next.to.as_str());
+        let mut is_reached = vec![false; self.next.len()];
+        is_reached[to] = true;
+        let mut reached = vec![to];
+        while let Some(at) = reached.pop() {
+            if at == from {
+                return from == to || !of_actors || from > to;
+            }
+            for next in &self.next[at] {
+                let is_on_the_way = !(of_actors && self.is_process[*next]);
+                if is_on_the_way && !std::mem::replace(&mut is_reached[*next], true) {
+                    reached.push(*next);
+                }
             }
         }
+        false
     }
-    false
 }
 
 fn shortened(text: &str) -> String {
@@ -195,8 +217,8 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::console::graph::GraphNode;
     use crate::node::console::graph::tests::graph;
+    use crate::node::console::graph::{GraphEdge, GraphNode};
 
     fn edge(from: &str, to: &str) -> GraphEdge {
         GraphEdge { from: from.to_owned(), to: to.to_owned(), ..graph().edges.remove(0) }
