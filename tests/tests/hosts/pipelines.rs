@@ -272,8 +272,7 @@ fn a_source_on_another_host_is_cancelled_and_killed(builder: Builder) {
     drop(node);
 }
 
-/// What was on its way is lost with a gateway, or made again, and the run ends: what stages tell each other of their ends, and what they are told,
-/// is said again.
+/// What was on its way is lost with a gateway, and named, or made again; and the run ends.
 fn a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence(builder: Builder) {
     const ITEMS: u64 = 4_000;
 
@@ -289,14 +288,12 @@ fn a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence(builder: Bui
         let (pipeline, items) = watch(flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
         let running = node.run_pipeline(&pipeline).expect("it starts");
         until("items come", || items("WriteDown") > 100);
-        let since = std::time::Instant::now();
         dies.kill(&node, &other);
         let report = match running.wait() {
             Ok(report) => report,
             Err(PipelineError::Incomplete { report }) if !again => *report,
             Err(error) => panic!("{error}"),
         };
-        eprintln!("{again} {:?}", since.elapsed());
         let mut came = written_sorted(&file);
         let with_doubles = came.len();
         came.dedup();
@@ -310,7 +307,7 @@ fn a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence(builder: Bui
     other.ends();
 }
 
-/// The word to the source to stop goes with a gateway that stands still.
+/// The word to the source to stop goes with a gateway that stands still. It is said again before the source is asked again to run.
 fn a_source_hears_that_it_is_cancelled_though_a_gateway_dies(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let mut other = Other::serving(&node);
