@@ -83,7 +83,7 @@ impl Member {
     }
 
     /// None of its lives follows: why.
-    fn is_given_up(mut self, node: &Node) -> String {
+    fn ends_for_good(mut self, node: &Node) -> String {
         let events: Vec<_> = std::iter::from_fn(|| self.watch.blocking_recv()).collect();
         assert!(events.last().is_some_and(Lifecycle::is_final), "{events:?}");
         let refused = node.block_on(self.actor.send(Hold::label(1))).expect_err("it is given up");
@@ -117,7 +117,7 @@ fn a_group_on_three_hosts_restarts_as_one_wherever_one_fails(builder: Builder) {
     strangers[0].restarts(&node, 1, true);
     members[1].kill();
     for (number, member) in members.into_iter().enumerate() {
-        let why = member.is_given_up(&node);
+        let why = member.ends_for_good(&node);
         assert_eq!(
             why.contains("`shards` was given up") || why.contains("restarts with others"),
             number != 1,
@@ -186,10 +186,10 @@ fn a_group_is_given_up_with_a_host_that_leaves(builder: Builder) {
         [1, 2].map(|host: usize| Member::on(&node, &hosts[host], &group, SOON.on_other_hosts()));
     first.terminate();
     for member in [here, there, roams, roams_there] {
-        let why = member.is_given_up(&node);
+        let why = member.ends_for_good(&node);
         assert!(why.contains("host 1 `other`") && why.contains("left"), "{why}");
     }
-    leaves.is_given_up(&node);
+    leaves.ends_for_good(&node);
     first.ends();
     // The group goes on with others.
     let hosts = node.hosts().expect("hosts");

@@ -13,9 +13,10 @@ use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::pipes::{
     Count, CountArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs, watch, written, written_sorted,
 };
-use tensorpost_tests::wait::{ask, until};
+use tensorpost_tests::wait::{ask, stop, until};
 
 use crate::actors::{Echo, Echoer};
+use crate::gateways::Dies;
 use crate::relay::{Relay, Weather};
 use crate::{Other, address, head};
 
@@ -271,6 +272,67 @@ fn a_source_on_another_host_is_cancelled_and_killed(builder: Builder) {
     drop(node);
 }
 
+/// What was on its way is lost with a gateway, and named, or made again; and the run ends.
+fn a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence(builder: Builder) {
+    const ITEMS: u64 = 4_000;
+
+    let (node, folder) = (head(builder), folder());
+    let mut other = Other::serving(&node);
+    let hosts = node.hosts().expect("hosts");
+    for (dies, again) in [(Dies::OF_AGENT, false), (Dies::OF_HEAD, true)] {
+        let file = folder.path().join(format!("{again}"));
+        let pipeline = Pipeline::new("line");
+        let pipeline = if again { pipeline.at_least_once(64) } else { pipeline };
+        let flow = pipeline.source::<Count>(CountArgs { elements: 0, ..CountArgs::to(ITEMS) });
+        let flow = flow.stage::<Obey>(Orders::default()).on(&hosts[1]);
+        let (pipeline, items) = watch(flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
+        let running = node.run_pipeline(&pipeline).expect("it starts");
+        until("items come", || items("WriteDown") > 100);
+        dies.kill(&node, &other);
+        let report = match running.wait() {
+            Ok(report) => report,
+            Err(PipelineError::Incomplete { report }) if !again => *report,
+            Err(error) => panic!("{error}"),
+        };
+        let mut came = written_sorted(&file);
+        let with_doubles = came.len();
+        came.dedup();
+        // What is named as lost may have been handled. Only what is made again may come twice.
+        assert!(again || came.len() == with_doubles, "{} of {with_doubles}", came.len());
+        assert!(came.len() as u64 + report.lost_count >= ITEMS, "{}: {report}", came.len());
+        assert!(!again || report.is_complete() && came == all(ITEMS), "{report}");
+    }
+    until("the workers have ended", || other.workers().is_empty());
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+    other.ends();
+}
+
+/// The word to the source to stop goes with a gateway that stands still. It is said again before the source is asked again to run.
+fn a_source_hears_that_it_is_cancelled_though_a_gateway_dies(builder: Builder) {
+    let (node, folder) = (head(builder), folder());
+    let mut other = Other::serving(&node);
+    let hosts = node.hosts().expect("hosts");
+    let file = folder.path().join("endless");
+    let flow = Pipeline::new("endless").source::<Count>(CountArgs::endless()).on(&hosts[1]);
+    let (pipeline, items) = watch(flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
+    let running = node.run_pipeline(&pipeline).expect("it starts");
+    until("items come", || items("WriteDown") > 100);
+    stop(other.gateway().as_raw_pid().cast_unsigned());
+    running.cancel();
+    // Nobody hears when it has been sent. Sent later, it goes to the next gateway.
+    std::thread::sleep(Duration::from_millis(200));
+    Dies::OF_AGENT.kill(&node, &other);
+    let report = match running.wait() {
+        Ok(report) => report,
+        Err(PipelineError::Incomplete { report }) => *report,
+        Err(error) => panic!("{error}"),
+    };
+    assert!(report.cancelled, "{report}");
+    until("the workers have ended", || other.workers().is_empty());
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+    other.ends();
+}
+
 fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
     let node = head(builder);
     let other = Other::serving(&node);
@@ -376,6 +438,8 @@ pub(crate) fn cases() -> Vec<Case> {
         what_a_stage_had_sent_before_it_died_comes_before_the_word_of_its_end,
         restarts_that_are_used_up_on_another_host_are_counted,
         a_source_on_another_host_is_cancelled_and_killed,
+        a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence,
+        a_source_hears_that_it_is_cancelled_though_a_gateway_dies,
         what_cannot_be_on_another_host_is_refused,
         the_loss_of_a_host_ends_a_pipeline_with_its_name_or_costs_its_replicas,
     ];
