@@ -81,7 +81,7 @@ pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
 pub fn run_waiting(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
     run_with(program, cases, || {
         let mut arguments = Arguments::from_args();
-        arguments.test_threads.get_or_insert(6 * cores());
+        arguments.test_threads.get_or_insert(4 * cores());
         arguments
     })
 }
