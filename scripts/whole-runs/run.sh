@@ -51,7 +51,7 @@ one_run() {
     kill "${busy[@]}"
 }
 
-# One run with a loopback of its own, for programs that want a port by its number.
+# One run with a loopback of its own, for programs that want a port by its number. It takes root. SIOCSIFFLAGS: up and running.
 apart() {
     python3 -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14x", b"lo", 0x41))'
     one_run "$1"
