@@ -4,18 +4,21 @@
 #
 #   run.sh RUNS [FIRST CORE]        default: as many as there are pairs of cores, from core 0
 #
-# HALF=1 or HALF=2 plays every second program alone: of a machine that is had for some minutes only.
+# HALF=1 or HALF=2 plays every second program alone: of a machine that is had for some minutes only. HALF='1 2' plays both at once, each
+# run on two pairs of cores, where there are twice as many.
 # Programs look for themselves and for data by the paths that they were built with: as root, a link to CHECKOUT is made there.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 readonly FIRST="${2:-0}"
-readonly RUNS="${1:-$((($(nproc) - FIRST) / 2))}"
+read -ra HALVES <<<"${HALF:-0}"
+readonly RUNS="${1:-$((($(nproc) - FIRST) / 2 / ${#HALVES[@]}))}"
 readonly LOGS="${LOGS:-${OUT:-$PWD/logs}}" CHECKOUT="${CHECKOUT:-$(git rev-parse --show-toplevel 2>/dev/null || (cd .. && pwd))}"
 # A program alone takes two minutes at most; beside busy loops four.
 readonly MOST_SECONDS="${MOST_SECONDS:-400}"
 readonly top="$(cat top.txt)"
-awk -v half="${HALF:-0}" 'half == 0 || NR % 2 == half - 1' tests.txt >played.txt
+rm -f played-*.txt
+for half in "${HALVES[@]}"; do awk -v half="$half" 'half == 0 || NR % 2 == half - 1' tests.txt >"played-$half.txt"; done
 
 if [[ ! -e "$top" ]]; then
     mkdir -p "$(dirname "$top")"
@@ -31,9 +34,9 @@ mapfile -t drivers < <(find / -xdev -name 'libcuda.so*' 2>/dev/null; find /usr/l
 mkdir -p "$LOGS" "$scratch/failed" "$top/target/tmp"
 
 one_run() {
-    local run="$1" core=$((FIRST + 2 * $1)) program package result began log
-    mkdir "$scratch/tmp-$run"
-    export TMPDIR="$scratch/tmp-$run"
+    local run="$1" half="$2" core="$3" program package result began log
+    export TMPDIR="$scratch/tmp-$run-$half"
+    mkdir "$TMPDIR"
     taskset -pc "$core,$((core + 1))" "$BASHPID" >/dev/null
     (taskset -pc "$core" "$BASHPID" >/dev/null; while :; do :; done) &
     local busy=($!)
@@ -47,25 +50,27 @@ one_run() {
         python3 -c 'import sys; print(*sys.argv[3:], round(float(sys.argv[2]) - float(sys.argv[1]), 1))' \
             "$began" "$EPOCHREALTIME" "$run" "$result" "${program##*/}" >>"$LOGS/results.txt"
         if ((result != 0)); then cp "$log" "$scratch/failed/"; fi
-    done <played.txt
+    done <"played-$half.txt"
     kill "${busy[@]}"
 }
 
 # One run with a loopback of its own, for programs that want a port by its number. It takes root. SIOCSIFFLAGS: up and running.
 apart() {
     python3 -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14x", b"lo", 0x41))'
-    one_run "$1"
+    one_run "$@"
 }
 hidden() {
-    local driver
+    local driver half run core=$FIRST
     for driver in "${drivers[@]}"; do mount --bind "$scratch/none" "$driver"; done
-    for ((run = 0; run < RUNS; run++)); do unshare -n bash -c "apart $run" & done
+    for half in $HALVES_TEXT; do
+        for ((run = 0; run < RUNS; run++, core += 2)); do unshare -n bash -c "apart $run $half $core" & done
+    done
     wait
 }
 # What has ended by then counts.
 readonly DEADLINE="${DEADLINE:-3600}"
 export -f one_run apart hidden
-export FIRST RUNS MOST_SECONDS LOGS top scratch
+export FIRST RUNS MOST_SECONDS LOGS top scratch HALVES_TEXT="${HALVES[*]}"
 began=$SECONDS
 if ((${#drivers[@]})); then
     setsid unshare -m bash -c "drivers=($(printf '%q ' "${drivers[@]}")); hidden" &
@@ -77,7 +82,7 @@ while kill -0 "$all" 2>/dev/null && ((SECONDS - began < DEADLINE)); do sleep 1; 
 kill -KILL -- "-$all" 2>/dev/null
 sort -n "$LOGS/results.txt" -o "$LOGS/results.txt"
 tar -C "$scratch" -czf "$LOGS/failed.tgz" failed
-echo "after $((SECONDS - began)) s: $(wc -l <"$LOGS/results.txt") programs of $((RUNS * $(wc -l <played.txt))) have ended"
+echo "after $((SECONDS - began)) s: $(wc -l <"$LOGS/results.txt") programs of $((RUNS * $(cat played-*.txt | wc -l))) have ended"
 awk '$2 != 0 { print "run " $1 ": " $3 " ended with " $2 " after " $4 " s" }' "$LOGS/results.txt"
 awk '{ if ($4 > most[$3]) most[$3] = $4; sum[$1] += $4; n[$1] += 1 } END { for (run in sum) print "run " run ": " n[run] " programs, " sum[run] " s"; for (name in most) if (most[name] > 20) print name ": " most[name] " s at most" }' "$LOGS/results.txt" | sort
 exit "$(awk '$2 != 0 { failed = 1 } END { print failed + 0 }' "$LOGS/results.txt")"

@@ -30,5 +30,5 @@ fn main() {
     if node_death::play() {
         return;
     }
-    harness::run(program, cases())
+    harness::run_waiting(program, cases())
 }

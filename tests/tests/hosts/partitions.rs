@@ -17,7 +17,7 @@ use tensorpost_tests::wait::{deliver, until, until_free};
 
 use crate::actors::{Echoer, Item, Never, PassOn};
 use crate::broken::talk;
-use crate::{OTHER, Other, address, program};
+use crate::{BUILD, OTHER, Other, address, program};
 
 /// Says of which seed the cuts are.
 const SEED: &str = "TENSORPOST_PARTITION_SEED";
@@ -42,7 +42,7 @@ impl Hub {
         std::fs::write(&key, [7; 32]).expect("a file");
         std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).expect("its mode");
         let network = Network::own();
-        let hosts = Hosts::head("0.0.0.0:0").name("first").key_file(&key);
+        let hosts = Hosts::head("0.0.0.0:0").name("first").build_name(BUILD).key_file(&key);
         let node = program(Node::builder()).hosts(hosts).start().expect("a head");
         Hub { network, node, key, _folder: folder }
     }

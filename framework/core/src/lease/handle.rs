@@ -392,7 +392,7 @@ impl Lease {
     }
 
     /// Notes work on `stream` that is enqueued, uses the memory and is over at `end`, which the stream writes without being asked.
-    #[cfg(feature = "graphs")]
+    #[cfg(any(feature = "graphs", feature = "foreign"))]
     pub(crate) fn used_until(&self, stream: &Stream, end: Ticket, writes: bool) {
         let mut users = self.0.users.lock();
         users.add_until(stream, end);

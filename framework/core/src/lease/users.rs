@@ -1,8 +1,8 @@
 //! How this process has used the memory of a lease: on which streams, and what is known of the end.
 //!
 //! Most work is put on a stream without a word to the framework, at any time while the lease is there. So only a ticket that is
-//! asked for when the lease goes stands for it. Where all uses were launches that write the clock by themselves, the last of
-//! those writes does, and no further one is made.
+//! asked for when the lease goes stands for it. Where all uses were launches that write the clock by themselves, or work that was over
+//! before the lease was made, the last of those writes does, and no further one is made.
 //!
 //! Used by the handles of leases, under their lock.
 
@@ -19,12 +19,12 @@ pub(super) struct Users {
     /// that never left its stream, an accumulator for example, depends on what a dead process had not done (DEATH-3):
     /// where it does, every further use is refused, so this stays what it is.
     pub(super) written: Option<Ticket>,
-    #[cfg(feature = "graphs")]
+    #[cfg(any(feature = "graphs", feature = "foreign"))]
     ends: Ends,
 }
 
 /// Until when the memory is in use, as far as the uses say so themselves.
-#[cfg(feature = "graphs")]
+#[cfg(any(feature = "graphs", feature = "foreign"))]
 #[derive(Clone, Copy, Default)]
 enum Ends {
     /// There was none yet.
@@ -47,14 +47,14 @@ impl Users {
     /// As [`add`](Self::add), for work that may come as long as the lease is there.
     pub(super) fn add_open(&mut self, stream: &Stream) {
         self.add(stream);
-        #[cfg(feature = "graphs")]
+        #[cfg(any(feature = "graphs", feature = "foreign"))]
         {
             self.ends = Ends::Open;
         }
     }
 
     /// As [`add`](Self::add), for work that was enqueued and is over at `end`, which the stream writes in any case.
-    #[cfg(feature = "graphs")]
+    #[cfg(any(feature = "graphs", feature = "foreign"))]
     pub(super) fn add_until(&mut self, stream: &Stream, end: Ticket) {
         self.add(stream);
         self.ends = match self.ends {
@@ -65,7 +65,7 @@ impl Users {
 
     /// The ticket that stands for all uses, where no further one has to be asked for.
     pub(super) fn end(&self) -> Option<Ticket> {
-        #[cfg(feature = "graphs")]
+        #[cfg(any(feature = "graphs", feature = "foreign"))]
         if let (Ends::At(ticket), 1) = (self.ends, self.streams.len()) {
             return Some(ticket);
         }
@@ -78,5 +78,5 @@ impl Users {
     }
 }
 
-#[cfg(all(test, feature = "graphs"))]
+#[cfg(all(test, feature = "graphs", feature = "foreign"))]
 mod tests;

@@ -157,19 +157,19 @@ pub(crate) enum Incoming {
 /// The receiving half.
 pub(crate) struct Receiving {
     socket: Arc<Seqpacket>,
-    packet: Vec<u8>,
+    packet: Box<[u8]>,
     partial: Vec<u8>,
 }
 
 impl Receiving {
     pub(crate) fn new(socket: Arc<Seqpacket>) -> Self {
-        Receiving { socket, packet: Vec::new(), partial: Vec::new() }
+        Receiving { socket, packet: vec![0; MAX_PACKET].into(), partial: Vec::new() }
     }
 
     /// The next whole message, if it is there. Never waits.
     pub(crate) fn next(&mut self) -> Result<Incoming, LineError> {
         loop {
-            let received = match self.socket.try_recv(&mut self.packet) {
+            let received = match self.socket.try_recv_into(&mut self.packet) {
                 Ok(received) => received,
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(Incoming::Empty),

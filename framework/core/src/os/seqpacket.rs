@@ -104,6 +104,12 @@ impl Seqpacket {
         self.recv_with(buffer, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
 
+    /// As [`try_recv`](Self::try_recv), into the beginning of `buffer`, which is not touched behind the packet: for who receives many. A
+    /// packet that is longer than `buffer` is over the limits.
+    pub(crate) fn try_recv_into(&self, buffer: &mut [u8]) -> io::Result<ReceivedPacket> {
+        self.recv_into(buffer, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+    }
+
     /// Another descriptor of the same end.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Seqpacket { fd: self.fd.try_clone()? })
@@ -137,15 +143,20 @@ impl Seqpacket {
 
     fn recv_with(&self, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Result<ReceivedPacket> {
         buffer.resize(MAX_PACKET, 0);
+        let received = self.recv_into(buffer, flags);
+        buffer.truncate(received.as_ref().map_or(0, |packet| packet.len));
+        received
+    }
+
+    fn recv_into(&self, buffer: &mut [u8], flags: RecvFlags) -> io::Result<ReceivedPacket> {
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
             match recvmsg(&self.fd, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
                 Err(Errno::INTR) => {}
-                other => break other,
+                other => break other?,
             }
         };
-        let received = received.inspect_err(|_| buffer.clear())?;
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -157,16 +168,13 @@ impl Seqpacket {
             // There was room here for more of them: it is this process that may not open any more, and no fault of the
             // sender's.
             super::foreign::close(fds);
-            buffer.truncate(received.bytes);
             return Ok(ReceivedPacket { len: received.bytes, fds: Vec::new(), starved: true });
         }
         if cut || received.flags.contains(ReturnFlags::TRUNC) {
-            buffer.clear();
             super::foreign::close(fds);
             let message = format!("a packet of over {MAX_PACKET} bytes or {MAX_PACKET_FDS} descriptors came");
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        buffer.truncate(received.bytes);
         Ok(ReceivedPacket { len: received.bytes, fds, starved: false })
     }
 }

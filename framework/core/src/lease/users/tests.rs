@@ -9,7 +9,8 @@ use crate::device::{Backend, DeviceError, StreamOp};
 use crate::ids::ProcessId;
 use crate::lease::{Pool, PoolOptions};
 use crate::stream::turn::Turn;
-use crate::tensor::{DType, DeviceStream, TensorMut};
+use crate::tensor::dlpack::outside::{drop_elsewhere, piece_of};
+use crate::tensor::{DType, DeviceStream, Layout, TensorMut};
 
 struct Scene {
     fake: Arc<Fake>,
@@ -105,6 +106,27 @@ fn launches_on_two_streams_are_both_waited_for() {
     tensor.lease().used_until(other.clocked(), end, false);
     drop(tensor);
     assert_eq!(scene.writes().len(), 2, "each stream is asked for a ticket");
+}
+
+/// What a library lends is over at its ticket; what is done with it here afterwards is not.
+#[test]
+fn a_piece_of_a_library_is_one_write() {
+    for read_here in [false, true] {
+        let scene = scene();
+        let whole = scene.tensor().freeze();
+        let layout = Layout::contiguous(&[16]).unwrap();
+        let kept = Box::new(());
+        let piece = piece_of(&whole, DType::U8, &layout, &scene.stream, kept, drop_elsewhere);
+        let piece = piece.unwrap().unwrap();
+        let ready = piece.ready().unwrap().value;
+        if read_here {
+            piece.read_on(scene.stream.clocked()).unwrap();
+        }
+        drop(piece);
+        let expected = if read_here { vec![ready, ready + 1] } else { vec![ready] };
+        assert_eq!(scene.writes(), expected, "read here: {read_here}");
+        assert_eq!(scene.stream.pool().stats().quarantined_bytes, 16, "CLOCK-2: it waits for its last use");
+    }
 }
 
 /// A ticket that was given out before is passed by the launch's write; and one of a launch that failed is passed all the same.

@@ -145,7 +145,12 @@ pub fn piece_of(
     let keep = Held { held: Some(held), put_away };
     let lease: Lease = Arc::clone(pool).lend(whole.lease(), start, bytes, Box::new(keep), closed);
     lease.set_home(stream.clocked());
-    lease.written_on(stream.clocked());
     let ready = stream.clocked().ticket();
+    // What the library does with it later is in the order of its own stream, and nobody's concern who has the piece: when the lease goes,
+    // no further clock write stands for it.
+    match ready {
+        Some(ticket) => lease.used_until(stream.clocked(), ticket, true),
+        None => lease.written_on(stream.clocked()),
+    }
     Ok(Some(Tensor::from_parts(lease, dtype, layout, ready)))
 }

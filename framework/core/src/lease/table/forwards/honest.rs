@@ -122,7 +122,7 @@ fn honestly() -> impl Strategy<Value = Honestly> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else if thorough() { 16_384 } else { 2048 }))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else if thorough() { 16_384 } else { 1024 }))]
 
     /// However some honest processes pass one allocation around, and back, and the owner reads of it: nobody is refused.
     #[test]
