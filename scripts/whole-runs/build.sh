@@ -24,10 +24,12 @@ find "$folder/programs" -type f -perm -u+x -exec strip {} +
     has[least] += $1
     print $2 > (folder "/part-" least)
 }'
-for part in "$folder"/part-*; do
-    tar -C "$folder/programs" -T "$part" -c | xz -T1 --x86 --lzma2=preset=4,dict=192MiB >"$folder/programs-${part##*-}.txz"
-    rm "$part"
-done
+pack() {
+    tar -C "$1/programs" -T "$1/part-$2" -c | xz -T1 --x86 --lzma2=preset=3,dict=192MiB >"$1/programs-$2.txz"
+    rm "$1/part-$2"
+}
+export -f pack
+seq "${PARTS:-4}" | xargs -P "$(nproc)" -I{} bash -euo pipefail -c 'pack "$0" {}' "$folder"
 rm -r "$folder/programs"
 cp scripts/whole-runs/run.sh "$folder/"
 du -sm "$folder"/*

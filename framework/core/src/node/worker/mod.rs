@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -312,7 +314,7 @@ struct Control {
     receiving: Receiving,
     uplink: Arc<Uplink>,
     process_runtime: Arc<dyn ProcessRuntime>,
-    to_main: tokio::sync::mpsc::Sender<Task>,
+    to_main: Sender<Task>,
     user_metrics: UserMetrics,
     /// On an agent of several hosts.
     works_until: Option<Arc<Present>>,
@@ -436,7 +438,16 @@ impl Control {
             }
             Down::Welcome { .. } | Down::Refused { .. } => return Err(ControlEnd::Unexpected),
         };
-        self.to_main.try_send(task).map_err(|_| ControlEnd::Busy)
+        hand_over(&self.to_main, task)
+    }
+}
+
+/// Has the main thread do it, if that has not done its last: a node that ends may have more to say to a worker that was let go of
+/// a moment ago.
+fn hand_over(to_main: &Sender<Task>, task: Task) -> Result<(), ControlEnd> {
+    match to_main.try_send(task) {
+        Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
+        Err(TrySendError::Full(_)) => Err(ControlEnd::Busy),
     }
 }
 
@@ -468,4 +479,21 @@ fn exit_with(failure: &str) -> ! {
 fn end_at_once() -> ! {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::process::abort()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The node lets a worker go, and its program shuts down at that moment.
+    #[test]
+    fn what_a_main_thread_that_has_done_its_last_does_not_take_is_no_error() {
+        let (to_main, mut tasks) = tokio::sync::mpsc::channel(1);
+        assert!(hand_over(&to_main, Task::Leave).is_ok());
+        assert!(matches!(hand_over(&to_main, Task::StopActors), Err(ControlEnd::Busy)));
+        assert!(matches!(tasks.try_recv(), Ok(Task::Leave)));
+        drop(tasks);
+        assert!(hand_over(&to_main, Task::StopActors).is_ok());
+        assert!(hand_over(&to_main, Task::Exit).is_ok());
+    }
 }
