@@ -89,11 +89,13 @@ impl Scene {
         self.node.spawn::<Relay>(()).name("victim").start().unwrap()
     }
 
-    /// A tensor that is there a little later, so that streams wait for it.
+    /// A tensor that is there a little later, so that streams wait for it: each later than the last, because a busy machine may take
+    /// longer than that to have a message arrive.
     fn slow(&self) -> Tensor {
         let mut tensor = self.stream.zeros(DType::U32, &[100]).expect("room");
-        let write = |(to,): (&mut [u32],)| {
-            std::thread::sleep(Duration::from_millis(1));
+        let later = Duration::from_millis((1 + self.passed.get() / 50).min(50));
+        let write = move |(to,): (&mut [u32],)| {
+            std::thread::sleep(later);
             to.fill(7);
         };
         self.stream.run((tensor.of_mut::<u32>(),), write).expect("a stream of its own");

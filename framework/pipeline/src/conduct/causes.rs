@@ -119,7 +119,8 @@ impl Conductor {
         self.causeless.contains(&last).then_some(last)
     }
 
-    /// Has the deaths that said nothing, and were followed by another life, say what the node knows.
+    /// Has the deaths that said nothing, and were followed by another life, say what the node knows, and those that nobody has heard of
+    /// be there.
     pub(super) fn name_causes(&mut self) {
         if self.causeless.is_empty() {
             return;
@@ -128,11 +129,23 @@ impl Conductor {
         let Ok((restarts, _)) = self.supervisor.report() else { return };
         for member in &self.members {
             let Some(past) = restarts.iter().find(|past| past.worker == member.worker) else { continue };
-            let stage = &self.plan.stages[member.stage].name;
+            let of = (self.plan.stages[member.stage].name.as_str(), member.replica);
+            let is_shared = self.members.iter().filter(|other| other.worker == member.worker).any(|other| {
+                let other = (self.plan.stages[other.stage].name.as_str(), other.replica);
+                other != of && self.deaths.iter().any(|death| (death.stage.as_str(), death.replica) == other)
+            });
+            if !is_shared {
+                add_unheard(
+                    &mut self.deaths,
+                    &mut self.causeless,
+                    of,
+                    past.ends.len(),
+                    past.restarts as usize,
+                );
+            }
             let deaths = self.deaths.iter_mut().enumerate();
-            let mut deaths: Vec<_> = deaths
-                .filter(|(_, death)| death.stage == *stage && death.replica == member.replica)
-                .collect();
+            let mut deaths: Vec<_> =
+                deaths.filter(|(_, death)| (death.stage.as_str(), death.replica) == of).collect();
             // Of the last the node says nothing where no policy is for it.
             if deaths.len() == past.ends.len() + 1 {
                 deaths.pop_if(|(_, death)| !death.restarted);
@@ -148,6 +161,27 @@ impl Conductor {
             }
         }
     }
+}
+
+/// A life that ends before it was asked tells nobody: the ask waits for the next. Where the node knows of more ends of a member than were
+/// heard of, and of all, the others come before the last that was heard of, as `causeless` as those.
+fn add_unheard(
+    deaths: &mut Vec<Death>,
+    causeless: &mut Vec<usize>,
+    of: (&str, u16),
+    ends: usize,
+    restarts: usize,
+) {
+    let knows_all = ends == restarts || ends == restarts + 1;
+    let heard = || deaths.iter().enumerate().filter(|(_, death)| (death.stage.as_str(), death.replica) == of);
+    let Some((last, _)) = heard().next_back().filter(|_| knows_all) else { return };
+    let unheard = ends.saturating_sub(heard().count());
+    let death = Death { restarted: true, ..deaths[last].clone() };
+    deaths.splice(last..last, std::iter::repeat_n(death, unheard));
+    for index in causeless.iter_mut().filter(|index| **index >= last) {
+        *index += unheard;
+    }
+    causeless.extend(last..last + unheard);
 }
 
 #[cfg(feature = "hosts")]
@@ -211,5 +245,28 @@ mod tests {
         assert_eq!(deaths(&[refused(Refusal::Panicked), not_sent(), gave_up(EndReason::Exit(1))]), 1);
         // A life that had told nothing before the next end.
         assert_eq!(deaths(&[ended(), lost(), gone()]), 2);
+    }
+
+    /// Three lives panicked, and the second had not been asked.
+    #[test]
+    fn lives_that_ended_unheard_are_told_by_the_node() {
+        let death = |replica: u16, restarted: bool| Death {
+            stage: "obey".to_owned(),
+            replica,
+            why: "no reply".to_owned(),
+            restarted,
+        };
+        let heard = || (vec![death(0, true), death(1, true), death(0, false), death(1, true)], vec![0, 1, 3]);
+        let (mut deaths, mut causeless) = heard();
+        add_unheard(&mut deaths, &mut causeless, ("obey", 0), 3, 2);
+        let shown: Vec<_> = deaths.iter().map(|death| (death.replica, death.restarted)).collect();
+        assert_eq!(shown, [(0, true), (1, true), (0, true), (0, false), (1, true)]);
+        assert_eq!(causeless, [0, 1, 4, 2]);
+        // All were heard of, or the node has forgotten some, or it is of another.
+        for (of, ends, restarts) in [(0, 2, 1), (0, 32, 40), (2, 3, 2)] {
+            let (mut deaths, mut causeless) = heard();
+            add_unheard(&mut deaths, &mut causeless, ("obey", of), ends, restarts);
+            assert_eq!((deaths.len(), causeless.len()), (4, 3), "{of}");
+        }
     }
 }
