@@ -180,7 +180,12 @@ impl Handler<Item> for Stage {
         let add = |(to, from): (&mut [f32], &[f32])| {
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from + 1.0)
         };
-        self.stream.run((made.of_mut::<f32>(), tensor.of::<f32>()), add).unwrap();
+        match self.stream.run((made.of_mut::<f32>(), tensor.of::<f32>()), add) {
+            Ok(()) => {}
+            // Learnt since the handler has begun: as a dead letter, a moment later.
+            Err(TensorError::Tainted { by }) => return self.dead_letters.push((id, by.to_string())),
+            Err(error) => panic!("{error}"),
+        }
         let add =
             |(sum, from): (&mut [f32], &[f32])| sum.iter_mut().zip(from).for_each(|(sum, from)| *sum += from);
         // Once it is lost it stays that.

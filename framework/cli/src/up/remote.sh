@@ -126,7 +126,9 @@ err=$!
 # Open from now on, so that the program finds somebody who reads. It says the number of its host in one line.
 exec 5<>"$place/joined"
 hung=
-trap 'hung=yes' HUP INT TERM
+program=
+# The signal may come before this shell waits, and would not wake it then.
+trap 'hung=yes; [ -z "$program" ] || ask' HUP INT TERM
 { IFS= read -r word <&5 && [ -n "$word" ] && say "joined $word"; } 2>/dev/null 3<&- &
 joined=$!
 (
@@ -137,6 +139,7 @@ joined=$!
     exec "$@"
 ) >"$place/out" 2>"$place/err" 3<&- 5<&- &
 program=$!
+[ -z "$hung" ] || ask
 obey >/dev/null 2>&1 5<&- &
 obey=$!
 listen >/dev/null 2>&1 3<&- 5<&- &
@@ -159,6 +162,8 @@ while :; do
     ask
 done
 exec 2>&6 6>&-
+# From here on its number may be another's.
+program=
 kill "$obey" "$listen" 2>/dev/null
 # Behind what the program has said of itself, if it has.
 echo >&5
