@@ -47,7 +47,7 @@ one_run() {
         began=$EPOCHREALTIME
         (cd "$top/$package" && CARGO_MANIFEST_DIR="$top/$package" timeout -k 10 "$MOST_SECONDS" "$top/$program" >"$log" 2>&1 </dev/null)
         result=$?
-        python3 -c 'import sys; print(*sys.argv[3:], round(float(sys.argv[2]) - float(sys.argv[1]), 1))' \
+        python3 -c 'import sys; sys.stdout.write(" ".join([*sys.argv[3:], str(round(float(sys.argv[2]) - float(sys.argv[1]), 1))]) + "\n")' \
             "$began" "$EPOCHREALTIME" "$run" "$result" "${program##*/}" >>"$LOGS/results.txt"
         if ((result != 0)); then cp "$log" "$scratch/failed/"; fi
     done <"played-$half.txt"

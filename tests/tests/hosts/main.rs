@@ -44,7 +44,7 @@ fn program(builder: Builder) -> Builder {
     gateways::program(builder)
 }
 
-/// To read and hash this binary takes 0.1 s, in each gateway of each host. The tests of the examples and of `tensorpost up` do.
+/// To read and hash this binary takes 0.1 s, in each gateway of each host. `examples/tests/hosts.rs` has it done.
 const BUILD: &str = "tests between hosts";
 
 /// Has this binary be the other host.

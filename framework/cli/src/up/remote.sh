@@ -159,7 +159,6 @@ while :; do
     status=$found
     [ -n "$hung" ] || break
     hung=
-    ask
 done
 exec 2>&6 6>&-
 # From here on its number may be another's.

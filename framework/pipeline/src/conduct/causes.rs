@@ -172,9 +172,10 @@ fn add_unheard(
     ends: usize,
     restarts: usize,
 ) {
-    let knows_all = ends == restarts || ends == restarts + 1;
     let heard = || deaths.iter().enumerate().filter(|(_, death)| (death.stage.as_str(), death.replica) == of);
-    let Some((last, _)) = heard().next_back().filter(|_| knows_all) else { return };
+    // An end that is final for the node and not here is of another kind: a run that was killed has one.
+    let is_all = |death: &Death| ends == restarts + usize::from(!death.restarted);
+    let Some((last, _)) = heard().next_back().filter(|(_, death)| is_all(death)) else { return };
     let unheard = ends.saturating_sub(heard().count());
     let death = Death { restarted: true, ..deaths[last].clone() };
     deaths.splice(last..last, std::iter::repeat_n(death, unheard));
@@ -262,8 +263,8 @@ mod tests {
         let shown: Vec<_> = deaths.iter().map(|death| (death.replica, death.restarted)).collect();
         assert_eq!(shown, [(0, true), (1, true), (0, true), (0, false), (1, true)]);
         assert_eq!(causeless, [0, 1, 4, 2]);
-        // All were heard of, or the node has forgotten some, or it is of another.
-        for (of, ends, restarts) in [(0, 2, 1), (0, 32, 40), (2, 3, 2)] {
+        // All were heard of, or the node has forgotten some, or it has ended the last life itself, or it is of another.
+        for (of, ends, restarts) in [(0, 2, 1), (0, 32, 40), (1, 3, 2), (2, 3, 2)] {
             let (mut deaths, mut causeless) = heard();
             add_unheard(&mut deaths, &mut causeless, ("obey", of), ends, restarts);
             assert_eq!((deaths.len(), causeless.len()), (4, 3), "{of}");
