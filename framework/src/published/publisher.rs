@@ -61,7 +61,8 @@ impl<M: Publishable> Publisher<M> {
     /// # Cancel safety
     /// Sending is tried when this returns. Where there is no room, the value is sent only while the future is polled: so
     /// it is for the first one that a process sends to the topic's process, before there is a link between them. Dropping
-    /// the future before then drops the value, and the log says so, at WARN. Dropping it later loses the number only.
+    /// the future before then drops the value, whether or not there is room by now, and the log says so, at WARN. Dropping
+    /// it later loses the number only.
     /// [`put`](Self::put) needs no future.
     pub fn publish(&self, value: M) -> Publishing<M> {
         let mut puts = self.puts();
@@ -146,13 +147,10 @@ impl<M: Publishable> Future for Publishing<M> {
 
 impl<M: Publishable> Drop for Publishing<M> {
     fn drop(&mut self) {
-        let why = match self.0.try_accepted() {
-            Some(Ok(())) => return,
-            Some(Err(error)) => error.to_string(),
-            None => "there was no room for it yet".to_owned(),
-        };
+        // Another attempt would publish what was given up.
+        let Err(why) = self.0.withdraw() else { return };
         tracing::warn!(
-            why,
+            %why,
             value = M::NAME,
             "a value was not published: the future of `publish` was dropped before it was sent; await it, or use `put`"
         );

@@ -3,12 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::process::{Signal, kill_process};
 use tensorpost::node::ActorError;
 use tensorpost::prelude::*;
 use tensorpost::published::{NotReady, TopicClosed};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
-use tensorpost_tests::wait::{ask, deliver, until};
+use tensorpost_tests::wait::{ask, deliver, stop, until};
+use tensorpost_tests::want;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -258,19 +260,33 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
 }
 
 fn a_value_is_not_dropped_in_silence(builder: Builder) {
+    const ROOM: u32 = 4;
     let node = builder.start().unwrap();
-    let publisher = topic(&node);
+    let topic = node.spawn::<Topic<Weights>>(()).mailbox(ROOM).start().unwrap();
+    let publisher = Publisher::new(topic.address());
     let log = Log::default();
     let logged = || log.0.lock().unwrap().contains("the future of `publish` was dropped before it was sent");
     tracing::subscriber::with_default(tracing_subscriber::registry().with(log.clone()), || {
-        // There is no link yet.
-        drop(publisher.publish(Weights(1)));
+        let process = want::pid(&node, &topic);
+        stop(process);
+        let sent = [(); ROOM as usize].map(|()| publisher.publish(Weights(0)));
+        let dropped = publisher.publish(Weights(1));
+        kill_process(want::pid_of(process).unwrap(), Signal::CONT).unwrap();
+        for (number, one) in (1..).zip(sent) {
+            assert_eq!(node.block_on(one).unwrap(), number);
+        }
+        // It found no room. There is some now, and that is no reason to publish what is given up.
+        drop(dropped);
         assert!(logged());
         log.0.lock().unwrap().clear();
-        assert_eq!(node.block_on(publisher.publish(Weights(2))).unwrap(), 1, "the first was not sent");
-        // Now there is, and room.
+        assert_eq!(
+            node.block_on(publisher.publish(Weights(2))).unwrap(),
+            u64::from(ROOM) + 1,
+            "the other was not sent"
+        );
+        // This one finds room.
         drop(publisher.publish(Weights(3)));
-        assert_eq!(node.block_on(publisher.publish(Weights(4))).unwrap(), 3);
+        assert_eq!(node.block_on(publisher.publish(Weights(4))).unwrap(), u64::from(ROOM) + 3);
         assert!(!logged());
     });
 }

@@ -83,6 +83,17 @@ impl<M: GpuMessage> Ask<M> {
         }
     }
 
+    /// Waits for room no longer: from here on the message is in the mailbox, or is not going there. No attempt is made.
+    ///
+    /// # Errors
+    /// [`AskError::NotSent`] with the message, where the mailbox has not accepted it; the ask has ended then.
+    pub fn withdraw(&mut self) -> Result<(), AskError<M>> {
+        if let Some(sending) = &mut self.sending {
+            sending.withdraw();
+        }
+        self.try_accepted().unwrap_or(Ok(()))
+    }
+
     /// It would be waited for where nothing can be.
     fn refuse(&mut self) {
         if let Some(sending) = &mut self.sending {

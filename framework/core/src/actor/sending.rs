@@ -330,6 +330,13 @@ impl<M: GpuMessage> Sending<M> {
         }
     }
 
+    /// Fails where it waits. A poll makes no attempt from now on.
+    pub(super) fn withdraw(&mut self) {
+        if matches!(self.state, State::Waiting(..)) {
+            self.fail(SendFailure::Full);
+        }
+    }
+
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, SendError<M>>> {
         while let (State::Waiting(route, location), Some(address)) = (&self.state, &self.address) {
             // Read before the attempt: what changes after it was read wakes this task.
