@@ -238,13 +238,16 @@ pub struct WriteDownArgs {
     pub file: PathBuf,
     /// Written with each item instead.
     pub at_once: bool,
-    /// A number at which it stands at a door.
+    /// A number at which it stands at a door, or [its end](Self::AT_ITS_END).
     pub door: Option<(u64, Door)>,
     /// A number on which its process dies, unless the file was there before: it makes it.
     pub dies_once: Option<(u64, PathBuf)>,
 }
 
 impl WriteDownArgs {
+    /// When all items have come.
+    pub const AT_ITS_END: u64 = u64::MAX;
+
     /// Into this file.
     pub fn to(file: impl AsRef<Path>) -> Self {
         WriteDownArgs { file: file.as_ref().to_owned(), ..WriteDownArgs::default() }
@@ -275,6 +278,9 @@ impl Sink for WriteDown {
     }
 
     fn finish(&mut self) -> anyhow::Result<()> {
+        if let Some((WriteDownArgs::AT_ITS_END, door)) = &self.args.door {
+            door.pass()?;
+        }
         self.write()
     }
 }

@@ -80,7 +80,7 @@ pub(crate) fn program(builder: Builder) -> Builder {
 }
 
 /// The process of this host's gateway, once there is one that has begun.
-fn gateway_of(node: &Node) -> u32 {
+pub(crate) fn gateway_of(node: &Node) -> u32 {
     let mut pid = None;
     until("the head has a gateway", || {
         let workers = node.supervisor().workers();

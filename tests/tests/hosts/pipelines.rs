@@ -4,19 +4,22 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 use tensorpost::hosts::Anywhere;
 use tensorpost::pipeline::{On, PipelineError, Report};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
+use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::pipes::{
     Count, CountArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs, watch, written, written_sorted,
 };
 use tensorpost_tests::wait::{ask, stop, until};
+use tensorpost_tests::want::pid_of;
 
 use crate::actors::{Echo, Echoer};
-use crate::gateways::Dies;
+use crate::gateways::{Dies, gateway_of};
 use crate::relay::{Relay, Weather};
 use crate::{Other, address, head};
 
@@ -333,6 +336,51 @@ fn a_source_hears_that_it_is_cancelled_though_a_gateway_dies(builder: Builder) {
     other.ends();
 }
 
+/// The last word of a run goes with a gateway that stands still. It is said again.
+fn who_is_told_that_a_run_is_over_hears_it_though_a_gateway_dies(builder: Builder) {
+    let (node, folder, gate) = (head(builder), folder(), Gate::new());
+    let mut other = Other::serving(&node);
+    let hosts = node.hosts().expect("hosts");
+    let files = ["there", "here"].map(|name| folder.path().join(name));
+    let [there, here] = &files;
+    let flow = Pipeline::new("both").source::<Count>(CountArgs::to(20)).named("there").on(&hosts[1]);
+    let pipeline = flow.sink::<WriteDown>(WriteDownArgs::to(there)).named("of there").pipeline();
+    let flow = pipeline.source::<Count>(CountArgs::to(20));
+    let door = Some((WriteDownArgs::AT_ITS_END, gate.door()));
+    let end = flow.sink::<WriteDown>(WriteDownArgs { door, ..WriteDownArgs::to(here) });
+    let running = node.run_pipeline(&end.pipeline()).expect("it starts");
+    let arrival = gate.arrival();
+    until("all has come from there", || written_sorted(there) == all(20));
+    // Nobody hears when that source has said that it is done. Said later, it is asked again.
+    std::thread::sleep(Duration::from_millis(200));
+    let gateway = gateway_of(&node);
+    stop(gateway);
+    arrival.open();
+    let report = running.wait().expect("a report");
+    assert!(report.is_complete() && files.iter().all(|file| written(file) == all(20)), "{report}");
+    assert_eq!(other.workers().len(), 1, "it was told before the gateway has died");
+    kill_process(pid_of(gateway).expect("a process"), Signal::KILL).expect("it is there");
+    until("the worker has ended", || other.workers().is_empty());
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+    other.ends();
+}
+
+/// What becomes of a worker on another host is said until it was heard.
+fn orders_about_workers_are_heard_though_a_gateway_dies(builder: Builder) {
+    let node = head(builder);
+    let mut other = Other::serving(&node);
+    let workers =
+        ["one", "two"].map(|name| node.supervisor().spawn_worker_on(1, name, 1, None).expect("a worker"));
+    assert_eq!(other.workers().len(), 2);
+    let gateway = gateway_of(&node);
+    stop(gateway);
+    workers.into_iter().for_each(|worker| node.supervisor().retire(worker));
+    kill_process(pid_of(gateway).expect("a process"), Signal::KILL).expect("it is there");
+    until("the workers have ended", || other.workers().is_empty());
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+    other.ends();
+}
+
 fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
     let node = head(builder);
     let other = Other::serving(&node);
@@ -440,6 +488,8 @@ pub(crate) fn cases() -> Vec<Case> {
         a_source_on_another_host_is_cancelled_and_killed,
         a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence,
         a_source_hears_that_it_is_cancelled_though_a_gateway_dies,
+        who_is_told_that_a_run_is_over_hears_it_though_a_gateway_dies,
+        orders_about_workers_are_heard_though_a_gateway_dies,
         what_cannot_be_on_another_host_is_refused,
         the_loss_of_a_host_ends_a_pipeline_with_its_name_or_costs_its_replicas,
     ];

@@ -330,8 +330,8 @@ impl Suite {
             anyhow::bail!("`{from}` and `{to}` are not two GPUs, such as cuda:0 and cuda:1");
         };
         let count = self.count(800);
-        let mut raw = nixl::Raw::start(from_gpu, to_gpu)?;
-        raw.write(16, 1)?;
+        let mut raw = nixl::Raw::start(from_gpu, to_gpu, false)?;
+        raw.write(16, 1, false)?;
         let two = TwoOnDevice::by_nixl(&from.parse()?, &to.parse()?, 4)?;
         // The pools grow, arenas are made, and the route is probed; meanwhile tensors go by gRPC.
         for _ in 0..WARM {
@@ -339,24 +339,33 @@ impl Suite {
             std::thread::sleep(WARM_PAUSE);
         }
         // GB a second. Both gateways log where the time of a burst went when it has been over for a moment.
-        let pour = |count: u64, mib: usize| {
-            let gib = two.tensors_of(count, mib << 20)?;
+        let pour = |count: u64, mib: usize, touched: bool| {
+            let gib = two.tensors_of(count, mib << 20, touched)?;
             std::thread::sleep(WARM_PAUSE);
             eprintln!("  that was {count} of {mib} MiB");
             anyhow::Ok(gib * runs::GIB / 1e9)
         };
         // With as many on their way as there ever are: pools grow in the first of these.
         for _ in 0..2 {
-            pour(count / 8, 32)?;
-            pour(count / 32, 128)?;
+            for touched in [true, false] {
+                pour(count / 8, 32, touched)?;
+                pour(count / 32, 128, touched)?;
+            }
         }
-        let [mut alone, mut ahead, mut small, mut large] = [(); 4].map(|()| Samples::default());
+        let [mut alone, mut ahead, mut copied, mut small, mut large, mut untouched] =
+            [(); 6].map(|()| Samples::default());
         for run in 1..=self.runs() {
             eprintln!("  {from} to {to}, run {run}");
-            alone.0.push(raw.write(count, 1)?);
-            ahead.0.push(raw.write(count, 8)?);
-            small.0.push(pour(count, 32)?);
-            large.0.push(pour(count / 4, 128)?);
+            alone.0.push(raw.write(count, 1, false)?);
+            ahead.0.push(raw.write(count, 8, false)?);
+            // Its other end copies for as long as it is there.
+            let mut copying = nixl::Raw::start(from_gpu, to_gpu, true)?;
+            copying.write(16, 1, true)?;
+            copied.0.push(copying.write(count, 8, true)?);
+            copying.end()?;
+            small.0.push(pour(count, 32, true)?);
+            large.0.push(pour(count / 4, 128, true)?);
+            untouched.0.push(pour(count, 32, false)?);
         }
         two.end()?;
         raw.end()?;
@@ -365,9 +374,13 @@ impl Suite {
             format!("32 MiB tensors, {from} to {to}, by NIXL, GB/s, over raw NIXL with the same pieces");
         self.row(&what, &small, Some(best), Bound::RatioAtLeast(0.9), BUSY + 4);
         self.row("  the same, by itself", &small, None, Bound::AtLeast(180.0), BUSY + 4);
+        let what = "  32 MiB tensors whose bytes nobody touches, over raw NIXL";
+        self.row(what, &untouched, Some(best), Bound::None, BUSY + 4);
         self.row("  128 MiB tensors, over raw NIXL", &large, Some(best), Bound::None, BUSY + 4);
         self.row("  raw NIXL, 32 MiB, one after the other", &alone, None, Bound::None, 2);
         self.row("  raw NIXL, 32 MiB, 8 on their way", &ahead, None, Bound::None, 2);
+        let what = "  the same, with a copy on either GPU for each, over without";
+        self.row(what, &copied, Some(&ahead), Bound::None, 3);
         Ok(())
     }
 

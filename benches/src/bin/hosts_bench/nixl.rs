@@ -2,27 +2,61 @@
 
 #![expect(unsafe_code, reason = "allocates memory of a GPU by the driver")]
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use cudarc::driver::{CudaContext, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 use tensorpost_hosts::limits::{NIXL_SLOT, NIXL_SLOTS};
 use tensorpost_hosts::nixl::{Agent, Library, Nixl, Place, Region};
 
 /// Says on which GPU a process of this program is the other end.
 const RAW: &str = "HOSTS_BENCH_RAW_NIXL";
 const OTHER: &str = "other";
+/// How long the other end rests between two copies: about as long as a slot takes to be written.
+const REST: Duration = Duration::from_micros(100);
 
-/// An agent with an arena.
+/// An agent with an arena, and as much memory beside it.
 struct End {
     // Before the context: with it the memory is deregistered.
     agent: Box<dyn Agent>,
     memory: Region,
-    _context: Arc<CudaContext>,
+    copies: Copies,
+}
+
+/// Copies between an arena and the memory beside it, as gateways make them.
+struct Copies {
+    stream: Arc<CudaStream>,
+    arena: u64,
+    beside: u64,
+}
+
+impl Copies {
+    fn copy(&self, to: u64, from: u64) -> anyhow::Result<CudaEvent> {
+        self.stream.context().bind_to_thread()?;
+        // SAFETY: both are a slot of memory that is never freed.
+        unsafe { result::memcpy_dtod_async(to, from, NIXL_SLOT as usize, self.stream.cu_stream()) }?;
+        Ok(self.stream.record_event(None)?)
+    }
+
+    /// Into a slot that is to be written elsewhere.
+    fn put_in(&self, at: u64) -> anyhow::Result<CudaEvent> {
+        self.copy(self.arena + at, self.beside + at)
+    }
+
+    /// Out of one slot after the other, for as long as the process.
+    fn take_out(self) -> anyhow::Result<()> {
+        for slot in (0..NIXL_SLOTS).cycle() {
+            let at = u64::from(slot) * NIXL_SLOT;
+            self.copy(self.beside + at, self.arena + at)?.synchronize()?;
+            std::thread::sleep(REST);
+        }
+        Ok(())
+    }
 }
 
 impl End {
@@ -30,25 +64,34 @@ impl End {
         let context = CudaContext::new(gpu as usize)?;
         context.bind_to_thread()?;
         let bytes = NIXL_SLOT * u64::from(NIXL_SLOTS);
-        // SAFETY: it is never freed, and nothing refers to it.
-        let address = unsafe { result::malloc_sync(bytes as usize) }?;
+        let allocate = || {
+            // SAFETY: it is never freed, and nothing refers to it.
+            unsafe { result::malloc_sync(bytes as usize) }
+        };
+        let address = allocate()?;
+        let copies = Copies { stream: context.new_stream()?, arena: address, beside: allocate()? };
         let memory = Region { place: Place::Gpu(gpu), address, bytes };
         let mut agent = Library::load()?.agent(name)?;
         agent.register(memory)?;
-        Ok(End { agent, memory, _context: context })
+        Ok(End { agent, memory, copies })
     }
 }
 
 /// Is the other end, where this process was started for that.
 pub(crate) fn serve_if_raw() -> anyhow::Result<bool> {
-    let Ok(gpu) = std::env::var(RAW) else { return Ok(false) };
-    let mut end = End::on(gpu.parse()?, OTHER)?;
-    let metadata: String = end.agent.metadata()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    let Ok(said) = std::env::var(RAW) else { return Ok(false) };
+    let (gpu, copies) = said.split_once(' ').context("it does not say whether this end copies")?;
+    let End { mut agent, memory, copies: out_of } = End::on(gpu.parse()?, OTHER)?;
+    let metadata: String = agent.metadata()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut out = std::io::stdout();
-    writeln!(out, "{} {metadata}", end.memory.address)?;
+    writeln!(out, "{} {metadata}", memory.address)?;
     out.flush()?;
+    if copies.parse()? {
+        std::thread::spawn(move || out_of.take_out());
+    }
     // Until whoever writes is done.
     std::io::stdin().read_to_end(&mut Vec::new())?;
+    drop(agent);
     Ok(true)
 }
 
@@ -60,9 +103,10 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    pub(crate) fn start(from: u32, to: u32) -> anyhow::Result<Self> {
+    /// Where `copies` is told, the other end copies out of its slots meanwhile.
+    pub(crate) fn start(from: u32, to: u32, copies: bool) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.env(RAW, to.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env(RAW, format!("{to} {copies}")).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut other = command.spawn().context("the other end of NIXL does not start")?;
         let said = other.stdout.take().context("it has no output")?;
         let mut line = String::new();
@@ -76,17 +120,24 @@ impl Raw {
         Ok(Raw { end, to, other })
     }
 
-    /// GB (10^9 bytes) a second of so many slots, of which `ahead` are on their way at a time.
-    pub(crate) fn write(&mut self, count: u64, ahead: u64) -> anyhow::Result<f64> {
+    /// GB (10^9 bytes) a second of so many slots, of which `ahead` are on their way at a time. Where `copied`, each is copied
+    /// into first.
+    pub(crate) fn write(&mut self, count: u64, ahead: u64, copied: bool) -> anyhow::Result<f64> {
         let ahead = ahead.clamp(1, NIXL_SLOTS.into());
-        let (since, mut begun, mut done) = (Instant::now(), 0, 0);
-        let mut under_way = std::collections::VecDeque::new();
+        let (since, mut taken, mut done) = (Instant::now(), 0, 0);
+        let (mut filled, mut under_way) = (VecDeque::new(), VecDeque::new());
         while done < count {
-            while begun < count && begun - done < ahead {
-                let at = begun % u64::from(NIXL_SLOTS) * NIXL_SLOT;
-                let (from, to) = (self.end.memory.part(at, NIXL_SLOT), self.to.part(at, NIXL_SLOT));
+            while taken < count && taken - done < ahead {
+                let at = taken % u64::from(NIXL_SLOTS) * NIXL_SLOT;
+                filled.push_back((at, copied.then(|| self.end.copies.put_in(at)).transpose()?));
+                taken += 1;
+            }
+            while let Some((at, copy)) = filled.front()
+                && copy.as_ref().is_none_or(CudaEvent::is_complete)
+            {
+                let (from, to) = (self.end.memory.part(*at, NIXL_SLOT), self.to.part(*at, NIXL_SLOT));
                 under_way.push_back(self.end.agent.begin(from, to)?);
-                begun += 1;
+                filled.pop_front();
             }
             if let Some(first) = under_way.front()
                 && self.end.agent.is_done(*first)?

@@ -188,6 +188,14 @@ impl Two {
 /// Two hosts with a process on each that works on one device.
 pub(crate) struct TwoOnDevice {
     pair: Pair,
+    /// Those that write and look at bytes of each tensor.
+    touching: Ends,
+    /// Those that do not, where there are some.
+    others: Option<Ends>,
+}
+
+/// An actor on either host.
+struct Ends {
     source: Spawned<DeviceSource>,
     sink: Spawned<DeviceSink>,
 }
@@ -195,39 +203,46 @@ pub(crate) struct TwoOnDevice {
 impl TwoOnDevice {
     /// Without TLS, and with so many connections for tensors.
     pub(crate) fn start(device: &Device, lanes: u16) -> anyhow::Result<Self> {
-        Self::with(device, device, lanes, Nixl::Off, FEW)
+        let pair = Pair::with(None, lanes, Nixl::Off)?;
+        let touching = Ends::start(&pair, device, device, true, FEW)?;
+        Ok(TwoOnDevice { pair, touching, others: None })
     }
 
     /// From one device to another, by NIXL where it is faster.
     pub(crate) fn by_nixl(from: &Device, to: &Device, lanes: u16) -> anyhow::Result<Self> {
-        Self::with(from, to, lanes, Nixl::WhereFaster, 4 * FEW)
-    }
-
-    fn with(from: &Device, to: &Device, lanes: u16, nixl: Nixl, mailbox: u32) -> anyhow::Result<Self> {
-        let pair = Pair::with(None, lanes, nixl)?;
-        let source = pair.node.spawn::<DeviceSource>(()).device(from.clone()).start()?;
-        let sink = pair.node.spawn::<DeviceSink>(()).on(&pair.there).device(to.clone()).mailbox(mailbox);
-        let sink = sink.start()?;
-        Ok(TwoOnDevice { pair, source, sink })
+        let pair = Pair::with(None, lanes, Nixl::WhereFaster)?;
+        let ends = |touches| Ends::start(&pair, from, to, touches, 4 * FEW);
+        let (touching, others) = (ends(true)?, Some(ends(false)?));
+        Ok(TwoOnDevice { pair, touching, others })
     }
 
     /// GiB a second of large tensors.
     pub(crate) fn tensors(&self, count: u64) -> anyhow::Result<f64> {
-        self.tensors_of(count, TENSOR)
+        self.tensors_of(count, TENSOR, true)
     }
 
-    /// Of tensors with so many bytes.
-    pub(crate) fn tensors_of(&self, count: u64, bytes: usize) -> anyhow::Result<f64> {
-        let pour = Pour { to: self.sink.address(), came: self.sink.address(), count, bytes };
-        let poured = self.pair.node.block_on(self.source.ask(pour));
+    /// Of tensors with so many bytes, of which some are written and looked at, or none.
+    pub(crate) fn tensors_of(&self, count: u64, bytes: usize, touched: bool) -> anyhow::Result<f64> {
+        let ends = if touched { Some(&self.touching) } else { self.others.as_ref() };
+        let Ends { source, sink } = ends.context("there are no actors that leave bytes alone")?;
+        let pour = Pour { to: sink.address(), came: sink.address(), count, bytes };
+        let poured = self.pair.node.block_on(source.ask(pour));
         let poured = poured.map_err(|error| anyhow::anyhow!("{error}"))?.map_err(anyhow::Error::msg)?;
         Ok(speed(&poured, bytes))
     }
 
     pub(crate) fn end(self) -> anyhow::Result<()> {
-        let TwoOnDevice { pair, source, sink } = self;
-        drop((source, sink));
+        let TwoOnDevice { pair, touching, others } = self;
+        drop((touching, others));
         pair.end()
+    }
+}
+
+impl Ends {
+    fn start(pair: &Pair, from: &Device, to: &Device, touches: bool, mailbox: u32) -> anyhow::Result<Self> {
+        let source = pair.node.spawn::<DeviceSource>(touches).device(from.clone()).start()?;
+        let sink = pair.node.spawn::<DeviceSink>(touches).on(&pair.there).device(to.clone());
+        Ok(Ends { source, sink: sink.mailbox(mailbox).start()? })
     }
 }
 

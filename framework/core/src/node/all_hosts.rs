@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::NodeReport;
 use super::all_traces::{self, Extent, ForHead};
 use super::console::{ActorFacts, HostFacts, Look, WayFacts};
-use super::elsewhere::ask_for;
+use super::elsewhere::{Orders, ask_for};
 use super::limits::{
     HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, MAX_ALL_HOSTS_FIGURES, MAX_ENDS, MAX_FAILURE_TEXT, MAX_HANGS,
     MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST,
@@ -65,6 +65,8 @@ pub(crate) struct AllHosts {
     pub(in crate::node) gateway: Arc<Mutex<Option<ProcessId>>>,
     /// And with it, for what waits for other hosts.
     pub(in crate::node) supervisor: OnceLock<Weak<Supervisor>>,
+    /// What they are told about workers of theirs.
+    pub(in crate::node) orders: Orders,
     /// Those that had not answered when they were asked for a look, until when they are not asked.
     silent: Mutex<HashMap<u16, Instant>>,
     /// On an agent: what is to be added to a time of this host for the head's, and to how much that is right, in nanoseconds.

@@ -3,8 +3,8 @@
 //! Each node of several hosts has a mailbox in its own process, the *starter*, under a number that the others know
 //! ([`starter_of`]). A spawn that names another host asks its starter, as any actor is asked. That node starts a worker, and the actor
 //! in it, as if its own program had spawned it, and supervises it by the policy that came along: its next lives are on the same
-//! host, unless the policy lets it go on without that host (`supervisor/roaming.rs`). A pipeline starts workers there first, and then actors in them; what it says of them at its end ([`Order`]) is said once and
-//! not answered.
+//! host, unless the policy lets it go on without that host (`supervisor/roaming.rs`). A pipeline starts workers there first, and then actors in them; what it says of them at its end ([`Order`]) is asked
+//! until it is heard.
 //!
 //! Used by [`Spawn::start`](super::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a node as soon as its host is one
 //! of several.
@@ -22,7 +22,9 @@
 mod devices;
 mod groups;
 mod guests;
+mod heard;
 mod next_life;
+mod orders;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -30,13 +32,14 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt as _, join_all};
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
 pub(in crate::node) use self::groups::{InGroup, OfGroup, Says, Speaker, Then};
 pub(in crate::node) use self::next_life::{NextLife, Roams, first_life, next_life};
+pub(in crate::node) use self::orders::{Order, Orders};
 use super::all_hosts::{self, LastLook, Show, show};
 use super::behind::{Behind, pass_on};
 use super::group::Supervision;
@@ -49,7 +52,7 @@ use super::wait::wait_for;
 use super::{Node, Spawn};
 use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
 use crate::device::Device;
-use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::ids::{ActorId, ProcessId};
 use crate::limits::{DEFAULT_MAILBOX, cuda_connections};
 use crate::message::{GpuMessage as _, codec, message_key};
 use crate::observe::text::shown;
@@ -111,16 +114,6 @@ pub(super) struct ToStart {
     pub(super) group: Option<InGroup>,
 }
 
-/// What is to become of a worker: as the [`Supervisor`]'s methods with these names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Order {
-    Kill,
-    Retire,
-    AskToStop,
-    LetGo,
-    KeepSpares(u32, DeviceId),
-}
-
 /// What the other node answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
@@ -132,7 +125,7 @@ pub(super) enum Answer {
     },
     Worker(u64),
     PassedOn,
-    /// What was said of a group.
+    /// What was said of a group, or of a worker.
     Done,
     Load(usize),
     /// As JSON.
@@ -214,7 +207,8 @@ impl Starter {
     fn take(&self, (host, request): Asked, receipt: Receipt) {
         if let Request::Order(worker, order) = request {
             // At once, so that orders keep their order.
-            return self.obey(host, WorkerId(worker), order);
+            self.obey(host, WorkerId(worker), order);
+            return receipt.reply(Answer::Done);
         }
         let (queue, most, name) = match request {
             Request::Show(_) => (&self.shows, MAX_HOST_SHOWS, "tensorpost-show"),
@@ -590,23 +584,6 @@ impl Supervisor {
             Answer::Worker(number) => Ok(WorkerId::of_host(host.number, number)),
             other => Err(not_done(&host, other)),
         }
-    }
-
-    /// Has the host of a worker do this with it, if that is another one. Does not wait, and nobody hears of it where that host is lost:
-    /// its workers end too.
-    pub(super) fn tell_host_of(&self, worker: WorkerId, order: Order) -> bool {
-        let Some((host, number)) = worker.elsewhere() else { return false };
-        let Some(transport) = self.elsewhere() else { return true };
-        let mut sending = starter(&transport, host).send(Request::Order(number, order));
-        if (&mut sending).now_or_never().is_some() {
-            return true;
-        }
-        // Other questions fill its mailbox.
-        let thread = std::thread::Builder::new().name("tensorpost-order".to_owned());
-        if let Err(error) = thread.spawn(move || wait_for(sending)) {
-            tracing::warn!(%worker, ?order, %error, "its host was not told");
-        }
-        true
     }
 }
 

@@ -1,19 +1,51 @@
 //! The end of a pipeline's actors, when all is over.
 //!
 //! Used by the conductor, last. **Order.** First the node lets the workers go, then the actors are told to end: one that
-//! dies with this word, or that a policy would bring back, has no next life, which nobody would tell.
+//! dies with this word, or that a policy would bring back, has no next life, which nobody would tell. One on another host is
+//! told until it has heard it, because a gateway may take the word along.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
+use futures_util::future::{FutureExt as _, LocalBoxFuture};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tensorpost_core::api::actor::{AskError, AskFailure, Refusal};
 
-use super::Conductor;
+use super::{Conductor, Member};
 use crate::worker::args::Control;
 
 /// How long members may take to hear that all is over.
 const CLOSING: Duration = Duration::from_secs(1);
+
+/// How long to wait before one is told again whom nobody could tell for the moment.
+const AGAIN: Duration = Duration::from_millis(50);
+
+impl Member {
+    /// Tells it to end, at once. Resolves when it need not be told again.
+    pub(super) fn close(&self) -> LocalBoxFuture<'static, ()> {
+        let control = self.control.clone();
+        if !self.worker.is_of_another_host() {
+            let close = control.send(Control::Close);
+            return async move {
+                // One that has ended need not hear it.
+                let _ = close.await;
+            }
+            .boxed_local();
+        }
+        let mut close = control.ask(Control::Close);
+        async move {
+            while let Err(AskError::NoReply(AskFailure::Refused(why))) = close.await {
+                match why {
+                    Refusal::GatewayEnded(_) => {}
+                    Refusal::NotPassedOn(_) => tokio::time::sleep(AGAIN).await,
+                    _ => return,
+                }
+                close = control.ask(Control::Close);
+            }
+        }
+        .boxed_local()
+    }
+}
 
 impl Conductor {
     /// Ends the members. Those that were killed need no word.
@@ -33,10 +65,9 @@ impl Conductor {
         // All of them: one that seemed to be gone may be there, and would keep its worker.
         let mut untold: HashSet<_> = (0..self.members.len()).collect();
         let tell = |index: usize| {
-            let close = self.members[index].control.send(Control::Close);
+            let told = self.members[index].close();
             async move {
-                // One that has ended need not hear it.
-                let _ = close.await;
+                told.await;
                 index
             }
         };

@@ -366,7 +366,7 @@ impl Conductor {
         if !matches!(self.scaling.state(stage, place), Some(State::Leaving(_))) {
             return;
         }
-        let (worker, close) = (member.worker, member.control.send(Control::Close));
+        let worker = member.worker;
         for (other, member) in self.members.iter().enumerate() {
             if self.sends_to(index, other)
                 && self.counts[other].is_none()
@@ -377,7 +377,7 @@ impl Conductor {
         }
         // First that, so that nothing comes back.
         self.supervisor.let_go(worker);
-        self.send(close);
+        self.sends.push(self.members[index].close());
         self.scaling.set(stage, place, State::Empty);
         self.tell_places(stage);
         self.reach_target(stage);

@@ -11,23 +11,18 @@
 //! and nobody is told.
 
 use std::sync::Weak;
-use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::heard::until_heard;
 use super::{Answer, Request, starter};
-use crate::actor::AskError;
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::supervisor::{Step, Supervisor};
 use crate::node::wait::wait_for;
 use crate::observe::text::shown;
-use crate::transport::inbox::Refusal;
-use crate::transport::{AskFailure, Transport};
-
-/// How long to wait before something is said again that could not be passed on.
-const AGAIN: Duration = Duration::from_millis(100);
+use crate::transport::Transport;
 
 /// Of a group, by its number on its home.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -115,22 +110,15 @@ async fn say(transport: &Weak<Transport>, ToSay { host, said, then }: ToSay) {
 }
 
 async fn said_to(transport: &Weak<Transport>, host: u16, said: &OfGroup) -> Result<(), String> {
-    loop {
-        let transport = transport.upgrade().ok_or("this node has ended")?;
-        let asked = starter(&transport, host).ask(Request::Group(said.clone()));
-        drop(transport);
-        match asked.await {
-            Ok(Answer::Done) => return Ok(()),
-            Ok(Answer::No(why)) => return Err(shown(why, MAX_FAILURE_TEXT)),
-            Ok(_) => return Err("it has answered something else".to_owned()),
-            // Nobody knows whether it came.
-            Err(AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_)))) => {}
-            // It did not, because there was too much to do; or the host is lost, and then it cannot be sent the next time.
-            Err(AskError::NoReply(AskFailure::Refused(Refusal::NotPassedOn(_)))) => {
-                tokio::time::sleep(AGAIN).await;
-            }
-            Err(error) => return Err(error.to_string()),
-        }
+    let ask = || Request::Group(said.clone());
+    let ended = || "this node has ended".to_owned();
+    let asked = starter(&transport.upgrade().ok_or_else(ended)?, host).ask(ask());
+    match until_heard(transport, host, asked, ask).await {
+        Ok(Answer::Done) => Ok(()),
+        Ok(Answer::No(why)) => Err(shown(why, MAX_FAILURE_TEXT)),
+        Ok(_) => Err("it has answered something else".to_owned()),
+        Err(Some(error)) => Err(error.to_string()),
+        Err(None) => Err(ended()),
     }
 }
 
