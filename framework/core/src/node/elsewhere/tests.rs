@@ -2,6 +2,7 @@ use futures_util::FutureExt;
 
 use super::*;
 use crate::actor::AskError;
+use crate::ids::DeviceId;
 use crate::message::raw::{RawMessage, RawReply};
 use crate::testing::Cluster;
 use crate::transport::AskFailure;
