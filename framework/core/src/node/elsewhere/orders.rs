@@ -5,12 +5,15 @@
 //! nobody heard that it was let go of. So an order may come twice. All but [`Order::Kill`] change nothing the second time; that ends the worker's
 //! next life, if a policy has begun one meanwhile.
 //!
+//! **Invariants.** MBX-2: a host that is there and answers no order holds up its own for [`LONGEST`] each, and nobody else's.
+//!
 //! **Threads.** One, from the first order on. **On the loss** of the host its workers end, and its orders with them. **On the end** of the node the thread
 //! ends.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use parking_lot::Mutex;
@@ -24,6 +27,9 @@ use crate::ids::DeviceId;
 use crate::node::supervisor::{Supervisor, WorkerId};
 use crate::node::wait::wait_for;
 use crate::transport::Transport;
+
+/// How long to wait until a host has heard one: longer than a gateway takes to come back, and a verdict.
+const LONGEST: Duration = Duration::from_mins(1);
 
 /// What is to become of a worker: as the [`Supervisor`]'s methods with these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,8 +111,15 @@ fn run(transport: &Weak<Transport>, mut orders: UnboundedReceiver<Given>) {
 
 /// The host, when it has heard an order, or never will.
 async fn hear(transport: &Weak<Transport>, Given { host, worker, order, asked }: Given) -> u16 {
-    if let Err(Some(error)) = until_heard(transport, host, asked, || Request::Order(worker, order)).await {
-        tracing::debug!(host, worker, ?order, %error, "a host does not hear what becomes of a worker");
+    let heard = until_heard(transport, host, asked, || Request::Order(worker, order));
+    match tokio::time::timeout(LONGEST, heard).await {
+        Ok(Ok(_) | Err(None)) => {}
+        Ok(Err(Some(error))) => {
+            tracing::debug!(host, worker, ?order, %error, "a host does not hear what becomes of a worker");
+        }
+        Err(_) => {
+            tracing::warn!(host, worker, ?order, "a host does not answer what is said of a worker of its own")
+        }
     }
     host
 }
@@ -119,7 +132,7 @@ impl Supervisor {
         let Some(transport) = self.elsewhere() else { return true };
         let asked = starter(&transport, host).ask(Request::Order(worker, order));
         let given = Given { host, worker, order, asked };
-        self.shared().all_hosts.orders.follow(std::sync::Arc::downgrade(&transport), given);
+        self.shared().all_hosts.orders.follow(Arc::downgrade(&transport), given);
         true
     }
 }
