@@ -107,6 +107,11 @@ struct Count(u64);
 #[gpu_message(reply = u32)]
 struct Flood(usize);
 
+/// "Say what a counter counts." In one case alone.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = u32)]
+struct Describe;
+
 struct Counting {
     made: Counter,
 }
@@ -124,7 +129,7 @@ impl RemoteActor for Counting {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Count>().message::<Flood>();
+        on.message::<Count>().message::<Flood>().message::<Describe>();
     }
 }
 
@@ -141,6 +146,15 @@ impl Handler<Count> for Counting {
             counter!("in_a_future").increment(1);
             std::process::id()
         })
+    }
+}
+
+impl Handler<Describe> for Counting {
+    type Result = MessageResult<Describe>;
+
+    fn handle(&mut self, _: Describe, _: &mut Context<Self>) -> Self::Result {
+        metrics::describe_counter!("counted", Unit::Count, "said by each actor");
+        MessageResult(0)
     }
 }
 
@@ -167,10 +181,14 @@ fn metrics_of_a_handler_arrive_with_their_actor_and_their_worker(builder: Builde
         ask(&node, &first.address(), Count(2));
     }
     ask(&node, &second.address(), Count(10));
+    for said in [&first, &first, &second] {
+        ask(&node, &said.address(), Describe);
+    }
     node.metrics().unwrap(); // whoever has asked finds all in the recorder
-    // Once for each worker: other cases, which run beside this one, have some.
     let described = value("made_in_create (Some(Count)): named before there was a message");
     assert!(described >= Some(1.0), "{described:?}");
+    let described = value("counted (Some(Count)): said by each actor");
+    assert_eq!(described, Some(1.0), "it is told once for a worker");
     for (series, expected) in [
         ("counted actor=first worker=counts kind=big", 6.0),
         ("level actor=first worker=counts", 1.0),

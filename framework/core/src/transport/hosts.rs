@@ -463,7 +463,7 @@ pub struct Settings {
 }
 
 /// Whether tensors in GPU memory go to other hosts by [NIXL](https://github.com/ai-dynamo/nixl), from memory of one GPU into memory of
-/// the other; see [`Hosts::nixl`](crate::node::Hosts::nixl).
+/// the other; see [`Hosts::nixl`](crate::api::hosts::Hosts::nixl).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Nixl {
     /// Never: all goes by gRPC.
