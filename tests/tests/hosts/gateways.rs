@@ -13,6 +13,7 @@ use tensorpost_core::os::PidFd;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, numbers, stop, until, until_free};
+use tensorpost_tests::want::pid_of;
 
 use crate::actors::{Echo, Echoed, Echoer, Fail, Gatekeeper, Item, MayGo, Open, PassOn};
 use crate::names::{Clerk, Take};
@@ -281,6 +282,22 @@ fn names_stay_unique_whichever_gateway_dies(builder: Builder) {
     other.end();
 }
 
+/// What becomes of a worker on another host is said until it was heard.
+fn orders_about_workers_are_heard_though_a_gateway_dies(builder: Builder) {
+    let node = head(builder);
+    let mut other = Other::serving(&node);
+    let workers =
+        ["one", "two"].map(|name| node.supervisor().spawn_worker_on(1, name, 1, None).expect("a worker"));
+    assert_eq!(other.workers().len(), 2);
+    let gateway = gateway_of(&node);
+    stop(gateway);
+    workers.into_iter().for_each(|worker| node.supervisor().retire(worker));
+    kill(pid_of(gateway).expect("a process"));
+    until("the workers have ended", || other.workers().is_empty());
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+    other.ends();
+}
+
 /// A gateway that stands still is ended and replaced before the time of an agent is over (HOST-10).
 fn gateways_that_stand_still_are_replaced_in_time(builder: Builder) {
     let node = head(builder);
@@ -352,6 +369,7 @@ fn a_head_whose_gateway_dies_over_and_over_goes_on_without_the_others(builder: B
 
 pub(crate) fn cases() -> Vec<Case> {
     cases![
+        orders_about_workers_are_heard_though_a_gateway_dies,
         gateways_that_stand_still_are_replaced_in_time,
         a_head_whose_gateway_dies_over_and_over_goes_on_without_the_others,
         the_gateway_of_the_head_dies_and_all_goes_on,
