@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 use tensorpost_hosts::limits::{NIXL_SLOT, NIXL_SLOTS};
-use tensorpost_hosts::nixl::{Agent, Library, Nixl, Place, Region};
+use tensorpost_hosts::nixl::{Agent, Library, Nixl, Part, Place, Region};
 
 /// Says on which GPU a process of this program is the other end.
 const RAW: &str = "HOSTS_BENCH_RAW_NIXL";
@@ -60,7 +60,7 @@ impl Copies {
 }
 
 impl End {
-    fn on(gpu: u32, name: &str) -> anyhow::Result<Self> {
+    fn on(gpu: u32, name: &str, part: Part) -> anyhow::Result<Self> {
         let context = CudaContext::new(gpu as usize)?;
         context.bind_to_thread()?;
         let bytes = NIXL_SLOT * u64::from(NIXL_SLOTS);
@@ -71,7 +71,7 @@ impl End {
         let address = allocate()?;
         let copies = Copies { stream: context.new_stream()?, arena: address, beside: allocate()? };
         let memory = Region { place: Place::Gpu(gpu), address, bytes };
-        let mut agent = Library::load()?.agent(name)?;
+        let mut agent = Library::load()?.agent(name, part)?;
         agent.register(memory)?;
         Ok(End { agent, memory, copies })
     }
@@ -81,7 +81,7 @@ impl End {
 pub(crate) fn serve_if_raw() -> anyhow::Result<bool> {
     let Ok(said) = std::env::var(RAW) else { return Ok(false) };
     let (gpu, copies) = said.split_once(' ').context("it does not say whether this end copies")?;
-    let End { mut agent, memory, copies: out_of } = End::on(gpu.parse()?, OTHER)?;
+    let End { mut agent, memory, copies: out_of } = End::on(gpu.parse()?, OTHER, Part::Written)?;
     let metadata: String = agent.metadata()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut out = std::io::stdout();
     writeln!(out, "{} {metadata}", memory.address)?;
@@ -114,7 +114,7 @@ impl Raw {
         let (address, metadata) = line.trim().split_once(' ').with_context(|| format!("it said {line:?}"))?;
         let byte = |at: usize| u8::from_str_radix(metadata.get(at..at + 2).unwrap_or("?"), 16);
         let metadata = (0..metadata.len()).step_by(2).map(byte).collect::<Result<Bytes, _>>()?;
-        let mut end = End::on(from, "one")?;
+        let mut end = End::on(from, "one", Part::Writer)?;
         let to = Region { place: Place::Gpu(to), address: address.parse()?, bytes: end.memory.bytes };
         end.agent.connect(OTHER, &metadata, to)?;
         Ok(Raw { end, to, other })

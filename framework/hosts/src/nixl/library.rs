@@ -2,19 +2,19 @@
 //!
 //! The library is never unloaded: UCX has threads and handlers of its own. Every return code is looked at. The signatures are those of
 //! `src/bindings/rust/wrapper.h` in NIXL 1.5.1; earlier ones had a `bool sorted` behind the lists, which is passed and means nothing to
-//! later ones.
+//! later ones. Those before 0.6.1 cannot be told what an agent is for, and are not used.
 
 #![expect(unsafe_code, reason = "calls a C library")]
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Agent, Nixl, NixlError, Place, Region, blob};
+use super::{Agent, Nixl, NixlError, Part, Place, Region, blob};
 use crate::limits::MAX_NIXL_METADATA;
 
 /// Names the library, where the loader does not find it by itself.
@@ -28,6 +28,30 @@ const IN_PROGRESS: c_int = 1;
 const WRITE: c_int = 1;
 const DRAM: c_int = 0;
 const VRAM: c_int = 1;
+
+/// How long a progress thread sleeps at most where nothing wakes it, in us. NIXL's default, 0, takes a whole core.
+const PROGRESS_DELAY: u64 = 1_000;
+/// NIXL's default for a thread that there is none of, in us.
+const LISTEN_DELAY: u64 = 100_000;
+
+/// `nixl_capi_agent_config_t`.
+///
+/// *No progress thread where an agent writes*: it would ask to be woken by every copy, for which UCX puts a call of the host behind
+/// each in the stream, and the next copy waits for that. 32 MiB from one H200 to another took 169 us with it, and 88 without
+/// (`benches/README.md`).
+#[derive(Default)]
+#[repr(C)]
+struct Config {
+    has_progress_thread: bool,
+    has_listen_thread: bool,
+    listen_port: c_int,
+    thread_sync: c_int,
+    workers: c_uint,
+    /// How long the progress thread sleeps at most, in us.
+    progress_delay: u64,
+    listen_delay: u64,
+    captures_telemetry: bool,
+}
 
 macro_rules! table {
     ($($name:ident($($arg:ty),* $(,)?);)*) => {
@@ -51,7 +75,7 @@ macro_rules! table {
 }
 
 table! {
-    create_agent(*const c_char, *mut Handle);
+    create_configured_agent(*const c_char, *const Config, *mut Handle);
     destroy_agent(Handle);
     get_plugin_params(Handle, *const c_char, *mut Handle, *mut Handle);
     destroy_mem_list(Handle);
@@ -128,8 +152,8 @@ impl Library {
 }
 
 impl Nixl for Library {
-    fn agent(&self, name: &str) -> Result<Box<dyn Agent>, NixlError> {
-        Ok(Box::new(Ucx::new(self.clone(), name)?))
+    fn agent(&self, name: &str, part: Part) -> Result<Box<dyn Agent>, NixlError> {
+        Ok(Box::new(Ucx::new(self.clone(), name, part)?))
     }
 }
 
@@ -164,11 +188,19 @@ struct Ucx {
 }
 
 impl Ucx {
-    fn new(library: Library, name: &str) -> Result<Self, NixlError> {
+    fn new(library: Library, name: &str, part: Part) -> Result<Self, NixlError> {
         let name = c_string(name)?;
         let mut agent = ptr::null_mut();
-        // SAFETY: the name ends with a zero, and the handle is written to a place for it.
-        check("create_agent", unsafe { (library.loaded.table.create_agent)(name.as_ptr(), &mut agent) })?;
+        let config = Config {
+            has_progress_thread: part == Part::Written,
+            progress_delay: PROGRESS_DELAY,
+            listen_delay: LISTEN_DELAY,
+            ..Config::default()
+        };
+        // SAFETY: the name ends with a zero, the configuration is as its header has it, and the handle is written to a place for it.
+        let status =
+            unsafe { (library.loaded.table.create_configured_agent)(name.as_ptr(), &config, &mut agent) };
+        check("create_configured_agent", status)?;
         let (memory, other, backend) = (None, None, ptr::null_mut());
         let (writes, done) = (HashMap::new(), Vec::new());
         // From here on it is destroyed with this.

@@ -13,9 +13,10 @@
 //! 4. A write that takes longer than [`NIXL_DEADLINE`](crate::limits::NIXL_DEADLINE), or fails, *breaks* the route: what had not arrived goes by gRPC.
 //!
 //! **HOST-11.** A slot whose write was given up may still be written. It is not used before both are true: the receiver has deregistered
-//! the arena and ended its agent, so nothing of this process puts late bytes there; and the sender has ended its own, so no copy of its
-//! devices goes on. What comes in spite of that is for keys that are not valid any more. An arena is never another peer's. Each was seen to be
-//! needed: UCX goes on writing to deregistered memory over TCP and between processes of one machine.
+//! the arena and ended its agent, so nothing of this process puts late bytes there; and the sender has ended its own, behind its writes,
+//! because an agent that ends gives them up, and its devices copy all the same. What takes longer than the deadline is not waited for. What
+//! comes in spite of that is for keys that are not valid any more. An arena is never another peer's. Each was seen to be needed: UCX goes on
+//! writing to deregistered memory over TCP and between processes of one machine.
 //!
 //! **Distrust.** The metadata of the other side is bounded and looked at (`blob.rs`) before NIXL reads it, by an agent that has nothing but this
 //! route's arena. Who says what it must not ends the connection as with any other frame. What NIXL does with a peer's bytes is C++ that
@@ -126,7 +127,16 @@ pub trait Nixl: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// NIXL says why not.
-    fn agent(&self, name: &str) -> Result<Box<dyn Agent>, NixlError>;
+    fn agent(&self, name: &str, part: Part) -> Result<Box<dyn Agent>, NixlError>;
+}
+
+/// What an agent does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// It writes, and goes on when it is asked whether a write is done: at no other time.
+    Writer,
+    /// It is written to, and goes on by itself.
+    Written,
 }
 
 /// One end of a route. Used by one thread, which may wait in it.

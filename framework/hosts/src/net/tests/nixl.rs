@@ -15,7 +15,7 @@ use super::renewals::{keep, listen_on, renewed};
 use super::*;
 use crate::frame::{Piece, Run};
 use crate::ids::Gateway as Which;
-use crate::nixl::{Agent, Arena, Arenas, Library, Nixl, NixlError, Passing, Place, Region};
+use crate::nixl::{Agent, Arena, Arenas, Library, Nixl, NixlError, Part, Passing, Place, Region};
 
 const BOUNDS: Bounds = Bounds { window: 16 << 20, wide: 64 << 20, piece: 256 << 10, run: 1 << 20 };
 
@@ -113,8 +113,12 @@ struct False {
     /// Of all agents that there ever were.
     names: Mutex<HashSet<String>>,
     writes: AtomicUsize,
-    /// Writes are in progress for ever.
+    /// Writes that begin are in progress for as long as this is so.
     stuck: AtomicBool,
+    /// Looks at writes that were in progress.
+    looks: AtomicUsize,
+    /// Writes that were in progress when their agent ended.
+    given_up: AtomicUsize,
     /// Writes go nowhere, and are said to be done.
     lies: AtomicBool,
 }
@@ -123,14 +127,16 @@ struct FalseAgent {
     name: String,
     all: Arc<False>,
     other: Option<String>,
+    /// How many are in progress.
+    stuck: usize,
 }
 
 #[derive(Debug)]
 struct Shared(Arc<False>);
 
 impl Nixl for Shared {
-    fn agent(&self, name: &str) -> Result<Box<dyn Agent>, NixlError> {
-        Ok(Box::new(FalseAgent { name: name.to_owned(), all: Arc::clone(&self.0), other: None }))
+    fn agent(&self, name: &str, _: Part) -> Result<Box<dyn Agent>, NixlError> {
+        Ok(Box::new(FalseAgent { name: name.to_owned(), all: Arc::clone(&self.0), other: None, stuck: 0 }))
     }
 }
 
@@ -160,6 +166,7 @@ impl Agent for FalseAgent {
             return Err(NixlError::Argument { what: "memory that was deregistered" });
         }
         if all.stuck.load(Relaxed) {
+            self.stuck += 1;
             return Ok(0);
         }
         if !all.lies.load(Relaxed) {
@@ -170,12 +177,21 @@ impl Agent for FalseAgent {
     }
 
     fn is_done(&mut self, write: u64) -> Result<bool, NixlError> {
-        Ok(write == 1)
+        if write == 1 {
+            return Ok(true);
+        }
+        let is_done = !self.all.stuck.load(Relaxed);
+        match is_done {
+            true => self.stuck -= 1,
+            false => drop(self.all.looks.fetch_add(1, Relaxed)),
+        }
+        Ok(is_done)
     }
 }
 
 impl Drop for FalseAgent {
     fn drop(&mut self) {
+        self.all.given_up.fetch_add(self.stuck, Relaxed);
         self.all.memory.lock().remove(&self.name);
     }
 }
@@ -291,6 +307,35 @@ async fn tensors_go_by_nixl_once_it_was_found_to_be_faster() {
     one.peer.end();
     zero.peer.end();
     until_closed(&fabric).await;
+}
+
+/// HOST-11. A device goes on with what it was told to copy when the agent has ended: so that one ends behind its writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_ends_after_its_writes() {
+    let fabric = Arc::new(False::default());
+    let (zero, one, _listener) = two(Arc::new(Shared(Arc::clone(&fabric)))).await;
+    until_there(&one).await;
+    until_used(&zero, &one).await;
+    let until_looked = async |more: usize| {
+        let from = fabric.looks.load(Relaxed);
+        while fabric.looks.load(Relaxed) < from + more && fabric.given_up.load(Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    fabric.stuck.store(true, Relaxed);
+    let cut = async {
+        until_looked(1).await;
+        one.peer.cut(one.peer.link().expect("a connection"));
+        while one.peer.nixl_routes() > 0 {
+            tokio::task::yield_now().await;
+        }
+        until_looked(1_000).await;
+        fabric.stuck.store(false, Relaxed);
+    };
+    tokio::join!(passes(&zero, &one, 7), cut);
+    until_there(&one).await;
+    until_used(&zero, &one).await;
+    assert_eq!(fabric.given_up.load(Relaxed), 0, "writes were in progress when their agent ended");
 }
 
 /// Waits until no agent is there.

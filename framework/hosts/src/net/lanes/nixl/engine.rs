@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::super::super::peer::Peer;
 use super::Way;
-use crate::nixl::{Agent, Arena, At, Heard, NixlError, NixlUse, Offer, Region, Sizes, Took, Wrote};
+use crate::limits::NIXL_DEADLINE;
+use crate::nixl::{Agent, Arena, At, Heard, NixlError, NixlUse, Offer, Part, Region, Sizes, Took, Wrote};
 
 /// What such a thread is told.
 #[derive(Debug)]
@@ -54,6 +55,7 @@ pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
             happened: Instant::now(),
         };
         engine.run(&told);
+        engine.settle();
         // The agent before its memory, and both before that is said.
         drop(engine);
         if let Some(peer) = weak.upgrade() {
@@ -160,7 +162,11 @@ impl Engine {
         let arena = self.using.arenas.reserve(device, bytes).map_err(EngineError)?;
         arena.enter().map_err(EngineError)?;
         self.arena = Some(Arc::clone(&arena));
-        let agent = self.agent.insert(self.using.nixl.agent(&self.name)?);
+        let part = match self.way {
+            Way::In => Part::Written,
+            Way::Out => Part::Writer,
+        };
+        let agent = self.agent.insert(self.using.nixl.agent(&self.name, part)?);
         agent.register(arena.memory())?;
         if let Some(ends) = self.peer.upgrade().as_ref().and_then(|peer| peer.nixl.as_ref()) {
             ends.arenas.lock().insert((self.way, self.at), Arc::clone(&arena));
@@ -218,6 +224,21 @@ impl Engine {
                 self.writes.push(Write { number, slot, since, begin: since.duration_since(asked) });
             }
             Err(why) => self.tell(Heard::Written { at: self.at, slot, written: Err(why) }),
+        }
+    }
+
+    /// HOST-11. Waits for the writes that nobody waits for any more: an agent that ends gives them up, but what a device was told to
+    /// copy it copies all the same, into an arena that is used again once this end has said that it is gone.
+    fn settle(&mut self) {
+        let Some(agent) = &mut self.agent else { return };
+        let since = Instant::now();
+        loop {
+            self.writes.retain(|write| matches!(agent.is_done(write.number), Ok(false)));
+            // What takes longer than that is stuck, and nobody says whether it ever ends.
+            if self.writes.is_empty() || since.elapsed() > NIXL_DEADLINE {
+                return;
+            }
+            thread::yield_now();
         }
     }
 
