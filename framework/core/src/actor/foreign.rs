@@ -15,6 +15,7 @@ use crate::lease::Lease;
 use crate::message::codec::{self, DecodeError};
 pub use crate::message::raw::{RawMessage, RawReply, Unanswered};
 pub use crate::message::raw_item::RawItem;
+use crate::stream::turn::{self, Turn};
 use crate::tensor::Tensor;
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
@@ -79,6 +80,29 @@ impl Serialize for RawAddress {
     }
 }
 
+/// While this is there, what this thread sends, answers and lets go of goes out together, at its end, as at that of a handler in Rust: one clock
+/// write for each stream, and one look at each peer.
+///
+/// Whoever waits for somebody else inside of it says [`publish`](Self::publish) first, or may wait for ever.
+#[derive(Debug)]
+#[must_use = "what was put off goes out when this drops"]
+pub struct Together(#[expect(dead_code, reason = "it is for its drop")] Turn);
+
+impl Together {
+    /// From here on, on this thread. Inside of another it is a part of that.
+    pub fn begin() -> Self {
+        Together(Turn::begin())
+    }
+
+    /// What was put off on this thread goes out now. Nothing where nothing was.
+    #[inline]
+    pub fn publish() {
+        if turn::is_open() {
+            turn::flush_now();
+        }
+    }
+}
+
 /// Whether other processes can have a lease on the memory of `tensor` from this transport.
 pub fn can_leave_by(tensor: &Tensor, transport: &Transport) -> bool {
     let lease: &Lease = tensor.lease();
@@ -115,3 +139,6 @@ impl Env {
         self.watch(address.typed(), &self.address::<Lifecycle>());
     }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests;

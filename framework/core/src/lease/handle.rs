@@ -402,6 +402,15 @@ impl Lease {
         }
     }
 
+    /// For who has the last handle and does no more with the memory: `end`, which `stream` gave out behind all that was done with it there, stands for
+    /// that. Nothing where there is another handle, whose uses may still come.
+    #[cfg(feature = "foreign")]
+    pub(crate) fn closes_at(&self, stream: &Stream, end: Ticket) {
+        if self.is_last() {
+            self.0.users.lock().close_at(stream, end);
+        }
+    }
+
     /// As [`used_on`](Self::used_on), for work that writes.
     pub(crate) fn written_on(&self, stream: &Stream) {
         let mut users = self.0.users.lock();

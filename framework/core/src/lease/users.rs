@@ -63,6 +63,14 @@ impl Users {
         };
     }
 
+    /// Nothing more is done with it: where all was done on this stream, it is over at `end`, a ticket that the stream gave out behind it.
+    #[cfg(feature = "foreign")]
+    pub(super) fn close_at(&mut self, stream: &Stream, end: Ticket) {
+        if self.streams.len() == 1 && self.streams.contains(stream) {
+            self.ends = Ends::At(end);
+        }
+    }
+
     /// The ticket that stands for all uses, where no further one has to be asked for.
     pub(super) fn end(&self) -> Option<Ticket> {
         #[cfg(any(feature = "graphs", feature = "foreign"))]

@@ -242,6 +242,10 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
             outgoing.raw = Some(body.to_vec());
+            // They are all that come: room for one is not the room for several that a list begins with.
+            let count = tensors.len().min(MAX_TENSORS);
+            outgoing.tensors.reserve_exact(count);
+            outgoing.leases.reserve_exact(count);
             tensors.iter().try_for_each(|tensor| outgoing.add(tensor).map(|_| ()))
         }
         Some(Scope::Searching(found)) => tensors

@@ -9,7 +9,7 @@ use crate::device::{Backend, DeviceError, StreamOp};
 use crate::ids::ProcessId;
 use crate::lease::{Pool, PoolOptions};
 use crate::stream::turn::Turn;
-use crate::tensor::dlpack::outside::{drop_elsewhere, piece_of};
+use crate::tensor::dlpack::outside::{closes_before, drop_elsewhere, piece_of};
 use crate::tensor::{DType, DeviceStream, Layout, TensorMut};
 
 struct Scene {
@@ -126,6 +126,42 @@ fn a_piece_of_a_library_is_one_write() {
         let expected = if read_here { vec![ready, ready + 1] } else { vec![ready] };
         assert_eq!(scene.writes(), expected, "read here: {read_here}");
         assert_eq!(scene.stream.pool().stats().quarantined_bytes, 16, "CLOCK-2: it waits for its last use");
+    }
+}
+
+/// CLOCK-2: what a library has let go of before it lends the next piece is over at that one's ticket; where a handle is left, or another stream used
+/// it, nobody knows.
+#[test]
+fn a_piece_stands_for_what_was_let_go_of_before() {
+    for how in ["one stream", "another stream", "a handle is left"] {
+        let scene = scene();
+        let (whole, other) = (scene.tensor().freeze(), scene.stream.with_new_stream().unwrap());
+        let received = scene.tensor().freeze();
+        received.read_on(scene.stream.clocked()).unwrap();
+        if how == "another stream" {
+            received.read_on(other.clocked()).unwrap();
+        }
+        let left = (how == "a handle is left").then(|| received.clone());
+        let layout = Layout::contiguous(&[16]).unwrap();
+        let piece = piece_of(&whole, DType::U8, &layout, &scene.stream, Box::new(()), drop_elsewhere);
+        let piece = piece.unwrap().unwrap();
+        let ready = piece.ready().unwrap().value;
+        closes_before(&received, &piece, &scene.stream);
+        drop(received);
+        let on_first = |more: &[u64]| [&[ready][..], more].concat();
+        let expected = match how {
+            "one stream" => on_first(&[]),
+            // Each is asked for a ticket.
+            "another stream" => vec![ready, ready + 1, 1],
+            _ => on_first(&[]),
+        };
+        assert_eq!(scene.writes(), expected, "{how}");
+        if let Some(left) = left {
+            left.read_on(scene.stream.clocked()).unwrap();
+            drop(left);
+            assert_eq!(scene.writes(), [ready, ready + 1], "what was done behind the piece");
+        }
+        assert!(scene.stream.pool().stats().quarantined_bytes >= 16, "{how}: it waits for its last use");
     }
 }
 

@@ -116,6 +116,16 @@ impl Drop for Held {
     }
 }
 
+/// A library has let go of `tensor`, before `later` was [made](piece_of) of what `stream` had been given by then: the clock write for that stands for
+/// what the library did with `tensor` on `stream`, too. To be dropped next; where it is not the last handle, nothing changes.
+///
+/// The caller promises the order: a ticket from before the library let go does not stand for its last uses (CLOCK-2).
+pub fn closes_before(tensor: &Tensor, later: &Tensor, stream: &DeviceStream) {
+    if let Some(end) = later.ready() {
+        tensor.lease().closes_at(stream.clocked(), end);
+    }
+}
+
 /// A part of the memory of `whole`, which has to be this process's own, as an allocation of its own, with what `stream` has
 /// written there by now. When nobody has a lease on the part any more and all uses of it have passed, `keep` goes to `put_away`; the
 /// part counts as lent out until that has dropped it. `None` where `layout`, from the beginning of `whole`'s allocation on, leaves it.
