@@ -7,7 +7,9 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 use tensorpost_core::actor::{AskError, SendError};
-use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply};
+use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply, Together};
+use tensorpost_core::ids::ActorId;
+use tensorpost_core::limits::MAX_INLINE_BODY;
 
 use crate::context::Context;
 use crate::decode;
@@ -16,6 +18,7 @@ use crate::failure::exception;
 use crate::garbage;
 use crate::plan::Plan;
 use crate::wait::{self, Driven};
+use crate::way::Way;
 
 /// The address of an actor.
 #[pyclass(frozen, name = "Address", module = "tensorpost")]
@@ -37,13 +40,20 @@ impl PyAddress {
         Ok(RawMessage { key, body, tensors: self.context.shared(py, plan, value, tensors)? })
     }
 
-    fn who(&self) -> String {
-        self.raw.actor().to_string()
+    fn who(&self) -> ActorId {
+        self.raw.actor()
     }
 }
 
+/// The first attempt to send, or to ask, which waits for nobody. The interpreter is kept meanwhile: to let go of it and to take it again
+/// costs as much as a fifth of the attempt, and more where another thread of Python takes it in between. No thread that has a lock of the core waits
+/// for the interpreter (`garbage`). A body that is copied into memory of its own takes longer.
+fn begun<R: Send>(py: Python<'_>, message: RawMessage, begin: impl FnOnce(RawMessage) -> R + Send) -> R {
+    if message.body.len() > MAX_INLINE_BODY { py.detach(|| begin(message)) } else { begin(message) }
+}
+
 /// An error of sending, as an exception.
-fn not_sent(py: Python<'_>, who: &str, name: &str, error: &SendError<RawMessage>) -> PyErr {
+fn not_sent(py: Python<'_>, who: ActorId, name: &str, error: &SendError<RawMessage>) -> PyErr {
     let text = format!("{name} was not sent to {who}: {}", error.reason);
     failed(py, "SendError", text, error.is_retryable())
 }
@@ -55,7 +65,7 @@ fn failed(py: Python<'_>, class: &'static str, text: String, retryable: bool) ->
     error
 }
 
-fn no_reply(py: Python<'_>, who: &str, name: &str, error: &AskError<RawMessage>) -> PyErr {
+fn no_reply(py: Python<'_>, who: ActorId, name: &str, error: &AskError<RawMessage>) -> PyErr {
     match error {
         AskError::NotSent(error) => not_sent(py, who, name, error),
         AskError::NoReply(failure) => {
@@ -66,12 +76,12 @@ fn no_reply(py: Python<'_>, who: &str, name: &str, error: &AskError<RawMessage>)
     }
 }
 
-fn late(py: Python<'_>, who: &str, name: &str, what: &str) -> PyErr {
+fn late(py: Python<'_>, who: ActorId, name: &str, what: &str) -> PyErr {
     failed(py, "DeadlineError", format!("{name} to {who}: {what} before the deadline"), true)
 }
 
 /// There was no room in a mailbox, or too much of this process's memory was out.
-fn no_room(py: Python<'_>, who: &str, name: &str, context: &Context) -> PyErr {
+fn no_room(py: Python<'_>, who: ActorId, name: &str, context: &Context) -> PyErr {
     match context.transport.lending_refusal() {
         None => late(py, who, name, "there was no room"),
         Some(why) => {
@@ -88,7 +98,8 @@ fn reply_of(
     py: Python<'_>,
     asked: Asked,
     reply: &Plan,
-    (who, name): (&str, &str),
+    who: ActorId,
+    name: &str,
     context: &Arc<Context>,
 ) -> PyResult<Py<PyAny>> {
     match asked {
@@ -106,7 +117,7 @@ fn reply_of(
 
 type Sent = Option<Result<(), SendError<RawMessage>>>;
 
-fn sent(py: Python<'_>, sent: Sent, who: &str, name: &str, context: &Context) -> PyResult<()> {
+fn sent(py: Python<'_>, sent: Sent, who: ActorId, name: &str, context: &Context) -> PyResult<()> {
     match sent {
         Some(Ok(())) => Ok(()),
         Some(Err(error)) => Err(not_sent(py, who, name, &error)),
@@ -119,20 +130,20 @@ impl PyAddress {
     /// The actor's number in its node.
     #[getter]
     fn actor(&self) -> String {
-        self.who()
+        self.who().to_string()
     }
 
-    fn _send(
-        &self,
-        py: Python<'_>,
-        plan: &Plan,
-        key: u64,
-        value: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
-    ) -> PyResult<()> {
+    /// Sends a message, and returns when the actor's mailbox has accepted it. Waits for room, at most ``timeout`` seconds: in the
+    /// mailbox, and, with tensors that this process has made, until no more than half of its pool is with others.
+    ///
+    /// Raises :class:`SendError`, or :class:`DeadlineError` where there was no room in time.
+    #[pyo3(signature = (message, *, timeout=None))]
+    fn send(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
+        let way = Way::of(message)?;
+        let plan = way.plan.get();
         let timeout = wait::seconds(py, timeout)?;
-        let message = self.message(plan, key, value)?;
-        let mut sending = py.detach(|| self.raw.send(message));
+        let message = self.message(plan, way.key, message)?;
+        let mut sending = begun(py, message, |message| self.raw.send(message));
         let outcome = match wait::at_once(&mut sending) {
             Some(outcome) => Some(outcome),
             None => {
@@ -140,69 +151,70 @@ impl PyAddress {
                 wait::wait(py, sending, timeout)?
             }
         };
-        sent(py, outcome, &self.who(), &plan.name, &self.context)
+        sent(py, outcome, self.who(), &plan.name, &self.context)
     }
 
-    fn _try_send(&self, py: Python<'_>, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let message = self.message(plan, key, value)?;
-        match py.detach(|| self.raw.try_send(message)) {
+    /// Sends a message if there is room now; says whether it was sent. Raises :class:`SendError` where it never will be.
+    fn try_send(&self, py: Python<'_>, message: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let way = Way::of(message)?;
+        let plan = way.plan.get();
+        let message = self.message(plan, way.key, message)?;
+        let sent = begun(py, message, |message| self.raw.try_send(message));
+        Together::publish();
+        match sent {
             Ok(()) => Ok(true),
             Err(error) if error.is_retryable() => Ok(false),
-            Err(error) => Err(not_sent(py, &self.who(), &plan.name, &error)),
+            Err(error) => Err(not_sent(py, self.who(), &plan.name, &error)),
         }
     }
 
-    fn _ask(
-        &self,
-        py: Python<'_>,
-        plan: &Plan,
-        key: u64,
-        value: &Bound<'_, PyAny>,
-        reply: &Plan,
-        timeout: Option<f64>,
-    ) -> PyResult<Py<PyAny>> {
+    /// Sends a message, and returns the reply of its handler. Waits at most ``timeout`` seconds, for both together.
+    ///
+    /// Raises :class:`SendError`, :class:`AskError` where no reply will come, or :class:`DeadlineError`.
+    #[pyo3(signature = (message, *, timeout=None))]
+    fn ask(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let way = Way::of(message)?;
+        let (plan, reply) = (way.plan.get(), way.reply.get());
         let timeout = wait::seconds(py, timeout)?;
-        let message = self.message(plan, key, value)?;
-        let asking = py.detach(|| self.raw.ask(message));
+        let message = self.message(plan, way.key, message)?;
+        let asking = begun(py, message, |message| self.raw.ask(message));
         let outcome = wait::wait_looking(py, asking, timeout, &self.context.transport)?;
-        reply_of(py, outcome, reply, (&self.who(), &plan.name), &self.context)
+        reply_of(py, outcome, reply, self.who(), &plan.name, &self.context)
     }
 
     fn _begin_send(
         &self,
         py: Python<'_>,
-        plan: &Plan,
-        key: u64,
-        value: &Bound<'_, PyAny>,
+        message: &Bound<'_, PyAny>,
         timeout: Option<f64>,
         told: Py<PyAny>,
     ) -> PyResult<Driven> {
+        let way = Way::of(message)?;
+        let plan = way.plan.get();
         let timeout = wait::seconds(py, timeout)?;
-        let message = self.message(plan, key, value)?;
-        let sending = py.detach(|| self.raw.send(message));
+        let message = self.message(plan, way.key, message)?;
+        let sending = begun(py, message, |message| self.raw.send(message));
         let (who, name, context) = (self.who(), plan.name.clone(), Arc::clone(&self.context));
         wait::drive(told, sending, timeout, move |py, outcome| {
-            sent(py, outcome, &who, &name, &context).map(|()| py.None())
+            sent(py, outcome, who, &name, &context).map(|()| py.None())
         })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "Python calls it, with what it knows of the message")]
     fn _begin_ask(
         &self,
         py: Python<'_>,
-        plan: &Plan,
-        key: u64,
-        value: &Bound<'_, PyAny>,
-        reply: Py<Plan>,
+        message: &Bound<'_, PyAny>,
         timeout: Option<f64>,
         told: Py<PyAny>,
     ) -> PyResult<Driven> {
+        let way = Way::of(message)?;
+        let plan = way.plan.get();
         let timeout = wait::seconds(py, timeout)?;
-        let message = self.message(plan, key, value)?;
-        let asking = py.detach(|| self.raw.ask(message));
+        let message = self.message(plan, way.key, message)?;
+        let asking = begun(py, message, |message| self.raw.ask(message));
         let (who, name, context) = (self.who(), plan.name.clone(), Arc::clone(&self.context));
         wait::drive(told, asking, timeout, move |py, outcome| {
-            reply_of(py, outcome, reply.get(), (&who, &name), &context)
+            reply_of(py, outcome, way.reply.get(), who, &name, &context)
         })
     }
 

@@ -1,6 +1,7 @@
 //! The node that a value belongs to, as one of its processes sees it: what addresses send by, and the memory that tensors
 //! have to be in to be sent.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -76,15 +77,15 @@ impl Context {
 
     /// The stream that a library works on with memory of this device; none on the host, and none where this process has no business
     /// there.
-    pub(crate) fn stream_for(&self, device: DeviceId) -> Option<DeviceStream> {
+    pub(crate) fn stream_for(&self, device: DeviceId) -> Option<Cow<'_, DeviceStream>> {
         if device == DeviceId::HOST {
             return None;
         }
         if self.stream.kind() == DeviceKind::Cuda {
-            return Some(self.stream.clone());
+            return Some(Cow::Borrowed(&self.stream));
         }
         self.opened.as_ref()?;
-        self.open(&Device::by_id(device).ok()?).ok()
+        self.open(&Device::by_id(device).ok()?).ok().map(Cow::Owned)
     }
 
     /// A stream of a process that is no worker.
@@ -146,8 +147,7 @@ impl Context {
 
     /// A tensor of PyTorch is about to be sent that its sender could write.
     pub(crate) fn note_sent(&self, tensor: &Bound<'_, PyAny>, version: u64) -> PyResult<()> {
-        self.sent.note(tensor, version, 0);
-        self.sent.let_go(tensor.py())
+        self.sent.note_and_let_go(tensor, version)
     }
 
     /// Whether anybody looks for that.
@@ -162,9 +162,7 @@ impl Context {
 
     /// A handler is done: whether it has written what it had sent.
     pub(crate) fn written_after_send(&self, py: Python<'_>) -> PyResult<bool> {
-        let written = self.sent.close(py)?.is_some();
-        self.sent.reopen();
-        Ok(written)
+        Ok(self.sent.close_and_reopen(py)?.is_some())
     }
 
     /// Tensors that were forwarded, sent without a copy and copied, and the bytes of the last.

@@ -10,27 +10,24 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyList, PySet, PyString, PyTuple};
 use tensorpost_core::foreign::RawAddress;
 use tensorpost_core::ids::DeviceId;
-use tensorpost_core::message::portable::{Repr, TensorShape};
+use tensorpost_core::message::portable::Repr;
 use tensorpost_core::tensor::{Tensor, TensorError};
 
 use crate::address::PyAddress;
 use crate::address_space::stream as own_stream;
 use crate::construct::Values;
 use crate::context::Context;
-use crate::encode::{MAX_DEPTH, listed};
+use crate::encode::{MAX_DEPTH, TENSOR, listed};
 use crate::failure::{Failure, Result};
 use crate::plan::{Class, Node, Plan, Scalar, Style, Variant};
 use crate::reader::{Item, Reader};
-use crate::taking::{check, taken};
+use crate::taking::{Asked, taken};
 use crate::tensor::PyTensor;
 use crate::torch::Ledger;
 
 /// Values that are looked at: of an honest body a few for each byte, and some more for a body of few.
 const STEPS_PER_BYTE: usize = 1024;
 const STEPS: usize = 1 << 16;
-
-/// The key of a tensor in a body.
-const TENSOR: &str = "$tensor";
 
 struct Decoder<'a, 'py> {
     py: Python<'py>,
@@ -235,12 +232,7 @@ impl<'py> Decoder<'_, 'py> {
         Ok(object)
     }
 
-    fn tensor(
-        &mut self,
-        asked: &TensorShape,
-        owned: bool,
-        reader: &mut Reader<'_>,
-    ) -> Result<Bound<'py, PyAny>> {
+    fn tensor(&mut self, asked: &Asked, owned: bool, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
         let found = reader.next()?;
         if found != Item::Map(1) || string(reader)? != TENSOR {
             return Err(wrong("a tensor of the message", found));
@@ -259,7 +251,7 @@ impl<'py> Decoder<'_, 'py> {
         })?;
         let tensor = match std::mem::replace(given, Given::Gone) {
             Given::Made(object) => {
-                let fits = check(&object.get().tensor, asked);
+                let fits = asked.check(&object.get().tensor);
                 let made = object.clone().into_any();
                 *given = Given::Made(object);
                 fits.map_err(Failure::new)?;
@@ -273,7 +265,7 @@ impl<'py> Decoder<'_, 'py> {
                     // It is one already.
                     Ok(object) if !owned => {
                         *given = Given::Made(object.clone());
-                        check(&object.get().tensor, asked).map_err(Failure::new)?;
+                        asked.check(&object.get().tensor).map_err(Failure::new)?;
                         return Ok(object.into_any());
                     }
                     _ => tensor.map_err(|error| Failure::raised(self.py, error))?,
@@ -281,7 +273,7 @@ impl<'py> Decoder<'_, 'py> {
             }
             Given::Gone => return Err(Failure::new(format!("tensor {index} could not be taken before"))),
         };
-        if let Err(why) = check(&tensor, asked) {
+        if let Err(why) = asked.check(&tensor) {
             self.tensors[index] = Given::Raw(tensor);
             return Err(Failure::new(why));
         }
@@ -302,7 +294,7 @@ impl<'py> Decoder<'_, 'py> {
     fn for_good(&self, tensor: Tensor, context: Option<&Arc<Context>>) -> Result<PyTensor> {
         let stream = match context {
             Some(context) => match context.stream_for(tensor.device()) {
-                Some(stream) => stream,
+                Some(stream) => stream.into_owned(),
                 None => context.host_stream().map_err(|error| Failure::new(error.to_string()))?,
             },
             None => own_stream(self.py).map_err(|error| self.raised(error))?.clone(),

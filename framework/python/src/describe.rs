@@ -42,7 +42,7 @@ impl Walk<'_> {
         let plan = self.plan;
         Ok(match &plan.nodes[at] {
             Node::Scalar(scalar) => scalar.shape(),
-            Node::Tensor(tensor, _) => Shape::Tensor(tensor.clone()),
+            Node::Tensor(asked, _) => Shape::Tensor(asked.shape.clone()),
             Node::Address(message, body, reply) => Shape::Address(Box::new(Interface {
                 message: message.clone(),
                 body: self.of(*body)?,

@@ -7,6 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 use serde::ser::{Error, SerializeMap, SerializeSeq, SerializeTuple};
 use serde::{Serialize, Serializer};
+use smallvec::SmallVec;
+use tensorpost_core::limits::MAX_TENSORS;
 use tensorpost_core::message::codec::{self, EncodeError};
 use tensorpost_core::message::portable::Repr;
 use tensorpost_core::tensor::Tensor;
@@ -15,11 +17,17 @@ use crate::address::PyAddress;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
-use crate::taking::{check, taken};
+use crate::taking::taken;
 
 /// Types inside each other that are gone through. Bytes are nested less deep; what is nested without an end, because it holds
 /// itself, ends here.
 pub(crate) const MAX_DEPTH: usize = 192;
+
+/// The key of a tensor in a body.
+pub(crate) const TENSOR: &str = "$tensor";
+
+/// Bytes of a body that need no second piece of memory.
+const BODY: usize = 128;
 
 /// What is found out on the way.
 #[derive(Default)]
@@ -74,7 +82,7 @@ pub(crate) fn place_of(
 
 fn with_state(plan: &Plan, value: &Bound<'_, PyAny>, state: State<'_>) -> Result<(Vec<u8>, Vec<Tensor>)> {
     let typed = Typed { plan, node: plan.root, value, state: &state };
-    match codec::encode(&typed, Vec::new()) {
+    match codec::encode(&typed, Vec::with_capacity(BODY)) {
         Ok(encoded) => Ok((encoded.body, state.tensors.into_inner())),
         Err(error) => Err(state.failed.into_inner().unwrap_or_else(|| match error {
             EncodeError::Serialise(error) => Failure::new(error.to_string()),
@@ -138,10 +146,22 @@ impl Typed<'_, '_> {
                     return Err(stopped(self.state, Failure::new("")));
                 }
                 let tensor = taken(self.value, self.state.context).map_err(|error| self.raised(error))?;
-                check(&tensor, asked).map_err(|why| stopped(self.state, Failure::new(why)))?;
-                let written = tensor.serialize(to)?;
-                self.state.tensors.borrow_mut().push(tensor);
-                Ok(written)
+                asked.check(&tensor).map_err(|why| stopped(self.state, Failure::new(why)))?;
+                let index = {
+                    let mut tensors = self.state.tensors.borrow_mut();
+                    tensors.push(tensor);
+                    tensors.len() - 1
+                };
+                if index >= MAX_TENSORS {
+                    let why = format!(
+                        "a message can hold {MAX_TENSORS} tensors; send several messages, or stack the tensors"
+                    );
+                    return Err(stopped(self.state, Failure::new(why)));
+                }
+                // As a `Tensor` writes itself; which leases the message takes is found out when it goes.
+                let mut form = to.serialize_map(Some(1))?;
+                form.serialize_entry(TENSOR, &index)?;
+                form.end()
             }
             Node::Address(..) => match self.value.cast::<PyAddress>() {
                 Ok(address) => address.get().raw.serialize(to),
@@ -412,7 +432,7 @@ impl Typed<'_, '_> {
         tag: Option<(&str, &str)>,
         to: S,
     ) -> std::result::Result<S::Ok, S::Error> {
-        let mut written = Vec::with_capacity(fields.len());
+        let mut written: SmallVec<[_; 8]> = SmallVec::new();
         for field in fields {
             let value = self.get(field)?;
             let omitted = match &field.omitted {

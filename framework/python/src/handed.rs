@@ -4,15 +4,21 @@
 //! *pool* in which it allocates by itself. A view or a slice of the first two stands on the same lease, so it is sent without
 //! a copy. What lies in the third is lent out piece by piece.
 //!
-//! **Locks.** The list's, for as long as a look takes; nothing is dropped under it.
+//! **What a handler lets go of** on a GPU costs a clock write, behind its last use. The next tensor of a pool that the handler sends has one too, which
+//! stands for both; so little memory waits for that on the handler's thread, until the handler is done at the latest ([`Handling`]).
+//!
+//! **Locks.** The lists' one, for as long as a look takes; nothing is dropped under it.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use tensorpost_core::foreign::{Handing, hand_out, piece_of, seen_as};
+use smallvec::SmallVec;
+use tensorpost_core::foreign::{Handing, closes_before, hand_out, piece_of, seen_as};
+use tensorpost_core::limits::MAX_RANK;
 use tensorpost_core::tensor::{DType, DeviceStream, DlPack, Layout, Tensor, TensorError};
 
 use crate::capsule::Array;
@@ -41,15 +47,24 @@ pub(crate) struct Handed {
 /// By their beginning, and a number where several begin there: how long they are.
 type Known = BTreeMap<(u64, u64), (u64, Weak<Handed>)>;
 
-/// Allocations, which are apart from each other, or the same.
-static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
-
-/// Pools, in which others of the first list may lie.
-static POOLS: Mutex<Known> = Mutex::new(BTreeMap::new());
-
-fn list_of(kind: Kind) -> &'static Mutex<Known> {
-    if kind == Kind::Pool { &POOLS } else { &KNOWN }
+/// Both under one lock: what is looked for in the first list is looked for in the second where it is not found.
+struct Lists {
+    /// Allocations, which are apart from each other, or the same.
+    allocations: Known,
+    /// Pools, in which others of the first list may lie.
+    pools: Known,
 }
+
+static LISTS: Mutex<Lists> = Mutex::new(Lists { allocations: BTreeMap::new(), pools: BTreeMap::new() });
+
+impl Lists {
+    fn of(&mut self, kind: Kind) -> &mut Known {
+        if kind == Kind::Pool { &mut self.pools } else { &mut self.allocations }
+    }
+}
+
+/// Axes of a tensor, on the stack for as many as tensors of ours have.
+type Axes<T> = SmallVec<[T; MAX_RANK]>;
 
 impl Handed {
     fn list(start: u64, kind: Kind, tensor: Tensor, stream: Option<DeviceStream>) -> Arc<Self> {
@@ -57,24 +72,94 @@ impl Handed {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let bytes = tensor.lease().bytes();
         let handed = Arc::new(Handed { start, number, kind, tensor, stream });
-        list_of(kind).lock().insert((start, number), (bytes, Arc::downgrade(&handed)));
+        let listed = (bytes, Arc::downgrade(&handed));
+        LISTS.lock().of(kind).insert((start, number), listed);
         handed
     }
 
     /// The memory that an address lies in.
     fn at(address: u64) -> Option<Arc<Self>> {
-        let find = |known: &Mutex<Known>| {
-            let known = known.lock();
+        let find = |known: &Known| {
             let ((start, _), (bytes, handed)) = known.range(..=(address, u64::MAX)).next_back()?;
             if address - start < *bytes { handed.upgrade() } else { None }
         };
-        find(&KNOWN).or_else(|| find(&POOLS))
+        let lists = LISTS.lock();
+        find(&lists.allocations).or_else(|| find(&lists.pools))
     }
 }
 
 impl Drop for Handed {
     fn drop(&mut self) {
-        list_of(self.kind).lock().remove(&(self.start, self.number));
+        // The memory that the entry names is freed behind the lock.
+        let listed = LISTS.lock().of(self.kind).remove(&(self.start, self.number));
+        drop(listed);
+    }
+}
+
+/// Bytes that a handler has let go of and that may wait for what it sends next, and how many tensors they may be.
+const MAY_WAIT: u64 = 1 << 20;
+const MOST_WAITING: usize = 16;
+
+/// What waits on a thread for the next tensor that its handler sends.
+#[derive(Default)]
+struct Waiting {
+    tensors: SmallVec<[Arc<Handed>; 4]>,
+    bytes: u64,
+}
+
+thread_local! {
+    /// Of the handler that runs on this thread.
+    static WAITING: RefCell<Option<Waiting>> = const { RefCell::new(None) };
+}
+
+/// A handler runs on this thread for as long as this is there.
+pub(crate) struct Handling(());
+
+impl Handling {
+    pub(crate) fn begin() -> Self {
+        WAITING.set(Some(Waiting::default()));
+        Handling(())
+    }
+}
+
+impl Drop for Handling {
+    fn drop(&mut self) {
+        let waiting = WAITING.take();
+        drop(waiting);
+    }
+}
+
+/// What waits on this thread, to be let go of. The handler goes on.
+fn taken_from_thread() -> SmallVec<[Arc<Handed>; 4]> {
+    let take =
+        |waiting: &mut Option<Waiting>| waiting.as_mut().map(std::mem::take).unwrap_or_default().tensors;
+    WAITING.with_borrow_mut(take)
+}
+
+/// As a library has it: dropped when it lets go, on any thread.
+struct Out(Option<Arc<Handed>>);
+
+impl Drop for Out {
+    fn drop(&mut self) {
+        let Some(handed) = self.0.take() else { return };
+        let bytes = handed.tensor.lease().bytes();
+        if handed.stream.is_none() || bytes > MAY_WAIT {
+            return;
+        }
+        let mut handed = Some(handed);
+        // Threads of others, and those that are ending, have nothing to wait for.
+        let _ = WAITING.try_with(|waiting| {
+            if let Ok(mut waiting) = waiting.try_borrow_mut()
+                && let Some(waiting) = &mut *waiting
+                && waiting.bytes + bytes <= MAY_WAIT
+                && waiting.tensors.len() < MOST_WAITING
+            {
+                waiting.bytes += bytes;
+                waiting.tensors.extend(handed.take());
+            }
+        });
+        // Else now, as a handler's that has no room left.
+        drop(handed);
     }
 }
 
@@ -86,7 +171,7 @@ pub(crate) fn hand(
 ) -> Result<DlPack, TensorError> {
     let handing = if kind == Kind::ToRead { Handing::ToRead } else { Handing::ToWrite };
     hand_out(tensor, handing, stream, |start| {
-        Box::new(Handed::list(start, kind, tensor.clone(), stream.cloned()))
+        Box::new(Out(Some(Handed::list(start, kind, tensor.clone(), stream.cloned()))))
     })
 }
 
@@ -136,7 +221,14 @@ impl Found {
         garbage::open(py)?;
         let keep = Box::new(keep);
         let piece = piece_of(&self.handed.tensor, self.dtype, &self.layout, stream, keep, garbage::put);
-        piece.map_err(|error| exception(py, "TensorError", error.to_string()))
+        let piece = piece.map_err(|error| exception(py, "TensorError", error.to_string()))?;
+        // The handler has let go of these before, so what its library did with them stands in front of the piece's ticket.
+        for waiting in taken_from_thread() {
+            if let Some(piece) = &piece {
+                closes_before(&waiting.tensor, piece, stream);
+            }
+        }
+        Ok(piece)
     }
 }
 
@@ -150,15 +242,15 @@ pub(crate) unsafe fn find(array: &Array) -> Option<Found> {
     let handed = Handed::at(address)?;
     let rank = usize::try_from(array.ndim).ok()?;
     let dtype = dtype_of(array)?;
-    let axes = |first: *const i64| -> Option<Vec<i64>> {
+    let axes = |first: *const i64| -> Option<&[i64]> {
         if rank == 0 {
-            return Some(Vec::new());
+            return Some(&[]);
         }
         // SAFETY: as many as there are axes, as the caller promises.
-        (!first.is_null()).then(|| unsafe { std::slice::from_raw_parts(first, rank) }.to_vec())
+        (!first.is_null()).then(|| unsafe { std::slice::from_raw_parts(first, rank) })
     };
-    let shape: Vec<usize> =
-        axes(array.shape)?.into_iter().map(usize::try_from).collect::<Result<_, _>>().ok()?;
+    let shape: Axes<usize> =
+        axes(array.shape)?.iter().map(|extent| usize::try_from(*extent)).collect::<Result<_, _>>().ok()?;
     let offset = (address - handed.start) as usize;
     if !offset.is_multiple_of(dtype.size()) || shape.contains(&0) {
         return None;
@@ -166,10 +258,11 @@ pub(crate) unsafe fn find(array: &Array) -> Option<Found> {
     let layout = if array.strides.is_null() {
         Layout::contiguous(&shape).ok()?.with_offset(offset / dtype.size()).ok()?
     } else {
-        let strides: Vec<isize> =
-            axes(array.strides)?.into_iter().map(isize::try_from).collect::<Result<_, _>>().ok()?;
-        let alone = |(stride, extent): (&isize, &usize)| if *extent == 1 { 0 } else { *stride };
-        let strides: Vec<isize> = strides.iter().zip(&shape).map(alone).collect();
+        let of_axis = |(stride, extent): (&i64, &usize)| {
+            if *extent == 1 { Ok(0) } else { isize::try_from(*stride) }
+        };
+        let strides: Axes<isize> =
+            axes(array.strides)?.iter().zip(&shape).map(of_axis).collect::<Result<_, _>>().ok()?;
         Layout::from_parts(&shape, &strides, offset / dtype.size()).ok()?
     };
     Some(Found { handed, dtype, layout })

@@ -36,6 +36,7 @@ mod taking;
 mod tensor;
 mod torch;
 mod wait;
+mod way;
 
 use pyo3::prelude::*;
 

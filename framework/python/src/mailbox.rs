@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tensorpost_core::actor::{Env, Lifecycle};
-use tensorpost_core::foreign::{RawAddress, RawAnswer, RawMessage, RawReply, Unanswered};
+use tensorpost_core::foreign::{RawAddress, RawAnswer, RawMessage, RawReply, Together, Unanswered};
 use tensorpost_core::os::EventFd;
 use tensorpost_core::tensor::Tensor;
 use tokio::sync::oneshot;
@@ -379,7 +379,8 @@ pub(crate) struct Delivered {
 pub(crate) struct Shown {
     body: Vec<u8>,
     plan: Py<Plan>,
-    ledger: Arc<Ledger>,
+    /// None without tensors.
+    ledger: Option<Arc<Ledger>>,
 }
 
 impl Shown {
@@ -391,8 +392,8 @@ impl Shown {
         tensors: Vec<Tensor>,
         context: &Arc<Context>,
     ) -> PyResult<(Py<PyAny>, Self)> {
-        let ledger = Arc::new(Ledger::open());
-        let value = decode::arrived(plan.get(), py, &body, tensors, context, Some(&ledger));
+        let ledger = (!tensors.is_empty()).then(|| Arc::new(Ledger::open()));
+        let value = decode::arrived(plan.get(), py, &body, tensors, context, ledger.as_ref());
         let value = value.map(Bound::unbind);
         let value = value.map_err(|failure| failure.raise(py, "DecodeError", &plan.get().name))?;
         Ok((value, Shown { body, plan, ledger }))
@@ -401,7 +402,7 @@ impl Shown {
 
 /// An error where a handler has written what others read: of what it was shown, or what it had sent.
 pub(crate) fn check_writes(py: Python<'_>, shown: Option<Shown>, context: &Context) -> PyResult<()> {
-    if let Some(Shown { body, plan, ledger }) = shown
+    if let Some(Shown { body, plan, ledger: Some(ledger) }) = shown
         && let Some((index, times)) = ledger.close(py)?
     {
         let place = decode::place_of(plan.get(), py, &body, index);
@@ -468,6 +469,8 @@ impl Delivered {
     /// The handler is done, with this reply.
     fn reply(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = value.py();
+        // As in `serve`.
+        let _together = Together::begin();
         // First: a GPU that was made to write where it may not has nothing left to send.
         self.check_writes(py)?;
         let reply = serve::reply(&self.mailbox.context, plan, value)?;

@@ -7,6 +7,7 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
 use tensorpost_core::message::portable::{Repr, TensorShape};
 
 use crate::failure::exception;
+use crate::taking::Asked;
 use crate::tensor::PyTensor;
 use crate::{decode, encode};
 
@@ -29,7 +30,7 @@ pub(crate) enum Scalar {
 pub(crate) enum Node {
     Scalar(Scalar),
     /// What is asked of it, and whether its receiver has it for good.
-    Tensor(TensorShape, bool),
+    Tensor(Asked, bool),
     Option(usize),
     /// The address of an actor, with the message that goes there: its name, itself, its reply.
     Address(String, usize, usize),
@@ -183,7 +184,7 @@ impl Node {
                     shape: get(2)?.extract()?,
                     device: get(3)?.extract()?,
                 };
-                Node::Tensor(asked, get(4)?.extract()?)
+                Node::Tensor(Asked::new(asked), get(4)?.extract()?)
             }
             "address" => Node::Address(get(1)?.extract()?, inner(2)?, inner(3)?),
             "option" => Node::Option(inner(1)?),

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tensorpost_core::foreign::{RawAnswer, RawMessage, RawReply};
+use tensorpost_core::foreign::{RawAnswer, RawMessage, RawReply, Together};
 
 use crate::context::Context;
 use crate::encode;
 use crate::garbage;
+use crate::handed::Handling;
 use crate::mailbox::{Delivered, Item, PyMailbox, Shown, check_writes};
 use crate::plan::{Node, Plan, Scalar};
 
@@ -61,14 +62,24 @@ fn handle(
         Ok(read) => read,
         Err(error) => return Err(left(answer, "malformed", None, error)),
     };
-    // The value goes with its call.
-    let returned = match method.bind(py).call1((value,)) {
+    let handling = Handling::begin();
+    let returned = match method.bind(py).call1((&value,)) {
         Ok(returned) => returned,
-        Err(error) => return Err(left(answer, "failed", Some(shown), error)),
+        Err(error) => {
+            drop(value);
+            return Err(left(answer, "failed", Some(shown), error));
+        }
     };
+    // What the message takes back to its owner and the reply are one clock write, and are published together. Whatever waits in here
+    // for others publishes first (`wait`, `address`).
+    let _together = Together::begin();
+    drop(handling);
+    drop(value);
     // First: a GPU that was made to write where it may not has nothing left to send.
     let made = check_writes(py, Some(shown), context);
-    match made.and_then(|()| reply(context, reply_plan.get(), &returned)) {
+    let made = made.and_then(|()| reply(context, reply_plan.get(), &returned));
+    drop(returned);
+    match made {
         Ok(reply) => {
             answer.send(reply);
             Ok(())

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyException, PyTypeError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
@@ -40,7 +39,7 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     };
     // First what costs little: a plain tensor that lies in memory of ours.
     if let (Some(torch), Some(context)) = (torch, context)
-        && !source.getattr(intern!(py, "requires_grad"))?.is_truthy()?
+        && !torch.requires_grad(source)?
         && let Some(known) = known_again(source, torch, context)?
     {
         return Ok(known);
@@ -99,7 +98,7 @@ fn own_tensor(own: &PyTensor) -> Tensor {
     let stream = own.stream();
     let layout = *own.tensor.layout();
     // The layout is the tensor's own, so it lies in the allocation.
-    seen_as(&own.tensor, own.tensor.dtype(), layout, Some(stream.as_ref()))
+    seen_as(&own.tensor, own.tensor.dtype(), layout, Some(stream.as_deref()))
         .unwrap_or_else(|| own.tensor.clone())
 }
 
@@ -154,8 +153,10 @@ fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) -> PyResult<()> {
         return Ok(());
     }
     // Of PyTorch's alone.
-    let version = source.getattr(intern!(source.py(), "_version"));
-    if let Ok(version) = version.and_then(|version| version.extract()) {
+    let torch = Torch::if_there(source.py())?;
+    if let Some(torch) = torch.filter(|torch| torch.is_tensor(source).unwrap_or(false))
+        && let Ok(version) = torch.version(source)
+    {
         context.note_sent(source, version)?;
     }
     Ok(())
@@ -234,36 +235,54 @@ fn why(error: &TensorError) -> String {
     }
 }
 
-/// Checks a tensor against what its annotation asks.
-pub(crate) fn check(tensor: &Tensor, asked: &TensorShape) -> Result<(), String> {
-    if let Some(wanted) = asked.dtype.as_ref().and_then(|name| name.parse::<DType>().ok())
-        && wanted != tensor.dtype()
-    {
-        let mismatch = TensorMismatch::DType { wanted, found: tensor.dtype() };
-        return Err(format!(
-            "{mismatch}; convert it first, with `.astype(..)` of numpy or `.to(..)` of torch"
-        ));
+/// What an annotation asks of a tensor.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    /// In words.
+    pub(crate) shape: TensorShape,
+    /// The type of the elements, where there is one of this name.
+    dtype: Option<DType>,
+}
+
+impl Asked {
+    pub(crate) fn new(shape: TensorShape) -> Self {
+        let dtype = shape.dtype.as_ref().and_then(|name| name.parse().ok());
+        Asked { shape, dtype }
     }
-    if let Some(shape) = &asked.shape {
-        let found = tensor.shape();
-        let fits = shape.len() == found.len()
-            && shape
-                .iter()
-                .zip(found)
-                .all(|(wanted, found)| wanted.is_none_or(|wanted| wanted == *found as u64));
-        if !fits {
-            let axes = shape.iter().map(|axis| axis.map_or_else(|| "_".to_owned(), |axis| axis.to_string()));
-            let wanted = format!("[{}]", axes.collect::<Vec<_>>().join(", "));
-            let mismatch = TensorMismatch::Shape { wanted, found: found.to_vec() };
-            return Err(format!("{mismatch}; reshape it first"));
+
+    /// Checks a tensor against it.
+    pub(crate) fn check(&self, tensor: &Tensor) -> Result<(), String> {
+        if let Some(wanted) = self.dtype
+            && wanted != tensor.dtype()
+        {
+            let mismatch = TensorMismatch::DType { wanted, found: tensor.dtype() };
+            return Err(format!(
+                "{mismatch}; convert it first, with `.astype(..)` of numpy or `.to(..)` of torch"
+            ));
         }
+        if let Some(shape) = &self.shape.shape {
+            let found = tensor.shape();
+            let fits = shape.len() == found.len()
+                && shape
+                    .iter()
+                    .zip(found)
+                    .all(|(wanted, found)| wanted.is_none_or(|wanted| wanted == *found as u64));
+            if !fits {
+                let axes =
+                    shape.iter().map(|axis| axis.map_or_else(|| "_".to_owned(), |axis| axis.to_string()));
+                let wanted = format!("[{}]", axes.collect::<Vec<_>>().join(", "));
+                let mismatch = TensorMismatch::Shape { wanted, found: found.to_vec() };
+                return Err(format!("{mismatch}; reshape it first"));
+            }
+        }
+        let Some(device) = self.shape.device.as_deref() else { return Ok(()) };
+        let on_host = tensor.device() == DeviceId::HOST;
+        let (wanted, remedy) = match device {
+            "host" if !on_host => (DeviceKind::Host, "copy it there first, with `.cpu()`"),
+            "cuda" if on_host => (DeviceKind::Cuda, "copy it there first, with `.cuda()`"),
+            _ => return Ok(()),
+        };
+        let mismatch = TensorMismatch::Device { wanted, found: tensor.device() };
+        Err(format!("{mismatch}; {remedy}"))
     }
-    let on_host = tensor.device() == DeviceId::HOST;
-    let (wanted, remedy) = match asked.device.as_deref() {
-        Some("host") if !on_host => (DeviceKind::Host, "copy it there first, with `.cpu()`"),
-        Some("cuda") if on_host => (DeviceKind::Cuda, "copy it there first, with `.cuda()`"),
-        _ => return Ok(()),
-    };
-    let mismatch = TensorMismatch::Device { wanted, found: tensor.device() };
-    Err(format!("{mismatch}; {remedy}"))
 }

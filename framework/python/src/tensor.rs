@@ -1,11 +1,11 @@
 //! Tensors in Python: what came in a message, what was made for one, and what other libraries read and write of them by DLPack,
 //! without a copy.
 
-use std::sync::Arc;
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple};
 use tensorpost_core::ids::DeviceId;
 use tensorpost_core::tensor::{DType, DeviceStream, DlPack, Tensor, TensorError};
@@ -29,14 +29,14 @@ pub(crate) struct PyTensor {
     context: Option<Arc<Context>>,
     /// The handler that it came to, and which of its message's it is.
     came_to: Option<(Arc<Ledger>, usize)>,
-    /// As PyTorch has it.
-    shown: PyOnceLock<Py<PyAny>>,
+    /// As PyTorch has it. Made before it is put here, so that nobody waits for this with the interpreter.
+    shown: OnceLock<Py<PyAny>>,
 }
 
 impl PyTensor {
     /// One that nobody writes.
     pub(crate) fn of(tensor: Tensor) -> Self {
-        PyTensor { tensor, writable: false, context: None, came_to: None, shown: PyOnceLock::new() }
+        PyTensor { tensor, writable: false, context: None, came_to: None, shown: OnceLock::new() }
     }
 
     /// One that came.
@@ -62,13 +62,17 @@ impl PyTensor {
     }
 
     /// On which libraries work with it; none on the host.
-    pub(crate) fn stream(&self) -> Option<DeviceStream> {
+    pub(crate) fn stream(&self) -> Option<Cow<'_, DeviceStream>> {
         self.context.as_ref()?.stream_for(self.tensor.device())
     }
 
     /// The tensor for a library that works on our stream, or on the host.
     fn hand(&self, py: Python<'_>) -> PyResult<DlPack> {
-        let stream = self.stream();
+        self.hand_on(py, self.stream().as_deref())
+    }
+
+    /// As [`hand`](Self::hand), where the stream is known.
+    fn hand_on(&self, py: Python<'_>, stream: Option<&DeviceStream>) -> PyResult<DlPack> {
         if stream.is_none() && self.tensor.device() != DeviceId::HOST {
             let device = self.tensor.device();
             let why = format!(
@@ -77,7 +81,7 @@ impl PyTensor {
             return Err(exception(py, "TensorError", why));
         }
         let handed = if stream.is_some() || self.tensor.ready().is_none() {
-            handed::hand(&self.tensor, self.kind(), stream.as_ref())
+            handed::hand(&self.tensor, self.kind(), stream)
         } else {
             py.detach(|| handed::hand(&self.tensor, self.kind(), None))
         };
@@ -87,7 +91,7 @@ impl PyTensor {
     /// As [`hand`](Self::hand), for PyTorch, which works on the actor's stream, or on a side stream that the handler has begun.
     fn hand_to_torch(&self, py: Python<'_>, torch: &Torch, stream: &DeviceStream) -> PyResult<DlPack> {
         pool::work_on(py, stream)?;
-        let handed = self.hand(py)?;
+        let handed = self.hand_on(py, Some(stream))?;
         if let (Some(own), Some(ordinal)) = (cuda::handle(stream), cuda::ordinal(stream)) {
             let current = match torch.current_stream(ordinal) {
                 Some(current) => current,
@@ -116,11 +120,11 @@ impl PyTensor {
             }
             Some(number) => number as u64,
         };
-        let handed = self.hand(py)?;
+        let handed = self.hand_on(py, Some(&*stream))?;
         // SAFETY: whoever asks names a stream of its own that is there.
         #[expect(unsafe_code, reason = "the stream is another library's")]
         unsafe { cuda::order(&stream, own, other) }.map_err(refused)?;
-        if other == own { Ok(handed) } else { Ok(capsule::ordered(handed, stream)) }
+        if other == own { Ok(handed) } else { Ok(capsule::ordered(handed, stream.into_owned())) }
     }
 }
 
@@ -195,7 +199,7 @@ impl PyTensor {
 
     /// The tensor in PyTorch: the same memory, on the actor's stream.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(shown) = self.shown.get(py) {
+        if let Some(shown) = self.shown.get() {
             return Ok(shown.bind(py).clone());
         }
         let torch = Torch::get(py)?;
@@ -205,13 +209,13 @@ impl PyTensor {
                 self.hand_elsewhere(py, Some(current))?
             }
             (_, Some(stream)) => self.hand_to_torch(py, torch, &stream)?,
-            _ => self.hand(py)?,
+            (_, None) => self.hand_on(py, None)?,
         };
         let (shown, version) = torch.show(py, handed)?;
         if let (false, Some((ledger, index))) = (self.writable, &self.came_to) {
             ledger.note(&shown, version, *index);
         }
-        let shown = self.shown.get_or_init(py, || shown.unbind());
+        let shown = self.shown.get_or_init(|| shown.unbind());
         Ok(shown.bind(py).clone())
     }
 

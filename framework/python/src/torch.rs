@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null_mut};
 
@@ -15,7 +16,8 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyString, PyType};
+use smallvec::SmallVec;
 use tensorpost_core::tensor::DlPack;
 
 use crate::capsule::{self, Array, Managed};
@@ -36,9 +38,47 @@ struct Exchange {
 /// `kDLCUDA`.
 const CUDA: i32 = 2;
 
+/// An attribute of PyTorch's own class, written in C: read by its descriptor, it is not looked up in class after class.
+struct Attribute {
+    descriptor: Py<PyAny>,
+    get: ffi::descrgetfunc,
+}
+
+impl Attribute {
+    /// `None` where it is something else, which is left to Python.
+    fn of(class: &Bound<'_, PyType>, name: &Bound<'_, PyString>) -> Option<Self> {
+        let py = class.py();
+        let descriptor = class.getattr(name).ok()?;
+        let plain = py.import("types").and_then(|types| types.getattr("GetSetDescriptorType")).ok()?;
+        if !descriptor.get_type().is(&plain) {
+            return None;
+        }
+        // SAFETY: the type is alive, and may be asked for any slot.
+        let slot = unsafe { ffi::PyType_GetSlot(descriptor.get_type_ptr(), ffi::Py_tp_descr_get) };
+        if slot.is_null() {
+            return None;
+        }
+        // SAFETY: that is what the slot of this number holds, says Python.
+        let get = unsafe { std::mem::transmute::<*mut c_void, ffi::descrgetfunc>(slot) };
+        Some(Attribute { descriptor: descriptor.unbind(), get })
+    }
+
+    /// Of an object of the class itself.
+    fn of_object<'py>(&self, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        // SAFETY: as Python itself calls it, with the object and its class; it returns a new reference, or null and an error.
+        unsafe {
+            let value = (self.get)(self.descriptor.as_ptr(), object.as_ptr(), object.get_type_ptr().cast());
+            Bound::from_owned_ptr_or_err(object.py(), value)
+        }
+    }
+}
+
 /// What is known of PyTorch.
 pub(crate) struct Torch {
     class: Py<PyType>,
+    /// Those of `class` that are asked for with each tensor.
+    requires_grad: Option<Attribute>,
+    version: Option<Attribute>,
     from_dlpack: Py<PyAny>,
     /// The normal mode, for tensors that are made in the inference mode: those count no versions.
     normally: Py<PyAny>,
@@ -83,6 +123,8 @@ impl Torch {
                 Err(_) => None,
             };
             Ok(Torch {
+                requires_grad: Attribute::of(&class, intern!(py, "requires_grad")),
+                version: Attribute::of(&class, intern!(py, "_version")),
                 class: class.unbind(),
                 from_dlpack: py.import("torch.utils.dlpack")?.getattr("from_dlpack")?.unbind(),
                 normally: module.getattr("inference_mode")?.unbind(),
@@ -97,10 +139,39 @@ impl Torch {
         Ok(object.get_type().is(class) || object.is_instance(class)?)
     }
 
+    /// An attribute of a tensor: of one of another class, which may say something else, as Python looks it up.
+    fn read<'py>(
+        &self,
+        known: Option<&Attribute>,
+        tensor: &Bound<'py, PyAny>,
+        name: &Bound<'py, PyString>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match known {
+            Some(attribute) if tensor.get_type_ptr() == self.class.as_ptr().cast() => {
+                attribute.of_object(tensor)
+            }
+            _ => tensor.getattr(name),
+        }
+    }
+
+    /// Whether a tensor has a gradient.
+    pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.read(self.requires_grad.as_ref(), tensor, intern!(tensor.py(), "requires_grad"))?.is_truthy()
+    }
+
+    /// How often a tensor was written, where it counts that.
+    pub(crate) fn version(&self, tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let version = self.read(self.version.as_ref(), tensor, intern!(tensor.py(), "_version"))?;
+        // SAFETY: the object is alive; one that is no int is an error.
+        let number = unsafe { ffi::PyLong_AsUnsignedLongLong(version.as_ptr()) };
+        // What an error returns, too.
+        if number == u64::MAX { PyErr::take(tensor.py()).map_or(Ok(number), Err) } else { Ok(number) }
+    }
+
     /// A tensor of it over this memory, and its version.
     pub(crate) fn show<'py>(&self, py: Python<'py>, managed: DlPack) -> PyResult<(Bound<'py, PyAny>, u64)> {
         let shown = self.made(py, managed)?;
-        match shown.getattr(intern!(py, "_version")).and_then(|version| version.extract()) {
+        match self.version(&shown) {
             Ok(version) => Ok((shown, version)),
             Err(_) => {
                 // The same memory, as a tensor that counts.
@@ -112,7 +183,7 @@ impl Torch {
                 let none = py.None();
                 normally.call_method1("__exit__", (&none, &none, &none))?;
                 let shown = aliased?;
-                let version = shown.getattr(intern!(py, "_version"))?.extract()?;
+                let version = self.version(&shown)?;
                 Ok((shown, version))
             }
         }
@@ -196,19 +267,94 @@ struct Noted {
 impl Noted {
     /// How often it was written since, if it was.
     fn written(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
-        let version: u64 = self.tensor.bind(py).getattr(intern!(py, "_version"))?.extract()?;
+        let version = Torch::get(py)?.version(self.tensor.bind(py))?;
         Ok((version != self.version).then(|| (self.index, version.wrapping_sub(self.version))))
+    }
+}
+
+/// So many tensors are looked through one by one; what comes beyond is found by its address.
+const FEW: usize = 16;
+
+/// Hashes addresses of objects, which nobody chooses.
+#[derive(Default)]
+struct OfAddress(u64);
+
+impl Hasher for OfAddress {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        // 2^64 by the golden ratio: the bits that differ go to the top, and from there to where the table looks.
+        self.0 = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 
 #[derive(Default)]
 struct Notes {
-    /// By the object, which is there for as long as it is noted.
-    noted: HashMap<usize, Noted>,
+    /// Those that came first. Their room is on no heap, nearly always.
+    few: SmallVec<[Noted; 2]>,
+    /// The others, by the object, which is there for as long as it is noted.
+    many: HashMap<usize, Noted, BuildHasherDefault<OfAddress>>,
     /// How many were left when those that nobody else has were last let go of.
     left: usize,
     /// Of those, the first that had been written.
     written: Option<(usize, u64)>,
+}
+
+impl Notes {
+    fn count(&self) -> usize {
+        self.few.len() + self.many.len()
+    }
+
+    fn add(&mut self, tensor: &Bound<'_, PyAny>, version: u64, index: usize) {
+        if self.few.iter().any(|noted| noted.tensor.is(tensor)) {
+            return;
+        }
+        let noted = || Noted { tensor: tensor.clone().unbind(), version, index };
+        if self.few.len() < FEW {
+            // One that came when there were many stands there.
+            if !self.many.contains_key(&tensor.as_ptr().addr()) {
+                self.few.push(noted());
+            }
+        } else {
+            self.many.entry(tensor.as_ptr().addr()).or_insert_with(noted);
+        }
+    }
+
+    /// The first that was written, and how often.
+    fn written(self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
+        let Notes { few, many, mut written, .. } = self;
+        for noted in few.into_iter().chain(many.into_values()) {
+            written = [written, noted.written(py)?].into_iter().flatten().min();
+        }
+        Ok(written)
+    }
+
+    /// Those that nobody else has, taken out. Looks at all only when they are twice as many as were left.
+    fn alone(&mut self, _: Python<'_>) -> Vec<Noted> {
+        if self.count() <= 2 * self.left {
+            return Vec::new();
+        }
+        // SAFETY: of an object that is held; the interpreter is, too.
+        let is_ours_alone = |noted: &Noted| unsafe { ffi::Py_REFCNT(noted.tensor.as_ptr()) } == 1;
+        let mut gone = Vec::new();
+        let mut at = 0;
+        while at < self.few.len() {
+            if is_ours_alone(&self.few[at]) {
+                gone.push(self.few.swap_remove(at));
+            } else {
+                at += 1;
+            }
+        }
+        gone.extend(self.many.extract_if(|_, noted| is_ours_alone(noted)).map(|(_, noted)| noted));
+        self.left = self.count();
+        gone
+    }
 }
 
 /// What a handler was shown of its message, or has sent.
@@ -234,24 +380,20 @@ impl Ledger {
     /// A tensor was shown, if the handler is not done.
     pub(crate) fn note(&self, tensor: &Bound<'_, PyAny>, version: u64, index: usize) {
         if let Some(notes) = &mut *self.notes.lock() {
-            let noted = || Noted { tensor: tensor.clone().unbind(), version, index };
-            notes.noted.entry(tensor.as_ptr().addr()).or_insert_with(noted);
+            notes.add(tensor, version, index);
         }
     }
 
-    /// Lets go of tensors that nobody else has: a handler may send without end, and their memory is to come back before it is done.
-    /// What a view writes whose tensor has gone is not found. Looks at all only when they are twice as many as were left.
-    pub(crate) fn let_go(&self, py: Python<'_>) -> PyResult<()> {
-        let gone: Vec<Noted> = match &mut *self.notes.lock() {
-            Some(notes) if notes.noted.len() > 2 * notes.left => {
-                // SAFETY: of an object that is held; the interpreter is (`py`).
-                let is_ours_alone = |noted: &Noted| unsafe { ffi::Py_REFCNT(noted.tensor.as_ptr()) } == 1;
-                let gone = notes.noted.extract_if(|_, noted| is_ours_alone(noted));
-                let gone = gone.map(|(_, noted)| noted).collect();
-                notes.left = notes.noted.len();
-                gone
+    /// As [`note`](Self::note), and lets go of tensors that nobody else has: a handler may send without end, and their memory is to come
+    /// back before it is done. What a view writes whose tensor has gone is not found.
+    pub(crate) fn note_and_let_go(&self, tensor: &Bound<'_, PyAny>, version: u64) -> PyResult<()> {
+        let py = tensor.py();
+        let gone = match &mut *self.notes.lock() {
+            Some(notes) => {
+                notes.add(tensor, version, 0);
+                notes.alone(py)
             }
-            _ => return Ok(()),
+            None => return Ok(()),
         };
         // Without the lock: what drops here may be anybody's class.
         for noted in gone {
@@ -266,10 +408,20 @@ impl Ledger {
 
     /// The handler is done: the first tensor that was written, and how often.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
-        let Some(Notes { noted, mut written, .. }) = self.notes.lock().take() else { return Ok(None) };
-        for noted in noted.into_values() {
-            written = [written, noted.written(py)?].into_iter().flatten().min();
-        }
-        Ok(written)
+        let notes = self.notes.lock().take();
+        notes.map_or(Ok(None), |notes| notes.written(py))
+    }
+
+    /// As [`close`](Self::close), for the next handler.
+    pub(crate) fn close_and_reopen(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
+        let notes = {
+            let mut notes = self.notes.lock();
+            match &mut *notes {
+                // Nearly all handlers.
+                Some(notes) if notes.count() == 0 && notes.written.is_none() => return Ok(None),
+                notes => notes.replace(Notes::default()),
+            }
+        };
+        notes.map_or(Ok(None), |notes| notes.written(py))
     }
 }

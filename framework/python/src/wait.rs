@@ -1,8 +1,9 @@
 //! Waiting: for futures, from threads of Python and from its event loops.
 //!
 //! A thread that waits has let go of the interpreter. It takes it every [`SLICE`], to see whether there is a signal: Ctrl-C ends a
-//! wait. A coroutine's future is driven on one thread for all of them, which takes the interpreter only to tell the outcome.
+//! wait. What its handler's end has put off goes out first ([`Together`]). A coroutine's future is driven on one thread for all of them, which takes the interpreter only to tell the outcome.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tensorpost_core::foreign::Transport;
+use tensorpost_core::foreign::{Together, Transport};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
 
@@ -75,7 +76,7 @@ where
         for _ in 0..LOOKS {
             // Before the poll: what changes behind it is seen by the next look.
             woken.0.store(false, Ordering::SeqCst);
-            if let Poll::Ready(outcome) = Pin::new(&mut future).poll(&mut context) {
+            if let Poll::Ready(outcome) = poll(&mut future, &mut context) {
                 return Some(outcome);
             }
             look_for(transport, || woken.0.load(Ordering::SeqCst).then_some(()))?;
@@ -90,6 +91,13 @@ where
     drop(waiting);
     came();
     outcome
+}
+
+/// One poll, which may send what found no room before: who waits does not put it off to the end of a handler ([`Together`]).
+fn poll<F: Future + Unpin>(future: &mut F, context: &mut Context<'_>) -> Poll<F::Output> {
+    let polled = Pin::new(future).poll(context);
+    Together::publish();
+    polled
 }
 
 /// Whether a future is to be polled.
@@ -114,7 +122,10 @@ where
     let mut left = timeout;
     loop {
         let slice = left.map_or(SLICE, |left| left.min(SLICE));
-        let polled = py.detach(|| on_this_thread(async { tokio::time::timeout(slice, &mut future).await }));
+        let polled = py.detach(|| {
+            let polled = poll_fn(|context| poll(&mut future, context));
+            on_this_thread(async { tokio::time::timeout(slice, polled).await })
+        });
         if let Ok(outcome) = polled? {
             return Ok(Some(outcome));
         }
@@ -131,6 +142,7 @@ pub(crate) fn aside<T: Send + 'static>(
     py: Python<'_>,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
+    Together::publish();
     let (done, outcome) = mpsc::sync_channel(1);
     std::thread::Builder::new().name("tensorpost-call".to_owned()).spawn(move || {
         // Whoever asked may have gone.
@@ -191,6 +203,7 @@ where
     F: Future + Send + 'static,
     F::Output: Send,
 {
+    Together::publish();
     let driven = driver()?.spawn(async move {
         let done = match timeout {
             Some(timeout) => tokio::time::timeout(timeout, future).await.ok(),
@@ -211,7 +224,7 @@ where
 
 /// What a future has come to by now.
 pub(crate) fn at_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
+    match poll(future, &mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => Some(outcome),
         Poll::Pending => None,
     }

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,14 @@ class Seen:
 @tp.message(reply=str)
 class Pass:
     to: tp.Address[Where]
+
+
+@tp.message(reply=tp.Tensor[tp.f32])
+class Late:
+    """Its reply is of a library that waits for another actor while it gives the tensor."""
+
+    other: tp.Address[Where]
+    how: str
 
 
 @tp.message(reply=str)
@@ -160,6 +169,33 @@ class Statistics:
     @tp.handler
     def pass_on(self, given: Pass) -> str:
         return given.to.ask(Where(), timeout=30)
+
+
+class Waits:
+    """An array that asks before it says where it is."""
+
+    def __init__(self, late: Late) -> None:
+        self.late, self.values = late, np.arange(3, dtype=np.float32)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        other, how = self.late.other, self.late.how
+        if how == "asks":
+            assert other.ask(Where(), timeout=30)
+        elif how == "asks in a coroutine":
+            assert asyncio.run(other.ask_async(Where(), timeout=30))
+        else:
+            assert tp.env().lookup("late's other", timeout=30) == other
+        return self.values.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.values.__dlpack__(**options)
+
+
+@tp.actor
+class IsLate:
+    @tp.handler
+    def late(self, late: Late) -> Any:
+        return Waits(late)
 
 
 @tp.actor

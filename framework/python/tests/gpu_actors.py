@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from typing import Any
@@ -229,7 +230,8 @@ class Front:
 
 
     def parts(self, x: Any, rounds: int) -> list[float]:
-        """What an allocation with a kernel, a kernel with its output, a send and a message that is looked at cost this thread: medians."""
+        """What an allocation with a kernel, a kernel with its output and a send cost this thread; and of a round trip the ask, PyTorch's
+        tensor of the answer, and letting go of that: medians."""
         item = Item(x)
 
         def sent() -> None:
@@ -248,7 +250,19 @@ class Front:
             times.sort()
             return times[len(times) // 2]
 
-        return [timed(lambda: torch.full((1024,), 1.0, device=x.device)), timed(lambda: x + 1), timed(sent)]
+        alone = [timed(lambda: torch.full((1024,), 1.0, device=x.device)), timed(lambda: x + 1), timed(sent)]
+        trips: list[list[float]] = [[], [], []]
+        for _ in range(rounds):
+            at = [time.perf_counter()]
+            reply = self.back.ask(Echo(x))
+            at.append(time.perf_counter())
+            shown = reply.torch()
+            at.append(time.perf_counter())
+            del reply, shown
+            at.append(time.perf_counter())
+            for times, began, ended in zip(trips, at, at[1:], strict=False):
+                times.append((ended - began) * 1e6)
+        return alone + [statistics.median(times) for times in trips]
 
 
 @tp.message(reply=str)

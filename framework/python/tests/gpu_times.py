@@ -125,7 +125,7 @@ def main() -> int:
                 times = front.ask(app.Run("stream", elements, count), timeout=TIMEOUT)
                 line("tensorpost", f"stream.{size}", 1e6 / statistics.median(times))
             parts = front.ask(app.Run("parts", 1 << 10, options.messages), timeout=TIMEOUT)
-            for what, time_of_it in zip(("full", "add", "send"), parts, strict=True):
+            for what, time_of_it in zip(("full", "add", "send", "ask", "show", "drop"), parts, strict=True):
                 line("tensorpost", f"part.{what}", time_of_it)
             for name, actor in (("front", front), ("back", back)):
                 print(f"tensorpost.{mode}.{name}: {tp.Tensors(*actor.ask(app.Counts(), timeout=TIMEOUT))}", flush=True)

@@ -210,6 +210,13 @@ def test_actors_know_each_other_by_addresses_in_messages(node: tp.Node) -> None:
     assert one.ask(app.Pass(two), timeout=PATIENCE).startswith("two 0 ")
 
 
+def test_what_a_reply_waits_for_while_it_is_written_is_sent_before_it(node: tp.Node) -> None:
+    other, _ = statistics(node, name="late's other")
+    late = node.spawn(app.IsLate)
+    for how in ("asks", "asks in a coroutine", "looks another up"):
+        assert late.ask(app.Late(other, how), timeout=PATIENCE).numpy().tolist() == [0, 1, 2]
+
+
 def test_an_actor_watches_another(node: tp.Node) -> None:
     other, _ = statistics(node, restart=tp.on_failure(1))
     sink, seen = node.channel(app.Seen)

@@ -186,6 +186,21 @@ def test_a_write_after_sending_is_found_where_the_tensor_has_gone(adder: Adder) 
         adder.recv()
 
 
+def test_of_many_that_were_sent_and_kept_each_write_is_found(adder: Adder) -> None:
+    def received() -> None:
+        for number in [*range(40), 0, 39]:
+            got = adder.results.recv(timeout=TIMEOUT)
+            assert got.id == number and got.values.shape == (4,)
+
+    for which in ("0", "17", "39"):
+        assert "has written a tensor in place after it sent it" in adder.fails(app.Work(1, values(), f"keep all, write {which}"))
+        received()
+    adder.send(app.Work(1, values(), "keep all, and write none"))
+    received()
+    adder.send(app.Work(1, values(), "new"))
+    assert torch.equal(adder.recv().torch(), values() + 1), "and the actor lives"
+
+
 def test_a_handler_sends_more_than_the_pool_has() -> None:
     """64 MiB out of a pool of 16: what the receiver has let go of is free again before the handler is done."""
     with tp.Node(console=False, start_deadline=TIMEOUT, host_budget=16 << 20) as small:

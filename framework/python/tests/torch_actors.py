@@ -88,6 +88,14 @@ class Adder:
             for number in range(64):
                 self.sink.send(Work(number, tp.empty((1 << 18,), tp.f32).torch().fill_(number)))
             return
+        elif how.startswith("keep all, "):
+            kept = [tp.empty((4,), tp.f32).torch().fill_(number) for number in range(40)]
+            for number in [*range(40), 0, 39]:
+                self.sink.send(Work(number, kept[number]))
+            which = how.removeprefix("keep all, write ")
+            if which.isdecimal():
+                kept[int(which)].add_(1)
+            return
         elif how in ("write and forget", "forget"):
             made = tp.empty(tuple(x.shape), tp.f32).torch()
             torch.add(x, 1, out=made)

@@ -68,46 +68,19 @@ class _Told:
             driven.cancel()
 
 
-def send(self: Any, message: Any, *, timeout: float | None = None) -> None:
-    """Sends a message, and returns when the actor's mailbox has accepted it. Waits for room, at most ``timeout`` seconds: in the mailbox, and,
-    with tensors that this process has made, until no more than half of its pool is with others.
-
-    Raises :class:`SendError`, or :class:`DeadlineError` where there was no room in time.
-    """
-    plan, key, _ = _way_of(type(message))
-    self._send(plan, key, message, timeout)
-
-
-def try_send(self: Any, message: Any) -> bool:
-    """Sends a message if there is room now; says whether it was sent. Raises :class:`SendError` where it never will be."""
-    plan, key, _ = _way_of(type(message))
-    return bool(self._try_send(plan, key, message))
-
-
-def ask(self: Any, message: Any, *, timeout: float | None = None) -> Any:
-    """Sends a message, and returns the reply of its handler. Waits at most ``timeout`` seconds, for both together.
-
-    Raises :class:`SendError`, :class:`AskError` where no reply will come, or :class:`DeadlineError`.
-    """
-    plan, key, reply = _way_of(type(message))
-    return self._ask(plan, key, message, reply, timeout)
-
-
 async def send_async(self: Any, message: Any, *, timeout: float | None = None) -> None:
     """As :meth:`send`, in a coroutine. The first attempt is made when it is first awaited."""
-    plan, key, _ = _way_of(type(message))
     told = _Told()
-    await told.wait(self._begin_send(plan, key, message, timeout, told))
+    await told.wait(self._begin_send(message, timeout, told))
 
 
 async def ask_async(self: Any, message: Any, *, timeout: float | None = None) -> Any:
     """As :meth:`ask`, in a coroutine."""
-    plan, key, reply = _way_of(type(message))
     told = _Told()
-    return await told.wait(self._begin_ask(plan, key, message, reply, timeout, told))
+    return await told.wait(self._begin_ask(message, timeout, told))
 
 
-for _method in (send, try_send, ask, send_async, ask_async):
+for _method in (send_async, ask_async):
     setattr(_Address, _method.__name__, _method)
 
 
