@@ -46,7 +46,7 @@ impl PyAddress {
 }
 
 /// The first attempt to send, or to ask, which waits for nobody. The interpreter is kept meanwhile: to let go of it and to take it again
-/// costs as much as a fifth of the attempt, and more where another thread of Python takes it in between. No thread that has a lock of the core waits
+/// takes some 350 instructions, and much longer where another thread of Python has it in between. No thread that has a lock of the core waits
 /// for the interpreter (`garbage`). A body that is copied into memory of its own takes longer.
 fn begun<R: Send>(py: Python<'_>, message: RawMessage, begin: impl FnOnce(RawMessage) -> R + Send) -> R {
     if message.body.len() > MAX_INLINE_BODY { py.detach(|| begin(message)) } else { begin(message) }
