@@ -4,8 +4,9 @@
     torch_host.py [--rounds 2000]
 
 A fresh tensor, its first and last bytes written, goes through a SimpleQueue: PyTorch moves it into shared memory, and the other
-process checks it. Prints lines of a name and a number: microseconds a trip, messages a second, microseconds of processor time a
-message of both processes.
+process checks it. To several processes the same tensor goes through a queue for each. Prints lines of a name and a number:
+microseconds a trip, messages a second, microseconds of processor time a message of both processes, microseconds a message and
+receiver.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import statistics
 import time
 
 SIZES = {"4KiB": 4 << 10, "1MiB": 1 << 20, "64MiB": 64 << 20}
+RECEIVERS = [1, 8]
+FAN_OUT = 1 << 20
 WARM = 50
 
 
@@ -22,12 +25,12 @@ def pin(number):
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
-def answer(items, replies):
-    """The other side."""
+def answer(number, items, replies):
+    """The other side. The first core is the sender's."""
     import torch
 
     torch.set_num_threads(1)
-    pin(1)
+    pin(1 + number % max(len(os.sched_getaffinity(0)) - 1, 1))
     replies.put("ready")
     while (item := items.get()) is not None:
         kind, number, data = item
@@ -49,13 +52,21 @@ def main():
     import torch.multiprocessing as multiprocessing
 
     torch.set_num_threads(1)
-    # The other process is started before this one keeps to a core.
     context = multiprocessing.get_context("spawn")
-    items, replies = context.SimpleQueue(), context.SimpleQueue()
-    other = context.Process(target=answer, args=(items, replies), daemon=True)
-    other.start()
-    assert replies.get() == "ready"
+
+    def start(number):
+        items, replies = context.SimpleQueue(), context.SimpleQueue()
+        other = context.Process(target=answer, args=(number, items, replies), daemon=True)
+        other.start()
+        return items, replies, other
+
+    # The other processes are started before this one keeps to a core.
+    receivers = [start(number) for number in range(max(RECEIVERS))]
+    for _, replies, _ in receivers:
+        if replies.get() != "ready":
+            raise RuntimeError("another process did not start")
     pin(0)
+    items, replies, _ = receivers[0]
 
     def fresh(number, count):
         data = torch.empty(count, dtype=torch.uint8)
@@ -84,8 +95,28 @@ def main():
         took = time.perf_counter() - start
         print(f"torch.multiprocessing.rate.{size} {rounds / took:.0f}", flush=True)
         print(f"torch.multiprocessing.cpu.{size} {(time.process_time() - own + others) * 1e6 / rounds:.3f}", flush=True)
-    items.put(None)
-    other.join(10)
+
+    def handled(some):
+        """Waits until all that was put is: the answers come behind it."""
+        for items, _, _ in some:
+            items.put(("used", 0, None))
+        for _, replies, _ in some:
+            replies.get()
+
+    for count in RECEIVERS:
+        some = receivers[:count]
+        for rounds in (WARM, options.rounds):
+            begun = time.perf_counter()
+            for number in range(rounds):
+                data = fresh(number, FAN_OUT)
+                for items, _, _ in some:
+                    items.put(("stream", number, data))
+            handled(some)
+            took = time.perf_counter() - begun
+        print(f"torch.multiprocessing.fanout.{count} {took * 1e6 / options.rounds / count:.3f}", flush=True)
+    for items, _, other in receivers:
+        items.put(None)
+        other.join(10)
 
 
 if __name__ == "__main__":
