@@ -1,0 +1,77 @@
+//! Running a dataflow of this program's roles.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+/// Where the nodes are told to write what they have to say.
+pub(crate) const RESULTS: &str = "TENSORPOST_PEER_RESULTS";
+/// After which a dataflow is stopped: something got lost.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Of what `dora run` printed, where it failed.
+const LINES: usize = 40;
+
+/// One node of a dataflow.
+pub(crate) struct Node {
+    pub(crate) id: String,
+    pub(crate) arguments: String,
+    /// A name, and whose output it is.
+    pub(crate) inputs: Vec<(String, String)>,
+    pub(crate) outputs: Vec<String>,
+    /// Of each input.
+    pub(crate) queue: usize,
+    /// Of the memory that its outputs are made in, in bytes.
+    pub(crate) pool: usize,
+}
+
+/// The descriptor. An input that has no policy drops its oldest where it is full; one with `backpressure` would take its messages
+/// through the daemon, copied, and up to ten times its size.
+fn descriptor(program: &str, nodes: &[Node]) -> Result<String, std::fmt::Error> {
+    let mut text = "nodes:\n".to_owned();
+    for node in nodes {
+        writeln!(text, "  - id: {}\n    path: {program:?}\n    args: {:?}", node.id, node.arguments)?;
+        writeln!(text, "    shared_memory_pool_size: {}", node.pool)?;
+        if !node.outputs.is_empty() {
+            writeln!(text, "    outputs: [{}]", node.outputs.join(", "))?;
+        }
+        if !node.inputs.is_empty() {
+            writeln!(text, "    inputs:")?;
+        }
+        for (name, source) in &node.inputs {
+            writeln!(text, "      {name}: {{ source: {source}, queue_size: {} }}", node.queue)?;
+        }
+    }
+    Ok(text)
+}
+
+/// Runs the nodes, with these variables, until all have ended; what they wrote to the file that [`RESULTS`] names.
+pub(crate) fn run(dora: &Path, nodes: &[Node], environment: &[(&str, &OsStr)]) -> anyhow::Result<String> {
+    let folder = tempfile::tempdir()?;
+    let results = folder.path().join("results");
+    std::fs::write(&results, "")?;
+    let program = std::env::current_exe()?;
+    let program = program.to_str().context("the path of this program is not UTF-8")?;
+    std::fs::write(folder.path().join("dataflow.yml"), descriptor(program, nodes)?)?;
+    let done = Command::new(dora)
+        .args(["run", "dataflow.yml", "--stop-after"])
+        .arg(PATIENCE.as_secs().to_string())
+        .env(RESULTS, &results)
+        .envs(environment.iter().copied())
+        .current_dir(folder.path())
+        .output()
+        .with_context(|| {
+            format!("{}: dora's command was not started; `pip install dora-rs-cli` has it", dora.display())
+        })?;
+    let said = [done.stdout, done.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    let lines: Vec<&str> = said.lines().collect();
+    let last = lines[lines.len().saturating_sub(LINES)..].join("\n");
+    ensure!(done.status.success(), "`dora run` ended with {}:\n{last}", done.status);
+    let results = std::fs::read_to_string(&results)?;
+    ensure!(!results.is_empty(), "the nodes ended without a result:\n{last}");
+    Ok(results)
+}
