@@ -2,20 +2,24 @@
 //!
 //! A tensor comes from the pool, its first and last bytes are written, it is sent, and the receiver checks them. A trip is an ask, a
 //! stream waits only where the receiver's mailbox is full. Each of the two processes has a core. Prints lines of a name and a
-//! number: microseconds a trip, messages a second, microseconds of processor time a message of both processes. The same for two
-//! threads of one process that hand buffers round over channels.
+//! number: microseconds a trip, messages a second, microseconds of processor time a message of both processes, microseconds a message
+//! and receiver where one tensor goes to several processes. The same for threads of one process that hand buffers round over channels.
 
 use std::hint::spin_loop;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use rustix::time::{ClockId, clock_gettime};
 use tensorpost::prelude::*;
-use tensorpost_benches::cores::pin;
+use tensorpost_benches::cores::{pin, pin_beside};
 
 const SIZES: [(&str, usize, u64); 3] =
     [("4KiB", 4 << 10, 100_000), ("1MiB", 1 << 20, 50_000), ("64MiB", 64 << 20, 5_000)];
+/// Those of one tensor of [`FAN_OUT`] bytes.
+const RECEIVERS: [usize; 2] = [1, 8];
+const FAN_OUT: (usize, u64) = (1 << 20, 20_000);
 /// Of each mark, in bytes.
 const MARK: usize = size_of::<u64>();
 const MAILBOX: u32 = 16;
@@ -59,8 +63,8 @@ struct Consumer {
 
 #[actor]
 impl Consumer {
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        pin(1);
+    fn create(number: usize, _: &Env) -> anyhow::Result<Self> {
+        pin_beside(number);
         Ok(Consumer { wrong: None })
     }
 
@@ -103,6 +107,16 @@ struct Run {
     used: Address<Used>,
 }
 
+/// "One tensor to each of these." Microseconds a message and receiver.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Result<f64, String>)]
+struct FanOut {
+    bytes: usize,
+    count: u64,
+    frames: Vec<Address<Frame>>,
+    used: Vec<Address<Used>>,
+}
+
 struct Producer {
     stream: DeviceStream,
 }
@@ -118,6 +132,12 @@ impl Producer {
     fn run(&self, run: Run) -> ResponseFuture<Result<Figures, String>> {
         let stream = self.stream.clone();
         Box::pin(async move { measure(&stream, &run).await.map_err(|error| format!("{error:#}")) })
+    }
+
+    #[handler]
+    fn fan_out(&self, run: FanOut) -> ResponseFuture<Result<f64, String>> {
+        let stream = self.stream.clone();
+        Box::pin(async move { fan_out(&stream, &run).await.map_err(|error| format!("{error:#}")) })
     }
 }
 
@@ -148,6 +168,30 @@ async fn measure(stream: &DeviceStream, run: &Run) -> anyhow::Result<Figures> {
     let took = start.elapsed();
     let cpu = cpu() - own + Duration::from_nanos(others);
     Ok(figures(times, run.count, took, cpu))
+}
+
+async fn fan_out(stream: &DeviceStream, run: &FanOut) -> anyhow::Result<f64> {
+    let mut start = Instant::now();
+    for number in 0..WARM + run.count {
+        if number == WARM {
+            handled(&run.used).await?;
+            start = Instant::now();
+        }
+        let frame = fresh(stream, number, run.bytes).await?;
+        for receiver in &run.frames {
+            receiver.send(Frame { number, data: frame.data.clone() }).await?;
+        }
+    }
+    handled(&run.used).await?;
+    Ok(start.elapsed().as_secs_f64() * 1e6 / run.count as f64 / run.frames.len() as f64)
+}
+
+/// Waits until all that was sent is handled: the answers come behind it.
+async fn handled(receivers: &[Address<Used>]) -> anyhow::Result<()> {
+    for ask in receivers.iter().map(|receiver| receiver.ask(Used)).collect::<Vec<_>>() {
+        ask.await?.map_err(anyhow::Error::msg)?;
+    }
+    Ok(())
 }
 
 fn figures(mut trips: Vec<Duration>, count: u64, took: Duration, cpu: Duration) -> Figures {
@@ -224,18 +268,79 @@ fn threads(bytes: usize, count: u64) -> anyhow::Result<Figures> {
     Ok(figures(times, count, took, used))
 }
 
+/// One buffer to each of several threads. They sleep while nothing comes: there may be more of them than cores.
+fn threads_fan_out(receivers: usize) -> anyhow::Result<f64> {
+    let (bytes, count) = FAN_OUT;
+    let mut senders: Vec<SyncSender<(u64, Arc<Vec<u8>>)>> = Vec::new();
+    let mut threads = Vec::new();
+    for receiver in 0..receivers {
+        let (sender, come) = sync_channel(BUFFERS);
+        senders.push(sender);
+        threads.push(std::thread::spawn(move || -> anyhow::Result<()> {
+            pin_beside(receiver);
+            // Until the sender is dropped.
+            for (number, data) in come {
+                ensure!(is_marked(&data, number), "the marks of frame {number} were wrong");
+            }
+            Ok(())
+        }));
+    }
+    // A buffer more than the channels hold, and one that each has taken out.
+    let mut buffers: Vec<Arc<Vec<u8>>> = (0..BUFFERS + 2).map(|_| Arc::new(vec![0; bytes])).collect();
+    let mut start = Instant::now();
+    for number in 0..WARM + count {
+        if number == WARM {
+            start = Instant::now();
+        }
+        let at = number as usize % buffers.len();
+        let buffer = loop {
+            match Arc::get_mut(&mut buffers[at]) {
+                Some(buffer) => break buffer,
+                None => std::thread::yield_now(),
+            }
+        };
+        mark(buffer, number);
+        for sender in &senders {
+            sender.send((number, buffers[at].clone()))?;
+        }
+    }
+    drop(senders);
+    for thread in threads {
+        thread.join().map_err(|_| anyhow::anyhow!("a receiving thread panicked"))??;
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e6 / count as f64 / receivers as f64)
+}
+
 fn main() -> anyhow::Result<()> {
     let node = Node::builder().start()?; // a worker never returns from here
     for (size, bytes, count) in SIZES {
-        let consumer = node.spawn::<Consumer>(()).mailbox(MAILBOX).start()?;
+        let consumer = node.spawn::<Consumer>(0).mailbox(MAILBOX).start()?;
         let producer = node.spawn::<Producer>(()).start()?;
         let run = Run { bytes, count, frames: consumer.address(), used: consumer.address() };
         let figures = node.block_on(producer.ask(run))?.map_err(anyhow::Error::msg)?;
         print("tensorpost", size, &figures);
     }
+    for receivers in RECEIVERS {
+        let consumers: Vec<_> = (0..receivers)
+            .map(|number| node.spawn::<Consumer>(number).mailbox(MAILBOX).start())
+            .collect::<Result<_, _>>()?;
+        let producer = node.spawn::<Producer>(()).start()?;
+        let (bytes, count) = FAN_OUT;
+        let run = FanOut {
+            bytes,
+            count,
+            frames: consumers.iter().map(|consumer| consumer.address()).collect(),
+            used: consumers.iter().map(|consumer| consumer.address()).collect(),
+        };
+        let took = node.block_on(producer.ask(run))?.map_err(anyhow::Error::msg)?;
+        println!("tensorpost.fanout.{receivers} {took:.3}");
+    }
     pin(0);
     for (size, bytes, count) in SIZES {
         print("threads", size, &threads(bytes, count)?);
+    }
+    for receivers in RECEIVERS {
+        println!("threads.fanout.{receivers} {:.3}", threads_fan_out(receivers)?);
     }
     Ok(())
 }

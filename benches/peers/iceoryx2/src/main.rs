@@ -2,7 +2,8 @@
 //!
 //! A fresh sample is loaned without being initialised, its first and last bytes are written, it is sent, and the other process
 //! checks them. A trip is answered with a number; a stream waits only where the receiver's buffer is full. Prints lines of a name
-//! and a number: microseconds a trip, messages a second, microseconds of processor time a message of both processes.
+//! and a number: microseconds a trip, messages a second, microseconds of processor time a message of both processes, microseconds a
+//! message and receiver where one sample goes to each of several processes.
 
 use std::hint::spin_loop;
 use std::process::{Child, Command};
@@ -20,20 +21,26 @@ type Service = ipc::Service;
 
 const SIZES: [(&str, usize, u64); 3] =
     [("4KiB", 4 << 10, 100_000), ("1MiB", 1 << 20, 50_000), ("64MiB", 64 << 20, 5_000)];
+/// Those of one sample of [`FAN_OUT`] bytes.
+const RECEIVERS: [usize; 2] = [1, 8];
+const FAN_OUT: (usize, u64) = (1 << 20, 20_000);
 const MARK: usize = size_of::<u64>();
 /// As many as a mailbox of `hand_over` takes.
 const BUFFER: usize = 16;
 const WARM: u64 = 1_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Two of the cores that this process may use: those that talk need one each.
-fn two_cores() -> anyhow::Result<[usize; 2]> {
+/// The cores that this process may use: two that talk need one each.
+fn cores() -> anyhow::Result<Vec<usize>> {
     let allowed = sched_getaffinity(None)?;
-    let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
-    match (cores.next(), cores.next()) {
-        (Some(first), Some(second)) => Ok([first, second]),
-        _ => anyhow::bail!("two processes that look need a core each"),
-    }
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
+    ensure!(cores.len() >= 2, "two processes that look need a core each");
+    Ok(cores)
+}
+
+/// Between two looks. Where others wait for this core, they must have it: nothing comes before.
+fn pause(crowded: bool) {
+    if crowded { std::thread::yield_now() } else { spin_loop() }
 }
 
 /// Keeps this process, and those that it starts, on this core.
@@ -52,19 +59,22 @@ fn cpu() -> Duration {
 struct Near {
     there: Publisher<Service, [u8], ()>,
     back: Subscriber<Service, u64, ()>,
+    receivers: usize,
+    crowded: bool,
 }
 
 /// As the one who answers has them.
 struct Far {
     there: Subscriber<Service, [u8], ()>,
     back: Publisher<Service, u64, ()>,
+    crowded: bool,
 }
 
 type Directions = (PortFactory<Service, [u8], ()>, PortFactory<Service, u64, ()>);
 
 const STRATEGY: BackpressureStrategy = BackpressureStrategy::RetryUntilDelivered;
 
-fn directions(name: &str) -> anyhow::Result<Directions> {
+fn directions(name: &str, receivers: usize) -> anyhow::Result<Directions> {
     let node =
         NodeBuilder::new().create::<Service>().map_err(|error| anyhow::anyhow!("a node: {error:?}"))?;
     let there = node
@@ -72,19 +82,21 @@ fn directions(name: &str) -> anyhow::Result<Directions> {
         .publish_subscribe::<[u8]>()
         .enable_safe_overflow(false)
         .subscriber_max_buffer_size(BUFFER)
+        .max_subscribers(receivers)
         .open_or_create()?;
     let back = node
         .service_builder(&format!("{name}/back").as_str().try_into()?)
         .publish_subscribe::<u64>()
         .enable_safe_overflow(false)
         .subscriber_max_buffer_size(BUFFER)
+        .max_publishers(receivers)
         .open_or_create()?;
     Ok((there, back))
 }
 
 impl Near {
-    fn open(name: &str, bytes: usize) -> anyhow::Result<Self> {
-        let (there, back) = directions(name)?;
+    fn open(name: &str, bytes: usize, receivers: usize, crowded: bool) -> anyhow::Result<Self> {
+        let (there, back) = directions(name, receivers)?;
         Ok(Near {
             there: there
                 .publisher_builder()
@@ -92,6 +104,8 @@ impl Near {
                 .backpressure_strategy(STRATEGY)
                 .create()?,
             back: back.subscriber_builder().create()?,
+            receivers,
+            crowded,
         })
     }
 
@@ -107,22 +121,28 @@ impl Near {
         Ok(())
     }
 
-    fn replied(&self) -> anyhow::Result<u64> {
+    fn reply(&self) -> anyhow::Result<u64> {
         loop {
             if let Some(sample) = self.back.receive()? {
                 return Ok(*sample);
             }
-            spin_loop();
+            pause(self.crowded);
         }
+    }
+
+    /// What each receiver says next.
+    fn replies(&self) -> anyhow::Result<Vec<u64>> {
+        (0..self.receivers).map(|_| self.reply()).collect()
     }
 }
 
 impl Far {
-    fn open(name: &str) -> anyhow::Result<Self> {
-        let (there, back) = directions(name)?;
+    fn open(name: &str, receivers: usize, crowded: bool) -> anyhow::Result<Self> {
+        let (there, back) = directions(name, receivers)?;
         Ok(Far {
             there: there.subscriber_builder().create()?,
             back: back.publisher_builder().backpressure_strategy(STRATEGY).create()?,
+            crowded,
         })
     }
 
@@ -132,7 +152,7 @@ impl Far {
             if let Some(sample) = self.there.receive()? {
                 break sample;
             }
-            spin_loop();
+            pause(self.crowded);
         };
         let (first, last) = (&sample[..MARK], &sample[sample.len() - MARK..]);
         ensure!(first == last, "the marks differ");
@@ -145,22 +165,43 @@ impl Far {
     }
 }
 
-/// The other process: answers all trips, then the last of the stream with its processor time in nanoseconds.
-fn answer(name: &str, count: u64, core: usize) -> anyhow::Result<()> {
+/// What is measured: trips first, those of [`WARM`] among them, then a stream.
+struct Plan {
+    name: String,
+    bytes: usize,
+    trips: u64,
+    count: u64,
+    receivers: usize,
+    /// Whether there are fewer cores than processes.
+    crowded: bool,
+}
+
+/// Another process: answers all trips, then the last of the stream with its processor time in nanoseconds.
+fn answer(plan: &Plan, core: usize) -> anyhow::Result<()> {
     pin(core)?;
-    let ends = Far::open(name)?;
+    let ends = Far::open(&plan.name, plan.receivers, plan.crowded)?;
     ends.reply(0)?;
-    for _ in 0..WARM + count {
+    for _ in 0..plan.trips {
         ends.reply(ends.take()?)?;
     }
     let before = cpu();
-    for number in 0..count {
+    for number in 0..plan.count {
         ensure!(ends.take()? == number, "out of order");
     }
     ends.reply((cpu() - before).as_nanos() as u64)
 }
 
 struct Other(Child);
+
+impl Other {
+    fn start(plan: &Plan, core: usize) -> anyhow::Result<Self> {
+        let Plan { name, trips, count, receivers, crowded, .. } = plan;
+        let numbers = [*trips, *count, *receivers as u64, u64::from(*crowded), core as u64];
+        let command = std::env::current_exe()?;
+        let numbers = numbers.map(|number| number.to_string());
+        Ok(Other(Command::new(command).args(["answer", name]).args(numbers).spawn()?))
+    }
+}
 
 impl Drop for Other {
     fn drop(&mut self) {
@@ -169,52 +210,92 @@ impl Drop for Other {
     }
 }
 
-fn measure(size: &str, bytes: usize, count: u64, other_core: usize) -> anyhow::Result<()> {
-    let name = format!("tensorpost/peer/{}/{size}", std::process::id());
-    let ends = Near::open(&name, bytes)?;
-    let arguments = ["answer", &name, &count.to_string(), &other_core.to_string()];
-    let mut other = Other(Command::new(std::env::current_exe()?).args(arguments).spawn()?);
-    let start = Instant::now();
-    while ends.back.receive()?.is_none() {
-        ensure!(
-            other.0.try_wait()?.is_none() && start.elapsed() < PATIENCE,
-            "the other process did not start"
-        );
+/// What was measured.
+struct Figures {
+    trips: Vec<Duration>,
+    took: Duration,
+    cpu: Duration,
+}
+
+fn measure(plan: &Plan, cores: &[usize]) -> anyhow::Result<Figures> {
+    let ends = Near::open(&plan.name, plan.bytes, plan.receivers, plan.crowded)?;
+    let core = |number: usize| cores[1 + number % (cores.len() - 1)];
+    let mut others: Vec<Other> =
+        (0..plan.receivers).map(|number| Other::start(plan, core(number))).collect::<Result<_, _>>()?;
+    let (start, mut ready) = (Instant::now(), 0);
+    while ready < others.len() {
+        ready += usize::from(ends.back.receive()?.is_some());
+        for other in &mut others {
+            ensure!(
+                other.0.try_wait()?.is_none() && start.elapsed() < PATIENCE,
+                "another process did not start"
+            );
+        }
+        pause(plan.crowded);
     }
-    let mut times = Vec::with_capacity(count as usize);
-    for number in 0..WARM + count {
+    let mut trips = Vec::with_capacity(plan.trips as usize);
+    for number in 0..plan.trips {
         let start = Instant::now();
-        ends.send(number, bytes)?;
-        ensure!(ends.replied()? == number, "another one's answer");
+        ends.send(number, plan.bytes)?;
+        ensure!(ends.replies()?.iter().all(|reply| *reply == number), "another one's answer");
         if number >= WARM {
-            times.push(start.elapsed());
+            trips.push(start.elapsed());
         }
     }
-    times.sort_unstable();
-    println!("iceoryx2.trip.{size} {:.3}", times[times.len() / 2].as_secs_f64() * 1e6);
+    trips.sort_unstable();
     let (start, before) = (Instant::now(), cpu());
-    for number in 0..count {
-        ends.send(number, bytes)?;
+    for number in 0..plan.count {
+        ends.send(number, plan.bytes)?;
     }
     let own = cpu() - before;
-    let others = Duration::from_nanos(ends.replied()?);
-    println!("iceoryx2.rate.{size} {:.0}", count as f64 / start.elapsed().as_secs_f64());
-    println!("iceoryx2.cpu.{size} {:.3}", (own + others).as_secs_f64() * 1e6 / count as f64);
+    let others = Duration::from_nanos(ends.replies()?.iter().sum());
+    Ok(Figures { trips, took: start.elapsed(), cpu: own + others })
+}
+
+fn hand_over(size: &str, bytes: usize, count: u64, cores: &[usize]) -> anyhow::Result<()> {
+    let name = format!("tensorpost/peer/{}/{size}", std::process::id());
+    let plan = Plan { name, bytes, trips: WARM + count, count, receivers: 1, crowded: false };
+    let Figures { trips, took, cpu } = measure(&plan, cores)?;
+    println!("iceoryx2.trip.{size} {:.3}", trips[trips.len() / 2].as_secs_f64() * 1e6);
+    println!("iceoryx2.rate.{size} {:.0}", count as f64 / took.as_secs_f64());
+    println!("iceoryx2.cpu.{size} {:.3}", cpu.as_secs_f64() * 1e6 / count as f64);
+    Ok(())
+}
+
+fn fan_out(receivers: usize, cores: &[usize]) -> anyhow::Result<()> {
+    let name = format!("tensorpost/peer/{}/to-{receivers}", std::process::id());
+    let ((bytes, count), crowded) = (FAN_OUT, cores.len() <= receivers);
+    let took = measure(&Plan { name, bytes, trips: WARM, count, receivers, crowded }, cores)?.took;
+    println!(
+        "iceoryx2.fanout.{receivers} {:.3}",
+        took.as_secs_f64() * 1e6 / (count * receivers as u64) as f64
+    );
     Ok(())
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [role, name, count, core] = &arguments[..]
+    if let [role, name, trips, count, receivers, crowded, core] = &arguments[..]
         && role == "answer"
     {
-        return answer(name, count.parse()?, core.parse()?);
+        let plan = Plan {
+            name: name.clone(),
+            bytes: 0, // it has what comes
+            trips: trips.parse()?,
+            count: count.parse()?,
+            receivers: receivers.parse()?,
+            crowded: crowded != "0",
+        };
+        return answer(&plan, core.parse()?);
     }
     ensure!(arguments.is_empty(), "it takes no arguments");
-    let [first, second] = two_cores()?;
-    pin(first)?;
+    let cores = cores()?;
+    pin(cores[0])?;
     for (size, bytes, count) in SIZES {
-        measure(size, bytes, count, second).with_context(|| size.to_owned())?;
+        hand_over(size, bytes, count, &cores).with_context(|| size.to_owned())?;
+    }
+    for receivers in RECEIVERS {
+        fan_out(receivers, &cores).with_context(|| format!("to {receivers} receivers"))?;
     }
     Ok(())
 }
