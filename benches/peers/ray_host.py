@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Handing host arrays to other processes with Ray: the work of `hand_over`, in Ray's way.
 
-    ray_host.py [--rounds 1000] [--compiled]
+    ray_host.py [--rounds 200] [--compiled]
 
 A fresh NumPy array, its first and last bytes written, is an argument of an actor's method: Ray copies it into its object store, and
 the actor reads it there (up to 100 KB it goes along with the call instead). To more than one actor an object goes that was put into
@@ -56,7 +56,7 @@ def used():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--compiled", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

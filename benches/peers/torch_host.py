@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Handing host tensors to another process with torch.multiprocessing (spawn): the work of `hand_over`, in PyTorch's way.
 
-    torch_host.py [--rounds 1000]
+    torch_host.py [--rounds 200]
 
 A fresh tensor, its first and last bytes written, goes through a SimpleQueue: PyTorch moves it into shared memory, and the other
 process checks it. To several processes the same tensor goes through a queue for each. Prints lines of a name and a number:
@@ -46,7 +46,7 @@ def answer(number, items, replies):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
     import torch
     import torch.multiprocessing as multiprocessing
