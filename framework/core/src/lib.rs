@@ -115,8 +115,8 @@ pub mod console {
     };
     pub use crate::node::console::graph::{Graph, GraphEdge, GraphNode};
     pub use crate::node::console::protocol::{
-        ActorFacts, Answer, HangFacts, Hello, HostFacts, LinkFacts, LogLine, Look, NodeFacts, PoolFacts,
-        ProcessFacts, Request, TraceFacts, VERSION, WayFacts,
+        ActorFacts, Answer, GpuShare, HangFacts, Hello, HostFacts, LinkFacts, LogLine, Look, NodeFacts,
+        PoolFacts, ProcessFacts, Request, TraceFacts, VERSION, WayFacts,
     };
     pub use crate::node::console::traced::Traced;
     pub use crate::observe::log::Severity;

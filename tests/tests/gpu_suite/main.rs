@@ -32,7 +32,7 @@ use graphs::{
     a_pass_that_fails_launches_nothing,
 };
 use hangs::a_stream_that_stands_still_is_named_with_whom_it_waits_for;
-use memory::memory_that_nobody_holds_comes_back;
+use memory::{memory_that_nobody_holds_comes_back, what_a_worker_uses_of_a_gpu_is_in_the_figures};
 use receive::{
     a_gpu_out_of_reach_is_copied_from_through_the_host, a_gpu_reads_the_memory_of_another_where_it_is,
     an_actor_gets_tensors_where_it_wants_them, tensors_from_the_same_process_are_brought_too,
@@ -130,6 +130,7 @@ fn main() {
         a_graph_takes_part_in_the_order_of_messages,
         a_graph_takes_part_in_the_order_of_messages_under_mps,
         memory_that_nobody_holds_comes_back,
+        what_a_worker_uses_of_a_gpu_is_in_the_figures,
         a_stream_that_stands_still_is_named_with_whom_it_waits_for,
         an_actor_gets_tensors_where_it_wants_them,
         tensors_from_the_same_process_are_brought_too,

@@ -1,6 +1,8 @@
 //! Memory of a GPU that nobody holds any more is free for others, in whatever process it was mapped.
 
+use tensorpost::node::Console;
 use tensorpost::prelude::*;
+use tensorpost_core::console::{self, Look};
 use tensorpost_core::device::cuda::CudaBackend;
 use tensorpost_core::lease::PoolOptions;
 use tensorpost_core::testing::Cluster;
@@ -8,6 +10,7 @@ use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::until;
 
 use super::device;
+use super::streams::{Copied, spawn};
 
 const BYTES: usize = 256 << 20;
 /// The driver may keep a little more or less for itself than before.
@@ -73,4 +76,32 @@ pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
         );
     }
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
+}
+
+/// Of a worker on a GPU the figures have its memory there, its context and what it has allocated, and the share of the time in which its kernels
+/// ran.
+pub(crate) fn what_a_worker_uses_of_a_gpu_is_in_the_figures(builder: Builder) {
+    let (device, is_gpu) = device();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("console");
+    let node = builder.console(Console::At(path.clone())).start().unwrap();
+    let maker = spawn(&node, &device, 1).unwrap();
+    let mut console = console::Console::at(&path).unwrap();
+    let of = |look: Look, name: &str| look.processes.into_iter().find(|of| of.name == name).unwrap();
+    if !is_gpu {
+        let mut shares = (0..3).map(|_| of(console.look().unwrap(), "Maker").gpu);
+        assert!(shares.all(|share| share.is_none()), "there is no GPU");
+        return;
+    }
+    let bytes = node.stream(&device).unwrap().zeros(DType::U8, &[BYTES]).unwrap().freeze();
+    let _held = node.block_on(maker.ask(Copied(bytes))).unwrap();
+    until("the library has answered", || of(console.look().unwrap(), "Maker").gpu.is_some());
+    // Asked again since then, so that this is of after the copy.
+    until("it is what it holds now", || {
+        of(console.look().unwrap(), "Maker").gpu.is_some_and(|share| share.bytes >= BYTES as u64)
+    });
+    let look = console.look().unwrap();
+    let [of_maker, of_node] = ["Maker", "node"].map(|name| of(look.clone(), name).gpu);
+    println!("Maker: {of_maker:?}, node: {of_node:?}");
+    assert!(of_node.is_some_and(|share| share.bytes >= BYTES as u64), "the node made what was copied");
 }

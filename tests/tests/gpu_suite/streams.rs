@@ -21,9 +21,9 @@ struct Make;
 /// Another like it.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]
-struct Copied(Tensor);
+pub(crate) struct Copied(pub(crate) Tensor);
 
-struct Maker(Env);
+pub(crate) struct Maker(Env);
 
 impl Actor for Maker {
     type Context = Context<Self>;
@@ -64,7 +64,7 @@ impl Handler<Copied> for Maker {
     }
 }
 
-fn spawn(node: &Node, device: &Device, streams: usize) -> Result<Spawned<Maker>, String> {
+pub(crate) fn spawn(node: &Node, device: &Device, streams: usize) -> Result<Spawned<Maker>, String> {
     node.spawn::<Maker>(())
         .device(device.clone())
         .streams(streams)

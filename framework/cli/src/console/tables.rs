@@ -17,6 +17,10 @@ fn size(value: u64) -> Cell {
     Cell { text: bytes(value), number: Some(value as f64) }
 }
 
+fn percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
 /// A name, with its host where that is another one.
 fn on(host: Option<&String>, name: &str) -> Cell {
     host.map_or_else(|| name.to_owned(), |host| format!("{name} on {host}")).into()
@@ -33,7 +37,7 @@ pub(crate) fn actors(actors: &[ActorFigures]) -> Table {
             Cell::figure(actor.messages_per_second, number),
             Cell::figure(actor.p50, seconds),
             Cell::figure(actor.p99, seconds),
-            Cell::figure(actor.busy, |busy| format!("{:.0}%", busy * 100.0)),
+            Cell::figure(actor.busy, percent),
             Cell { text: queue, number: actor.queued.map(|queued| queued as f64) },
             Cell::count(actor.handled),
             Cell::figure(actor.waited, seconds),
@@ -70,6 +74,8 @@ pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
             Cell::count(Some(u64::from(process.restarts))),
             Cell::count(process.open.map(|open| open as u64)),
             process.resident.map_or_else(|| Cell::count(None), size),
+            process.gpu_memory.map_or_else(|| Cell::count(None), size),
+            Cell::figure(process.gpu_busy, percent),
             Cell::count(process.dead_letters),
             Cell::count(process.rejected),
             process.last_end.clone().unwrap_or_default().into(),
@@ -83,12 +89,14 @@ pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
             ">RESTARTS",
             ">OPEN",
             ">RESIDENT",
+            ">GPU MEMORY",
+            ">GPU BUSY",
             ">DEAD LETTERS",
             ">REJECTED",
             "LAST END",
         ],
         rows: processes.iter().map(row).collect(),
-        dispensable: &[8, 7, 6, 5],
+        dispensable: &[10, 9, 8, 7, 6, 5],
     }
 }
 
@@ -230,6 +238,8 @@ mod tests {
             last_end: None,
             open: None,
             resident: None,
+            gpu_memory: None,
+            gpu_busy: None,
             dead_letters: None,
             rejected: None,
         };

@@ -78,6 +78,7 @@ mod fences;
 mod files;
 #[cfg(feature = "hosts")]
 mod foreign;
+mod gpu_shares;
 mod group;
 mod handshake;
 mod hang;

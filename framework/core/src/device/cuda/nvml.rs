@@ -1,11 +1,13 @@
-//! NVIDIA's management library, loaded at run time, for the doctor: it also knows GPUs that this process does not see.
+//! NVIDIA's management library, loaded at run time: for the doctor, because it also knows GPUs that this process does not see, and for what
+//! processes use of them.
 //!
 //! What a library or a GPU does not know is `None`: virtual GPUs and old drivers lack much.
 
 #![expect(unsafe_code, reason = "calls a C library")]
 
+use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 
 use libloading::Library;
 use serde::{Deserialize, Serialize};
@@ -18,6 +20,14 @@ const PARTS: c_uint = 7;
 /// Uncorrected errors, since the driver was loaded.
 const UNCORRECTED: c_int = 1;
 const VOLATILE: c_int = 0;
+/// Nothing is known of anybody.
+const NOT_FOUND: c_int = 6;
+/// There is more than there is room for.
+const INSUFFICIENT_SIZE: c_int = 7;
+/// Room for those that come between two calls.
+const MORE: c_uint = 16;
+/// Longest list that is asked for.
+const MAX_LIST: c_uint = 1 << 16;
 
 /// What the library says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,8 +73,47 @@ type Handle = *mut c_void;
 #[repr(C, align(8))]
 struct PciInfo([u8; 72]);
 
-/// The loaded library, which stays for the life of the process.
-struct Nvml(Library);
+/// The loaded library, which stays for the life of the process: functions of it may run in threads of its own.
+pub(crate) struct Nvml(ManuallyDrop<Library>, Vec<Gpu>);
+
+/// What a process uses of all GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NvmlShare {
+    /// Bytes of their memory.
+    pub(crate) bytes: u64,
+    /// In how many of 100 parts of the time its kernels ran, all GPUs added; `None` where none of them says.
+    pub(crate) busy: Option<u32>,
+}
+
+/// A GPU of the machine.
+#[derive(Clone, Copy)]
+struct Gpu {
+    handle: Handle,
+    /// Of the last sample of what processes did that was taken, in us.
+    seen: u64,
+}
+
+/// `nvmlProcessInfo_t`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct ProcessInfo {
+    pid: c_uint,
+    bytes: u64,
+    part: c_uint,
+    part_of_it: c_uint,
+}
+
+/// `nvmlProcessUtilizationSample_t`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Sample {
+    pid: c_uint,
+    at: u64,
+    kernels: c_uint,
+    memory: c_uint,
+    encoder: c_uint,
+    decoder: c_uint,
+}
 
 /// A function of the library by its name, called where it is there.
 macro_rules! call {
@@ -87,28 +136,36 @@ macro_rules! value {
 
 /// Asks the library for all that it knows of what is asked here.
 pub(crate) fn facts() -> Result<NvmlFacts, NvmlError> {
-    // SAFETY: runs the initialisers of NVIDIA's library, as a program that is linked to it does.
-    let library = unsafe { Library::new(LIBRARY) };
-    let nvml = Nvml(library.map_err(|_| NvmlError { code: None, text: format!("{LIBRARY} was not found") })?);
-    let code = call!(nvml, "nvmlInit_v2", (),).unwrap_or(-1);
-    if code != 0 {
-        let text = nvml.words(code).unwrap_or_else(|| "no description".to_owned());
-        return Err(NvmlError { code: Some(code), text: format!("nvmlInit_v2 failed with {code}: {text}") });
-    }
-    let count = value!(nvml, "nvmlDeviceGetCount_v2", c_uint, (),).unwrap_or(0);
-    let handles: Vec<Handle> = (0..count)
-        .filter_map(|index| value!(nvml, "nvmlDeviceGetHandleByIndex_v2", Handle, (c_uint), index))
-        .collect();
-    let facts = NvmlFacts {
+    let nvml = Nvml::load()?;
+    let handles: Vec<Handle> = nvml.1.iter().map(|gpu| gpu.handle).collect();
+    Ok(NvmlFacts {
         driver: text(|at, length| {
             call!(nvml, "nvmlSystemGetDriverVersion", (*mut c_char, c_uint), at, length)
         }),
         gpus: handles.iter().map(|&gpu| nvml.gpu(gpu)).collect(),
         topology: nvml.topology(&handles),
-    };
-    // Functions of it may run in threads of its own.
-    std::mem::forget(nvml);
-    Ok(facts)
+    })
+}
+
+/// Calls what writes a list, twice: the first call says how long it is, the second has some more room for who comes between.
+fn list<T: Copy + Default>(write: impl Fn(*mut c_uint, *mut T) -> Option<c_int>) -> Option<Vec<T>> {
+    let mut count = 0;
+    match write(&mut count, std::ptr::null_mut())? {
+        0 | NOT_FOUND => return Some(Vec::new()),
+        INSUFFICIENT_SIZE => {}
+        _ => return None,
+    }
+    let room = count.min(MAX_LIST) + MORE;
+    let mut all = vec![T::default(); room as usize];
+    count = room;
+    match write(&mut count, all.as_mut_ptr())? {
+        0 => {
+            all.truncate(count.min(room) as usize);
+            Some(all)
+        }
+        NOT_FOUND => Some(Vec::new()),
+        _ => None,
+    }
 }
 
 /// Calls what writes a text.
@@ -120,6 +177,93 @@ fn text(write: impl FnOnce(*mut c_char, c_uint) -> Option<c_int>) -> Option<Stri
 }
 
 impl Nvml {
+    pub(crate) fn load() -> Result<Self, NvmlError> {
+        // SAFETY: runs the initialisers of NVIDIA's library, as a program that is linked to it does.
+        let library = unsafe { Library::new(LIBRARY) };
+        let library =
+            library.map_err(|_| NvmlError { code: None, text: format!("{LIBRARY} was not found") })?;
+        let mut nvml = Nvml(ManuallyDrop::new(library), Vec::new());
+        let code = call!(nvml, "nvmlInit_v2", (),).unwrap_or(-1);
+        if code != 0 {
+            let text = nvml.words(code).unwrap_or_else(|| "no description".to_owned());
+            return Err(NvmlError {
+                code: Some(code),
+                text: format!("nvmlInit_v2 failed with {code}: {text}"),
+            });
+        }
+        let count = value!(nvml, "nvmlDeviceGetCount_v2", c_uint, (),).unwrap_or(0);
+        nvml.1 = (0..count)
+            .filter_map(|index| value!(nvml, "nvmlDeviceGetHandleByIndex_v2", Handle, (c_uint), index))
+            .map(|handle| Gpu { handle, seen: 0 })
+            .collect();
+        Ok(nvml)
+    }
+
+    /// What processes use of all GPUs, by their numbers; of their kernels, since it was asked last.
+    pub(crate) fn shares(&mut self) -> HashMap<u32, NvmlShare> {
+        let mut all: HashMap<u32, NvmlShare> = HashMap::new();
+        for at in 0..self.1.len() {
+            let Gpu { handle, seen } = self.1[at];
+            for process in self.processes(handle) {
+                // It says that it does not know by the largest number.
+                let bytes = if process.bytes == u64::MAX { 0 } else { process.bytes };
+                let share = all.entry(process.pid).or_default();
+                share.bytes = share.bytes.saturating_add(bytes);
+            }
+            let Some(samples) = self.samples(handle, seen) else { continue };
+            self.1[at].seen = samples.iter().map(|sample| sample.at).fold(seen, u64::max);
+            for (pid, share) in &mut all {
+                let of = samples.iter().filter(|sample| sample.pid == *pid && sample.at > seen);
+                let (count, sum) = of.fold((0, 0), |(count, sum), of| (count + 1, sum + of.kernels.min(100)));
+                *share.busy.get_or_insert(0) += sum.checked_div(count).unwrap_or(0);
+            }
+        }
+        all
+    }
+
+    /// Those that have a context on it, under MPS too.
+    fn processes(&self, gpu: Handle) -> Vec<ProcessInfo> {
+        type Out = (*mut c_uint, *mut ProcessInfo);
+        let alone = |(count, out): Out| {
+            call!(
+                self,
+                "nvmlDeviceGetComputeRunningProcesses_v3",
+                (Handle, *mut c_uint, *mut ProcessInfo),
+                gpu,
+                count,
+                out
+            )
+        };
+        let under_mps = |(count, out): Out| {
+            call!(
+                self,
+                "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+                (Handle, *mut c_uint, *mut ProcessInfo),
+                gpu,
+                count,
+                out
+            )
+        };
+        let mut processes = list(|count, out| alone((count, out))).unwrap_or_default();
+        processes.extend(list(|count, out| under_mps((count, out))).unwrap_or_default());
+        processes
+    }
+
+    /// What their kernels did after `seen`.
+    fn samples(&self, gpu: Handle, seen: u64) -> Option<Vec<Sample>> {
+        list(|count, out| {
+            call!(
+                self,
+                "nvmlDeviceGetProcessUtilization",
+                (Handle, *mut Sample, *mut c_uint, u64),
+                gpu,
+                out,
+                count,
+                seen
+            )
+        })
+    }
+
     fn words(&self, code: c_int) -> Option<String> {
         type Function = unsafe extern "C" fn(c_int) -> *const c_char;
         // SAFETY: the signature is that of the library's header; it returns a constant text, also for unknown numbers.

@@ -106,6 +106,10 @@ pub struct ProcessFigures {
     pub open: Option<usize>,
     /// Host memory that it has in use.
     pub resident: Option<u64>,
+    /// Memory of GPUs that it has in use, its context too, where that is known.
+    pub gpu_memory: Option<u64>,
+    /// The share of the time in which its kernels ran, 0 to 1 for each GPU, where that is known.
+    pub gpu_busy: Option<f64>,
     /// Messages that no actor took.
     pub dead_letters: Option<u64>,
     /// Frames that were malformed or forged.
@@ -226,6 +230,8 @@ impl Figures {
             last_end: process.last_end.as_deref().map(printable),
             open: process.metrics.as_ref().map(|metrics| metrics.open),
             resident: process.metrics.as_ref().map(|metrics| metrics.resident_bytes),
+            gpu_memory: process.gpu.map(|gpu| gpu.bytes),
+            gpu_busy: process.gpu.and_then(|gpu| gpu.busy).map(|percent| f64::from(percent) / 100.0),
             dead_letters: process.metrics.as_ref().map(|metrics| metrics.dead_letters),
             rejected: process.metrics.as_ref().map(|metrics| metrics.rejected),
         });

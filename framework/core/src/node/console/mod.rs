@@ -43,7 +43,9 @@ use std::path::PathBuf;
 use crate::os::named::{Listener, Place};
 
 pub(crate) use self::log::LogRing;
-pub(crate) use self::protocol::{ActorFacts, HangFacts, LinkFacts, Look, NodeFacts, PoolFacts, ProcessFacts};
+pub(crate) use self::protocol::{
+    ActorFacts, GpuShare, HangFacts, LinkFacts, Look, NodeFacts, PoolFacts, ProcessFacts,
+};
 #[cfg(feature = "hosts")]
 pub(crate) use self::protocol::{HostFacts, WayFacts};
 pub(super) use self::server::Server;

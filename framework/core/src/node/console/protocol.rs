@@ -15,7 +15,7 @@ use crate::observe::survey::{LinkReport, PoolReport};
 use crate::observe::trace::TracedProcess;
 
 /// The number of this protocol. The form of [`Hello`] stays in all of them.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The first packet, from the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,6 +164,18 @@ pub struct ProcessFacts {
     pub last_end: Option<String>,
     /// What it has counted, where it has answered; its actors are in [`Look::actors`].
     pub metrics: Option<ProcessMetrics>,
+    /// What it uses of the GPUs, where that is known: not in a container, and not in a node's first look.
+    pub gpu: Option<GpuShare>,
+}
+
+/// What a process uses of all GPUs of its machine, as NVIDIA's management library has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuShare {
+    /// Bytes of their memory: its context and modules, and what it has allocated. What it has mapped of others' is theirs.
+    pub bytes: u64,
+    /// In how many of 100 parts of the time since the last look its kernels ran; the sum, where it has several GPUs. `None`: the driver
+    /// does not say.
+    pub busy: Option<u32>,
 }
 
 /// An actor.

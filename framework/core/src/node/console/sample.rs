@@ -52,6 +52,7 @@ pub fn look(at: u64, handled: [u64; 2]) -> Look {
         restarts: u32::from(slot),
         last_end: None,
         metrics: Some(ProcessMetrics { open: 3 * usize::from(slot / 2), ..ProcessMetrics::default() }),
+        gpu: None,
     };
     let holder =
         HolderReport { process: process(2), bytes: 1 << 20, tensors: 2, oldest: Duration::from_millis(1500) };

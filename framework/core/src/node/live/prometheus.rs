@@ -13,7 +13,7 @@ use std::fmt::{Display, Write};
 use std::ops::RangeInclusive;
 
 use crate::ids::ProcessId;
-use crate::node::console::Look;
+use crate::node::console::{GpuShare, Look};
 use crate::observe::metrics::ProcessState;
 
 /// The bounds of a histogram, as powers of two nanoseconds: 1 us to 17 s.
@@ -119,6 +119,9 @@ fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>, h
         let restarts = u64::from(of.restarts);
         let help = "How often a process was restarted, or an actor in it";
         text.counter("tensorpost_restarts_total", help, &labels, restarts);
+        if let Some(share) = of.gpu {
+            gpu(text, &labels, share);
+        }
         let Some(metrics) = &of.metrics else { continue };
         for (name, help, count) in [
             ("tensorpost_frames_sent_total", "Frames sent to other processes", metrics.sent),
@@ -142,6 +145,20 @@ fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>, h
         ] {
             text.gauge(name, help, &labels, value);
         }
+    }
+}
+
+/// What a process uses of the GPUs.
+fn gpu(text: &mut Text, labels: &str, gpu: GpuShare) {
+    text.gauge(
+        "tensorpost_gpu_memory_bytes",
+        "Bytes of GPUs' memory in use, contexts too",
+        labels,
+        gpu.bytes,
+    );
+    if let Some(percent) = gpu.busy {
+        let help = "The share of the time in which kernels ran, 0 to 1 for each GPU";
+        text.gauge("tensorpost_gpu_busy_ratio", help, labels, f64::from(percent) / 100.0);
     }
 }
 

@@ -22,6 +22,7 @@ impl State {
             restarts: 0,
             last_end: None,
             metrics: None,
+            gpu: None,
         };
         let workers = self.workers.slots().iter().filter_map(|slot| match &slot.worker {
             Some(worker) => {
@@ -90,6 +91,7 @@ fn process_facts(status: WorkerStatus) -> ProcessFacts {
         restarts: status.restarts,
         last_end: ended.or_else(|| status.last_end.map(|end| end.to_string())),
         metrics: None,
+        gpu: None,
     }
 }
 

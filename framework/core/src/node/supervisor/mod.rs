@@ -82,6 +82,7 @@ use crate::node::all_hosts::AllHosts;
 use crate::node::console::{LogRing, Look};
 #[cfg(feature = "hosts")]
 use crate::node::elsewhere::Order;
+use crate::node::gpu_shares::GpuShares;
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
 use crate::node::host::ProcessRuntime;
@@ -206,6 +207,7 @@ pub(crate) struct Shared {
     report: Mutex<Option<ShutdownReport>>,
     /// Whether a shutdown has begun.
     stopping: watch::Sender<bool>,
+    gpu_shares: GpuShares,
     /// The way to other hosts, where there are such.
     #[cfg(feature = "hosts")]
     pub(in crate::node) all_hosts: AllHosts,
@@ -225,6 +227,7 @@ impl Shared {
             status: Mutex::default(),
             report: Mutex::default(),
             stopping: watch::Sender::new(false),
+            gpu_shares: GpuShares::default(),
             #[cfg(feature = "hosts")]
             all_hosts: AllHosts::default(),
         }))
@@ -248,7 +251,10 @@ impl Shared {
         let (reply, answer) = sync_channel(1);
         self.push(Command::Look(reply))?;
         match answer.recv_timeout(patience) {
-            Ok(look) => Ok(Some(look)),
+            Ok(mut look) => {
+                self.gpu_shares.add_to(&mut look);
+                Ok(Some(look))
+            }
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
         }

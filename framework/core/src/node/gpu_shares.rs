@@ -1,0 +1,149 @@
+//! What processes use of the GPUs, for whoever looks. A thread of its own asks NVIDIA's management library, because a call into a driver that
+//! hangs does not return: a look has the latest answer and has the next one begun, so the first look of a node has none.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::console::{GpuShare, Look};
+use crate::ids::DeviceId;
+
+/// An answer that is older says nothing about now.
+const STALE: Duration = Duration::from_secs(10);
+
+/// What each process uses of all GPUs, by its number.
+type Shares = HashMap<u32, GpuShare>;
+/// Says that.
+type Ask = Box<dyn FnMut() -> Shares>;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct GpuShares {
+    asking: OnceLock<SyncSender<()>>,
+    latest: Arc<Mutex<Option<(Instant, Shares)>>>,
+}
+
+impl fmt::Debug for GpuShares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuShares").finish_non_exhaustive()
+    }
+}
+
+impl GpuShares {
+    /// Adds to a look what is known, and has it asked again. Where no process has memory on a GPU nobody is asked.
+    pub(crate) fn add_to(&self, look: &mut Look) {
+        if look.pools.iter().any(|of| of.pool.device != DeviceId::HOST) {
+            self.add(look, begin);
+        }
+    }
+
+    fn add(&self, look: &mut Look, begin: fn() -> Option<Ask>) {
+        if let Some((at, shares)) = &*self.latest.lock()
+            && at.elapsed() < STALE
+        {
+            // One that has not answered may have ended, and its number be another's.
+            for of in look.processes.iter_mut().filter(|of| of.metrics.is_some()) {
+                of.gpu = shares.get(&of.pid).copied();
+            }
+        }
+        let asking = self.asking.get_or_init(|| {
+            let (asking, asked) = sync_channel(1);
+            let latest = Arc::clone(&self.latest);
+            let thread = thread::Builder::new().name("tensorpost-nvml".to_owned());
+            // Without a thread nobody takes what is asked, and nothing is known.
+            let _ = thread.spawn(move || {
+                let Some(mut ask) = begin() else { return };
+                while asked.recv().is_ok() {
+                    let shares = ask();
+                    *latest.lock() = Some((Instant::now(), shares));
+                }
+            });
+            asking
+        });
+        // Full: it is asked already. Closed: there is no such library.
+        let _ = asking.try_send(());
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn begin() -> Option<Ask> {
+    use crate::device::cuda::nvml::Nvml;
+
+    // The library knows processes by the numbers that the machine has for them; elsewhere those are others' (pid_namespaces(7)).
+    const OF_THE_MACHINE: &str = "pid:[4026531836]";
+    let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    if namespace.as_os_str() != OF_THE_MACHINE {
+        tracing::debug!(target: "tensorpost::node", "what processes use of a GPU is not known in a container");
+        return None;
+    }
+    match Nvml::load() {
+        Ok(mut nvml) => Some(Box::new(move || {
+            let shares = nvml.shares().into_iter();
+            shares.map(|(pid, of)| (pid, GpuShare { bytes: of.bytes, busy: of.busy })).collect()
+        })),
+        Err(error) => {
+            tracing::debug!(target: "tensorpost::node", "what processes use of a GPU is not known: {}", error.text);
+            None
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn begin() -> Option<Ask> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::console::sample;
+
+    const SHARE: GpuShare = GpuShare { bytes: 5 << 20, busy: Some(40) };
+
+    fn known() -> Option<Ask> {
+        Some(Box::new(|| HashMap::from([(101, SHARE)])))
+    }
+
+    #[test]
+    fn a_look_has_the_latest_answer_for_those_who_are_there() {
+        let shares = GpuShares::default();
+        let mut look = sample::look(0, [1, 1]);
+        shares.add(&mut look, known);
+        assert!(look.processes.iter().all(|of| of.gpu.is_none()), "nothing was asked before");
+        let until = Instant::now() + Duration::from_secs(60);
+        while shares.latest.lock().is_none() {
+            assert!(Instant::now() < until, "nobody asks");
+            thread::yield_now();
+        }
+        shares.add(&mut look, known);
+        let of = |pid| look.processes.iter().find(|of| of.pid == pid).unwrap().gpu;
+        assert_eq!((of(100), of(101)), (None, Some(SHARE)));
+
+        let mut look = sample::look(0, [1, 1]);
+        look.processes.iter_mut().for_each(|of| of.metrics = None);
+        shares.add(&mut look, known);
+        assert!(look.processes.iter().all(|of| of.gpu.is_none()), "they may be others by now");
+    }
+
+    #[test]
+    fn nobody_is_asked_where_there_is_no_gpu() {
+        let shares = GpuShares::default();
+        shares.add_to(&mut sample::look(0, [1, 1]));
+        assert!(shares.asking.get().is_none());
+    }
+
+    #[test]
+    fn without_the_library_nothing_is_known() {
+        let shares = GpuShares::default();
+        let mut look = sample::look(0, [1, 1]);
+        for _ in 0..3 {
+            shares.add(&mut look, || None);
+        }
+        assert!(look.processes.iter().all(|of| of.gpu.is_none()));
+    }
+}
