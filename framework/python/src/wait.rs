@@ -1,7 +1,8 @@
 //! Waiting: for futures, from threads of Python and from its event loops.
 //!
 //! A thread that waits has let go of the interpreter. It takes it every [`SLICE`], to see whether there is a signal: Ctrl-C ends a
-//! wait. What its handler's end has put off goes out first ([`Together`]). A coroutine's future is driven on one thread for all of them, which takes the interpreter only to tell the outcome.
+//! wait. What its handler's end has put off goes out first ([`Together`]). A coroutine's future is driven on one thread for all of
+//! them, which takes the interpreter only to tell the outcome.
 
 use std::future::poll_fn;
 use std::pin::Pin;
