@@ -96,7 +96,7 @@ pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
             "LAST END",
         ],
         rows: processes.iter().map(row).collect(),
-        dispensable: &[10, 9, 8, 7, 6, 5],
+        dispensable: &[10, 9, 7, 6, 8, 5],
     }
 }
 
