@@ -27,7 +27,7 @@ const INSUFFICIENT_SIZE: c_int = 7;
 /// Room for those that come between two calls.
 const MORE: c_uint = 16;
 /// Longest list that is asked for.
-const MAX_LIST: c_uint = 1 << 16;
+const LONGEST_LIST: c_uint = 1 << 16;
 
 /// What the library says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,7 +155,7 @@ fn list<T: Copy + Default>(write: impl Fn(*mut c_uint, *mut T) -> Option<c_int>)
         INSUFFICIENT_SIZE => {}
         _ => return None,
     }
-    let room = count.min(MAX_LIST) + MORE;
+    let room = count.min(LONGEST_LIST) + MORE;
     let mut all = vec![T::default(); room as usize];
     count = room;
     match write(&mut count, all.as_mut_ptr())? {
