@@ -98,10 +98,10 @@ pub(crate) fn what_a_worker_uses_of_a_gpu_is_in_the_figures(builder: Builder) {
     until("the library has answered", || of(console.look().unwrap(), "Maker").gpu.is_some());
     // Asked again since then, so that this is of after the copy.
     until("it is what it holds now", || {
-        of(console.look().unwrap(), "Maker").gpu.is_some_and(|share| share.bytes >= BYTES as u64)
+        of(console.look().unwrap(), "Maker").gpu.is_some_and(|share| share.bytes >= Some(BYTES as u64))
     });
     let look = console.look().unwrap();
     let [of_maker, of_node] = ["Maker", "node"].map(|name| of(look.clone(), name).gpu);
     println!("Maker: {of_maker:?}, node: {of_node:?}");
-    assert!(of_node.is_some_and(|share| share.bytes >= BYTES as u64), "the node made what was copied");
+    assert!(of_node.is_some_and(|share| share.bytes >= Some(BYTES as u64)), "the node made what was copied");
 }

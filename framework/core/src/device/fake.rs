@@ -53,6 +53,30 @@ impl Fake {
     }
 }
 
+/// Devices, one for each process of a cluster, that do nothing their streams are told: no clock is seen to have passed.
+#[derive(Debug, Default)]
+pub(crate) struct Muted(Mutex<Vec<Arc<Fake>>>);
+
+impl Muted {
+    /// Of the next process.
+    pub(crate) fn make(&self) -> Arc<Fake> {
+        let fake = Fake::new(1, 4, &[]);
+        fake.seen.mute.store(true, Ordering::SeqCst);
+        self.0.lock().push(Arc::clone(&fake));
+        fake
+    }
+
+    /// Of the process that was the `number`th: clock writes that its streams were told since they were forgotten.
+    pub(crate) fn clock_writes(&self, number: usize) -> usize {
+        let fakes = self.0.lock();
+        fakes[number].seen.ops.lock().iter().filter(|op| matches!(op, StreamOp::Advance(_))).count()
+    }
+
+    pub(crate) fn forget(&self, number: usize) {
+        self.0.lock()[number].seen.ops.lock().clear();
+    }
+}
+
 #[derive(Debug)]
 struct FakeStream {
     inner: Arc<dyn StreamBackend>,

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::node::console::sample;
 
-    const SHARE: GpuShare = GpuShare { bytes: 5 << 20, busy: Some(40) };
+    const SHARE: GpuShare = GpuShare { bytes: Some(5 << 20), busy: Some(40) };
 
     fn known() -> Option<Ask> {
         Some(Box::new(|| HashMap::from([(101, SHARE)])))

@@ -15,8 +15,9 @@
 //! **HOST-11.** A slot whose write was given up may still be written. It is not used before both are true: the receiver has deregistered
 //! the arena and ended its agent, so nothing of this process puts late bytes there; and the sender has ended its own, behind its writes,
 //! because an agent that ends gives them up, and its devices copy all the same. What takes longer than the deadline is not waited for. What
-//! comes in spite of that is for keys that are not valid any more. An arena is never another peer's. Each was seen to be needed: UCX goes on
-//! writing to deregistered memory over TCP and between processes of one machine.
+//! comes in spite of that is for keys that are not valid any more. An arena is never another peer's. That both have to end was seen: UCX
+//! goes on writing to deregistered memory over TCP and between processes of one machine. That NIXL waits for no write when an agent ends was
+//! read in its code.
 //!
 //! **Distrust.** The metadata of the other side is bounded and looked at (`blob.rs`) before NIXL reads it, by an agent that has nothing but this
 //! route's arena. Who says what it must not ends the connection as with any other frame. What NIXL does with a peer's bytes is C++ that

@@ -1,15 +1,12 @@
 //! What goes out together, on a device that notes what its streams are told.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
 use super::*;
-use crate::device::StreamOp;
-use crate::device::fake::Fake;
+use crate::device::fake::Muted;
 use crate::lease::PoolOptions;
 use crate::testing::Cluster;
 
@@ -22,26 +19,18 @@ struct Item {
 /// It is one clock write, whatever of it is sent and let go of, and no peer can see it before the end, or before somebody says so.
 #[test]
 fn what_goes_out_together_is_one_clock_write() {
-    let fakes = Mutex::new(Vec::new());
-    let cluster = Cluster::with_device(2, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 }, || {
-        let fake = Fake::new(1, 4, &[]);
-        // Nothing is done that its streams are told, so no clock is seen to have passed.
-        fake.seen.mute.store(true, Ordering::SeqCst);
-        fakes.lock().push(Arc::clone(&fake));
-        fake
-    });
+    let fakes = Muted::default();
+    let options = PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 };
+    let cluster = Cluster::with_device(2, options, || fakes.make());
     let (to, _inbox) = cluster.inbox::<Item>(1, 8);
     cluster.connect();
     let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
     let written = || cluster.stream(0).from_slice(&[4], &[1_u32, 2, 3, 4]).expect("memory is there").freeze();
-    let writes = || {
-        let fakes = fakes.lock();
-        fakes[0].seen.ops.lock().iter().filter(|op| matches!(op, StreamOp::Advance(_))).count()
-    };
+    let writes = || fakes.clock_writes(0);
     let link = cluster.transport(0).link(cluster.process(1)).expect("they are connected");
     let is_published = || link.unpublished_frames().is_none();
     let (tensors, more, last) = ([written(), written(), written()], [written(), written()], written());
-    fakes.lock()[0].seen.ops.lock().clear();
+    fakes.forget(0);
     let [sent, first, second] = tensors;
     let together = Together::begin();
     drop(first);

@@ -1,14 +1,10 @@
 //! What a send costs on a stream that puts clock writes off, as a GPU's does.
 
-use std::sync::atomic::Ordering;
-
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
 use super::*;
-use crate::device::StreamOp;
-use crate::device::fake::Fake;
+use crate::device::fake::Muted;
 use crate::lease::PoolOptions;
 use crate::stream::turn::Turn;
 use crate::tensor::Tensor;
@@ -69,26 +65,18 @@ fn an_ask_that_finds_its_actor_stopping_stays_an_ask() {
 /// Outside of a handler the data of a tensor and the end of its lease are one clock write, as inside of one.
 #[test]
 fn a_send_is_one_clock_write() {
-    let fakes = Mutex::new(Vec::new());
-    let cluster = Cluster::with_device(2, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 }, || {
-        let fake = Fake::new(1, 4, &[]);
-        // Nothing is done that its streams are told, so no clock is seen to have passed.
-        fake.seen.mute.store(true, Ordering::SeqCst);
-        fakes.lock().push(Arc::clone(&fake));
-        fake
-    });
+    let fakes = Muted::default();
+    let options = PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 };
+    let cluster = Cluster::with_device(2, options, || fakes.make());
     let (to, _inbox) = cluster.inbox::<Item>(1, 8);
     cluster.connect();
     let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
     let written = || {
         let tensor = cluster.stream(0).from_slice(&[4], &[1_u32, 2, 3, 4]).expect("memory").freeze();
-        fakes.lock()[0].seen.ops.lock().clear();
+        fakes.forget(0);
         tensor
     };
-    let writes = || {
-        let fakes = fakes.lock();
-        fakes[0].seen.ops.lock().iter().filter(|op| matches!(op, StreamOp::Advance(_))).count()
-    };
+    let writes = || fakes.clock_writes(0);
     let tensor = written();
     address.try_send(Item { tensor }).expect("room");
     assert_eq!(writes(), 1);

@@ -79,8 +79,8 @@ pub(crate) struct Nvml(ManuallyDrop<Library>, Vec<Gpu>);
 /// What a process uses of all GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NvmlShare {
-    /// Bytes of their memory.
-    pub(crate) bytes: u64,
+    /// Bytes of their memory; `None` where the driver does not say.
+    pub(crate) bytes: Option<u64>,
     /// In how many of 100 parts of the time its kernels ran, all GPUs added; `None` where none of them says.
     pub(crate) busy: Option<u32>,
 }
@@ -147,6 +147,26 @@ pub(crate) fn facts() -> Result<NvmlFacts, NvmlError> {
     })
 }
 
+/// The memory of each process on one GPU. One that is in both lists has it once; in one list, each part of a divided GPU has its own.
+fn memory_of(lists: &[Vec<ProcessInfo>; 2]) -> HashMap<u32, Option<u64>> {
+    /// "It is not known", for bytes.
+    const NOT_AVAILABLE: u64 = u64::MAX;
+    let mut all = HashMap::new();
+    for list in lists {
+        let mut of_list: HashMap<u32, Option<u64>> = HashMap::new();
+        for process in list {
+            let bytes = (process.bytes != NOT_AVAILABLE).then_some(process.bytes);
+            let sum = of_list.entry(process.pid).or_default();
+            *sum = [*sum, bytes].into_iter().flatten().reduce(u64::saturating_add);
+        }
+        for (pid, bytes) in of_list {
+            let most: &mut Option<u64> = all.entry(pid).or_default();
+            *most = (*most).max(bytes);
+        }
+    }
+    all
+}
+
 /// Calls what writes a list, twice: the first call says how long it is, the second has some more room for who comes between.
 fn list<T: Copy + Default>(write: impl Fn(*mut c_uint, *mut T) -> Option<c_int>) -> Option<Vec<T>> {
     let mut count = 0;
@@ -204,11 +224,9 @@ impl Nvml {
         let mut all: HashMap<u32, NvmlShare> = HashMap::new();
         for at in 0..self.1.len() {
             let Gpu { handle, seen } = self.1[at];
-            for process in self.processes(handle) {
-                // It says that it does not know by the largest number.
-                let bytes = if process.bytes == u64::MAX { 0 } else { process.bytes };
-                let share = all.entry(process.pid).or_default();
-                share.bytes = share.bytes.saturating_add(bytes);
+            for (pid, bytes) in memory_of(&self.processes(handle)) {
+                let share = all.entry(pid).or_default();
+                share.bytes = [share.bytes, bytes].into_iter().flatten().reduce(u64::saturating_add);
             }
             let Some(samples) = self.samples(handle, seen) else { continue };
             self.1[at].seen = samples.iter().map(|sample| sample.at).fold(seen, u64::max);
@@ -221,32 +239,17 @@ impl Nvml {
         all
     }
 
-    /// Those that have a context on it, under MPS too.
-    fn processes(&self, gpu: Handle) -> Vec<ProcessInfo> {
-        type Out = (*mut c_uint, *mut ProcessInfo);
-        let alone = |(count, out): Out| {
-            call!(
-                self,
-                "nvmlDeviceGetComputeRunningProcesses_v3",
-                (Handle, *mut c_uint, *mut ProcessInfo),
-                gpu,
-                count,
-                out
-            )
-        };
-        let under_mps = |(count, out): Out| {
-            call!(
-                self,
-                "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-                (Handle, *mut c_uint, *mut ProcessInfo),
-                gpu,
-                count,
-                out
-            )
-        };
-        let mut processes = list(|count, out| alone((count, out))).unwrap_or_default();
-        processes.extend(list(|count, out| under_mps((count, out))).unwrap_or_default());
-        processes
+    /// Those that have a context on it, and those that have one by MPS.
+    fn processes(&self, gpu: Handle) -> [Vec<ProcessInfo>; 2] {
+        type Count = *mut c_uint;
+        type Out = *mut ProcessInfo;
+        let alone = list(|count, out| {
+            call!(self, "nvmlDeviceGetComputeRunningProcesses_v3", (Handle, Count, Out), gpu, count, out)
+        });
+        let by_mps = list(|count, out| {
+            call!(self, "nvmlDeviceGetMPSComputeRunningProcesses_v3", (Handle, Count, Out), gpu, count, out)
+        });
+        [alone, by_mps].map(Option::unwrap_or_default)
     }
 
     /// What their kernels did after `seen`.
@@ -388,5 +391,43 @@ impl Nvml {
             _ => return None,
         };
         Some(word.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_counted_once_and_what_is_not_known_is_not_nothing() {
+        let of = |pid, bytes| ProcessInfo { pid, bytes, ..ProcessInfo::default() };
+        let found = memory_of(&[
+            vec![of(1, 10), of(2, 20), of(2, 5), of(3, u64::MAX)],
+            vec![of(1, 10), of(4, 7), of(3, u64::MAX)],
+        ]);
+        assert_eq!(found, HashMap::from([(1, Some(10)), (2, Some(25)), (3, None), (4, Some(7))]));
+    }
+
+    #[test]
+    fn a_list_is_as_long_as_its_second_call_says() {
+        let writes = |first: c_int, second: c_int, written: c_uint| {
+            list(move |count: *mut c_uint, out: *mut u32| {
+                let is_first = out.is_null();
+                // SAFETY: `list` gives a place for the count, and behind `out` room for as many as it has put there.
+                unsafe {
+                    if !is_first {
+                        assert_eq!(*count, 3 + MORE);
+                        (0..written).for_each(|at| out.add(at as usize).write(at));
+                    }
+                    *count = if is_first { 3 } else { written };
+                }
+                Some(if is_first { first } else { second })
+            })
+        };
+        assert_eq!(writes(INSUFFICIENT_SIZE, 0, 4), Some(vec![0, 1, 2, 3]));
+        assert_eq!(writes(NOT_FOUND, 0, 0), Some(vec![]));
+        assert_eq!(writes(INSUFFICIENT_SIZE, NOT_FOUND, 0), Some(vec![]));
+        assert_eq!(writes(INSUFFICIENT_SIZE, 999, 0), None);
+        assert_eq!(writes(3, 0, 0), None, "not supported");
     }
 }

@@ -230,7 +230,7 @@ impl Figures {
             last_end: process.last_end.as_deref().map(printable),
             open: process.metrics.as_ref().map(|metrics| metrics.open),
             resident: process.metrics.as_ref().map(|metrics| metrics.resident_bytes),
-            gpu_memory: process.gpu.map(|gpu| gpu.bytes),
+            gpu_memory: process.gpu.and_then(|gpu| gpu.bytes),
             gpu_busy: process.gpu.and_then(|gpu| gpu.busy).map(|percent| f64::from(percent) / 100.0),
             dead_letters: process.metrics.as_ref().map(|metrics| metrics.dead_letters),
             rejected: process.metrics.as_ref().map(|metrics| metrics.rejected),

@@ -171,8 +171,9 @@ pub struct ProcessFacts {
 /// What a process uses of all GPUs of its machine, as NVIDIA's management library has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuShare {
-    /// Bytes of their memory: its context and modules, and what it has allocated. What it has mapped of others' is theirs.
-    pub bytes: u64,
+    /// Bytes of their memory: its context and modules, and what it has allocated. What it has mapped of others' is theirs. `None`: the
+    /// driver does not say.
+    pub bytes: Option<u64>,
     /// In how many of 100 parts of the time since the last look its kernels ran; the sum, where it has several GPUs. `None`: the driver
     /// does not say.
     pub busy: Option<u32>,

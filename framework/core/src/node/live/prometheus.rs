@@ -150,12 +150,14 @@ fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>, h
 
 /// What a process uses of the GPUs.
 fn gpu(text: &mut Text, labels: &str, gpu: GpuShare) {
-    text.gauge(
-        "tensorpost_gpu_memory_bytes",
-        "Bytes of GPUs' memory in use, contexts too",
-        labels,
-        gpu.bytes,
-    );
+    if let Some(bytes) = gpu.bytes {
+        text.gauge(
+            "tensorpost_gpu_memory_bytes",
+            "Bytes of GPUs' memory in use, contexts too",
+            labels,
+            bytes,
+        );
+    }
     if let Some(percent) = gpu.busy {
         let help = "The share of the time in which kernels ran, 0 to 1 for each GPU";
         text.gauge("tensorpost_gpu_busy_ratio", help, labels, f64::from(percent) / 100.0);

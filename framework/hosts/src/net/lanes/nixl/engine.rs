@@ -145,7 +145,7 @@ impl Engine {
                 Err(TryRecvError::Empty) => {}
             }
             if !self.progress() && !is_told {
-                self.nap();
+                rest(self.happened);
             }
         }
     }
@@ -193,7 +193,7 @@ impl Engine {
             let since = Instant::now();
             let write = agent.begin(from, to)?;
             while !agent.is_done(write)? {
-                if since.elapsed() < EAGER { thread::yield_now() } else { thread::sleep(NAP) }
+                rest(since);
             }
             took = since.elapsed();
         }
@@ -203,10 +203,6 @@ impl Engine {
 
     fn is_eager(&self) -> bool {
         self.happened.elapsed() < EAGER
-    }
-
-    fn nap(&self) {
-        if self.is_eager() { thread::yield_now() } else { thread::sleep(NAP) }
     }
 
     fn write(&mut self, slot: u8, to: u64, bytes: u64) {
@@ -238,7 +234,7 @@ impl Engine {
             if self.writes.is_empty() || since.elapsed() > NIXL_DEADLINE {
                 return;
             }
-            thread::yield_now();
+            rest(since);
         }
     }
 
@@ -264,6 +260,11 @@ impl Engine {
         }
         some
     }
+}
+
+/// Between two looks, of which the first was made then: NIXL tells nobody that something has happened.
+fn rest(since: Instant) {
+    if since.elapsed() < EAGER { thread::yield_now() } else { thread::sleep(NAP) }
 }
 
 /// Why there is no agent.
