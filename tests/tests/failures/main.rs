@@ -6,6 +6,7 @@ mod faults;
 mod groups;
 mod hangs;
 mod hostile;
+mod last_replies;
 mod lifecycle;
 mod node_death;
 mod spares;
@@ -20,6 +21,7 @@ tensorpost_tests::modules!(
     groups,
     hangs,
     hostile,
+    last_replies,
     lifecycle,
     node_death,
     spares,

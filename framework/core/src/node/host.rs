@@ -91,6 +91,12 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     /// end.
     fn note_returns(&self) {}
 
+    /// Resolves when all replies have gone for which there was no room yet. On the thread of [`begin_hosting`](Self::begin_hosting), when
+    /// no actor is left.
+    fn last_replies(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Returns a closure that waits, as long as it takes, until everything that was put on the process's streams is
     /// done. Called when no actor is left.
     fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {

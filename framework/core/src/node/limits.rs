@@ -236,9 +236,15 @@ pub const DROP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a worker whose control socket has closed may take to end before it is killed.
 pub const END_GRACE: Duration = Duration::from_secs(2);
 
+/// How long a worker that ends tries to send replies for which there was no room yet. Its next life waits for its end, and not for a peer
+/// that does not read.
+pub const LAST_REPLIES: Duration = Duration::from_secs(1);
+
 /// How long a worker that is not needed any more may take to finish what is on its streams before it is killed.
 pub const LEAVE_GRACE: Duration = Duration::from_secs(30);
 
+// Else it is killed while it sends them.
+const _: () = assert!(LAST_REPLIES.as_millis() < END_GRACE.as_millis());
 // The largest message fits the queue, so none is refused for ever.
 const _: () = assert!(MAX_QUEUED_BYTES >= MAX_CONTROL_MESSAGE + MAX_CONTROL_MESSAGE / 64);
 const _: () = assert!(MAX_QUEUED_PACKETS > MAX_CONTROL_MESSAGE / (MAX_PACKET / 2) + MAX_QUEUED_LOGS);

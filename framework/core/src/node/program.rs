@@ -131,6 +131,10 @@ impl ProcessRuntime for ProcessActors {
         self.transport().take_in_last_returns();
     }
 
+    fn last_replies(&self) -> LocalBoxFuture<'_, ()> {
+        self.transport().last_replies().boxed_local()
+    }
+
     fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
         let domain = Arc::clone(self.transport().domain());
         Box::new(move || finish_own_work(&domain))

@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 
 use super::chunks::ChunkCame;
 use super::{LinkRefused, Transport};
+use crate::fault;
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 
 impl Transport {
@@ -26,6 +27,7 @@ impl Transport {
             FromNode::LinkMessage { from, link_message: LinkMessage::LinkAck { number } } => {
                 // An answer to a half that was refused meanwhile is none to the next.
                 if let Some(link) = self.links.to(from).filter(|link| link.number() == number) {
+                    fault::point("transport.link.acknowledged");
                     link.acknowledge();
                     link.wake_senders();
                 }

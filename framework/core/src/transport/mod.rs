@@ -81,6 +81,7 @@ mod from_node;
 pub mod hosts;
 pub mod inbox;
 mod incoming;
+mod last_replies;
 mod lending;
 pub mod lifecycle;
 mod link;
@@ -117,6 +118,7 @@ pub use asks::AskFailure;
 use asks::Asks;
 use directory::Directory;
 use fences::Fences;
+use last_replies::LastReplies;
 use links::Links;
 use memory::Memory;
 use process::ProcessLifecycle;
@@ -163,6 +165,7 @@ pub struct Transport {
     asks: Asks,
     directory: Directory,
     fences: Fences,
+    last_replies: LastReplies,
     lifecycle: ProcessLifecycle,
     counters: Counters,
     /// In the process that is the gateway.
@@ -254,6 +257,7 @@ impl Transport {
                 asks: Asks::new(),
                 directory: Directory::new(me),
                 fences: Fences::default(),
+                last_replies: LastReplies::default(),
                 lifecycle: ProcessLifecycle::begin(me),
                 counters: Counters::default(),
                 #[cfg(feature = "hosts")]

@@ -118,6 +118,7 @@ impl Transport {
         let any = attention
             .look(&self.links, heads, |link| self.poll_link(link, (&mut *buffer, &mut *inboxes), heads));
         self.look_at_fences();
+        self.look_at_last_replies();
         // Once for all links: closing what was given back drains all return rings again.
         if any {
             self.memory.close_emptied();

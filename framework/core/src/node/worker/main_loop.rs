@@ -8,7 +8,7 @@ use super::uplink::Uplink;
 use crate::actor::StartActor;
 use crate::node::control::Up;
 use crate::node::host::{Notices, ProcessRuntime};
-use crate::node::limits::{MAX_FAILURE_TEXT, cut};
+use crate::node::limits::{LAST_REPLIES, MAX_FAILURE_TEXT, cut};
 use crate::os::vital;
 
 /// An order of the control thread to the main thread.
@@ -32,11 +32,13 @@ pub(super) async fn run(
             }
             Task::StopActors => {
                 process_runtime.stop_actors().await;
+                send_last_replies(process_runtime).await;
                 // Leases that are kept until somebody has passed a message go back while their owners still read.
                 process_runtime.note_returns();
                 let _ = uplink.send(&Up::ActorsStopped, Vec::new());
             }
             Task::Leave => {
+                send_last_replies(process_runtime).await;
                 // Others may hold what is still being made (LEASE-4); without this process nobody would make it. On another
                 // thread: this one goes on reading.
                 if let Err(error) = tokio::task::spawn_blocking(process_runtime.unfinished_work()).await {
@@ -44,9 +46,19 @@ pub(super) async fn run(
                 }
                 return process_runtime.note_returns();
             }
-            // All actors of all processes have stopped by now, so these are the last.
-            Task::Exit => return process_runtime.note_returns(),
+            // The actors have stopped by now, those of all processes or the one that this process ends with, so these are the last.
+            Task::Exit => {
+                send_last_replies(process_runtime).await;
+                return process_runtime.note_returns();
+            }
         }
+    }
+}
+
+/// Who was answered before the end hears of it, also where its ring had no room, or the link to it was not open yet.
+async fn send_last_replies(process_runtime: &Arc<dyn ProcessRuntime>) {
+    if tokio::time::timeout(LAST_REPLIES, process_runtime.last_replies()).await.is_err() {
+        tracing::warn!("replies are lost with this worker: their receivers do not read");
     }
 }
 

@@ -1,0 +1,85 @@
+//! A process that is about to end sends the replies first that have found no room, or whose link was not open yet: the asks were
+//! handled, and whoever asked is to hear of it.
+//!
+//! The reader sends such replies, and looks after each of its looks whether all have gone, so this costs nothing where nobody waits.
+//!
+//! **Locks.** That of the waker, and nothing inside of it. **On a crash** of a peer its replies count no more. **On cancellation** the
+//! replies stay where they are.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Poll, Waker};
+
+use parking_lot::Mutex;
+
+use super::Transport;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct LastReplies {
+    waker: Mutex<Option<Waker>>,
+    /// Whether there is one.
+    waits: AtomicBool,
+}
+
+impl Transport {
+    /// Resolves when no reply waits to be sent to a peer that lives. On the reader's thread, which goes on reading meanwhile, when no actor
+    /// is left; one caller at a time. A peer that does not read lets it wait for ever.
+    pub(crate) async fn last_replies(&self) {
+        poll_fn(|context| {
+            *self.last_replies.waker.lock() = Some(context.waker().clone());
+            self.last_replies.waits.store(true, Ordering::Relaxed);
+            if self.has_replies() { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+    }
+
+    fn has_replies(&self) -> bool {
+        self.links.all().iter().any(|link| link.has_backlog() && !link.is_past())
+    }
+
+    /// Wakes whoever waits for them, after a look at the links.
+    pub(super) fn look_at_last_replies(&self) {
+        if self.last_replies.waits.load(Ordering::Relaxed) && !self.has_replies() {
+            self.last_replies.waits.store(false, Ordering::Relaxed);
+            let waker = self.last_replies.waker.lock().take();
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::Context;
+
+    use futures_util::task::noop_waker_ref;
+
+    use crate::testing::Cluster;
+
+    #[test]
+    fn a_reply_that_found_no_room_is_waited_for_and_one_to_the_dead_is_not() {
+        for ends in [false, true] {
+            let cluster = Cluster::new(2);
+            let (to, inbox) = cluster.inbox::<u32>(1, 64);
+            cluster.connect();
+            let asked: Vec<_> = (0..64).map(|n| cluster.ask::<u32, Vec<u8>>(0, &to, n)).collect();
+            cluster.poll(1);
+            for received in inbox.take() {
+                received.receipt.reply(vec![7_u8; 32 << 10]);
+            }
+            let mut waiting = pin!(cluster.transport(1).last_replies());
+            let mut context = Context::from_waker(noop_waker_ref());
+            assert!(waiting.as_mut().poll(&mut context).is_pending(), "its ring has room for half of them");
+            cluster.poll(1);
+            assert!(waiting.as_mut().poll(&mut context).is_pending());
+            if ends {
+                cluster.end(0);
+            }
+            cluster.run_until_idle();
+            assert!(waiting.as_mut().poll(&mut context).is_ready());
+            assert!(ends || asked.iter().all(|asked| matches!(asked.take(), Some(Ok(_)))));
+        }
+    }
+}
