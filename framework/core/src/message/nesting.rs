@@ -39,6 +39,29 @@ pub enum NestingError {
 /// # Errors
 /// See [`NestingError`].
 pub fn check(body: &[u8]) -> Result<(), NestingError> {
+    // Nearly all bodies are such. What is wrong with another is found out below.
+    if is_one_value_of_few(body, MAX_NESTING) { Ok(()) } else { check_many(body) }
+}
+
+/// Whether it is one value, with `most` containers at most: so many are not nested deeper than that, however they lie in each
+/// other.
+fn is_one_value_of_few(body: &[u8], most: usize) -> bool {
+    // Values still to come: 2^33 of a container at most, so the sum stays small.
+    let (mut left, mut containers, mut at) = (1_u64, 0, 0_usize);
+    while left > 0 {
+        let Ok((skip, children)) = value(body, at) else { return false };
+        at = at.saturating_add(skip);
+        containers += usize::from(children > 0);
+        if at > body.len() || containers > most {
+            return false;
+        }
+        left = left - 1 + children;
+    }
+    at == body.len()
+}
+
+/// As [`check`], of whatever there is.
+fn check_many(body: &[u8]) -> Result<(), NestingError> {
     // Values still to come in this container, and in those around it.
     let mut left = 1_u64;
     let mut around = SmallVec::<[u64; 16]>::new();
@@ -68,7 +91,7 @@ pub fn check(body: &[u8]) -> Result<(), NestingError> {
 }
 
 /// Bytes that the value at `at` takes without its children, and how many children it has.
-#[inline]
+#[inline(always)]
 fn value(body: &[u8], at: usize) -> Result<(usize, u64), NestingError> {
     let cut = NestingError::CutShort { at: body.len() };
     let tag = *body.get(at).ok_or(cut)?;
@@ -115,6 +138,29 @@ mod tests {
         );
         let body = rmp_serde::to_vec_named(&value).expect("encodes");
         assert_eq!(check(&body), Ok(()));
+    }
+
+    #[test]
+    fn few_containers_are_one_value_where_many_are() {
+        let bodies: [&[u8]; 9] = [
+            &[],
+            &[1],
+            &[1, 2],
+            &[0x80],
+            &[0x81, 0xa1],
+            &[0x91, 0x92, 1, 2],
+            &[0x92, 0x90, 0xc1],
+            &[0x92, 0x90, 0xc6, 0xff, 0xff, 0xff, 0xff],
+            &[0xdd, 0xff, 0xff, 0xff, 0xff, 1],
+        ];
+        for body in bodies {
+            assert_eq!(is_one_value_of_few(body, MAX_NESTING), check_many(body).is_ok(), "{body:x?}");
+        }
+        assert!(!is_one_value_of_few(&[0x91, 0x92, 1, 2], 1), "one more than asked for");
+        // Many of them, and none inside of another.
+        let flat = [vec![0xdc, 0x03, 0xe8], [0x91, 0].repeat(1000)].concat();
+        assert!(!is_one_value_of_few(&flat, MAX_NESTING));
+        assert_eq!(check(&flat), Ok(()));
     }
 
     #[test]

@@ -25,6 +25,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use dashmap::{DashMap, Entry};
+use foldhash::quality::RandomState;
 use parking_lot::{Condvar, Mutex};
 
 use super::Transport;
@@ -94,7 +95,8 @@ pub(super) struct ChunkCame {
 /// See the module.
 pub(super) struct Chunks {
     /// By chunk, and whether it is to be written.
-    known: DashMap<(ChunkId, bool), Known>,
+    /// A peer chooses the keys, and cannot know how they are spread: by numbers of this process's own.
+    known: DashMap<(ChunkId, bool), Known, RandomState>,
     /// Notified under the lock whenever an answer has come.
     came: (Mutex<()>, Condvar),
     /// Threads that wait for a chunk.
@@ -106,7 +108,7 @@ pub(super) struct Chunks {
 impl Chunks {
     pub(super) fn new() -> Self {
         Chunks {
-            known: DashMap::new(),
+            known: DashMap::default(),
             came: (Mutex::new(()), Condvar::new()),
             mapping: AtomicUsize::new(0),
             loosen: AtomicBool::new(false),

@@ -144,10 +144,11 @@ impl Transport {
                 link.publish_frames(*end);
             }
         }
-        // Doorbells last, and outside of the locks: each is a system call, and who wakes has to find everything.
-        for (link, what, _) in due {
-            if what != 0 {
-                self.tell(link, what);
+        // Doorbells last, and outside of the locks: each is a system call, and who wakes has to find everything. By reference: the list is
+        // large, and is not moved.
+        for (link, what, _) in &due {
+            if *what != 0 {
+                self.tell(link, *what);
             }
         }
     }
