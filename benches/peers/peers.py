@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """This framework beside its peers on the host, in turn, one table.
 
-    peers.py [--rounds 3] [--frames 400] [--only NAME ...] [--built FOLDER] [--python PYTHON] [--ray-python PYTHON] [--dora PROGRAM]
-             [--photographs FOLDER] [--out FILE]
+    peers.py [--rounds 3] [--frames 400] [--only NAME ...] [--pipelines] [--built FOLDER] [--python PYTHON] [--ray-python PYTHON]
+             [--dora PROGRAM] [--photographs FOLDER] [--out FILE]
 
 Handing memory over to another process, one tensor to eight, and the image pipeline of the example `10-image-pipeline` in each one's
-way. Builds the programs with cargo, or takes them from FOLDER, which has `hand_over`, `10-image-pipeline`, `iceoryx2`, `dora-nodes`,
-`pipeline_threads` and `libtensorpost_peer_stages.so`. PyTorch is measured where PYTHON has it, Ray where its Python has it, dora where
-PROGRAM, dora's command, is there. What does not run says why. The table is in Markdown: medians over the rounds.
+way; with --pipelines only that. Builds the programs with cargo, or takes them from FOLDER, which has `hand_over`,
+`10-image-pipeline`, `iceoryx2`, `dora-nodes`, `pipeline_threads` and `libtensorpost_peer_stages.so`. PyTorch is measured where PYTHON
+has it, Ray where its Python has it, dora where PROGRAM, dora's command, is there. What does not run says why. The table is in
+Markdown: medians over the rounds.
 """
 
 import argparse
 import filecmp
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,7 @@ FIGURES = [
     *((f"fanout.{count}", f"1 MiB to {count} at a time, us for each") for count in [1, 8]),
     *((f"again.{size}", f"{size}, sent again, of a million") for size in SIZES),
     ("pipeline.images", "image pipeline, images a second"),
+    ("again.pipeline", "image pipeline, sent again, of a million"),
     ("copies.64MiB", "64 MiB, copies of it in the time of a trip"),
 ]
 # Behind the point, where not 2.
@@ -77,16 +80,24 @@ def programs(options):
 
 def run(command):
     """What a program prints."""
+    words = [str(word) for word in command]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
-        done = subprocess.run([str(word) for word in command], text=True, capture_output=True, timeout=SECONDS, check=False)
+        with subprocess.Popen(words, **pipes, start_new_session=True) as program:
+            try:
+                out, said = program.communicate(timeout=SECONDS)
+            except BaseException:
+                # With all that it has started.
+                os.killpg(program.pid, signal.SIGKILL)
+                raise
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Missing(str(error)) from error
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
+    if program.returncode != 0:
+        lines = said.strip().splitlines()
         # What ends other processes may have the last word.
-        wrong = [line for line in lines if "error" in line.lower()] or lines or [f"exit status {done.returncode}"]
+        wrong = [line for line in lines if "error" in line.lower()] or lines or [f"exit status {program.returncode}"]
         raise Missing(wrong[-1])
-    return done.stdout
+    return out
 
 
 def figures(command):
@@ -95,9 +106,10 @@ def figures(command):
         yield name, float(value)
 
 
-def images(command, out, wanted):
-    """Images a second, from the first file to the last: what starts and ends processes is not in it. All are those of the example."""
-    run(command)
+def images(name, command, out, wanted):
+    """Images a second, from the first file to the last: what starts and ends processes is not in it. All are those of the example.
+    And what the program prints figures of."""
+    printed = [line.rsplit(" ", 1) for line in run(command).splitlines() if line.startswith(f"{name}.")]
     found = sorted(file.name for file in out.iterdir())
     if found != sorted(file.name for file in wanted.iterdir()):
         raise Missing(f"it wrote {len(found)} files, and not those of the example")
@@ -106,7 +118,8 @@ def images(command, out, wanted):
         wrong = different + unread
         raise Missing(f"{len(wrong)} of {len(found)} files differ from those of the example, such as {wrong[0]}")
     times = [(out / name).stat().st_mtime_ns for name in found]
-    return (len(times) - 1) * 1e9 / (max(times) - min(times))
+    yield f"{name}.pipeline.images", (len(times) - 1) * 1e9 / (max(times) - min(times))
+    yield from ((figure, float(value)) for figure, value in printed)
 
 
 def copying():
@@ -144,6 +157,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--frames", type=int, default=400)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--pipelines", action="store_true")
     parser.add_argument("--built", type=Path)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--ray-python")
@@ -168,12 +182,14 @@ def commands(options):
         ("ray compiled graph",): [ray, HERE / "ray_host.py", "--compiled"],
         ("torch.multiprocessing",): [options.python, HERE / "torch_host.py"],
     }
-    example, frames = [program["10-image-pipeline"], "--images", options.photographs], options.frames
+    photographs, frames = options.photographs, options.frames
     pipelines = {
-        "tensorpost": lambda out: [*example, "--frames", frames, "--out", out],
-        "ray": lambda out: [ray, HERE / "ray_pipeline.py", stages, options.photographs, frames, out],
-        "torch.multiprocessing": lambda out: [options.python, HERE / "torch_pipeline.py", stages, options.photographs, frames, out],
-        "threads": lambda out: [program["pipeline_threads"], options.photographs, frames, out],
+        "tensorpost": lambda out: [program["10-image-pipeline"], "--images", photographs, "--frames", frames, "--out", out],
+        "iceoryx2": lambda out: [program["iceoryx2"], "pipeline", photographs, frames, out],
+        "dora": lambda out: [*dora, "pipeline", photographs, frames, out],
+        "ray": lambda out: [ray, HERE / "ray_pipeline.py", stages, photographs, frames, out],
+        "torch.multiprocessing": lambda out: [options.python, HERE / "torch_pipeline.py", stages, photographs, frames, out],
+        "threads": lambda out: [program["pipeline_threads"], photographs, frames, out],
     }
     return hand_over, pipelines
 
@@ -190,13 +206,13 @@ def main():
         except Missing as why:
             missing["image pipelines"], pipelines = str(why), {}
         for names, command in hand_over.items():
-            if not set(names).isdisjoint(options.only):
+            if not options.pipelines and not set(names).isdisjoint(options.only):
                 work.append((" and ".join(names), lambda _, command=command: figures(command)))
         for name, command in pipelines.items():
             if name in options.only:
 
-                def pipeline(out, key=f"{name}.pipeline.images", command=command):
-                    return [(key, images(command(out), out, wanted))]
+                def pipeline(out, name=name, command=command):
+                    return images(name, command(out), out, wanted)
 
                 work.append((f"{name}'s image pipeline", pipeline))
         for number in range(options.rounds):
@@ -219,7 +235,7 @@ def main():
         f"In brackets: tensorpost's over it. {os.cpu_count()} processors, {options.rounds} rounds, load {os.getloadavg()[0]:.1f} at the end. "
         f"One copy of 64 MiB takes {copy:,.0f} us.",
         *(f"{who}: left out: {why}" for who, why in missing.items()),
-        "iceoryx2's and dora's image pipelines are not written. Ray's GPU objects need GPUs: not measured on the host.",
+        "Ray's GPU objects need GPUs: not measured on the host.",
     ]
     text = table(found, names) + "\n\n" + "\n".join(notes) + "\n"
     print(text)

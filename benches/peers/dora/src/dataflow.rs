@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 /// Where the nodes are told to write what they have to say.
 pub(crate) const RESULTS: &str = "TENSORPOST_PEER_RESULTS";
 /// After which a dataflow is stopped: something got lost.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(500);
 /// Of what `dora run` printed, where it failed.
 const LINES: usize = 40;
 

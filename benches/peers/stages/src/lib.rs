@@ -34,6 +34,18 @@ fn size() -> Result<ImageSize, ImageError> {
     ImageSize::new(WIDTH, HEIGHT)
 }
 
+/// Bytes of the pixels of a folder's largest image: peers whose memory is bounded choose the bound from it.
+///
+/// # Errors
+/// A file is no image.
+pub fn largest(folder: &ImageFolder) -> Result<usize, ImageError> {
+    let mut largest = 0;
+    for file in folder.files() {
+        largest = largest.max(image::decode::dimensions(file)?.rgb_len());
+    }
+    Ok(largest)
+}
+
 /// Resizes and normalises: bytes of an image of `source`'s size to [`PLANES`] floats.
 ///
 /// # Errors
