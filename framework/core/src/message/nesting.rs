@@ -33,8 +33,7 @@ pub enum NestingError {
     },
 }
 
-/// Checks that `body` is exactly one MessagePack value, nested at most [`MAX_NESTING`] deep. The empty body is allowed: it
-/// stands for nothing.
+/// Checks that `body` is exactly one MessagePack value, nested at most [`MAX_NESTING`] deep. The empty body is none.
 ///
 /// # Errors
 /// See [`NestingError`].
