@@ -28,23 +28,9 @@ struct Question {
     panics: bool,
 }
 
+#[derive(Default, RemoteActor)]
+#[remote_actor(handles(Question))]
 struct Answers;
-
-impl Actor for Answers {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Answers {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Answers)
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Question>();
-    }
-}
 
 impl Handler<Question> for Answers {
     type Result = MessageResult<Question>;
@@ -66,23 +52,9 @@ struct Begin {
     panics: bool,
 }
 
+#[derive(Default, RemoteActor)]
+#[remote_actor(handles(Begin))]
 struct Asks;
-
-impl Actor for Asks {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Asks {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Asks)
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Begin>();
-    }
-}
 
 impl Handler<Begin> for Asks {
     type Result = ResponseFuture<(u32, Vec<String>)>;
