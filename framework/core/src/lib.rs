@@ -138,12 +138,13 @@ pub mod console {
 #[doc(hidden)]
 pub mod foreign {
     pub use crate::actor::foreign::{
-        RawAddress, RawAnswer, RawItem, RawMessage, RawReply, TakesRaw, Together, Unanswered, can_leave_by,
+        RawAddress, RawAnswer, RawItem, RawMessage, RawReply, RawSink, TakesRaw, Together, Unanswered,
+        can_leave_by,
     };
     pub use crate::tensor::dlpack::outside::{
         Handing, PutAway, closes_before, drop_elsewhere, hand_out, piece_of, seen_as,
     };
-    pub use crate::transport::Transport;
+    pub use crate::transport::{Helper, Transport};
 }
 
 /// What the derive's code refers to. Not for anyone else.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use tensorpost_core::__private::{actix, anyhow};
 use tensorpost_core::actor::{Env, Handles, Lifecycle, Python as Start, RemoteActor};
-use tensorpost_core::foreign::{RawAnswer, RawMessage, TakesRaw};
+use tensorpost_core::foreign::{RawSink, TakesRaw};
 use tensorpost_core::node::NodeBuilder;
 use tokio::sync::oneshot;
 
@@ -90,9 +90,11 @@ fn run(mailbox: &Arc<Mailbox>, order: &Start) {
 }
 
 impl TakesRaw for PyActor {
-    fn take(&mut self, message: RawMessage, answer: RawAnswer, _: &mut Context<Self>) {
-        if let Some(mailbox) = &self.mailbox {
-            mailbox.push(Item::Message(message, answer));
+    fn sink(&self) -> Arc<dyn RawSink> {
+        match &self.mailbox {
+            Some(mailbox) => Arc::clone(mailbox) as _,
+            // It takes messages when it is prepared.
+            None => unreachable!("an actor of Python is prepared before its first message"),
         }
     }
 }

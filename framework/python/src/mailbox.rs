@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tensorpost_core::actor::{Env, Lifecycle};
-use tensorpost_core::foreign::{RawAddress, RawAnswer, RawMessage, RawReply, Together, Unanswered};
+use tensorpost_core::foreign::{RawAddress, RawAnswer, RawMessage, RawReply, RawSink, Together, Unanswered};
 use tensorpost_core::os::EventFd;
 use tensorpost_core::tensor::Tensor;
 use tokio::sync::oneshot;
@@ -191,6 +191,12 @@ impl Mailbox {
     fn failing(&self, why: String) -> Box<dyn FnOnce() + Send> {
         let env = self.env.clone();
         Box::new(move || env.fail(why))
+    }
+}
+
+impl RawSink for Mailbox {
+    fn put(&self, message: RawMessage, answer: RawAnswer) {
+        self.push(Item::Message(message, answer));
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn wait_looking<F>(
     py: Python<'_>,
     mut future: F,
     timeout: Option<Duration>,
-    transport: &Transport,
+    transport: &Arc<Transport>,
 ) -> PyResult<Outcome<F::Output>>
 where
     F: Future + Unpin + Send,

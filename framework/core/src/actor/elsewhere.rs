@@ -10,7 +10,7 @@ use std::task::Waker;
 use parking_lot::Mutex;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Elsewhere {
     open: AtomicUsize,
     /// Those of them whose handlers have not begun.
@@ -18,6 +18,23 @@ pub(super) struct Elsewhere {
     answered: AtomicU64,
     /// Of an actor that stops.
     waker: Mutex<Option<Waker>>,
+    /// Where messages are put, once one was.
+    #[cfg(feature = "foreign")]
+    sink: std::sync::OnceLock<std::sync::Arc<dyn super::foreign::RawSink>>,
+}
+
+#[cfg(feature = "foreign")]
+impl Elsewhere {
+    pub(super) fn sink(
+        &self,
+        find: impl FnOnce() -> std::sync::Arc<dyn super::foreign::RawSink>,
+    ) -> &dyn super::foreign::RawSink {
+        &**self.sink.get_or_init(find)
+    }
+
+    pub(super) fn known_sink(&self) -> Option<&dyn super::foreign::RawSink> {
+        self.sink.get().map(|sink| &**sink)
+    }
 }
 
 impl Elsewhere {

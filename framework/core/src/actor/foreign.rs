@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-pub use super::handles::foreign::{RawAnswer, TakesRaw};
+pub use super::handles::foreign::{RawAnswer, RawSink, TakesRaw};
 use super::{Address, Ask, Env, Lifecycle, Send, SendError};
 use crate::ids::ActorId;
 use crate::lease::Lease;

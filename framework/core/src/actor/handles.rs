@@ -77,6 +77,10 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
         elsewhere: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
+    /// As [`open`](Self::open), on any thread, where its handler is elsewhere and it is known where; returned where it is not.
+    #[cfg(feature = "foreign")]
+    fn put(self: Box<Self>, stream: &Stream, elsewhere: &Arc<Elsewhere>) -> Result<(), BoxedEnvelope<A>>;
+
     /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
     ///
     /// # Errors
@@ -515,6 +519,11 @@ where
                 .boxed_local(),
             ),
         }
+    }
+
+    #[cfg(feature = "foreign")]
+    fn put(self: Box<Self>, _: &Stream, _: &Arc<Elsewhere>) -> Result<(), BoxedEnvelope<A>> {
+        Err(self)
     }
 
     fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {

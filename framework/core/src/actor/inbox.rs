@@ -46,6 +46,8 @@ use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Undel
 use crate::transport::lifecycle::EndReason;
 
 mod channel;
+#[cfg(all(test, feature = "testing", feature = "foreign"))]
+mod tests;
 pub use channel::{Channel, ChannelError};
 
 /// Envelopes handled before other tasks of the thread get their turn.
@@ -76,6 +78,8 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     queued: AtomicUsize,
     /// How many the task has taken out and not opened. Written by the task alone.
     taken: AtomicUsize,
+    /// Whether the task may be opening some that it has taken out. Set under the queue's lock.
+    opening: AtomicBool,
 }
 
 /// The state of an actor.
@@ -149,6 +153,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             }),
             queued: AtomicUsize::new(0),
             taken: AtomicUsize::new(0),
+            opening: AtomicBool::new(false),
         })
     }
 
@@ -157,6 +162,7 @@ impl<A: RemoteActor> ActorInbox<A> {
         if taken.is_empty() {
             std::mem::swap(taken, &mut queue.envelopes);
             self.taken.store(taken.len(), Ordering::Relaxed);
+            self.opening.store(!taken.is_empty(), Ordering::Relaxed);
             // Release: whoever finds none here finds them there, see `waiting`.
             self.queued.store(0, Ordering::Release);
         }
@@ -210,6 +216,25 @@ impl<A: RemoteActor> ActorInbox<A> {
         } else {
             drop((taken, envelopes));
         }
+    }
+
+    /// Puts an envelope of a peer's where its handler is, if that is elsewhere, past the queue: where nothing is in it that is to be
+    /// handled first. Called by whoever reads, one at a time, so what one peer sends stays in order (ORDER-1).
+    #[cfg(feature = "foreign")]
+    fn put(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
+        let is_first = !fetch && {
+            let queue = self.queue.lock();
+            let goes_on = !queue.closed && queue.closing.is_none() && queue.failing.is_none();
+            goes_on && queue.envelopes.is_empty() && !self.opening.load(Ordering::Acquire)
+        };
+        if !is_first {
+            return Err(envelope);
+        }
+        let handling = self.tracer().handler(self.actor, || envelope.origin());
+        envelope.put(&self.stream, &self.elsewhere)?;
+        drop(handling);
+        self.meter.note(0);
+        Ok(())
     }
 
     fn push(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
@@ -310,6 +335,11 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         }
         let fetch = self.receive.concerns(&delivery.tensors);
         let envelope = self.handles.decode(delivery)?;
+        #[cfg(feature = "foreign")]
+        let envelope = match self.put(envelope, fetch) {
+            Ok(()) => return Ok(()),
+            Err(envelope) => envelope,
+        };
         self.push(envelope, fetch).map_err(|_| Undelivered::Stopped)
     }
 
@@ -429,6 +459,11 @@ impl<A: RemoteActor> InboxTask<A> {
     /// Takes the next envelope. Those that were taken before stand in front of those that came since.
     fn next(&mut self) -> Option<Queued<A>> {
         let InboxTask { inbox, taken, .. } = self;
+        #[cfg(feature = "foreign")]
+        if taken.is_empty() {
+            // Release: what was opened before is where it belongs for who sees this.
+            inbox.opening.store(false, Ordering::Release);
+        }
         if taken.is_empty() && inbox.queued.load(Ordering::Relaxed) > 0 {
             inbox.take_queued(&mut inbox.queue.lock(), taken);
         }

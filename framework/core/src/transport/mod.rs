@@ -77,6 +77,8 @@ mod exited;
 mod fences;
 mod forwards;
 mod from_node;
+#[cfg(any(test, feature = "foreign"))]
+mod helper;
 #[cfg(feature = "hosts")]
 pub mod hosts;
 pub mod inbox;
@@ -97,6 +99,7 @@ mod refused;
 mod renewal;
 mod returns;
 pub mod ring;
+mod role;
 mod route;
 pub mod spin;
 mod survey;
@@ -118,10 +121,13 @@ pub use asks::AskFailure;
 use asks::Asks;
 use directory::Directory;
 use fences::Fences;
+#[cfg(feature = "foreign")]
+pub use helper::Helper;
 use last_replies::LastReplies;
 use links::Links;
 use memory::Memory;
 use process::ProcessLifecycle;
+use role::Role;
 use wakeups::Wakeups;
 
 #[cfg(any(test, feature = "testing"))]
@@ -158,6 +164,7 @@ pub struct Transport {
     this: Weak<Transport>,
     domain: Arc<ClockDomain>,
     wakeups: Wakeups,
+    role: Role,
     control: Arc<dyn ControlChannel>,
     links: Links,
     memory: Memory,
@@ -250,6 +257,7 @@ impl Transport {
                 this: Weak::clone(this),
                 domain,
                 wakeups,
+                role: Role::new(),
                 control,
                 links: Links::new(),
                 memory,

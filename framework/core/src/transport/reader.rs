@@ -66,6 +66,22 @@ const LOOKS_PER_IDLE_LOOK: u32 = 1 << 16;
 /// So often the reader parks before it counts again on how many cores it may run: somebody may take some away.
 const PARKS_PER_COUNT: u32 = 64;
 
+/// Whether threads that wait look for what comes, where somebody says so for the process.
+const LOOK: &str = "TENSORPOST_LOOK";
+
+/// What [`LOOK`] says; `None` where the cores are counted.
+fn said_of_spare_cores() -> Option<bool> {
+    match std::env::var_os(LOOK)?.to_str() {
+        Some("always") => Some(true),
+        Some("never") => Some(false),
+        Some("auto" | "") => None,
+        _ => {
+            tracing::warn!("{LOOK} is `always`, `never` or `auto`; the cores are counted, as with `auto`");
+            None
+        }
+    }
+}
+
 /// How many cores this thread may use.
 fn cores_of_this_thread() -> usize {
     rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize)
@@ -81,9 +97,25 @@ async fn make_way(steps: &mut u32) {
     }
 }
 
+/// What is read with: whoever holds it reads ([`Role`](super::role::Role)).
+#[derive(Debug, Default)]
+pub(super) struct Looking {
+    pub(super) buffer: FrameBuffer,
+    pub(super) kept: Kept,
+    /// Whether a thread that was lent it has found something.
+    pub(super) found: bool,
+}
+
+impl Looking {
+    /// Another thread may read from here on.
+    pub(super) fn leave_thread(&mut self) {
+        self.kept.attention.let_go();
+    }
+}
+
 /// What a reader keeps from one look to the next, so that a look takes no lock where nothing has changed.
 #[derive(Debug, Default)]
-struct Kept {
+pub(super) struct Kept {
     attention: Attention,
     inboxes: KeptInboxes,
 }
@@ -112,7 +144,12 @@ impl Transport {
 
     /// Looks at all links if `heads`, and else at those whose turn it is. What peers have passed in their rings is looked at
     /// only if `heads` or where that is waited for.
-    fn look_at_links(self: &Arc<Self>, buffer: &mut FrameBuffer, kept: &mut Kept, heads: bool) -> bool {
+    pub(super) fn look_at_links(
+        self: &Arc<Self>,
+        buffer: &mut FrameBuffer,
+        kept: &mut Kept,
+        heads: bool,
+    ) -> bool {
         let Kept { attention, inboxes } = kept;
         inboxes.refresh(&self.actors);
         let any = attention
@@ -227,12 +264,37 @@ impl Transport {
         // With the limit of a container, which takes a look at files and does not change.
         let limit = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (mut cores, mut parks) = (limit, 0_u32);
-        let (mut buffer, mut kept, mut steps) = (FrameBuffer::default(), Kept::default(), 0);
+        let said = said_of_spare_cores();
+        let (mut steps, mut without) = (0, 0_u32);
+        // Whoever has been lent it gives it back.
+        let mut reads = self.role.take();
         let (mut idle_looks, mut finds) = (IdleLooks::default(), 0_u32);
         // One for all sleeps: to make one and to take it back would be paid for by each message that wakes the reader.
         let mut alarm = pin!(tokio::time::sleep(IDLE_LOOK));
         while !self.lifecycle.is_stopped() {
-            if self.look_at_links(&mut buffer, &mut kept, false) {
+            if self.role.is_wanted() {
+                reads = None;
+            }
+            let Some(looking) = reads.as_mut() else {
+                without = without.wrapping_add(1);
+                reads = self.role.take_for_reader(without);
+                match &mut reads {
+                    Some(looking) => {
+                        if std::mem::take(&mut looking.found) {
+                            spin.found();
+                        }
+                    }
+                    None => match spin.idle() {
+                        Step::Poll => std::hint::spin_loop(),
+                        Step::Yield => make_way(&mut steps).await,
+                        // The peers need not ring: somebody looks.
+                        Step::Park => self.role.is_back().await,
+                    },
+                }
+                continue;
+            };
+            let Looking { buffer, kept, .. } = &mut **looking;
+            if self.look_at_links(buffer, kept, false) {
                 finds = finds.wrapping_add(1);
                 if finds.is_multiple_of(LOOKS_PER_IDLE_LOOK) {
                     self.give_back_idle(&mut idle_looks);
@@ -262,8 +324,8 @@ impl Transport {
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
                     // At all links, and with what peers have passed, because nobody rings for that.
-                    let asleep = !self.look_at_links(&mut buffer, &mut kept, true)
-                        && self.wanted_wake_reasons() & !wanted == 0;
+                    let asleep =
+                        !self.look_at_links(buffer, kept, true) && self.wanted_wake_reasons() & !wanted == 0;
                     if asleep && !self.lifecycle.is_stopped() {
                         kept.let_go();
                         tokio::select! {
@@ -281,7 +343,7 @@ impl Transport {
                         cores = limit.min(cores_of_this_thread());
                     }
                     parks = parks.wrapping_add(1);
-                    let spare = self.has_cores_to_spare(cores);
+                    let spare = said.unwrap_or_else(|| self.has_cores_to_spare(cores));
                     self.wakeups.note_spare_cores(spare);
                     spin.set_patient(spare);
                 }

@@ -28,8 +28,14 @@ use crate::transport::inbox::{self, Delivery, Refusal, Undelivered};
 
 /// An actor that takes messages of all types.
 pub trait TakesRaw: RemoteActor {
-    /// A message has come. `answer` is kept until it is done with.
-    fn take(&mut self, message: RawMessage, answer: RawAnswer, ctx: &mut Context<Self>);
+    /// Where its messages go.
+    fn sink(&self) -> Arc<dyn RawSink>;
+}
+
+/// Where messages wait for their handlers elsewhere.
+pub trait RawSink: Send + Sync {
+    /// A message has come. `answer` is kept until it is done with. Called on any thread; waits for nobody.
+    fn put(&self, message: RawMessage, answer: RawAnswer);
 }
 
 /// Answers a message, once, from any thread. Where it drops, the message is done with, and who asked is told that there is no
@@ -134,6 +140,7 @@ impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
         transport: &Weak<Transport>,
         elsewhere: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
+        let sink = elsewhere.sink(|| actor.sink());
         // CLOCK-1 is kept where a tensor is used. This begins the handler's part of the stream.
         if let Err(error) = stream.begin(&[]) {
             self.unready(&error);
@@ -145,11 +152,21 @@ impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
             actor.dead_letter(DeadLetter::tainted(message, by, sender), ctx);
             return None;
         }
-        let Envelope { message, done, .. } = self.0;
-        elsewhere.one_more();
-        let answer = RawAnswer { done: Some(done), elsewhere: Arc::clone(elsewhere), queued: true };
-        actor.take(message, answer, ctx);
+        self.hand_over(sink, elsewhere);
         None
+    }
+
+    fn put(self: Box<Self>, stream: &Stream, elsewhere: &Arc<Elsewhere>) -> Result<(), BoxedEnvelope<A>> {
+        // What is lost with a process becomes a dead letter, which is the actor's own.
+        let Some(sink) = elsewhere.known_sink().filter(|_| !stream.domain().has_taint()) else {
+            return Err(self);
+        };
+        if let Err(error) = stream.begin(&[]) {
+            self.unready(&error);
+            return Ok(());
+        }
+        self.hand_over(sink, elsewhere);
+        Ok(())
     }
 
     fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
@@ -176,6 +193,13 @@ impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
 }
 
 impl RawEnvelope {
+    fn hand_over(self, sink: &dyn RawSink, elsewhere: &Arc<Elsewhere>) {
+        let Envelope { message, done, .. } = self.0;
+        elsewhere.one_more();
+        let answer = RawAnswer { done: Some(done), elsewhere: Arc::clone(elsewhere), queued: true };
+        sink.put(message, answer);
+    }
+
     #[cold]
     fn unready(self, error: &DeviceError) {
         tracing::error!(%error, "a message was dropped: the actor's stream takes no work");
