@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """This framework beside its peers on the host, in turn, one table.
 
-    peers.py [--rounds 3] [--frames 400] [--only NAME ...] [--pipelines] [--built FOLDER] [--python PYTHON] [--ray-python PYTHON]
-             [--dora PROGRAM] [--photographs FOLDER] [--out FILE]
+    peers.py [--rounds 3] [--frames 400] [--only NAME ...] [--pipelines | --gpu] [--built FOLDER] [--python PYTHON]
+             [--ray-python PYTHON] [--dora PROGRAM] [--photographs FOLDER] [--out FILE]
 
 Handing memory over to another process, one tensor to eight, and the image pipeline of the example `10-image-pipeline` in each one's
-way; with --pipelines only that. Builds the programs with cargo, or takes them from FOLDER, which has `hand_over`,
-`10-image-pipeline`, `iceoryx2`, `dora-nodes`, `pipeline_threads` and `libtensorpost_peer_stages.so`. PyTorch is measured where PYTHON
-has it, Ray where its Python has it, dora where PROGRAM, dora's command, is there. What does not run says why. The table is in
-Markdown: medians over the rounds.
+way; with --pipelines only that. With --gpu tensors of one GPU go to another process on it. Builds the programs with cargo, or takes them
+from FOLDER, which has `hand_over`, `10-image-pipeline`, `iceoryx2`, `dora-nodes`, `pipeline_threads` and `libtensorpost_peer_stages.so`, and for
+--gpu `gpu_bench` alone. PyTorch is measured where PYTHON has it, with --gpu the package `tensorpost` where PYTHON has it too, Ray where its Python has
+it, dora where PROGRAM, dora's command, is there. What does not run says why. The table is in Markdown: medians over the rounds.
 """
 
 import argparse
@@ -35,8 +35,27 @@ FIGURES = [
     ("again.pipeline", "image pipeline, sent again, of a million"),
     ("copies.64MiB", "64 MiB, copies of it in the time of a trip"),
 ]
+GPU_NAMES = ["tensorpost", "tensorpost from PyTorch", "ray", "torch.multiprocessing"]
+GPU_FIGURES = [
+    *((f"trip.{size}", f"{size}, us a trip") for size in ["4KiB", "64MiB"]),
+    *((f"trip.kernels.{size}", f"{size}, a kernel on each side, us a trip") for size in ["4KiB", "64MiB"]),
+    *((f"stream.{size}", f"{size}, fresh, messages a second") for size in ["4KiB", "64MiB"]),
+]
+GPU_COPIED = {
+    "tensorpost": "0",
+    "tensorpost from PyTorch": "0",
+    "ray": "0 (CUDA IPC, its documentation)",
+    "torch.multiprocessing": "0 (CUDA IPC, its documentation)",
+}
+# How the programs call what they print figures of.
+GPU_PREFIXES = {
+    "post.isolated.": "tensorpost.",
+    "tensorpost.isolated.": "tensorpost from PyTorch.",
+    "torch.isolated.": "torch.multiprocessing.",
+    "ray.": "ray.",
+}
 # Behind the point, where not 2.
-DIGITS = {"rate": 0, "again": 0, "copies": 4}
+DIGITS = {"rate": 0, "stream": 0, "again": 0, "copies": 4}
 # How often a message's bytes are copied, and who says so.
 COPIED = {
     "tensorpost": "0",
@@ -47,7 +66,16 @@ COPIED = {
     "torch.multiprocessing": "once, into shared memory (its documentation)",
     "threads": "0",
 }
-PROGRAMS = ["hand_over", "10-image-pipeline", "iceoryx2", "dora-nodes", "pipeline_threads", "libtensorpost_peer_stages.so"]
+# Where each is built, what cargo is told, and its name there where it is another one.
+PROGRAMS = {
+    "hand_over": (ROOT, ["-p", "tensorpost-benches", "--bin", "hand_over"], None),
+    "gpu_bench": (ROOT, ["-p", "tensorpost-benches", "--bin", "gpu_bench"], None),
+    "10-image-pipeline": (ROOT, ["-p", "tensorpost-examples", "--bin", "10-image-pipeline"], None),
+    "iceoryx2": (HERE / "iceoryx2", [], "tensorpost-peer-iceoryx2"),
+    "dora-nodes": (HERE / "dora", [], "tensorpost-peer-dora"),
+    "pipeline_threads": (HERE / "stages", [], None),
+    "libtensorpost_peer_stages.so": (HERE / "stages", [], None),
+}
 SECONDS = 600
 COPY = 64 << 20
 
@@ -58,24 +86,27 @@ class Missing(Exception):
 
 def build(folder, package):
     command = ["cargo", "build", "--release", "--message-format", "short", *package]
-    subprocess.run(command, cwd=folder, check=True)
+    try:
+        subprocess.run(command, cwd=folder, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Missing(f"it was not built: {error}") from error
     named = os.environ.get("CARGO_TARGET_DIR")
     return (Path(named) if named else folder / "target") / "release"
 
 
-def programs(options):
-    """Where each program is, built if need be."""
-    if options.built:
-        return {name: options.built.resolve() / name for name in PROGRAMS}
-    own = build(ROOT, ["-p", "tensorpost-benches", "--bin", "hand_over"])
-    build(ROOT, ["-p", "tensorpost-examples", "--bin", "10-image-pipeline"])
-    stages = build(HERE / "stages", [])
-    return {
-        **{name: own / name for name in ["hand_over", "10-image-pipeline"]},
-        "iceoryx2": build(HERE / "iceoryx2", []) / "tensorpost-peer-iceoryx2",
-        "dora-nodes": build(HERE / "dora", []) / "tensorpost-peer-dora",
-        **{name: stages / name for name in ["pipeline_threads", "libtensorpost_peer_stages.so"]},
-    }
+class Programs:
+    """Where each program is: built when it is first asked for, or in a folder."""
+
+    def __init__(self, folder):
+        self.folder, self.built = folder and folder.resolve(), {}
+
+    def __getitem__(self, name):
+        if self.folder:
+            return self.folder / name
+        if name not in self.built:
+            place, package, called = PROGRAMS[name]
+            self.built[name] = build(place, package) / (called or name)
+        return self.built[name]
 
 
 def run(command):
@@ -106,6 +137,20 @@ def figures(command):
         yield name, float(value)
 
 
+def gpu_figures(command):
+    """Those of one GPU. The programs print other lines too."""
+    known = dict(GPU_FIGURES)
+    for line in run(command).splitlines():
+        name, _, value = line.rpartition(" ")
+        if name == "post.isolated.stream.4KiB":
+            continue  # without kernels, as nobody else has one
+        name = name.replace("stream.kernels.", "stream.")
+        for prefix, whose in GPU_PREFIXES.items():
+            figure = name.removeprefix(prefix)
+            if name.startswith(prefix) and figure in known:
+                yield whose + figure, float(value)
+
+
 def images(name, command, out, wanted):
     """Images a second, from the first file to the last: what starts and ends processes is not in it. All are those of the example.
     And what the program prints figures of."""
@@ -132,9 +177,9 @@ def copying():
     return statistics.median(times)
 
 
-def table(found, names):
+def table(found, names, labels, copied):
     rows = [["", *names], ["---"] * (len(names) + 1)]
-    for key, label in FIGURES:
+    for key, label in labels:
         row, own = [label], found.get(f"tensorpost.{key}")
         for name in names:
             values = found.get(f"{name}.{key}")
@@ -148,7 +193,7 @@ def table(found, names):
             row.append(text)
         if any(row[1:]):
             rows.append(row)
-    rows.append(["bytes copied, by design", *(COPIED[name] for name in names)])
+    rows.append(["bytes copied, by design", *(copied[name] for name in names)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -156,58 +201,120 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--frames", type=int, default=400)
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--pipelines", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=[*NAMES, GPU_NAMES[1]])
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--pipelines", action="store_true")
+    which.add_argument("--gpu", action="store_true")
     parser.add_argument("--built", type=Path)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--ray-python")
     parser.add_argument("--dora", default="dora")
     parser.add_argument("--photographs", type=Path, default=ROOT / "examples" / "data")
     parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.only = options.only or (GPU_NAMES if options.gpu else NAMES)
+    return options
 
 
 def commands(options):
-    """What hands memory over, by whom it prints figures of; and what runs the image pipeline, given a folder to write to."""
-    program = programs(options)
-    ray, stages = options.ray_python or options.python, program["libtensorpost_peer_stages.so"]
+    """What hands memory over, by whom it prints figures of; and what runs the image pipeline, given a folder to write to. Programs are built
+    when they are asked for."""
+    program = Programs(options.built)
+    ray, stages = options.ray_python or options.python, "libtensorpost_peer_stages.so"
     # It is started in a folder of its own.
     command = os.path.abspath(options.dora) if os.sep in options.dora else options.dora
-    dora = [program["dora-nodes"], "--dora", command]
+
+    def dora():
+        return [program["dora-nodes"], "--dora", command]
+
     hand_over = {
-        ("tensorpost", "threads"): [program["hand_over"]],
-        ("iceoryx2",): [program["iceoryx2"]],
+        ("tensorpost", "threads"): lambda: [program["hand_over"]],
+        ("iceoryx2",): lambda: [program["iceoryx2"]],
         ("dora",): dora,
-        ("ray",): [ray, HERE / "ray_host.py"],
-        ("ray compiled graph",): [ray, HERE / "ray_host.py", "--compiled"],
-        ("torch.multiprocessing",): [options.python, HERE / "torch_host.py"],
+        ("ray",): lambda: [ray, HERE / "ray_host.py"],
+        ("ray compiled graph",): lambda: [ray, HERE / "ray_host.py", "--compiled"],
+        ("torch.multiprocessing",): lambda: [options.python, HERE / "torch_host.py"],
     }
     photographs, frames = options.photographs, options.frames
     pipelines = {
         "tensorpost": lambda out: [program["10-image-pipeline"], "--images", photographs, "--frames", frames, "--out", out],
         "iceoryx2": lambda out: [program["iceoryx2"], "pipeline", photographs, frames, out],
-        "dora": lambda out: [*dora, "pipeline", photographs, frames, out],
-        "ray": lambda out: [ray, HERE / "ray_pipeline.py", stages, photographs, frames, out],
-        "torch.multiprocessing": lambda out: [options.python, HERE / "torch_pipeline.py", stages, photographs, frames, out],
+        "dora": lambda out: [*dora(), "pipeline", photographs, frames, out],
+        "ray": lambda out: [ray, HERE / "ray_pipeline.py", program[stages], photographs, frames, out],
+        "torch.multiprocessing": lambda out: [options.python, HERE / "torch_pipeline.py", program[stages], photographs, frames, out],
         "threads": lambda out: [program["pipeline_threads"], photographs, frames, out],
     }
     return hand_over, pipelines
 
 
+def gpu_commands(options):
+    """What hands tensors of a GPU over, by whom it prints figures of."""
+    program = Programs(options.built)
+    times = HERE / "gpu_times.py" if options.built else ROOT / "framework" / "python" / "tests" / "gpu_times.py"
+    return {
+        "tensorpost": lambda: [program["gpu_bench"], "--device", "cuda:0", "--modes", "isolated", "--only", "trip,stream"],
+        "tensorpost from PyTorch": lambda: [options.python, times, "--tensorpost"],
+        "ray": lambda: [options.ray_python or options.python, HERE / "ray_gpu.py"],
+        "torch.multiprocessing": lambda: [options.python, HERE / "torch_ipc.py"],
+    }
+
+
+def in_turn(work, rounds, folder):
+    """The figures of each round, and why something has none: by turns, each second round the other way round."""
+    found, missing = {}, {}
+    for number in range(rounds):
+        for who, measure in work if number % 2 == 0 else reversed(work):
+            if who in missing:
+                continue
+            print(f"round {number + 1} of {rounds}: {who}", file=sys.stderr, flush=True)
+            try:
+                with tempfile.TemporaryDirectory(dir=folder) as out:
+                    for name, value in measure(Path(out)):
+                        found.setdefault(name, []).append(value)
+            except Missing as why:
+                missing[who] = str(why)
+    return found, missing
+
+
+def told(options, found, missing, names, labels, copied, notes):
+    """Writes the table."""
+    names = [name for name in names if name in options.only and any(key.startswith(name + ".") for key in found)]
+    notes = [
+        f"In brackets: tensorpost's over it. {os.cpu_count()} processors, {options.rounds} rounds, load {os.getloadavg()[0]:.1f} at the end.",
+        *notes,
+        *(f"{who}: left out: {why}" for who, why in missing.items()),
+    ]
+    text = table(found, names, labels, copied) + "\n\n" + "\n".join(notes) + "\n"
+    print(text)
+    if options.out:
+        options.out.write_text(text)
+    return 1 if any(who.startswith("tensorpost") for who in missing) else 0
+
+
+def on_gpu(options):
+    work = [(who, lambda _, command=command: gpu_figures(command())) for who, command in gpu_commands(options).items() if who in options.only]
+    found, missing = in_turn(work, options.rounds, None)
+    notes = [
+        "iceoryx2 and dora's Rust nodes hand host memory over: not measured on a GPU.",
+    ]
+    return told(options, found, missing, GPU_NAMES, GPU_FIGURES, GPU_COPIED, notes)
+
+
 def main():
     options = arguments()
+    if options.gpu:
+        return on_gpu(options)
     hand_over, pipelines = commands(options)
-    found, missing = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        wanted, work = folder / "wanted", []
+        wanted, work, missing = folder / "wanted", [], {}
         try:
             run(pipelines["tensorpost"](wanted))
         except Missing as why:
             missing["image pipelines"], pipelines = str(why), {}
         for names, command in hand_over.items():
             if not options.pipelines and not set(names).isdisjoint(options.only):
-                work.append((" and ".join(names), lambda _, command=command: figures(command)))
+                work.append((" and ".join(names), lambda _, command=command: figures(command())))
         for name, command in pipelines.items():
             if name in options.only:
 
@@ -215,33 +322,14 @@ def main():
                     return images(name, command(out), out, wanted)
 
                 work.append((f"{name}'s image pipeline", pipeline))
-        for number in range(options.rounds):
-            for who, measure in work if number % 2 == 0 else reversed(work):
-                if who in missing:
-                    continue
-                print(f"round {number + 1} of {options.rounds}: {who}", file=sys.stderr, flush=True)
-                try:
-                    with tempfile.TemporaryDirectory(dir=folder) as out:
-                        for name, value in measure(Path(out)):
-                            found.setdefault(name, []).append(value)
-                except Missing as why:
-                    missing[who] = str(why)
+        found, why = in_turn(work, options.rounds, folder)
+        missing |= why
     copy = copying()
     for name in NAMES:
         if trips := found.get(f"{name}.trip.64MiB"):
             found[f"{name}.copies.64MiB"] = [trip / copy for trip in trips]
-    names = [name for name in NAMES if name in options.only and any(key.startswith(name + ".") for key in found)]
-    notes = [
-        f"In brackets: tensorpost's over it. {os.cpu_count()} processors, {options.rounds} rounds, load {os.getloadavg()[0]:.1f} at the end. "
-        f"One copy of 64 MiB takes {copy:,.0f} us.",
-        *(f"{who}: left out: {why}" for who, why in missing.items()),
-        "Ray's GPU objects need GPUs: not measured on the host.",
-    ]
-    text = table(found, names) + "\n\n" + "\n".join(notes) + "\n"
-    print(text)
-    if options.out:
-        options.out.write_text(text)
-    return 1 if any(who.startswith("tensorpost") for who in missing) else 0
+    notes = [f"One copy of 64 MiB takes {copy:,.0f} us.", "Ray's GPU objects need GPUs: see --gpu."]
+    return told(options, found, missing, NAMES, FIGURES, COPIED, notes)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
         // Links, and the first wake-ups.
         all(TIME / 10)?;
         let sent = all(TIME)?;
+        eprintln!("# {count} senders, in the order of their start, sent {sent:?}");
         let (least, most) = (sent.iter().min().copied(), sent.iter().max().copied());
         let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
         rows.push(Row::new(

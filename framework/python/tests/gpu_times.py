@@ -1,14 +1,17 @@
-"""Round trips and streams of PyTorch's tensors between two processes on one GPU, beside torch.multiprocessing in the same run.
+"""Round trips and streams of PyTorch's tensors between two processes on one GPU, beside torch.multiprocessing and the floor in the same run.
 
-    python gpu_times.py [--mps] [--rounds 500] [--messages 2000]
+    python gpu_times.py [--mps] [--rounds 500] [--messages 2000] [--tensorpost]
 
-Medians in microseconds, and messages per second. --mps starts an MPS daemon for all processes.
+Medians in microseconds, and messages per second. --mps starts an MPS daemon for all processes. The floor is the same exchange without messages:
+two tensors that both processes have mapped, clock writes and waits of the driver, and a word in shared memory that each side polls without a
+pause.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import shutil
 import statistics
@@ -16,13 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 SIZES = {"4KiB": 1 << 10, "64MiB": 16 << 20}
+SIZE = SIZES["4KiB"]
 TIMEOUT = 300.0
 
 
@@ -52,6 +57,92 @@ def peer_trips(torch: Any, requests: Any, replies: Any, elements: int, kernels: 
             times.append((time.perf_counter() - start) * 1e6)
         del reply
     return statistics.median(times)
+
+
+class Words:
+    """What the two sides of the floor tell each other: a word of each, that the other polls, and a clock of each, which the GPU writes."""
+
+    PAGE = 4096
+    CLOCKS = (128, 192)
+
+    def __init__(self, torch: Any, name: str | None, own: int) -> None:
+        self.shared = SharedMemory(name, create=name is None, size=self.PAGE)
+        self.buffer = (ctypes.c_char * self.PAGE).from_buffer(self.shared.buf)
+        self.base = ctypes.addressof(self.buffer)
+        assert int(torch.cuda.cudart().cudaHostRegister(self.base, self.PAGE, 0)) == 0
+        self.torch, self.own, self.other = torch, own, 1 - own
+        self.words = (ctypes.c_uint64 * 2).from_buffer(self.shared.buf)
+        # PyDLL keeps the interpreter, as what calls so often should.
+        driver = ctypes.PyDLL("libcuda.so.1")
+        self.write, self.wait = driver.cuStreamWriteValue64_v2, driver.cuStreamWaitValue64_v2
+        for call in (self.write, self.wait):
+            call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint]
+        self.stream = torch.cuda.current_stream().cuda_stream
+
+    def close(self) -> None:
+        self.torch.cuda.synchronize()
+        assert int(self.torch.cuda.cudart().cudaHostUnregister(self.base)) == 0
+        # The memory is given back behind the last that looks into it.
+        del self.buffer, self.words
+        self.shared.close()
+
+    def tell(self, number: int) -> None:
+        """What this side's stream has been given so far is `number`."""
+        assert self.write(self.stream, self.base + self.CLOCKS[self.own], number, 0) == 0
+        self.words[self.own] = number
+
+    def hear(self, number: int, peer: Any) -> None:
+        """Waits until the other side says so; this side's stream waits for its work."""
+        words, other, looks = self.words, self.other, 0
+        while words[other] != number:
+            looks += 1
+            if looks % 1_000_000 == 0 and peer is not None and not peer.is_alive():
+                raise RuntimeError("the other side has ended")
+        assert self.wait(self.stream, self.base + self.CLOCKS[other], number, 0) == 0
+
+
+def floor_answers(name: str, tensors: Any, ready: Any, rounds: int) -> None:
+    """The other side of the floor: first without kernels, then with them."""
+    import torch
+
+    torch.cuda.set_stream(torch.cuda.Stream())
+    a, b = tensors.get()
+    words = Words(torch, name, 1)
+    ready.put("ready")
+    for number in range(1, 2 * rounds + 1):
+        words.hear(number, None)
+        if number > rounds:
+            torch.add(a, 1, out=b)
+        words.tell(number)
+    words.close()
+
+
+def floor(torch: Any, context: Any, rounds: int, line: Callable[[str, str, float], None]) -> None:
+    torch.cuda.set_stream(torch.cuda.Stream())
+    a, b = torch.zeros(SIZE, device="cuda"), torch.zeros(SIZE, device="cuda")
+    torch.cuda.synchronize()
+    words, tensors, ready = Words(torch, None, 0), context.SimpleQueue(), context.SimpleQueue()
+    peer = context.Process(target=floor_answers, args=(words.shared.name, tensors, ready, rounds), daemon=True)
+    peer.start()
+    tensors.put((a, b))
+    assert ready.get() == "ready"
+    for kernels in (False, True):
+        times = []
+        for number in range(1 + rounds * kernels, 1 + rounds + rounds * kernels):
+            start = time.perf_counter()
+            if kernels:
+                a.fill_(number)
+            words.tell(number)
+            words.hear(number, peer)
+            if kernels:
+                torch.cuda.current_stream().synchronize()
+            times.append((time.perf_counter() - start) * 1e6)
+        line("floor", f"trip{'.kernels' if kernels else ''}.4KiB", statistics.median(times[rounds // 6 :]))
+    assert b[-1].item() == 2 * rounds + 1, b
+    peer.join(10)
+    words.close()
+    words.shared.unlink()
+    torch.cuda.set_stream(torch.cuda.default_stream())
 
 
 @contextlib.contextmanager
@@ -94,6 +185,7 @@ def main() -> int:
     parser.add_argument("--mps", action="store_true", help="start an MPS daemon, whose clients all processes are")
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--messages", type=int, default=2000)
+    parser.add_argument("--tensorpost", action="store_true", help="leave the floor and torch.multiprocessing out")
     options = parser.parse_args()
     mode = "mps" if options.mps else "isolated"
     with daemon(options.mps):
@@ -130,7 +222,10 @@ def main() -> int:
             for name, actor in (("front", front), ("back", back)):
                 print(f"tensorpost.{mode}.{name}: {tp.Tensors(*actor.ask(app.Counts(), timeout=TIMEOUT))}", flush=True)
 
+        if options.tensorpost:
+            return 0
         context = multiprocessing.get_context("spawn")
+        floor(torch, context, options.rounds, line)
         requests, replies = context.SimpleQueue(), context.SimpleQueue()
         peer = context.Process(target=answer, args=(requests, replies), daemon=True)
         peer.start()

@@ -118,6 +118,7 @@ impl Transport {
             self.links.number_half(),
             self.wakeups.ears(),
             self.links.unpublished_notices(),
+            self.links.due(),
         )?);
         // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after, and then its
         // withdrawal finds this link (`Actors::withdraw`).

@@ -78,19 +78,21 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// `number` is that of this process's half; `with_unpublished` counts its links with notices that are not published.
+    /// `number` is that of this process's half; `with_unpublished` counts its links with notices that are not published, and `with_due` those
+    /// with anything that is due.
     pub(crate) fn new(
         peer: ProcessId,
         number: u64,
         ears: &Ears,
         with_unpublished: Arc<AtomicUsize>,
+        with_due: Arc<AtomicUsize>,
     ) -> io::Result<Self> {
         let connection = Connection::new(number, ears)?;
         let credits = Credits::new(&connection.memory);
         Ok(Link {
             peer,
             connection,
-            sender: SenderSide::new(),
+            sender: SenderSide::new(with_due),
             receiver: ReceiverSide::new(),
             leases: Leases::new(with_unpublished),
             senders: Senders::new(),

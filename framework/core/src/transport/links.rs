@@ -49,6 +49,8 @@ pub(super) struct Links {
     halves: AtomicU64,
     /// How many links have notices that were posted and are not published.
     with_unpublished_notices: Arc<AtomicUsize>,
+    /// On how many links something is marked to be published, or is being published.
+    due: Arc<AtomicUsize>,
 }
 
 struct State {
@@ -70,6 +72,7 @@ impl Links {
             version: AtomicU64::new(0),
             halves: AtomicU64::new(0),
             with_unpublished_notices: Arc::default(),
+            due: Arc::default(),
         }
     }
 
@@ -81,6 +84,16 @@ impl Links {
     /// What a new link counts itself in while it has notices that are not published.
     pub(super) fn unpublished_notices(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.with_unpublished_notices)
+    }
+
+    /// What a new link counts itself in while something on it is due.
+    pub(super) fn due(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.due)
+    }
+
+    /// On how many links something is due.
+    pub(super) fn count_due(&self) -> usize {
+        self.due.load(Ordering::Acquire)
     }
 
     /// Whether a notice was posted on any link and is not published.

@@ -5,7 +5,7 @@
 //! per peer. Outside of a turn it is published at once. Used by `outgoing` (frames), `returns` (notices), and the
 //! handing back of credits.
 //!
-//! **Invariants.** What was written before [`Transport::publish_all`] is visible when that call has returned, whichever thread
+//! **Invariants.** What was written and marked before [`Transport::publish_all`] is visible when that call has returned, whichever thread
 //! committed it, and whichever has taken the mark. (A frame that is alone outside of a turn is published with its own ring, as it
 //! is written.) All returns are visible before any frame. An answer is visible after all that its handler
 //! had sent to others before: whoever has it may forget what it asked for, and a process that is killed between the two must not
@@ -37,6 +37,8 @@ enum SentTo {
 
 thread_local! {
     static SENT_TO: Cell<SentTo> = const { Cell::new(SentTo::Nobody) };
+    /// Where in the list of links there was something to publish the last time.
+    static FIRST: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Tells the threads that run from each other, by where each has its own of what is above.
@@ -117,9 +119,22 @@ impl Transport {
         //
         // More than that are in few turns.
         let mut due: SmallVec<[(&Link, u8, Option<u64>); 16]> = SmallVec::new();
-        for link in links {
+        // The look ends with the last link on which something is due, and begins where there was something the last time: with hundreds of
+        // links, of which one or two have something, all of them cost more than the message. A link whose mark another thread has
+        // taken counts until that has published it, so it is not passed by.
+        let mut left = self.links.count_due();
+        let first = FIRST.get().min(links.len());
+        let (before, behind) = links.split_at(first);
+        for (at, link) in (first..).zip(behind).chain((0..).zip(before)) {
+            if left == 0 {
+                break;
+            }
             let (what, frames) = (link.take_due(), link.unpublished_frames());
             if what != 0 || frames.is_some() {
+                left = left.saturating_sub(usize::from(what != 0));
+                if links.len() > 1 {
+                    FIRST.set(at);
+                }
                 due.push((link, what, frames));
             }
         }
@@ -142,6 +157,11 @@ impl Transport {
             fault::point("transport.send.publish");
             if let Some(end) = frames {
                 link.publish_frames(*end);
+            }
+        }
+        for (link, what, _) in &due {
+            if *what != 0 {
+                link.due_is_published();
             }
         }
         // Doorbells last, and outside of the locks: each is a system call, and who wakes has to find everything. By reference: the list is

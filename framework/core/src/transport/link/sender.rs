@@ -18,7 +18,7 @@ mod plain;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -54,6 +54,8 @@ pub(super) struct SenderSide {
     published: AtomicU64,
     /// What was committed and is not published yet, see [`wake_reasons`](crate::transport::wake_reasons).
     due: AtomicU8,
+    /// Counts the links of the process of which that is so, or on which it is being published.
+    with_due: Arc<AtomicUsize>,
     /// A frame found no room in the ring, or no lease to be had, once: senders that wait may lack that.
     lacks_room: AtomicBool,
     /// Replies wait in the outbox.
@@ -232,14 +234,23 @@ impl Outbound {
     }
 }
 
+impl Drop for SenderSide {
+    fn drop(&mut self) {
+        if *self.due.get_mut() != 0 {
+            self.with_due.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
 impl SenderSide {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(with_due: Arc<AtomicUsize>) -> Self {
         SenderSide {
             out: Mutex::new(None),
             windows: std::iter::repeat_with(Window::default).take(MAX_ACTORS).collect(),
             written: AtomicU64::new(0),
             published: AtomicU64::new(0),
             due: AtomicU8::new(0),
+            with_due,
             lacks_room: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
             forwards: AtomicBool::new(false),
@@ -443,17 +454,37 @@ impl Link {
 
     /// Notes what is to be published, see [`wake_reasons`](crate::transport::wake_reasons).
     pub(crate) fn note_due(&self, due: u8) {
-        self.sender.due.fetch_or(due, Ordering::AcqRel);
+        let SenderSide { due: mark, with_due, .. } = &self.sender;
+        let mut known = mark.load(Ordering::Acquire);
+        loop {
+            // Counted before it can be seen: whoever finds that nothing is due has nothing here either.
+            let counted = known == 0;
+            if counted {
+                with_due.fetch_add(1, Ordering::AcqRel);
+            }
+            match mark.compare_exchange_weak(known, known | due, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => known = now,
+            }
+            if counted {
+                with_due.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
     }
 
     /// Takes what is to be published; zero if nothing is. What was committed before is published behind this, by whichever
-    /// thread.
+    /// thread, which then says so ([`due_is_published`](Self::due_is_published)).
     pub(crate) fn take_due(&self) -> u8 {
         // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself.
         if self.sender.due.load(Ordering::Acquire) == 0 {
             return 0;
         }
         self.sender.due.swap(0, Ordering::AcqRel)
+    }
+
+    /// What was due when it was taken can be seen by the peer.
+    pub(crate) fn due_is_published(&self) {
+        self.sender.with_due.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Up to where frames were written, if the peer cannot see all of them.

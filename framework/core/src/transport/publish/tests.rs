@@ -10,6 +10,7 @@ use crate::stream::turn::Turn;
 use crate::tensor::Tensor;
 use crate::testing::{Cluster, Received, Target, TestInbox};
 use crate::transport::link::Link;
+use crate::transport::wake_reasons;
 
 /// How long something that is to happen may take, and for how long something must not.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -231,4 +232,30 @@ fn a_drop_on_another_thread_is_to_be_seen_before_a_frame_that_is_sent_outside_of
     });
     assert!(is_sent);
     assert_eq!((said.take_one().message.0, leases), (7, 0), "the frame has overtaken the drop");
+}
+
+/// A turn's end finds what is due without a look at all links, and counts nothing twice: neither where a link goes with a mark on it.
+#[test]
+fn what_is_due_is_counted() {
+    let cluster = Cluster::new(4);
+    let inboxes: Vec<_> = (1..4).map(|i| cluster.inbox::<u32>(i, 8)).collect();
+    cluster.connect();
+    let links = &cluster.transport(0).links;
+    assert_eq!(links.count_due(), 0);
+    let together = Turn::begin();
+    for _ in 0..2 {
+        inboxes.iter().for_each(|(to, _)| cluster.send(0, to, 7));
+    }
+    assert_eq!(links.count_due(), 3);
+    drop(together);
+    assert_eq!(links.count_due(), 0);
+    cluster.run_until_idle();
+    assert!(inboxes.iter().all(|(_, inbox)| inbox.len() == 2));
+    let link = links.to(cluster.process(2)).expect("it is there");
+    link.note_due(wake_reasons::ROOM);
+    link.note_due(wake_reasons::CREDIT);
+    assert_eq!(links.count_due(), 1);
+    links.remove(&link);
+    drop(link);
+    assert_eq!(links.count_due(), 0);
 }
