@@ -26,6 +26,7 @@
 
 mod connection;
 mod credits;
+mod due;
 mod granted;
 #[cfg(test)]
 mod granted_tests;

@@ -18,11 +18,12 @@ mod plain;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::due::Due;
 use super::{AWAY, CLOSED, Credit, Link, NOBODY};
 use crate::lease::{Lease, LeaseId};
 use crate::limits::{MAX_ACTORS, MAX_GRANTED};
@@ -53,9 +54,7 @@ pub(super) struct SenderSide {
     written: AtomicU64,
     published: AtomicU64,
     /// What was committed and is not published yet, see [`wake_reasons`](crate::transport::wake_reasons).
-    due: AtomicU8,
-    /// Counts the links of the process of which that is so, or on which it is being published.
-    with_due: Arc<AtomicUsize>,
+    due: Due,
     /// A frame found no room in the ring, or no lease to be had, once: senders that wait may lack that.
     lacks_room: AtomicBool,
     /// Replies wait in the outbox.
@@ -234,14 +233,6 @@ impl Outbound {
     }
 }
 
-impl Drop for SenderSide {
-    fn drop(&mut self) {
-        if *self.due.get_mut() != 0 {
-            self.with_due.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-}
-
 impl SenderSide {
     pub(super) fn new(with_due: Arc<AtomicUsize>) -> Self {
         SenderSide {
@@ -249,8 +240,7 @@ impl SenderSide {
             windows: std::iter::repeat_with(Window::default).take(MAX_ACTORS).collect(),
             written: AtomicU64::new(0),
             published: AtomicU64::new(0),
-            due: AtomicU8::new(0),
-            with_due,
+            due: Due::new(with_due),
             lacks_room: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
             forwards: AtomicBool::new(false),
@@ -454,37 +444,18 @@ impl Link {
 
     /// Notes what is to be published, see [`wake_reasons`](crate::transport::wake_reasons).
     pub(crate) fn note_due(&self, due: u8) {
-        let SenderSide { due: mark, with_due, .. } = &self.sender;
-        let mut known = mark.load(Ordering::Acquire);
-        loop {
-            // Counted before it can be seen: whoever finds that nothing is due has nothing here either.
-            let counted = known == 0;
-            if counted {
-                with_due.fetch_add(1, Ordering::AcqRel);
-            }
-            match mark.compare_exchange_weak(known, known | due, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return,
-                Err(now) => known = now,
-            }
-            if counted {
-                with_due.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
+        self.sender.due.note(due);
     }
 
     /// Takes what is to be published; zero if nothing is. What was committed before is published behind this, by whichever
     /// thread, which then says so ([`due_is_published`](Self::due_is_published)).
     pub(crate) fn take_due(&self) -> u8 {
-        // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself.
-        if self.sender.due.load(Ordering::Acquire) == 0 {
-            return 0;
-        }
-        self.sender.due.swap(0, Ordering::AcqRel)
+        self.sender.due.take()
     }
 
     /// What was due when it was taken can be seen by the peer.
     pub(crate) fn due_is_published(&self) {
-        self.sender.with_due.fetch_sub(1, Ordering::AcqRel);
+        self.sender.due.published();
     }
 
     /// Up to where frames were written, if the peer cannot see all of them.
@@ -559,6 +530,11 @@ impl Link {
     /// Whether a sender waits that may lack room in the ring, or leases.
     pub(crate) fn lacks_room(&self) -> bool {
         self.has_waiting() && self.sender.lacks_room.load(Ordering::Acquire)
+    }
+
+    /// As [`waits_for_head`](Self::waits_for_head) was a moment ago, without its lock.
+    pub(crate) fn seems_to_wait_for_head(&self) -> bool {
+        self.has_backlog() || self.sender.has_forwards()
     }
 
     /// Whether a reply waits for room, or leases of others wait for the peer to pass their frame.
