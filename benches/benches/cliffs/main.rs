@@ -2,19 +2,24 @@
 //! keep. A program, not timed: `cargo bench -p tensorpost-benches --bench cliffs`, or the binary that this builds, on any
 //! machine. It takes less than a minute.
 //!
-//! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`, `links`. Exits with 1 where a bound is
-//! missed.
+//! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`, `out`, `chain`, `links`. `--picture FILE` draws
+//! the rows, too, as an SVG. Exits with 1 where a bound is missed.
 
 mod bodies;
+mod chain;
 mod fan;
 mod idle;
 mod links;
 mod local;
+mod out;
+mod picture;
 mod pool;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use clap::Parser;
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
@@ -24,9 +29,12 @@ use tensorpost::prelude::*;
 #[derive(Parser)]
 #[command(name = "cliffs")]
 struct Arguments {
-    /// Groups to measure, separated by commas: pool, bodies, idle, local, fan, links. All of them where none is named.
+    /// Groups to measure, separated by commas: pool, bodies, idle, local, fan, out, chain, links. All of them where none is named.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Draws how far each row is from its bound, as an SVG.
+    #[arg(long)]
+    picture: Option<PathBuf>,
     /// What cargo hands to every bench.
     #[arg(long, hide = true)]
     bench: bool,
@@ -44,6 +52,14 @@ impl Bound {
         match self {
             Bound::AtMost(bound) => value <= bound,
             Bound::AtLeast(bound) => value >= bound,
+        }
+    }
+
+    /// By which factor a value is past it.
+    fn past(self, value: f64) -> f64 {
+        match self {
+            Bound::AtMost(bound) => value / bound,
+            Bound::AtLeast(bound) => bound / value.max(1e-9),
         }
     }
 
@@ -97,12 +113,14 @@ fn micros(time: Duration) -> String {
 
 type Group = fn(&Node) -> anyhow::Result<Vec<Row>>;
 
-const GROUPS: [(&str, Group); 6] = [
+const GROUPS: [(&str, Group); 8] = [
     ("pool", pool::rows),
     ("bodies", bodies::rows),
     ("idle", idle::rows),
     ("local", local::rows),
     ("fan", fan::rows),
+    ("out", out::rows),
+    ("chain", chain::rows),
     ("links", links::rows),
 ];
 
@@ -116,6 +134,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN).set_header(["what", "measured", "ratio", "bound", "met"]);
     let mut missed = 0;
+    let mut all = Vec::new();
     for (name, rows) in GROUPS {
         if !arguments.only.is_empty() && !arguments.only.iter().any(|only| only == name) {
             continue;
@@ -125,9 +144,14 @@ fn main() -> anyhow::Result<ExitCode> {
             missed += usize::from(met == Some(false));
             let verdict = met.map_or("", |met| if met { "yes" } else { "NOT MET" });
             let bound = row.bound.map_or_else(String::new, Bound::text);
-            table.add_row([row.what, row.measured, format!("{:.3}", row.value), bound, verdict.to_owned()]);
+            table.add_row([&row.what, &row.measured, &format!("{:.3}", row.value), &bound, verdict]);
+            all.push(row);
         }
     }
     println!("{table}");
+    if let Some(file) = arguments.picture {
+        std::fs::write(&file, picture::svg(&all))
+            .with_context(|| format!("{} cannot be written", file.display()))?;
+    }
     Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -19,6 +19,8 @@ use super::host::short;
 use super::receive::Receive;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceError;
+#[cfg(feature = "foreign")]
+use crate::ids::ActorId;
 use crate::ids::ProcessId;
 use crate::message::packed::Lists;
 use crate::message::portable::Describe;
@@ -79,7 +81,12 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
 
     /// As [`open`](Self::open), on any thread, where its handler is elsewhere and it is known where; returned where it is not.
     #[cfg(feature = "foreign")]
-    fn put(self: Box<Self>, stream: &Stream, elsewhere: &Arc<Elsewhere>) -> Result<(), BoxedEnvelope<A>>;
+    fn put(
+        self: Box<Self>,
+        own: ActorId,
+        stream: &Stream,
+        elsewhere: &Arc<Elsewhere>,
+    ) -> Result<(), BoxedEnvelope<A>>;
 
     /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
     ///
@@ -522,7 +529,7 @@ where
     }
 
     #[cfg(feature = "foreign")]
-    fn put(self: Box<Self>, _: &Stream, _: &Arc<Elsewhere>) -> Result<(), BoxedEnvelope<A>> {
+    fn put(self: Box<Self>, _: ActorId, _: &Stream, _: &Arc<Elsewhere>) -> Result<(), BoxedEnvelope<A>> {
         Err(self)
     }
 

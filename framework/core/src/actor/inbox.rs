@@ -222,7 +222,7 @@ impl<A: RemoteActor> ActorInbox<A> {
     /// handled first. Called by whoever reads, one at a time, so what one peer sends stays in order (ORDER-1).
     #[cfg(feature = "foreign")]
     fn put(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
-        let is_first = !fetch && {
+        let is_first = !fetch && self.elsewhere.known_sink().is_some() && {
             let queue = self.queue.lock();
             let goes_on = !queue.closed && queue.closing.is_none() && queue.failing.is_none();
             goes_on && queue.envelopes.is_empty() && !self.opening.load(Ordering::Acquire)
@@ -230,9 +230,7 @@ impl<A: RemoteActor> ActorInbox<A> {
         if !is_first {
             return Err(envelope);
         }
-        let handling = self.tracer().handler(self.actor, || envelope.origin());
-        envelope.put(&self.stream, &self.elsewhere)?;
-        drop(handling);
+        envelope.put(self.actor, &self.stream, &self.elsewhere)?;
         self.meter.note(0);
         Ok(())
     }

@@ -19,6 +19,7 @@ use crate::actor::dead_letter::DeadLetter;
 use crate::actor::elsewhere::Elsewhere;
 use crate::actor::receive::Receive;
 use crate::device::DeviceError;
+use crate::ids::ActorId;
 use crate::message::GpuMessage;
 use crate::message::raw::{RawMessage, RawReply};
 use crate::observe::trace::FrameId;
@@ -156,7 +157,12 @@ impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
         None
     }
 
-    fn put(self: Box<Self>, stream: &Stream, elsewhere: &Arc<Elsewhere>) -> Result<(), BoxedEnvelope<A>> {
+    fn put(
+        self: Box<Self>,
+        own: ActorId,
+        stream: &Stream,
+        elsewhere: &Arc<Elsewhere>,
+    ) -> Result<(), BoxedEnvelope<A>> {
         // What is lost with a process becomes a dead letter, which is the actor's own.
         let Some(sink) = elsewhere.known_sink().filter(|_| !stream.domain().has_taint()) else {
             return Err(self);
@@ -165,6 +171,7 @@ impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
             self.unready(&error);
             return Ok(());
         }
+        let _handling = stream.domain().tracer().handler(own, || self.0.comes_from());
         self.hand_over(sink, elsewhere);
         Ok(())
     }
