@@ -1,6 +1,6 @@
 //! Where the cost used to grow without a reason: each row is a ratio of two medians of this run, beside the bound that it has to
 //! keep. A program, not timed: `cargo bench -p tensorpost-benches --bench cliffs`, or the binary that this builds, on any
-//! machine. It takes less than a minute.
+//! machine. It takes a minute or two.
 //!
 //! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`, `out`, `chain`, `links`. `--picture FILE` draws
 //! the rows, too, as an SVG. Exits with 1 where a bound is missed.
