@@ -121,17 +121,18 @@ impl Transport {
         let mut due: SmallVec<[(&Link, u8, Option<u64>); 16]> = SmallVec::new();
         // The look ends with the last link on which something is due, and begins where there was something the last time: with hundreds of
         // links, of which one or two have something, all of them cost more than the message. A link whose mark another thread has
-        // taken counts until that has published it, so it is not passed by.
-        let mut left = self.links.count_due();
+        // taken counts until that has published it, so it is not passed by. Counted anew each time: a mark that came since the look began,
+        // and was taken, does not stand for one that was there before.
+        let mut taken = 0;
         let first = FIRST.get().min(links.len());
         let (before, behind) = links.split_at(first);
         for (at, link) in (first..).zip(behind).chain((0..).zip(before)) {
-            if left == 0 {
+            if self.links.count_due() == taken {
                 break;
             }
             let (what, frames) = (link.take_due(), link.unpublished_frames());
             if what != 0 || frames.is_some() {
-                left = left.saturating_sub(usize::from(what != 0));
+                taken += usize::from(what != 0);
                 if links.len() > 1 {
                     FIRST.set(at);
                 }

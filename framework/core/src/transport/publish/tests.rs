@@ -259,3 +259,26 @@ fn what_is_due_is_counted() {
     drop(link);
     assert_eq!(links.count_due(), 0);
 }
+
+/// A turn's end takes marks that come while it looks, and is not done by as many as there were before: its own would be left, and nobody
+/// would come for them.
+#[test]
+fn nothing_is_left_where_others_mark_meanwhile() {
+    let cluster = Cluster::new(4);
+    cluster.connect();
+    let transport = cluster.transport(0);
+    let turns = &|peer: usize| {
+        let link = transport.links.to(cluster.process(peer)).expect("it is there");
+        for number in 0..50_000 {
+            link.note_due(wake_reasons::ROOM);
+            transport.links.with_all(|links| transport.publish_all(links));
+            assert_eq!(link.take_due(), 0, "turn {number} to process {peer}");
+        }
+    };
+    std::thread::scope(|threads| {
+        for peer in 1..4 {
+            threads.spawn(move || turns(peer));
+        }
+    });
+    assert_eq!(transport.links.count_due(), 0);
+}
