@@ -13,12 +13,17 @@ const LENGTHS: [(usize, f64); 3] = [(4, 1.0), (16, 2.0), (64, 3.0)];
 const HOPS: u32 = 4_096;
 const SAMPLES: usize = 15;
 
-/// Has the next one as its neighbour.
+/// Has the next one as its neighbour; the reply comes when there is a link to it.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 struct Join {
     next: Address<Pass>,
+    greeted: Address<Hello>,
 }
+
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = ())]
+struct Hello;
 
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Pass {
@@ -33,7 +38,7 @@ struct Run {
 }
 
 #[derive(Default, RemoteActor)]
-#[remote_actor(handles(Join, Pass, Run))]
+#[remote_actor(handles(Join, Hello, Pass, Run))]
 struct Member {
     next: Option<Address<Pass>>,
     arrived: Option<oneshot::Sender<()>>,
@@ -49,11 +54,18 @@ impl Member {
 }
 
 impl Handler<Join> for Member {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, join: Join, _: &mut Context<Self>) -> Self::Result {
+        self.next = Some(join.next);
+        Box::pin(async move { join.greeted.ask(Hello).await.expect("it runs") })
+    }
+}
+
+impl Handler<Hello> for Member {
     type Result = ();
 
-    fn handle(&mut self, join: Join, _: &mut Context<Self>) {
-        self.next = Some(join.next);
-    }
+    fn handle(&mut self, _: Hello, _: &mut Context<Self>) {}
 }
 
 impl Handler<Pass> for Member {
@@ -88,13 +100,11 @@ pub(super) fn rows(_: &Node) -> anyhow::Result<Vec<Row>> {
         }
         // A ring, so that one clock times it.
         let joins = (0..length).map(|at| {
-            let next = members[(at + 1) % length].address();
-            members[at].ask(Join { next })
+            let next = &members[(at + 1) % length];
+            members[at].ask(Join { next: next.address(), greeted: next.address() })
         });
         node.block_on(join_all(joins)).into_iter().collect::<Result<Vec<_>, _>>()?;
         let hop = || anyhow::Ok(node.block_on(members[0].ask(Run { hops: HOPS }))? / HOPS);
-        // Links, which a message that cannot wait needs.
-        node.block_on(async { tokio::time::sleep(Duration::from_millis(200)).await });
         hop()?;
         let among = middle(&mut (0..SAMPLES).map(|_| hop()).collect::<anyhow::Result<Vec<_>>>()?);
         let Some(alone) = shortest else {
