@@ -102,7 +102,7 @@ fn receive(ring: &mut Consumer, buffer: &mut Vec<u8>) {
         ring.publish_head();
         match spin.idle() {
             Step::Poll => spin_loop(),
-            Step::Yield | Step::Park => thread::yield_now(),
+            Step::Yield | Step::GiveWay | Step::Park => thread::yield_now(),
         }
     }
     ring.consume();

@@ -101,7 +101,7 @@ async fn read(mut ring: Consumer, actor: Addr<Relay>, mut done: oneshot::Receive
         } else {
             match spin.idle() {
                 Step::Poll => spin_loop(),
-                Step::Yield | Step::Park => tokio::task::yield_now().await,
+                Step::Yield | Step::GiveWay | Step::Park => tokio::task::yield_now().await,
             }
         }
         if let Ok(time) = done.try_recv() {

@@ -37,7 +37,7 @@ pub(crate) fn look_for<T>(transport: &Arc<Transport>, mut find: impl FnMut() -> 
             helper.get_or_insert_with(|| transport.help_to_read()).look();
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
-                Step::Yield => std::thread::yield_now(),
+                Step::Yield | Step::GiveWay => std::thread::yield_now(),
                 Step::Park => return find(),
             }
         }

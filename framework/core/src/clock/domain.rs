@@ -88,6 +88,11 @@ impl ClockDomain {
         &self.knowledge
     }
 
+    /// How many processes the node has, as it says; 0 where it has not.
+    pub(crate) fn processes(&self) -> usize {
+        self.knowledge.processes()
+    }
+
     /// The process this is.
     pub fn own(&self) -> ProcessId {
         self.own

@@ -73,6 +73,11 @@ impl Knowledge {
         }
     }
 
+    /// How many processes the node has, as it says; 0 where it has not.
+    pub(super) fn processes(&self) -> usize {
+        self.epoch_page.as_ref().map_or(0, |epoch_page| epoch_page.processes())
+    }
+
     /// Whether this process knows what everybody must know by now.
     #[inline]
     fn is_current(&self) -> bool {

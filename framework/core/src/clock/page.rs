@@ -18,7 +18,8 @@ use thiserror::Error;
 
 use super::{ClockError, passed, release_value};
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
-use crate::os::{Access, BadMemfd, Mapping, Memfd, Woken, memfd};
+use crate::os::memfd::{self, ReadOnlyFd};
+use crate::os::{Access, BadMemfd, Mapping, Memfd, Woken};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPCLOCKS");
 /// Version of the layout; the counts are part of it.
@@ -60,6 +61,7 @@ pub struct ClockPage {
     mapping: Arc<Mapping>,
     /// Of a page that is handed on; a peer's page is only looked at, and its mapping is enough for that.
     fd: Option<OwnedFd>,
+    to_show: ReadOnlyFd,
     /// The highest values that were looked at for [`ran_back`](Self::ran_back).
     seen: [AtomicU64; MAX_STREAMS],
 }
@@ -86,6 +88,7 @@ impl ClockPage {
         Ok(Arc::new(ClockPage {
             mapping: Arc::new(mapping),
             fd: Some(memfd.into_fd()),
+            to_show: ReadOnlyFd::default(),
             seen: Default::default(),
         }))
     }
@@ -97,7 +100,12 @@ impl ClockPage {
     pub fn adopt(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check(fd.as_fd(), PAGE_BYTES as u64)?;
         let mapping = Self::map(fd.as_fd(), Access::ReadWrite)?;
-        let page = Arc::new(ClockPage { mapping, fd: Some(fd), seen: Default::default() });
+        let page = Arc::new(ClockPage {
+            mapping,
+            fd: Some(fd),
+            to_show: ReadOnlyFd::default(),
+            seen: Default::default(),
+        });
         page.seal()?;
         Ok(page)
     }
@@ -106,7 +114,12 @@ impl ClockPage {
     pub fn open(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check_one_writer(fd.as_fd(), PAGE_BYTES as u64)?;
         let mapping = Self::map(fd.as_fd(), Access::ReadOnly)?;
-        Ok(Arc::new(ClockPage { mapping, fd: None, seen: Default::default() }))
+        Ok(Arc::new(ClockPage {
+            mapping,
+            fd: None,
+            to_show: ReadOnlyFd::default(),
+            seen: Default::default(),
+        }))
     }
 
     fn map(fd: BorrowedFd<'_>, access: Access) -> Result<Arc<Mapping>, BadClockPage> {
@@ -129,7 +142,7 @@ impl ClockPage {
     /// # Errors
     /// What `open` and `fcntl` say; the page is a [peer's](Self::open).
     pub fn export_fd(&self) -> io::Result<OwnedFd> {
-        memfd::read_only_fd(self.writable_fd()?)
+        self.to_show.of(self.writable_fd()?)
     }
 
     /// The descriptor that the worker for whom the page was [prepared](Self::prepare) adopts.

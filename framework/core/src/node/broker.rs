@@ -143,6 +143,7 @@ impl Broker {
     /// anything.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.roster.join(process);
+        self.deaths.say_processes(self.roster.living().count());
         self.lifecycle.insert(process.slot(), process.incarnation());
         self.deaths.joined(process)
     }
@@ -216,6 +217,7 @@ impl Broker {
             return;
         }
         let dead = self.roster.leave(process);
+        self.deaths.say_processes(self.roster.living().count());
         self.watches.left(process);
         self.left_fences(process);
         #[cfg(feature = "hosts")]

@@ -53,6 +53,13 @@ impl Deaths {
         Ok(())
     }
 
+    /// There are so many processes.
+    pub(crate) fn say_processes(&self, count: usize) {
+        if let Some(epoch_page) = &self.epoch_page {
+            epoch_page.set_processes(count);
+        }
+    }
+
     /// Pages of processes, and processes that have reported tainted ranges since the last release.
     #[cfg(feature = "testing")]
     pub(crate) fn kept(&self) -> usize {

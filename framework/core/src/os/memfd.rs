@@ -7,6 +7,7 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use thiserror::Error;
@@ -106,6 +107,22 @@ pub fn seal_future_write(fd: BorrowedFd<'_>) -> io::Result<()> {
 pub fn read_only_fd(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let file = OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     Ok(file.into())
+}
+
+/// A read-only descriptor that many get: it is opened once, by way of `/proc`, which costs ten times what another one of it does.
+#[derive(Debug, Default)]
+pub struct ReadOnlyFd(OnceLock<OwnedFd>);
+
+impl ReadOnlyFd {
+    /// Another descriptor of it; `fd` is the memory's own, the same at each call.
+    pub fn of(&self, fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        if let Some(known) = self.0.get() {
+            return known.try_clone();
+        }
+        let opened = read_only_fd(fd)?;
+        // Where two threads open one, either is as good.
+        self.0.get_or_init(|| opened).try_clone()
+    }
 }
 
 /// Checks a descriptor from a peer: memory, sealed against shrinking and growing, of at least `bytes` bytes

@@ -13,10 +13,12 @@
 //!
 //! **On a crash** of a peer nothing changes here until its link is gone. **On cancellation** nothing is lost: it is made anew.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::link::Link;
 use super::links::Links;
+use crate::ids::ProcessId;
 
 /// In so many looks each quiet link is looked at once. That is what a link that has been quiet pays for its first message: with a few dozen links
 /// some 5 us, with 248 some 25, of which the looks at all of them take more than half in whatever number of turns.
@@ -25,8 +27,12 @@ const TURNS: usize = 128;
 /// With so few links all are looked at each time.
 const FEW: usize = 8;
 
-/// A link is quiet after so many looks in vain: longer than a reader looks before it sleeps.
+/// A link is quiet after so many looks in vain, where it is the only lively one: longer than a reader looks before it sleeps. Where there are
+/// more they share them: where 249 had each of them so many, a process that has just met all others looked at little else.
 const PATIENCE: u32 = 4096;
+
+/// Each has at least so many.
+const LEAST_PATIENCE: u32 = 64;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -34,6 +40,8 @@ pub(super) struct Attention {
     /// The list that the indices below are of, with its version: to take it anew at each look would cost a lock.
     list: Option<Arc<[Arc<Link>]>>,
     version: u64,
+    /// Whose links they are: what is known of them is kept where the list changes, and 249 of 250 links are not new when one is.
+    peers: HashMap<ProcessId, usize>,
     rounds: Rounds,
 }
 
@@ -50,7 +58,7 @@ impl Attention {
             let (list, version) = links.all_with_version();
             if self.version != version {
                 self.version = version;
-                self.rounds = if list.len() > FEW { Rounds::new(list.len()) } else { Rounds::default() };
+                self.learn(&list);
             }
             links.keep(&list, version);
             list
@@ -58,6 +66,17 @@ impl Attention {
         let any = self.rounds.look(list.len(), all, |index| list.get(index).is_some_and(&mut look));
         self.list = Some(list);
         any
+    }
+
+    /// The list is another one.
+    fn learn(&mut self, list: &[Arc<Link>]) {
+        if list.len() <= FEW {
+            (self.peers, self.rounds) = Default::default();
+            return;
+        }
+        let before = |index: usize| list.get(index).and_then(|link| self.peers.get(&link.peer)).copied();
+        self.rounds = self.rounds.changed(list.len(), before);
+        self.peers = list.iter().enumerate().map(|(index, link)| (link.peer, index)).collect();
     }
 
     /// Lets go of the links, which may end while the reader sleeps. What is known of them stays.
@@ -86,13 +105,17 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// All are lively at first: whoever is new may be about to say something.
-    fn new(count: usize) -> Self {
-        Rounds {
-            lively: (0..count).map(|index| (index, 0)).collect(),
-            is_lively: vec![true; count],
-            ..Self::default()
-        }
+    /// The same with `count` links, each of which had the index `before` of it. Those that had none are lively: whoever is new
+    /// may be about to say something.
+    fn changed(&self, count: usize, before: impl Fn(usize) -> Option<usize>) -> Self {
+        let mut vain = vec![PATIENCE; self.is_lively.len()];
+        self.lively.iter().for_each(|&(index, looks)| vain[index] = looks);
+        let looks = |index| before(index).and_then(|before| vain.get(before)).copied().unwrap_or(0);
+        let lively: Vec<_> =
+            (0..count).map(|index| (index, looks(index))).filter(|(_, vain)| *vain < PATIENCE).collect();
+        let mut is_lively = vec![false; count];
+        lively.iter().for_each(|&(index, _)| is_lively[index] = true);
+        Rounds { lively, is_lively, ..Self::default() }
     }
 
     fn look(&mut self, count: usize, all: bool, mut look: impl FnMut(usize) -> bool) -> bool {
@@ -105,10 +128,11 @@ impl Rounds {
             self.lively.rotate_left(1);
         }
         let is_lively = &mut self.is_lively;
+        let patience = (PATIENCE / self.lively.len().max(1) as u32).max(LEAST_PATIENCE);
         self.lively.retain_mut(|(index, vain)| {
             *vain = if look(*index) { 0 } else { *vain + 1 };
             any |= *vain == 0;
-            is_lively[*index] = *vain < PATIENCE;
+            is_lively[*index] = *vain < patience;
             is_lively[*index]
         });
         let turn = if all { count } else { count.div_ceil(TURNS) };
@@ -133,6 +157,10 @@ mod tests {
     /// Each quiet one has its turn exactly once in [`TURNS`] looks.
     const MANY: usize = 4 * TURNS;
 
+    fn new(count: usize) -> Rounds {
+        Rounds::default().changed(count, |_| None)
+    }
+
     /// Looks once; those at `news` have something. Returns who was looked at, and the answer.
     fn look(rounds: &mut Rounds, all: bool, news: &[usize]) -> (Vec<usize>, bool) {
         let mut seen = Vec::new();
@@ -145,7 +173,7 @@ mod tests {
 
     /// All of them quiet but those that say something each time.
     fn after_a_while(busy: &[usize]) -> Rounds {
-        let mut rounds = Rounds::new(MANY);
+        let mut rounds = new(MANY);
         (0..PATIENCE).for_each(|_| drop(look(&mut rounds, false, busy)));
         rounds
     }
@@ -153,7 +181,7 @@ mod tests {
     /// Whoever is always behind the others gets less than they do.
     #[test]
     fn each_is_the_first_as_often_as_the_others() {
-        for (count, mut rounds) in [(FEW, Rounds::default()), (FEW + 1, Rounds::new(FEW + 1))] {
+        for (count, mut rounds) in [(FEW, Rounds::default()), (FEW + 1, new(FEW + 1))] {
             let mut firsts = vec![0; count];
             for _ in 0..3 * count {
                 let mut first = None;
@@ -195,6 +223,37 @@ mod tests {
     }
 
     #[test]
+    fn many_that_are_silent_are_quiet_sooner_than_a_few() {
+        let looks_of = |count: usize| {
+            let mut rounds = new(count);
+            let mut looks = 0;
+            while !rounds.lively.is_empty() {
+                rounds.look(count, false, |_| {
+                    looks += 1;
+                    false
+                });
+            }
+            looks
+        };
+        let (some, many) = (looks_of(16), looks_of(MANY));
+        assert!(some < 6 * PATIENCE, "{some}");
+        assert!(many < 2 * MANY as u32 * LEAST_PATIENCE, "{many}");
+    }
+
+    #[test]
+    fn a_quiet_one_stays_quiet_where_others_come_and_go() {
+        let rounds = after_a_while(&[3, 77]);
+        // The first two have gone, and there is another one at the end.
+        let mut rounds = rounds.changed(MANY - 1, |index| (index + 2 < MANY).then_some(index + 2));
+        let lively = |rounds: &Rounds| rounds.lively.iter().map(|(index, _)| *index).collect::<Vec<_>>();
+        assert_eq!(lively(&rounds), [1, 75, MANY - 2]);
+        let looks: usize =
+            (0..TURNS).map(|_| usize::from(rounds.look(MANY - 1, false, |index| index == 100))).sum();
+        assert!(looks > 0, "and is looked at in its turn");
+        assert!(lively(&rounds).contains(&100));
+    }
+
+    #[test]
     fn a_look_at_all_leaves_nobody_out() {
         let mut rounds = after_a_while(&[9]);
         for news in 0..MANY {
@@ -216,6 +275,6 @@ mod tests {
             }));
             assert_eq!(seen, FEW);
         }
-        assert_eq!(look(&mut Rounds::new(MANY), false, &[]).0.len(), MANY);
+        assert_eq!(look(&mut new(MANY), false, &[]).0.len(), MANY);
     }
 }

@@ -28,7 +28,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::limits::{MAX_ACTORS, RETURN_SLOTS, RING_BYTES};
-use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
+use crate::os::memfd::{self, ReadOnlyFd};
+use crate::os::{Access, BadMemfd, Mapping, Memfd};
 use crate::transport::ring::{NativeBytes, NativeWord, NativeWords};
 
 const LINE: usize = 64;
@@ -106,22 +107,22 @@ impl Shared {
 
 /// A process's wake page.
 #[derive(Debug)]
-pub(crate) struct WakePage(Shared);
+pub(crate) struct WakePage(Shared, ReadOnlyFd);
 
 impl WakePage {
     /// This process's own.
     pub(crate) fn create() -> io::Result<Self> {
-        Shared::create("tensorpost-wake", WAKE_PAGE_BYTES).map(WakePage)
+        Ok(WakePage(Shared::create("tensorpost-wake", WAKE_PAGE_BYTES)?, ReadOnlyFd::default()))
     }
 
     /// A peer's, to read.
     pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
-        Shared::open(fd, WAKE_PAGE_BYTES).map(WakePage)
+        Ok(WakePage(Shared::open(fd, WAKE_PAGE_BYTES)?, ReadOnlyFd::default()))
     }
 
     /// A descriptor for a peer.
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
-        memfd::read_only_fd(self.0.fd.as_fd())
+        self.1.of(self.0.fd.as_fd())
     }
 
     /// Whether the process sleeps (see [`doorbell`](crate::transport::doorbell)).

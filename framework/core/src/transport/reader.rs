@@ -97,6 +97,12 @@ async fn make_way(steps: &mut u32) {
     }
 }
 
+/// Lets other processes run on this core, and the other tasks of the thread.
+async fn give_way(steps: &mut u32) {
+    std::thread::yield_now();
+    make_way(steps).await;
+}
+
 /// What is read with: whoever holds it reads ([`Role`](super::role::Role)).
 #[derive(Debug, Default)]
 pub(super) struct Looking {
@@ -189,6 +195,10 @@ impl Transport {
         }
         // Read before the rings are: what the peer had posted before its end is then seen by this look.
         let exited = link.has_exited();
+        // Nothing comes over it yet, and whoever waits for it is woken by what the node says of it.
+        if !exited && !link.is_connected() {
+            return false;
+        }
         let mut any = false;
         let moved = link.look(heads);
         if moved.any || exited {
@@ -230,10 +240,14 @@ impl Transport {
         bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
     }
 
-    /// Whether there are twice as many of `cores` as processes that this one knows of: one that looks for long then takes none
-    /// away from another.
+    /// Whether there are twice as many of `cores` as processes that this one knows of: there are some for a second thread of each.
     fn has_cores_to_spare(&self, cores: usize) -> bool {
         cores >= 2 * (self.links.all().len() + 1)
+    }
+
+    /// Whether the node has more processes than there are `cores`: one that looks is then in another's way, unless it gives way.
+    fn is_crowded(&self, cores: usize) -> bool {
+        self.domain.processes().max(self.links.all().len() + 1) > cores
     }
 
     /// Whether a thread that waits for a message may look for it instead of sleeping at once: there are cores for two threads of each
@@ -288,6 +302,7 @@ impl Transport {
                     None => match spin.idle() {
                         Step::Poll => std::hint::spin_loop(),
                         Step::Yield => make_way(&mut steps).await,
+                        Step::GiveWay => give_way(&mut steps).await,
                         // The peers need not ring: somebody looks.
                         Step::Park => self.role.is_back().await,
                     },
@@ -307,6 +322,7 @@ impl Transport {
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
                 Step::Yield => make_way(&mut steps).await,
+                Step::GiveWay => give_way(&mut steps).await,
                 // First what has time. Then in this order, none of which may change places: what it wants, that it is parked, that it sleeps, and
                 // then the last look. Whoever publishes something does so first and then reads these words, so it either
                 // sees them and rings, or the last look sees what it has published.
@@ -347,7 +363,8 @@ impl Transport {
                     parks = parks.wrapping_add(1);
                     let spare = said.unwrap_or_else(|| self.has_cores_to_spare(cores));
                     self.wakeups.note_spare_cores(spare);
-                    spin.set_patient(spare);
+                    spin.set_patient(said.unwrap_or(true));
+                    spin.set_crowded(self.is_crowded(cores));
                 }
             }
         }

@@ -6,21 +6,28 @@
 //! hop), so a spin in vain is followed by parks without one, 4 at first and twice as many each time up to 256; a
 //! spin that finds something starts over.
 //!
-//! **What comes at intervals** is worth waiting for longer where cores are plenty: a neighbour that works for 100 µs on
-//! each item would have to wake this process for each, at its own cost of 5 to 8 µs. A reader that may be
-//! [patient](Spin::set_patient) expects the next spell to be as long as the longest of the last ones was, and looks for half
-//! as long again, if that is at most [`PATIENCE`].
+//! **What comes at intervals** is worth waiting for longer: a neighbour that works for 100 µs on each item would have to wake this
+//! process for each, at its own cost of 5 to 8 µs, and where a message goes round many processes, all of which sleep, each of them waits for the
+//! wake-ups of all. A reader that may be [patient](Spin::set_patient) expects the next spell to be as long as the longest of the last ones
+//! was, and looks for twice as long, if that is at most about [`PATIENCE`].
 //!
-//! Plenty means twice as many cores as processes that this one knows of. The price is a core that looks, for up to 300
-//! us at a time, and only while things come that often.
+//! **It gives way** ([`Step::GiveWay`]) while it looks for longer than a wake-up takes, and from the first look on where there are more
+//! processes than cores: whoever else wants its core has it. Where that takes [long](AWAY), somebody works there, and the reader
+//! would wait for the end of its turn with what has come: it sleeps, is woken at once, and looks less often.
+//!
+//! The price is a core that looks where nobody else wants it, for up to 1 ms at a time, and only while things come that often.
 
 use std::time::{Duration, Instant};
 
 /// Time to look for: about one wake-up.
 pub const BUDGET: Duration = Duration::from_micros(50);
 
-/// The longest that a patient reader looks for. A core is then busy with that alone.
-pub const PATIENCE: Duration = Duration::from_micros(300);
+/// The longest that a patient reader looks for. A message that goes round 16 processes that sleep comes back after 0.4 to 0.6 ms (16 cores with an
+/// H100), and after 50 us where they look.
+pub const PATIENCE: Duration = Duration::from_millis(1);
+
+/// Whoever gets the core back later than this after it gave way shares it with somebody who works.
+pub const AWAY: Duration = Duration::from_micros(100);
 
 /// Polls between two yields to the runtime, so that what the reader waits for can run on the same thread.
 pub const POLLS_PER_YIELD: u32 = 16;
@@ -37,6 +44,8 @@ pub enum Step {
     Poll,
     /// Let the runtime run its other tasks, then look again.
     Yield,
+    /// Let other processes run on this core ([`std::thread::yield_now`]), and the runtime its other tasks, then look again.
+    GiveWay,
     /// Sleep: [`Sleeper::prepare`](super::doorbell::Sleeper::prepare), one more look, wait for the bell.
     Park,
 }
@@ -47,18 +56,35 @@ pub enum Step {
 pub struct Spin<C = fn() -> Instant> {
     clock: C,
     budget: Duration,
-    /// Whether cores are plenty.
+    /// Whether it may look for longer than the budget.
     patient: bool,
+    /// Whether there are more processes than cores.
+    crowded: bool,
     /// How long nothing came, between work and work, lately.
     expected: Duration,
     /// When the spell in progress began: nothing came since.
     spell: Option<Instant>,
-    /// When the spin in progress began, its polls so far, and how long it lasts.
-    since: Option<(Instant, u32, Duration)>,
+    /// The look in progress.
+    look: Option<Look>,
     /// Parks still to come without a spin.
     skip: u32,
     /// Parks that the last miss cost; 0 after a hit.
     penalty: u32,
+    /// The same of looks that ended because somebody else works on the core: patience does not help there.
+    away: u32,
+    away_penalty: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    since: Instant,
+    polls: u32,
+    /// How long it lasts.
+    budget: Duration,
+    /// Whether it gives way.
+    gives_way: bool,
+    /// When it last did, until it has the core back.
+    gave_way: Option<Instant>,
 }
 
 impl Spin {
@@ -77,11 +103,22 @@ impl Default for Spin {
 impl<C: FnMut() -> Instant> Spin<C> {
     /// The policy with another budget (zero: always park) or another clock.
     pub fn with(budget: Duration, clock: C) -> Self {
-        let expected = PATIENCE;
-        Spin { clock, budget, patient: false, expected, spell: None, since: None, skip: 0, penalty: 0 }
+        Spin {
+            clock,
+            budget,
+            patient: false,
+            crowded: false,
+            expected: PATIENCE,
+            spell: None,
+            look: None,
+            skip: 0,
+            penalty: 0,
+            away: 0,
+            away_penalty: 0,
+        }
     }
 
-    /// Whether there are cores that nobody else needs.
+    /// Whether it may look for longer than the budget.
     pub fn set_patient(&mut self, patient: bool) {
         self.patient = patient;
         if !patient {
@@ -89,31 +126,65 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
+    /// Whether there are more processes than cores: it then gives way from the first look on.
+    pub fn set_crowded(&mut self, crowded: bool) {
+        self.crowded = crowded;
+    }
+
     /// Nothing was there: what to do next.
     #[inline]
     pub fn idle(&mut self) -> Step {
-        let Some((since, polls, budget)) = self.since else {
+        let Some(mut look) = self.look else {
             return self.begin();
         };
-        let polls = polls + 1;
-        if polls.is_multiple_of(POLLS_PER_CLOCK) && (self.clock)().saturating_duration_since(since) >= budget
-        {
-            return self.miss();
+        look.polls += 1;
+        if look.gives_way {
+            return self.look_politely(look);
         }
-        self.since = Some((since, polls, budget));
-        if polls.is_multiple_of(POLLS_PER_YIELD) { Step::Yield } else { Step::Poll }
+        if look.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            let so_long = (self.clock)().saturating_duration_since(look.since);
+            if so_long >= look.budget {
+                return self.miss();
+            }
+            look.gives_way = so_long >= self.budget;
+        }
+        self.look = Some(look);
+        if look.polls.is_multiple_of(POLLS_PER_YIELD) { Step::Yield } else { Step::Poll }
+    }
+
+    fn look_politely(&mut self, mut look: Look) -> Step {
+        if let Some(gave_way) = look.gave_way.take() {
+            let now = (self.clock)();
+            if now.saturating_duration_since(gave_way) >= AWAY {
+                return self.is_away();
+            }
+            if now.saturating_duration_since(look.since) >= look.budget {
+                return self.miss();
+            }
+        }
+        let step = if look.polls.is_multiple_of(POLLS_PER_YIELD) {
+            look.gave_way = Some((self.clock)());
+            Step::GiveWay
+        } else {
+            Step::Poll
+        };
+        self.look = Some(look);
+        step
     }
 
     /// Something was there. During a spin this is a hit; after a park it says nothing about spinning.
     #[inline]
     pub fn found(&mut self) {
-        let spin = self.since.take();
-        if spin.is_some() {
+        let look = self.look.take();
+        if let Some(look) = look {
             self.penalty = 0;
+            if look.gives_way && look.polls >= POLLS_PER_YIELD {
+                self.away_penalty = 0;
+            }
         }
         if let Some(began) = self.spell.take() {
             // Within the budget: no need to know it better, and a look at the clock costs as much as a few polls.
-            let soon = spin.is_some_and(|(_, _, budget)| budget <= self.budget);
+            let soon = look.is_some_and(|look| !look.gives_way || look.polls < POLLS_PER_YIELD);
             let spell = if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
             // Short ones come in between, with credits and acknowledgements: the longest counts, and is forgotten slowly.
             let spell = spell.min(PATIENCE * 2);
@@ -121,34 +192,50 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
+    /// How long a patient reader looks, where that is worth it: twice as long as is expected, and where that is too long somewhat less.
+    fn patience(&self) -> Option<Duration> {
+        let is_worth_it = self.patient && self.expected + self.expected / 2 <= PATIENCE;
+        is_worth_it.then(|| (self.expected * 2).min(PATIENCE))
+    }
+
     #[inline]
     fn begin(&mut self) -> Step {
         if self.budget.is_zero() {
             return Step::Park;
         }
-        let mut budget = self.budget;
+        let now = (self.clock)();
         if self.patient {
-            let now = (self.clock)();
             // A park that nothing came of is part of its spell.
             self.spell.get_or_insert(now);
-            let enough = self.expected + self.expected / 2;
-            if enough <= PATIENCE {
-                budget = budget.max(enough);
-            }
         }
-        if self.skip > 0 {
+        if self.away > 0 {
+            self.away -= 1;
+            return Step::Park;
+        }
+        let patience = self.patience().filter(|patience| *patience > self.budget);
+        if patience.is_none() && self.skip > 0 {
             self.skip -= 1;
             return Step::Park;
         }
-        self.since = Some(((self.clock)(), 0, budget));
+        let budget = patience.unwrap_or(self.budget);
+        let gives_way = self.crowded;
+        self.look = Some(Look { since: now, polls: 0, budget, gives_way, gave_way: None });
         Step::Poll
     }
 
     #[cold]
     fn miss(&mut self) -> Step {
-        self.since = None;
+        self.look = None;
         self.penalty = (self.penalty * 2).clamp(MIN_SKIP, MAX_SKIP);
         self.skip = self.penalty;
+        Step::Park
+    }
+
+    #[cold]
+    fn is_away(&mut self) -> Step {
+        self.look = None;
+        self.away_penalty = (self.away_penalty * 2).clamp(MIN_SKIP, MAX_SKIP);
+        self.away = self.away_penalty;
         Step::Park
     }
 }
@@ -223,6 +310,76 @@ mod tests {
             assert_eq!(spin.idle(), Step::Park);
             spin.found();
         }
+    }
+
+    /// As a reader that has its core back at once: a step takes `per_look`.
+    fn ways(spin: &mut Spin<impl FnMut() -> Instant>) -> (usize, usize) {
+        let steps = spell(spin);
+        let count = |step| steps.iter().filter(|known| **known == step).count();
+        (count(Step::Yield), count(Step::GiveWay))
+    }
+
+    #[test]
+    fn it_gives_way_where_it_looks_for_longer_and_from_the_first_look_on_where_it_is_crowded() {
+        let now = Cell::new(Instant::now());
+        let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(10)));
+        let (yields, ways_given) = ways(&mut spin);
+        assert!(yields > 0 && ways_given == 0, "for a wake-up's time it keeps the core");
+        let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(10)));
+        spin.set_crowded(true);
+        let (yields, ways_given) = ways(&mut spin);
+        assert!(yields == 0 && ways_given > 0);
+        let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(10)));
+        spin.set_patient(true);
+        let interval = Duration::from_micros(200);
+        for _ in 0..50 {
+            wait_for(&mut spin, &now, interval);
+        }
+        let (yields, ways_given) = ways(&mut spin);
+        assert!(yields > 0 && ways_given > yields, "{yields} {ways_given}");
+    }
+
+    /// The time of each of somebody's turns on the core, of which it hears by the clock alone.
+    #[test]
+    fn who_gets_the_core_back_late_sleeps_and_looks_less_often() {
+        let now = Cell::new(Instant::now());
+        let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_nanos(100)));
+        spin.set_patient(true);
+        spin.set_crowded(true);
+        for _ in 0..50 {
+            wait_for(&mut spin, &now, BUDGET * 2);
+        }
+        let mut look = || {
+            let mut looks = 0;
+            loop {
+                match spin.idle() {
+                    Step::GiveWay => now.set(now.get() + AWAY),
+                    Step::Park => return looks,
+                    _ => {}
+                }
+                looks += 1;
+            }
+        };
+        for parks in [4, 8, 16, 32, 64, 128, 256, 256] {
+            assert_eq!(look(), POLLS_PER_YIELD as usize + 1, "the first time that it is away is the last");
+            (0..parks).for_each(|_| assert_eq!(look(), 0));
+        }
+    }
+
+    /// As where a message goes round many that sleep: each sees it after the time of all wake-ups, and none of them may be
+    /// the one that does not look because it has looked in vain before.
+    #[test]
+    fn who_is_patient_looks_again_as_soon_as_it_is_worth_it() {
+        let now = Cell::new(Instant::now());
+        let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(1)));
+        spin.set_patient(true);
+        // Too long to look through: it parks up to 256 times without.
+        for _ in 0..500 {
+            wait_for(&mut spin, &now, PATIENCE * 3);
+        }
+        let interval = PATIENCE / 2;
+        let looked: Vec<_> = (0..40).map(|_| wait_for(&mut spin, &now, interval)).collect();
+        assert!(looked[20..].iter().all(|looked| *looked), "{looked:?}");
     }
 
     /// Looks until it parks or has looked for `spell`, and then finds something; whether it was still looking.

@@ -1,5 +1,5 @@
-//! The epoch page: on it the node says up to which round everybody must know what is tainted. The node writes it, and
-//! all others map it read-only (ONE-WRITER).
+//! The epoch page: on it the node says up to which round everybody must know what is tainted, and how many processes there
+//! are. The node writes it, and all others map it read-only (ONE-WRITER).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,6 +10,7 @@ use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPEPOCH1");
 const ROUND_AT: usize = 64;
+const PROCESSES_AT: usize = 128;
 const BYTES: usize = 4096;
 
 /// See the module.
@@ -76,6 +77,18 @@ impl EpochPage {
         self.mapping.watch64(ROUND_AT).map_or(0, |word| word.load())
     }
 
+    /// How many processes the node has, itself one of them; a guide for who shares the cores, and nothing more. 0 where it has not said.
+    pub fn processes(&self) -> usize {
+        self.mapping.watch64(PROCESSES_AT).map_or(0, |word| word.load() as usize)
+    }
+
+    /// Says how many there are; on an epoch page that this process does not write, nothing happens.
+    pub fn set_processes(&self, count: usize) {
+        if let Some(word) = self.mapping.word64(PROCESSES_AT) {
+            word.store(count as u64, Ordering::Relaxed);
+        }
+    }
+
     /// Raises the round; on an epoch page that this process does not write, nothing happens. The node does this before
     /// it releases anything.
     pub fn raise(&self, round: u64) {
@@ -96,6 +109,9 @@ mod tests {
         node.raise(3);
         worker.raise(9);
         assert_eq!((node.round(), worker.round()), (3, 3));
+        node.set_processes(5);
+        worker.set_processes(9);
+        assert_eq!((node.processes(), worker.processes()), (5, 5));
         let blank = Memfd::create("blank", BYTES as u64).unwrap();
         blank.seal_future_write().unwrap();
         assert!(matches!(EpochPage::open(blank.into_fd()), Err(BadEpochPage::Header(0))));
