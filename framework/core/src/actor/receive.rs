@@ -99,7 +99,7 @@ impl Receive {
             Ok(encoded) => encoded,
             Err(error) => return Poll::Ready(Err(error.to_string())),
         };
-        let codec::Encoded { body, leases, mut tensors, parts } = encoded;
+        let codec::Encoded { body, leases, mut tensors, parts, .. } = encoded;
         if !leases.iter().any(|(lease, _)| self.is_foreign(lease.device())) {
             return Poll::Ready(Ok(None));
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::body::{Filled, Room, Writer};
 use super::meter::{self, Meter, Spent};
 use super::nesting::{self, NestingError};
 use super::packed::{Lists, Packing};
@@ -19,6 +20,7 @@ use crate::clock::taint::Tainted;
 use crate::fault;
 use crate::lease::Lease;
 use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
+use crate::observe::context::TraceContext;
 use crate::os::vital;
 use crate::tensor::part::Inner;
 use crate::tensor::{LayoutError, Tensor};
@@ -26,8 +28,10 @@ use crate::tensor::{LayoutError, Tensor};
 /// A value as the parts of a frame.
 #[derive(Debug)]
 pub struct Encoded {
-    /// MessagePack, named form.
+    /// MessagePack, named form; where it is [`filled`](Self::filled), an empty buffer.
     pub body: Vec<u8>,
+    /// The body, where it is in the memory that it travels in.
+    pub(crate) filled: Option<Filled>,
     /// The leases of its tensors, each once, with the tickets of their data.
     pub leases: Vec<(Lease, Option<Ticket>)>,
     /// Its tensors.
@@ -43,7 +47,25 @@ impl Encoded {
         self.leases.is_empty()
             && self.tensors.is_empty()
             && self.parts.is_empty()
+            && self.filled.is_none()
             && self.body.len() <= MAX_INLINE_BODY
+    }
+
+    /// Length of the body in bytes.
+    #[inline]
+    pub(crate) fn body_len(&self) -> usize {
+        self.filled.as_ref().map_or(self.body.len(), |filled| filled.memory().1)
+    }
+
+    /// Puts the context of a span behind the body. Whether it is there.
+    #[inline]
+    pub(crate) fn append(&mut self, context: TraceContext) -> bool {
+        let Some(filled) = &mut self.filled else { return context.append(&mut self.body, MAX_BODY) };
+        // The buffer is empty, and is so again.
+        let is_there =
+            context.append(&mut self.body, MAX_BODY - filled.memory().1) && filled.extend(&self.body);
+        self.body.clear();
+        is_there
     }
 
     /// Why the data of one of the tensors will never be there, if that is known.
@@ -153,33 +175,47 @@ pub fn encode<T: Serialize>(value: &T, body: Vec<u8>) -> Result<Encoded, EncodeE
 /// See [`EncodeError`]; `value` is untouched.
 pub(crate) fn encode_as<T: Serialize>(
     value: &T,
-    mut body: Vec<u8>,
+    body: Vec<u8>,
     lists: Lists,
 ) -> Result<Encoded, EncodeError> {
+    encode_into(value, body, lists, None)
+}
+
+/// As [`encode_as`]; a large list of bytes goes into memory of `room`.
+fn encode_into<T: Serialize>(
+    value: &T,
+    mut body: Vec<u8>,
+    lists: Lists,
+    room: Option<Room<'_>>,
+) -> Result<Encoded, EncodeError> {
     body.clear();
+    let mut writer = Writer::new(body, room);
     let outgoing = scope::encoding(|| {
-        let mut serializer = rmp_serde::Serializer::new(&mut body).with_struct_map();
+        let mut serializer = rmp_serde::Serializer::new(&mut writer).with_struct_map();
         match lists {
             Lists::Packed => value.serialize(Packing(&mut serializer)),
             Lists::Numbers => value.serialize(&mut serializer),
         }
     })?;
+    let (body, filled) = writer.finish();
     #[cfg(feature = "raw")]
-    let mut outgoing = outgoing;
+    let (mut outgoing, mut body, mut filled) = (outgoing, body, filled);
     #[cfg(feature = "raw")]
     if let Some(raw) = outgoing.raw.take() {
-        body = raw;
+        (body, filled) = (raw, None);
     }
-    if body.len() > MAX_BODY {
-        return Err(EncodeError::TooLarge { bytes: body.len() });
+    let bytes = filled.as_ref().map_or(&*body, Filled::bytes);
+    if bytes.len() > MAX_BODY {
+        return Err(EncodeError::TooLarge { bytes: bytes.len() });
     }
-    nesting::check(&body)?;
-    parts::check(&body, &outgoing)?;
+    nesting::check(bytes)?;
+    parts::check(bytes, &outgoing)?;
     let Outgoing { leases, tensors, parts, .. } = outgoing;
-    Ok(Encoded { body, leases, tensors, parts })
+    Ok(Encoded { body, filled, leases, tensors, parts })
 }
 
-/// As [`encode`], for another process: all memory has to be such that it can be mapped there.
+/// As [`encode`], for another process: all memory has to be such that it can be mapped there. A large list of bytes goes into memory
+/// of `room`.
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
@@ -187,8 +223,9 @@ pub(crate) fn encode_for_peer<T: Serialize>(
     value: &T,
     body: Vec<u8>,
     lists: Lists,
+    room: Room<'_>,
 ) -> Result<Encoded, EncodeError> {
-    let encoded = encode_as(value, body, lists)?;
+    let encoded = encode_into(value, body, lists, Some(room))?;
     if let Some(lease) = encoded.leases.iter().position(|(lease, _)| !lease.can_leave()) {
         let stands_on = |tensor: &&Outline| usize::from(tensor.lease) == lease;
         let shape = encoded.tensors.iter().find(stands_on).map(|tensor| tensor.layout.shape().to_vec());

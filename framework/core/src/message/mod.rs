@@ -28,6 +28,7 @@
 //! lends them by index; whatever goes wrong afterwards, the leases are values and go back when they drop (LEASE-2).
 //! [`wire`] is the form of a frame, and believes nothing (WIRE-1).
 
+pub(crate) mod body;
 pub(crate) mod buffers;
 pub mod check;
 pub mod codec;

@@ -23,8 +23,6 @@ use super::{Link, Transport};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_LOG_TEXT;
-use crate::message::buffers::Use;
-use crate::message::codec;
 use crate::message::packed::Lists;
 use crate::observe::context::TraceContext;
 use crate::observe::hang_probe::ActorProbe;
@@ -250,7 +248,7 @@ impl Receipt {
     pub fn reply<R: Serialize>(mut self, reply: R) {
         let Some(correlation) = self.correlation.take() else { return };
         let asked = self.credit.take();
-        match codec::encode_for_peer(&reply, Use::Encoded.take(), self.lists) {
+        match self.transport.encode(&reply, self.lists) {
             Ok(encoded) => match encoded.taint() {
                 Some(tainted) => {
                     self.transport.refuse(&self.link, correlation, &Refusal::Tainted(tainted.by), asked);

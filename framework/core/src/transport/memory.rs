@@ -27,7 +27,7 @@ use crate::ids::{DeviceId, ProcessId};
 use crate::lease::pool::LookAgain;
 use crate::lease::{Lease, LeaseId, Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, POOL_CHUNK_NAMES};
-use crate::tensor::{DType, DeviceStream, TensorError};
+use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 
 /// See the module.
 pub(super) struct Memory {
@@ -204,8 +204,8 @@ impl Memory {
         &self.writers
     }
 
-    /// Puts a large body into host memory, to travel as a lease.
-    pub(super) fn body_lease(&self, body: &[u8]) -> Result<Lease, TransmitError> {
+    /// Host memory for a large body, to travel as a lease.
+    pub(super) fn body_memory(&self, bytes: usize) -> Result<TensorMut, TransmitError> {
         let Some(pool) = self.pool_on(DeviceId::HOST) else {
             return Err(TransmitError::NoSuchActor);
         };
@@ -216,10 +216,15 @@ impl Memory {
                 self.scratch.get_or_init(|| stream)
             }
         };
-        let mut tensor = stream.empty(DType::U8, &[body.len()]).map_err(|error| match error {
-            TensorError::Pool(error) => TransmitError::Body { bytes: body.len(), error },
+        stream.empty(DType::U8, &[bytes]).map_err(|error| match error {
+            TensorError::Pool(error) => TransmitError::Body { bytes, error },
             other => TransmitError::Tensor(other),
-        })?;
+        })
+    }
+
+    /// Puts a large body into it.
+    pub(super) fn body_lease(&self, body: &[u8]) -> Result<Lease, TransmitError> {
+        let mut tensor = self.body_memory(body.len())?;
         tensor.copy_from_slice(body)?;
         Ok(tensor.lease().clone())
     }

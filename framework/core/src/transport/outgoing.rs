@@ -38,7 +38,7 @@ use crate::fault;
 use crate::ids::{ActorId, ProcessId};
 use crate::lease::table::Uses;
 use crate::lease::{Lease, PoolError};
-use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
+use crate::limits::MAX_INLINE_BODY;
 use crate::message::EncodeError;
 use crate::message::buffers::Use;
 use crate::message::codec::{self, Encoded};
@@ -130,12 +130,12 @@ impl Transport {
         // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
         // write. It ends, and publishes the frame, when this returns.
         let turn = Turn::begin();
-        let mut encoded = codec::encode_for_peer(value, Use::Encoded.take(), lists)?;
+        let mut encoded = self.encode(value, lists)?;
         if self.directory.meets_foreign(destination.actor) {
             // Before the claim: the sender has the message back.
             encoded.may_leave_host()?;
         }
-        destination.has_context = TraceContext::current().append(&mut encoded.body, MAX_BODY);
+        destination.has_context = encoded.append(TraceContext::current());
         // A mere send of nothing but a short body needs no two steps: nothing of its value can be handed over. Nor a turn of its own,
         // in which nothing was put off.
         if destination.kind == Kind::Send && encoded.is_plain() {
@@ -154,6 +154,13 @@ impl Transport {
         drop(message.take());
         self.commit(claim, &destination, encoded);
         Ok(correlation)
+    }
+
+    /// Encodes a value for another process.
+    pub(super) fn encode<T: Serialize>(&self, value: &T, lists: Lists) -> Result<Encoded, EncodeError> {
+        codec::encode_for_peer(value, Use::Encoded.take(), lists, &|bytes| {
+            self.memory.body_memory(bytes).ok()
+        })
     }
 
     /// Claims and writes a frame of a body alone, in one step: on an error nothing was taken. `due` as for
@@ -221,10 +228,10 @@ impl Transport {
             return Err(TransmitError::NotNow(NotNow::MemoryOut));
         }
         // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
-        let body = if encoded.body.len() > MAX_INLINE_BODY {
-            Some(self.memory.body_lease(&encoded.body)?)
-        } else {
-            None
+        let body = match &encoded.filled {
+            Some(filled) => Some(filled.memory().0.lease().clone()),
+            None if encoded.body.len() > MAX_INLINE_BODY => Some(self.memory.body_lease(&encoded.body)?),
+            None => None,
         };
         let inline = if body.is_some() { 0 } else { encoded.body.len() };
         let leases = encoded.leases.len() + usize::from(body.is_some());
@@ -250,7 +257,10 @@ impl Transport {
         fault::point("transport.send.claimed");
         let forwards = claim.take_forwards();
         let link = claim.link();
-        let Encoded { body, leases, tensors, mut parts } = encoded;
+        let bytes = encoded.body_len();
+        let Encoded { body, filled, leases, tensors, mut parts } = encoded;
+        // The claim has its lease.
+        drop(filled);
         // First the grants: when the peer sees the frame, its leases are in the lease table (LEASE-1).
         let mut granted = SmallVec::new();
         let mut entries: SmallVec<[LeaseEntry; 4]> = SmallVec::new();
@@ -269,7 +279,7 @@ impl Transport {
             let entry = self.entry_for(link, lease, None, &mut granted);
             entries.push(entry);
         }
-        let header = destination.header(claim.body().is_some(), body.len());
+        let header = destination.header(claim.body().is_some(), bytes);
         let inline: &[u8] = if claim.body().is_some() { &[] } else { &body };
         // Leases on this process's own memory go with the frame: the lease table has the grant. Others' are kept until
         // the receiver has passed the frame, having posted its own hold before (LEASE-3).

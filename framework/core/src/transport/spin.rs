@@ -134,12 +134,16 @@ impl<C: FnMut() -> Instant> Spin<C> {
     /// Nothing was there: what to do next.
     #[inline]
     pub fn idle(&mut self) -> Step {
-        let Some(mut look) = self.look else {
+        let Some(look) = &mut self.look else {
             return self.begin();
         };
         look.polls += 1;
+        let is_turn = look.polls.is_multiple_of(POLLS_PER_YIELD);
         if look.gives_way {
-            return self.look_politely(look);
+            if look.gave_way.is_some() || is_turn {
+                return self.give_way(is_turn);
+            }
+            return Step::Poll;
         }
         if look.polls.is_multiple_of(POLLS_PER_CLOCK) {
             let so_long = (self.clock)().saturating_duration_since(look.since);
@@ -148,13 +152,14 @@ impl<C: FnMut() -> Instant> Spin<C> {
             }
             look.gives_way = so_long >= self.budget;
         }
-        self.look = Some(look);
-        if look.polls.is_multiple_of(POLLS_PER_YIELD) { Step::Yield } else { Step::Poll }
+        if is_turn { Step::Yield } else { Step::Poll }
     }
 
-    fn look_politely(&mut self, mut look: Look) -> Step {
+    /// It has given way and has the core back, or it is its turn to.
+    fn give_way(&mut self, is_turn: bool) -> Step {
+        let Some(look) = &mut self.look else { return Step::Poll };
+        let now = (self.clock)();
         if let Some(gave_way) = look.gave_way.take() {
-            let now = (self.clock)();
             if now.saturating_duration_since(gave_way) >= AWAY {
                 return self.is_away();
             }
@@ -162,14 +167,11 @@ impl<C: FnMut() -> Instant> Spin<C> {
                 return self.miss();
             }
         }
-        let step = if look.polls.is_multiple_of(POLLS_PER_YIELD) {
-            look.gave_way = Some((self.clock)());
-            Step::GiveWay
-        } else {
-            Step::Poll
-        };
-        self.look = Some(look);
-        step
+        if !is_turn {
+            return Step::Poll;
+        }
+        look.gave_way = Some(now);
+        Step::GiveWay
     }
 
     /// Something was there. During a spin this is a hit; after a park it says nothing about spinning.

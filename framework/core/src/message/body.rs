@@ -1,0 +1,185 @@
+//! The body of a message that is being written: in a buffer, and, where a large list of bytes comes, in the memory that it will
+//! travel in, so that it is copied there once and not by way of the buffer.
+//!
+//! Used by whoever encodes for another process.
+//!
+//! **Invariants.** Where there is no such memory the body goes on in the buffer, and nothing is lost. The memory is this thread's alone
+//! until the frame is claimed.
+//!
+//! **Locks.** None; the memory comes from a pool, which has its own. **On a panic** and **on cancellation** the memory goes back.
+
+use std::io;
+
+use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
+use crate::tensor::TensorMut;
+
+/// What is written at once and is larger goes past the buffer.
+const LARGE: usize = MAX_INLINE_BODY / 2;
+
+/// Room behind what is there: for the rest of the value, as a rule, and for the context of a span.
+const SLACK: usize = 4 << 10;
+
+/// Host memory of so many bytes; `None` where there is none.
+pub(crate) type Room<'a> = &'a dyn Fn(usize) -> Option<TensorMut>;
+
+/// A body in the memory that it travels in.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    memory: TensorMut,
+    len: usize,
+}
+
+impl Filled {
+    /// The memory, and how much of it the body is.
+    pub(crate) fn memory(&self) -> (&TensorMut, usize) {
+        (&self.memory, self.len)
+    }
+
+    /// What is there. Empty where the memory cannot be read, which host memory of this process can.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.memory.as_slice::<u8>().ok().and_then(|all| all.get(..self.len)).unwrap_or_default()
+    }
+
+    /// Whether there was room for these too.
+    pub(crate) fn extend(&mut self, bytes: &[u8]) -> bool {
+        let end = self.len + bytes.len();
+        let room = self.memory.as_mut_slice::<u8>().ok().and_then(|all| all.get_mut(self.len..end));
+        let Some(room) = room else { return false };
+        room.copy_from_slice(bytes);
+        self.len = end;
+        true
+    }
+}
+
+/// Writes a body.
+pub(crate) struct Writer<'a> {
+    /// What is not in the memory: all of it, where there is none.
+    buffer: Vec<u8>,
+    filled: Option<Filled>,
+    room: Option<Room<'a>>,
+}
+
+impl<'a> Writer<'a> {
+    /// `buffer` is empty; without `room` all stays in it.
+    pub(crate) fn new(buffer: Vec<u8>, room: Option<Room<'a>>) -> Self {
+        Writer { buffer, filled: None, room }
+    }
+
+    /// The body in the buffer, or the buffer and the body.
+    pub(crate) fn finish(mut self) -> (Vec<u8>, Option<Filled>) {
+        if self.filled.is_some() {
+            self.pass_on(&[]);
+        }
+        (self.buffer, self.filled)
+    }
+
+    /// Puts what is in the buffer, and these behind it, into the memory; or all into the buffer.
+    #[cold]
+    fn pass_on(&mut self, bytes: &[u8]) {
+        let before = self.filled.as_ref().map_or(0, |filled| filled.len);
+        let len = before + self.buffer.len() + bytes.len();
+        let is_there = (MAX_INLINE_BODY + 1..=MAX_BODY).contains(&len) && self.make_room(len);
+        let fits = is_there
+            && self.filled.as_mut().is_some_and(|filled| filled.extend(&self.buffer) && filled.extend(bytes));
+        if fits {
+            self.buffer.clear();
+            return;
+        }
+        if let Some(filled) = self.filled.take() {
+            // What of the buffer has gone there is behind what was there before.
+            let mut all = filled.bytes().get(..before).unwrap_or_default().to_vec();
+            all.append(&mut self.buffer);
+            (self.buffer, self.room) = (all, None);
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Whether there is memory for `len` bytes in all, with what was written to it before.
+    fn make_room(&mut self, len: usize) -> bool {
+        let known = self.filled.as_ref().map_or(0, |filled| filled.memory.len());
+        if known >= len + SLACK / 2 {
+            return true;
+        }
+        let wanted = (len + SLACK).max(known.saturating_mul(2).min(MAX_BODY));
+        let Some(memory) = self.room.and_then(|room| room(wanted)) else { return false };
+        let mut filled = Filled { memory, len: 0 };
+        let is_moved = self.filled.as_ref().is_none_or(|before| filled.extend(before.bytes()));
+        if is_moved {
+            self.filled = Some(filled);
+        }
+        is_moved
+    }
+}
+
+impl io::Write for Writer<'_> {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    #[inline]
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() < LARGE || self.room.is_none() {
+            self.buffer.extend_from_slice(bytes);
+        } else {
+            self.pass_on(bytes);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::cell::Cell;
+    use std::io::Write;
+
+    use super::*;
+    use crate::tensor::DType;
+    use crate::testing::Cluster;
+
+    /// What is written, in pieces of so many bytes each, where memory is there so many times. Returns whether it was written to memory.
+    fn written(pieces: &[usize], times: usize) -> bool {
+        let cluster = Cluster::new(1);
+        let stream = cluster.stream(0);
+        let left = Cell::new(times);
+        let room = |bytes: usize| {
+            let more = left.get().checked_sub(1)?;
+            left.set(more);
+            stream.empty(DType::U8, &[bytes]).ok()
+        };
+        let mut writer = Writer::new(Vec::new(), Some(&room));
+        let mut all = Vec::new();
+        for (number, bytes) in pieces.iter().enumerate() {
+            let piece: Vec<u8> = (0..*bytes).map(|at| (at * 7 + number) as u8).collect();
+            writer.write_all(&piece).expect("it is memory");
+            all.extend(piece);
+        }
+        let (buffer, filled) = writer.finish();
+        match &filled {
+            Some(filled) => assert!(filled.bytes() == all && buffer.is_empty()),
+            None => assert!(buffer == all),
+        }
+        filled.is_some()
+    }
+
+    #[test]
+    fn a_large_list_goes_past_the_buffer_with_what_stands_around_it() {
+        assert!(written(&[3, 1 << 20, 5], 1));
+        assert!(written(&[3, 1 << 20, 40, 100_000, 7], 2), "it grows");
+        assert!(!written(&[3, MAX_INLINE_BODY / 2, 5], 1), "what fits a frame stays in it");
+        assert!(written(&[3, LARGE, LARGE, 5], 1), "two that do not");
+        assert!(!written(&[1000; 300], 1), "many small ones make no list");
+    }
+
+    #[test]
+    fn without_memory_all_of_it_is_in_the_buffer() {
+        assert!(!written(&[3, 1 << 20, 5], 0));
+        assert!(!written(&[3, 1 << 20, 5, 3 << 20, 9], 1), "it does not grow");
+        assert!(!written(&[3, 1 << 20, 70_000 - 40_000, 30_000, 30_000], 1), "nor at its end");
+    }
+}
