@@ -13,7 +13,7 @@
 //!
 //! **It gives way** ([`Step::GiveWay`]) while it looks for longer than a wake-up takes, and from the first look on where there are more
 //! processes than cores: whoever else wants its core has it. Where that takes [long](AWAY), somebody works there, and the reader
-//! would wait for the end of its turn with what has come: it sleeps, is woken at once, and looks less often.
+//! would wait for the end of its turn with what has come: it sleeps, and looks the less often the longer that took.
 //!
 //! The price is a core that looks where nobody else wants it, for up to 1 ms at a time, and only while things come that often.
 
@@ -26,8 +26,12 @@ pub const BUDGET: Duration = Duration::from_micros(50);
 /// H100), and after 50 us where they look.
 pub const PATIENCE: Duration = Duration::from_millis(1);
 
-/// Whoever gets the core back later than this after it gave way shares it with somebody who works.
-pub const AWAY: Duration = Duration::from_micros(100);
+/// Whoever gets the core back later than this after it gave way shares it with somebody who works: to be woken costs less.
+pub const AWAY: Duration = BUDGET;
+
+/// So many parks without a look for each [`AWAY`] that the core was somebody else's, up to [`MAX_SKIP`]. A turn of 3 ms that something
+/// waited for is then a hundredth of the spells, and one of 50 us, which a neighbour that looks has now and then, a few.
+const PARKS_PER_AWAY: u32 = 4;
 
 /// Polls between two yields to the runtime, so that what the reader waits for can run on the same thread.
 pub const POLLS_PER_YIELD: u32 = 16;
@@ -70,9 +74,8 @@ pub struct Spin<C = fn() -> Instant> {
     skip: u32,
     /// Parks that the last miss cost; 0 after a hit.
     penalty: u32,
-    /// The same of looks that ended because somebody else works on the core: patience does not help there.
+    /// The same where somebody else works on the core: patience does not help there.
     away: u32,
-    away_penalty: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +117,6 @@ impl<C: FnMut() -> Instant> Spin<C> {
             skip: 0,
             penalty: 0,
             away: 0,
-            away_penalty: 0,
         }
     }
 
@@ -160,8 +162,9 @@ impl<C: FnMut() -> Instant> Spin<C> {
         let Some(look) = &mut self.look else { return Step::Poll };
         let now = (self.clock)();
         if let Some(gave_way) = look.gave_way.take() {
-            if now.saturating_duration_since(gave_way) >= AWAY {
-                return self.is_away();
+            let away = now.saturating_duration_since(gave_way);
+            if away >= AWAY {
+                return self.is_away(away);
             }
             if now.saturating_duration_since(look.since) >= look.budget {
                 return self.miss();
@@ -178,11 +181,8 @@ impl<C: FnMut() -> Instant> Spin<C> {
     #[inline]
     pub fn found(&mut self) {
         let look = self.look.take();
-        if let Some(look) = look {
+        if look.is_some() {
             self.penalty = 0;
-            if look.gives_way && look.polls >= POLLS_PER_YIELD {
-                self.away_penalty = 0;
-            }
         }
         if let Some(began) = self.spell.take() {
             // Within the budget: no need to know it better, and a look at the clock costs as much as a few polls.
@@ -234,10 +234,10 @@ impl<C: FnMut() -> Instant> Spin<C> {
     }
 
     #[cold]
-    fn is_away(&mut self) -> Step {
+    fn is_away(&mut self, away: Duration) -> Step {
         self.look = None;
-        self.away_penalty = (self.away_penalty * 2).clamp(MIN_SKIP, MAX_SKIP);
-        self.away = self.away_penalty;
+        let times = u32::try_from(away.as_nanos() / AWAY.as_nanos()).unwrap_or(u32::MAX);
+        self.away = times.saturating_mul(PARKS_PER_AWAY).min(MAX_SKIP);
         Step::Park
     }
 }
@@ -341,7 +341,7 @@ mod tests {
         assert!(yields > 0 && ways_given > yields, "{yields} {ways_given}");
     }
 
-    /// The time of each of somebody's turns on the core, of which it hears by the clock alone.
+    /// The longer somebody else had the core, the longer it sleeps without a look, whatever it expects.
     #[test]
     fn who_gets_the_core_back_late_sleeps_and_looks_less_often() {
         let now = Cell::new(Instant::now());
@@ -351,21 +351,24 @@ mod tests {
         for _ in 0..50 {
             wait_for(&mut spin, &now, BUDGET * 2);
         }
-        let mut look = || {
+        let mut look = |away: Duration| {
             let mut looks = 0;
             loop {
                 match spin.idle() {
-                    Step::GiveWay => now.set(now.get() + AWAY),
+                    Step::GiveWay => now.set(now.get() + away),
                     Step::Park => return looks,
                     _ => {}
                 }
                 looks += 1;
             }
         };
-        for parks in [4, 8, 16, 32, 64, 128, 256, 256] {
-            assert_eq!(look(), POLLS_PER_YIELD as usize + 1, "the first time that it is away is the last");
-            (0..parks).for_each(|_| assert_eq!(look(), 0));
+        for (turns, parks) in [(1, 4), (3, 12), (60, 240), (1000, 256)] {
+            assert_eq!(look(AWAY * turns), POLLS_PER_YIELD as usize + 1, "the first time is the last");
+            for _ in 0..parks {
+                assert_eq!(look(AWAY), 0);
+            }
         }
+        assert!(look(Duration::ZERO) > POLLS_PER_YIELD as usize + 1, "and then it looks");
     }
 
     /// As where a message goes round many that sleep: each sees it after the time of all wake-ups, and none of them may be
