@@ -37,7 +37,8 @@ pub(crate) fn look_for<T>(transport: &Arc<Transport>, mut find: impl FnMut() -> 
             helper.get_or_insert_with(|| transport.help_to_read()).look();
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
-                Step::Yield | Step::GiveWay => std::thread::yield_now(),
+                Step::Yield => std::thread::yield_now(),
+                Step::GiveWay => spin.give_way(),
                 Step::Park => return find(),
             }
         }

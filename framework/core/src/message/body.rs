@@ -65,33 +65,48 @@ impl<'a> Writer<'a> {
         Writer { buffer, filled: None, room }
     }
 
-    /// The body in the buffer, or the buffer and the body.
-    pub(crate) fn finish(mut self) -> (Vec<u8>, Option<Filled>) {
+    /// The body in the buffer, or an empty buffer and the body.
+    ///
+    /// # Errors
+    /// As [`write_all`](io::Write::write_all).
+    pub(crate) fn finish(mut self) -> io::Result<(Vec<u8>, Option<Filled>)> {
         if self.filled.is_some() {
-            self.pass_on(&[]);
+            self.pass_on(&[])?;
         }
-        (self.buffer, self.filled)
+        Ok((self.buffer, self.filled))
     }
 
-    /// Puts what is in the buffer, and these behind it, into the memory; or all into the buffer.
+    /// Puts what is in the buffer, and these behind it, into the memory; or all into the buffer. An error where what was put into the memory
+    /// cannot be read there.
     #[cold]
-    fn pass_on(&mut self, bytes: &[u8]) {
+    fn pass_on(&mut self, bytes: &[u8]) -> io::Result<()> {
         let before = self.filled.as_ref().map_or(0, |filled| filled.len);
         let len = before + self.buffer.len() + bytes.len();
-        let is_there = (MAX_INLINE_BODY + 1..=MAX_BODY).contains(&len) && self.make_room(len);
-        let fits = is_there
-            && self.filled.as_mut().is_some_and(|filled| filled.extend(&self.buffer) && filled.extend(bytes));
-        if fits {
-            self.buffer.clear();
-            return;
+        if len > MAX_INLINE_BODY {
+            let has_room = len <= MAX_BODY && self.make_room(len);
+            let is_there = has_room
+                && self
+                    .filled
+                    .as_mut()
+                    .is_some_and(|filled| filled.extend(&self.buffer) && filled.extend(bytes));
+            if is_there {
+                self.buffer.clear();
+                return Ok(());
+            }
+            // It is asked for once: to be refused by a full pool takes a look at all that it has lent.
+            self.room = None;
         }
         if let Some(filled) = self.filled.take() {
             // What of the buffer has gone there is behind what was there before.
-            let mut all = filled.bytes().get(..before).unwrap_or_default().to_vec();
+            let Some(known) = filled.bytes().get(..before) else {
+                return Err(io::Error::other("the host memory of its body cannot be read"));
+            };
+            let mut all = known.to_vec();
             all.append(&mut self.buffer);
-            (self.buffer, self.room) = (all, None);
+            self.buffer = all;
         }
         self.buffer.extend_from_slice(bytes);
+        Ok(())
     }
 
     /// Whether there is memory for `len` bytes in all, with what was written to it before.
@@ -100,7 +115,7 @@ impl<'a> Writer<'a> {
         if known >= len + SLACK / 2 {
             return true;
         }
-        let wanted = (len + SLACK).max(known.saturating_mul(2).min(MAX_BODY));
+        let wanted = (len + SLACK).max(known.saturating_mul(2)).min(MAX_BODY);
         let Some(memory) = self.room.and_then(|room| room(wanted)) else { return false };
         let mut filled = Filled { memory, len: 0 };
         let is_moved = self.filled.as_ref().is_none_or(|before| filled.extend(before.bytes()));
@@ -122,10 +137,9 @@ impl io::Write for Writer<'_> {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() < LARGE || self.room.is_none() {
             self.buffer.extend_from_slice(bytes);
-        } else {
-            self.pass_on(bytes);
+            return Ok(());
         }
-        Ok(())
+        self.pass_on(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -159,7 +173,7 @@ mod tests {
             writer.write_all(&piece).expect("it is memory");
             all.extend(piece);
         }
-        let (buffer, filled) = writer.finish();
+        let (buffer, filled) = writer.finish().expect("it is memory");
         match &filled {
             Some(filled) => assert!(filled.bytes() == all && buffer.is_empty()),
             None => assert!(buffer == all),
@@ -174,6 +188,22 @@ mod tests {
         assert!(!written(&[3, MAX_INLINE_BODY / 2, 5], 1), "what fits a frame stays in it");
         assert!(written(&[3, LARGE, LARGE, 5], 1), "two that do not");
         assert!(!written(&[1000; 300], 1), "many small ones make no list");
+    }
+
+    #[test]
+    fn a_full_pool_is_asked_once() {
+        let asked = Cell::new(0);
+        let room = |_| {
+            asked.set(asked.get() + 1);
+            None
+        };
+        let mut writer = Writer::new(Vec::new(), Some(&room));
+        for _ in 0..10 {
+            writer.write_all(&[1; LARGE]).expect("it is memory");
+        }
+        let (buffer, filled) = writer.finish().expect("it is memory");
+        assert!(buffer.len() == 10 * LARGE && filled.is_none());
+        assert_eq!(asked.get(), 1);
     }
 
     #[test]

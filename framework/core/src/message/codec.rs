@@ -57,6 +57,14 @@ impl Encoded {
         self.filled.as_ref().map_or(self.body.len(), |filled| filled.memory().1)
     }
 
+    /// The same with its body in the buffer.
+    pub(crate) fn into_buffer(mut self) -> Self {
+        if let Some(filled) = self.filled.take() {
+            self.body.extend_from_slice(filled.bytes());
+        }
+        self
+    }
+
     /// Puts the context of a span behind the body. Whether it is there.
     #[inline]
     pub(crate) fn append(&mut self, context: TraceContext) -> bool {
@@ -197,7 +205,7 @@ fn encode_into<T: Serialize>(
             Lists::Numbers => value.serialize(&mut serializer),
         }
     })?;
-    let (body, filled) = writer.finish();
+    let (body, filled) = writer.finish().map_err(<rmp_serde::encode::Error as serde::ser::Error>::custom)?;
     #[cfg(feature = "raw")]
     let (mut outgoing, mut body, mut filled) = (outgoing, body, filled);
     #[cfg(feature = "raw")]
@@ -223,9 +231,9 @@ pub(crate) fn encode_for_peer<T: Serialize>(
     value: &T,
     body: Vec<u8>,
     lists: Lists,
-    room: Room<'_>,
+    room: Option<Room<'_>>,
 ) -> Result<Encoded, EncodeError> {
-    let encoded = encode_into(value, body, lists, Some(room))?;
+    let encoded = encode_into(value, body, lists, room)?;
     if let Some(lease) = encoded.leases.iter().position(|(lease, _)| !lease.can_leave()) {
         let stands_on = |tensor: &&Outline| usize::from(tensor.lease) == lease;
         let shape = encoded.tensors.iter().find(stands_on).map(|tensor| tensor.layout.shape().to_vec());

@@ -115,7 +115,8 @@ impl Rounds {
             (0..count).map(|index| (index, looks(index))).filter(|(_, vain)| *vain < PATIENCE).collect();
         let mut is_lively = vec![false; count];
         lively.iter().for_each(|&(index, _)| is_lively[index] = true);
-        Rounds { lively, is_lively, ..Self::default() }
+        // Where others come and go all the time, those at the end have their turn too.
+        Rounds { lively, is_lively, next: self.next % count.max(1), ..Self::default() }
     }
 
     fn look(&mut self, count: usize, all: bool, mut look: impl FnMut(usize) -> bool) -> bool {
@@ -251,6 +252,17 @@ mod tests {
             (0..TURNS).map(|_| usize::from(rounds.look(MANY - 1, false, |index| index == 100))).sum();
         assert!(looks > 0, "and is looked at in its turn");
         assert!(lively(&rounds).contains(&100));
+    }
+
+    #[test]
+    fn those_at_the_end_have_their_turn_where_others_come_and_go_at_each_look() {
+        let mut rounds = after_a_while(&[]);
+        let mut seen = [false; MANY];
+        for _ in 0..TURNS {
+            rounds = rounds.changed(MANY, Some);
+            look(&mut rounds, false, &[]).0.into_iter().for_each(|index| seen[index] = true);
+        }
+        assert!(seen.iter().all(|seen| *seen));
     }
 
     #[test]

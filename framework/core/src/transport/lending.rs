@@ -43,6 +43,12 @@ impl Transport {
         })
     }
 
+    /// Whether bodies may be written into memory before it is asked whether they may go: where lending has a bound, memory that comes
+    /// back of a body that did not go would be what its sender waits for.
+    pub(super) fn fills_bodies(&self) -> bool {
+        !self.memory.bounds_lending()
+    }
+
     /// A number that changes whenever memory has come back.
     pub(crate) fn lending_stamp(&self) -> u64 {
         if !self.memory.bounds_lending() {
@@ -65,6 +71,11 @@ impl Transport {
 impl Transport {
     #[inline]
     pub(super) fn may_lend(&self, _: &Encoded) -> bool {
+        true
+    }
+
+    #[inline]
+    pub(super) fn fills_bodies(&self) -> bool {
         true
     }
 

@@ -40,6 +40,7 @@ use crate::lease::table::Uses;
 use crate::lease::{Lease, PoolError};
 use crate::limits::MAX_INLINE_BODY;
 use crate::message::EncodeError;
+use crate::message::body::Room;
 use crate::message::buffers::Use;
 use crate::message::codec::{self, Encoded};
 use crate::message::packed::Lists;
@@ -158,9 +159,9 @@ impl Transport {
 
     /// Encodes a value for another process.
     pub(super) fn encode<T: Serialize>(&self, value: &T, lists: Lists) -> Result<Encoded, EncodeError> {
-        codec::encode_for_peer(value, Use::Encoded.take(), lists, &|bytes| {
-            self.memory.body_memory(bytes).ok()
-        })
+        let room = |bytes| self.memory.body_memory(bytes).ok();
+        let room: Option<Room<'_>> = if self.fills_bodies() { Some(&room) } else { None };
+        codec::encode_for_peer(value, Use::Encoded.take(), lists, room)
     }
 
     /// Claims and writes a frame of a body alone, in one step: on an error nothing was taken. `due` as for
@@ -480,6 +481,8 @@ impl Transport {
                     key: 0,
                     body_bytes: 0,
                 };
+                // While it waits it takes nothing of the memory that messages to others need.
+                let encoded = encoded.into_buffer();
                 let waiting = link.queue_reply((header, encoded, asked));
                 // The sum is over all actors: it is looked at where there is something to ask about.
                 if waiting > FEW_REPLIES && waiting > self.most_replies() {

@@ -97,12 +97,6 @@ async fn make_way(steps: &mut u32) {
     }
 }
 
-/// Lets other processes run on this core, and the other tasks of the thread.
-async fn give_way(steps: &mut u32) {
-    std::thread::yield_now();
-    make_way(steps).await;
-}
-
 /// What is read with: whoever holds it reads ([`Role`](super::role::Role)).
 #[derive(Debug, Default)]
 pub(super) struct Looking {
@@ -302,7 +296,10 @@ impl Transport {
                     None => match spin.idle() {
                         Step::Poll => std::hint::spin_loop(),
                         Step::Yield => make_way(&mut steps).await,
-                        Step::GiveWay => give_way(&mut steps).await,
+                        Step::GiveWay => {
+                            make_way(&mut steps).await;
+                            spin.give_way();
+                        }
                         // The peers need not ring: somebody looks.
                         Step::Park => self.role.is_back().await,
                     },
@@ -322,7 +319,10 @@ impl Transport {
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
                 Step::Yield => make_way(&mut steps).await,
-                Step::GiveWay => give_way(&mut steps).await,
+                Step::GiveWay => {
+                    make_way(&mut steps).await;
+                    spin.give_way();
+                }
                 // First what has time. Then in this order, none of which may change places: what it wants, that it is parked, that it sleeps, and
                 // then the last look. Whoever publishes something does so first and then reads these words, so it either
                 // sees them and rings, or the last look sees what it has published.

@@ -49,7 +49,7 @@ pub enum Step {
     Poll,
     /// Let the runtime run its other tasks, then look again.
     Yield,
-    /// Let other processes run on this core ([`std::thread::yield_now`]), and the runtime its other tasks, then look again.
+    /// Let the runtime run its other tasks, and other processes run on this core ([`Spin::give_way`]), then look again.
     GiveWay,
     /// Sleep: [`Sleeper::prepare`](super::doorbell::Sleeper::prepare), one more look, wait for the bell.
     Park,
@@ -87,8 +87,6 @@ struct Look {
     budget: Duration,
     /// Whether it gives way.
     gives_way: bool,
-    /// When it last did, until it has the core back.
-    gave_way: Option<Instant>,
 }
 
 impl Spin {
@@ -141,42 +139,36 @@ impl<C: FnMut() -> Instant> Spin<C> {
             return self.begin();
         };
         look.polls += 1;
-        let is_turn = look.polls.is_multiple_of(POLLS_PER_YIELD);
-        if look.gives_way {
-            if look.gave_way.is_some() || is_turn {
-                return self.give_way(is_turn);
-            }
-            return Step::Poll;
-        }
         if look.polls.is_multiple_of(POLLS_PER_CLOCK) {
             let so_long = (self.clock)().saturating_duration_since(look.since);
             if so_long >= look.budget {
                 return self.miss();
             }
-            look.gives_way = so_long >= self.budget;
+            look.gives_way |= so_long >= self.budget;
         }
-        if is_turn { Step::Yield } else { Step::Poll }
+        match look.polls.is_multiple_of(POLLS_PER_YIELD) {
+            true if look.gives_way => Step::GiveWay,
+            true => Step::Yield,
+            false => Step::Poll,
+        }
     }
 
-    /// It has given way and has the core back, or it is its turn to.
-    fn give_way(&mut self, is_turn: bool) -> Step {
-        let Some(look) = &mut self.look else { return Step::Poll };
-        let now = (self.clock)();
+    /// Lets other processes run on this core, as [`Step::GiveWay`] wants it. What else this thread does is not somebody else's, so it is
+    /// not done in here.
+    pub fn give_way(&mut self) {
+        self.give_way_by(std::thread::yield_now);
+    }
+
+    fn give_way_by(&mut self, give_way: impl FnOnce()) {
+        let before = (self.clock)();
+        give_way();
+        let away = (self.clock)().saturating_duration_since(before);
         let most = if self.crowded { AWAY * 2 } else { AWAY };
-        if let Some(gave_way) = look.gave_way.take() {
-            let away = now.saturating_duration_since(gave_way);
-            if away >= most {
-                return self.is_away(away);
-            }
-            if now.saturating_duration_since(look.since) >= look.budget {
-                return self.miss();
-            }
+        if away >= most {
+            self.look = None;
+            let times = u32::try_from(away.as_nanos() / AWAY.as_nanos()).unwrap_or(u32::MAX);
+            self.away = times.saturating_mul(PARKS_PER_AWAY).min(MAX_SKIP);
         }
-        if !is_turn {
-            return Step::Poll;
-        }
-        look.gave_way = Some(now);
-        Step::GiveWay
     }
 
     /// Something was there. During a spin this is a hit; after a park it says nothing about spinning.
@@ -188,7 +180,8 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
         if let Some(began) = self.spell.take() {
             // Within the budget: no need to know it better, and a look at the clock costs as much as a few polls.
-            let soon = look.is_some_and(|look| !look.gives_way || look.polls < POLLS_PER_YIELD);
+            let soon = look
+                .is_some_and(|look| look.since == began && (!look.gives_way || look.polls < POLLS_PER_YIELD));
             let spell = if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
             // Short ones come in between, with credits and acknowledgements: the longest counts, and is forgotten slowly.
             let spell = spell.min(PATIENCE * 2);
@@ -223,7 +216,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
         let budget = patience.unwrap_or(self.budget);
         let gives_way = self.crowded;
-        self.look = Some(Look { since: now, polls: 0, budget, gives_way, gave_way: None });
+        self.look = Some(Look { since: now, polls: 0, budget, gives_way });
         Step::Poll
     }
 
@@ -232,14 +225,6 @@ impl<C: FnMut() -> Instant> Spin<C> {
         self.look = None;
         self.penalty = (self.penalty * 2).clamp(MIN_SKIP, MAX_SKIP);
         self.skip = self.penalty;
-        Step::Park
-    }
-
-    #[cold]
-    fn is_away(&mut self, away: Duration) -> Step {
-        self.look = None;
-        let times = u32::try_from(away.as_nanos() / AWAY.as_nanos()).unwrap_or(u32::MAX);
-        self.away = times.saturating_mul(PARKS_PER_AWAY).min(MAX_SKIP);
         Step::Park
     }
 }
@@ -357,7 +342,7 @@ mod tests {
             let mut looks = 0;
             loop {
                 match spin.idle() {
-                    Step::GiveWay => now.set(now.get() + away),
+                    Step::GiveWay => spin.give_way_by(|| now.set(now.get() + away)),
                     Step::Park => return looks,
                     _ => {}
                 }
@@ -366,7 +351,7 @@ mod tests {
         };
         for (turns, parks) in [(2, 8), (3, 12), (60, 240), (1000, 256)] {
             assert_eq!(look(AWAY * turns), POLLS_PER_YIELD as usize + 1, "the first time is the last");
-            for _ in 0..parks {
+            for _ in 1..parks {
                 assert_eq!(look(AWAY), 0);
             }
         }
