@@ -153,6 +153,8 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::message::codec;
+    use crate::message::packed::Lists;
     use crate::tensor::DType;
     use crate::testing::Cluster;
 
@@ -188,6 +190,24 @@ mod tests {
         assert!(!written(&[3, MAX_INLINE_BODY / 2, 5], 1), "what fits a frame stays in it");
         assert!(written(&[3, LARGE, LARGE, 5], 1), "two that do not");
         assert!(!written(&[1000; 300], 1), "many small ones make no list");
+    }
+
+    /// As for a reply that waits: it is the same body, and takes no memory.
+    #[test]
+    fn a_body_goes_back_into_its_buffer() {
+        let cluster = Cluster::new(1);
+        let stream = cluster.stream(0);
+        let room = |bytes: usize| stream.empty(DType::U8, &[bytes]).ok();
+        let value = ("before", vec![3_u8; 200_000], "behind");
+        let lists = Lists::Packed;
+        let encoded = codec::encode_for_peer(&value, Vec::new(), lists, Some(&room)).expect("it is written");
+        assert!(encoded.filled.is_some() && encoded.body.is_empty() && !encoded.is_plain());
+        assert_eq!(stream.pool().stats().allocations, 1);
+        let bytes = encoded.body_len();
+        let encoded = encoded.into_buffer();
+        let known = codec::encode_as(&value, Vec::new(), lists).expect("it is written");
+        assert!(encoded.filled.is_none() && encoded.body == known.body && encoded.body_len() == bytes);
+        assert_eq!(stream.pool().stats().allocations, 0);
     }
 
     #[test]

@@ -97,6 +97,37 @@ fn who_is_ahead_waits_for_bytes_and_not_for_the_mailbox_alone() {
     assert_eq!(pool.lending().0, 0);
 }
 
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = tensorpost_core)]
+struct Blob(Vec<u8>);
+
+/// A body that does not stand in the frame is out, too, until the receiver has copied it. One that did not go is no memory that has come
+/// back: its sender would try again at once, for ever.
+#[test]
+fn large_bodies_wait_as_tensors_do() {
+    const BODY: usize = 200 << 10;
+    let cluster = Cluster::with_pools(2, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
+    cluster.transport(0).bound_lending(2);
+    let (to, at_b) = cluster.inbox::<Blob>(1, 64);
+    cluster.connect();
+    for number in 0..2 {
+        cluster.send(0, &to, Blob(vec![number; BODY]));
+    }
+    let (back, unsent) = cluster.try_send(0, &to, Blob(vec![7; BODY])).expect_err("the bound");
+    assert_eq!((back.0.len(), unsent), (BODY, MEMORY_OUT));
+    let woken = Arc::new(Woken::default());
+    let address = cluster.address(0, &to);
+    let mut sending = address.send(back);
+    for _ in 0..10 {
+        assert!(poll(&mut sending, &woken).is_pending());
+    }
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "nothing has come back");
+    cluster.run_until_idle();
+    assert_eq!(at_b.len(), 2);
+    assert!(woken.0.load(Ordering::SeqCst) > 0, "the bodies were copied");
+    assert!(matches!(poll(&mut sending, &woken), Poll::Ready(Ok(()))));
+}
+
 #[test]
 fn memory_of_others_is_passed_on_whatever_is_out() {
     let cluster = cluster(3);
