@@ -28,7 +28,7 @@ use crate::tensor::{LayoutError, Tensor};
 /// A value as the parts of a frame.
 #[derive(Debug)]
 pub struct Encoded {
-    /// MessagePack, named form; where it is [`filled`](Self::filled), an empty buffer.
+    /// MessagePack, named form. An empty buffer where it is in memory already, which is so for other processes alone.
     pub body: Vec<u8>,
     /// The body, where it is in the memory that it travels in.
     pub(crate) filled: Option<Filled>,
