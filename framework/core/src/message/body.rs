@@ -10,10 +10,11 @@
 
 use std::io;
 
+use crate::lease::Lease;
 use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
 use crate::tensor::TensorMut;
 
-/// What is written at once and is larger goes past the buffer.
+/// So many bytes that are written at once, or more, go past the buffer.
 const LARGE: usize = MAX_INLINE_BODY / 2;
 
 /// Room behind what is there: for the rest of the value, as a rule, and for the context of a span.
@@ -30,9 +31,14 @@ pub(crate) struct Filled {
 }
 
 impl Filled {
-    /// The memory, and how much of it the body is.
-    pub(crate) fn memory(&self) -> (&TensorMut, usize) {
-        (&self.memory, self.len)
+    /// Length of the body in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The lease that it travels as. The memory may be longer than the body.
+    pub(crate) fn lease(&self) -> Lease {
+        self.memory.lease().clone()
     }
 
     /// What is there. Empty where the memory cannot be read, which host memory of this process can.

@@ -54,7 +54,7 @@ impl Encoded {
     /// Length of the body in bytes.
     #[inline]
     pub(crate) fn body_len(&self) -> usize {
-        self.filled.as_ref().map_or(self.body.len(), |filled| filled.memory().1)
+        self.filled.as_ref().map_or(self.body.len(), Filled::len)
     }
 
     /// The same with its body in the buffer.
@@ -70,8 +70,7 @@ impl Encoded {
     pub(crate) fn append(&mut self, context: TraceContext) -> bool {
         let Some(filled) = &mut self.filled else { return context.append(&mut self.body, MAX_BODY) };
         // The buffer is empty, and is so again.
-        let is_there =
-            context.append(&mut self.body, MAX_BODY - filled.memory().1) && filled.extend(&self.body);
+        let is_there = context.append(&mut self.body, MAX_BODY - filled.len()) && filled.extend(&self.body);
         self.body.clear();
         is_there
     }

@@ -22,6 +22,19 @@ fn broker() -> Broker {
     broker
 }
 
+/// Who looks for messages goes by it.
+#[test]
+fn the_page_says_how_many_processes_there_are() {
+    let page = EpochPage::create().unwrap();
+    let mut broker = Broker::with_epoch_page(Arc::clone(&page));
+    for slot in 0..3 {
+        broker.joined(process(slot));
+    }
+    assert_eq!(page.processes(), 3);
+    broker.left(process(2), &mut Vec::new());
+    assert_eq!(page.processes(), 2);
+}
+
 fn descriptors(count: usize) -> Vec<OwnedFd> {
     (0..count).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect()
 }

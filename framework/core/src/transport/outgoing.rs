@@ -230,7 +230,7 @@ impl Transport {
         }
         // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
         let body = match &encoded.filled {
-            Some(filled) => Some(filled.memory().0.lease().clone()),
+            Some(filled) => Some(filled.lease()),
             None if encoded.body.len() > MAX_INLINE_BODY => Some(self.memory.body_lease(&encoded.body)?),
             None => None,
         };
