@@ -53,7 +53,6 @@ enum Step {
 #[derive(Arbitrary, Debug)]
 enum Said {
     Link { to: u8, life: u8, number: u8 },
-    LinkAck { to: u8, life: u8, number: u8 },
     Rings { to: u8, life: u8, number: u8 },
     RingsAnswer { to: u8, life: u8, number: u8, is_taken: bool },
     RefuseLink { to: u8, life: u8, number: u8, errno: Option<i32> },
@@ -87,10 +86,6 @@ fn message(control: &Control<'_>, who: u8, said: Said) -> (ToNode, usize) {
         Said::Link { to, life, number } => {
             let link_message = LinkMessage::Link { number: number.into() };
             (ToNode::Route { to: process(to, life), link_message }, 5)
-        }
-        Said::LinkAck { to, life, number } => {
-            let link_message = LinkMessage::LinkAck { number: number.into() };
-            plain(ToNode::Route { to: process(to, life), link_message })
         }
         Said::Rings { to, life, number } => {
             let link_message = LinkMessage::Rings { number: number.into() };

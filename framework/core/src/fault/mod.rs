@@ -44,8 +44,8 @@ pub const POINTS: &[(&str, &str)] = &[
     ("transport.link.begin", "this process's half of a link is about to be sent"),
     ("transport.link.sent", "it was sent"),
     ("transport.link.came", "the peer's half came and is not connected"),
-    ("transport.link.connected", "it is connected and not acknowledged"),
-    ("transport.link.acknowledged", "the peer has this process's half, and nothing may go over the link yet"),
+    ("transport.link.connected", "it is connected, and its sender has not been told"),
+    ("transport.link.taken", "its sender can see that it is connected, and has not been woken"),
     ("transport.send.claim", "a message was encoded; nothing was taken for it"),
     ("transport.send.claimed", "credit, room and grants were taken; the message's value is dropped"),
     (

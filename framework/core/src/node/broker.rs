@@ -56,7 +56,7 @@ pub(crate) enum Complaint {
     UnknownProcess(ProcessId),
     #[error("it wrote to {0} a second time; a link takes each link message once")]
     LinkMessageAgain(ProcessId),
-    #[error("it answered half of a link that {0} has not sent it, or has answered it before")]
+    #[error("it refused half of a link that {0} has not sent it, or has refused it before")]
     NoSuchHalf(ProcessId),
     #[error("it offered {0} fresh rings, to which it has no link, or before the last were answered")]
     OfferAgain(ProcessId),

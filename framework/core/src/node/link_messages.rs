@@ -2,12 +2,13 @@
 //!
 //! What the node queues for a worker has a bound, past which the node kills that worker because it does not read. So
 //! nothing that another worker can repeat may go into that queue, or one process could have another killed. The sender
-//! pays, not the receiver: a pair of processes has one link, so the node passes the half of each on once, and one answer
-//! to it; another half goes through only after the receiver, or the node, has refused the last one. A question that needs
+//! pays, not the receiver: a pair of processes has one link, so the node passes the half of each on once, and one refusal
+//! of it; another half goes through only after the receiver, or the node, has refused the last one. Whether it was taken instead is between
+//! the two. Who refuses what it has taken has lied to its peer, which finds that with the next half. A question that needs
 //! a chunk's owner leads to one ping at a time; everything that is no message of ours counts against its sender.
 //!
-//! A refusal is for both halves: whoever refuses a half, or loses it, has no use for its own. So a process may answer a
-//! half that is void by then, because it had not heard of that. Such an answer is dropped, once for each half.
+//! A refusal is for both halves: whoever refuses a half, or loses it, has no use for its own. So a process may refuse a
+//! half that is void by then, because it had not heard of that. Such a refusal is dropped, once for each half.
 //!
 //! Over a link that stands a process offers fresh memory for its rings, and again when that was answered: what waits for the
 //! receiver is one offer at most, which it paces itself.
@@ -27,22 +28,22 @@ struct Halves {
     last: u64,
     /// It was passed on, and not refused since.
     stands: bool,
-    /// The last that was answered.
-    answered: u64,
+    /// The last that was refused.
+    refused: u64,
     /// The last offer of fresh rings behind the half.
     offered: u64,
     /// The last of them that was answered.
     offer_answered: u64,
 }
 
-/// What an answer to a half is.
+/// What the refusal of a half is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// The first one to the half that stands.
+pub(crate) enum Refusal {
+    /// The first one of the half that stands.
     Due,
-    /// To a half that is void by now.
+    /// Of a half that is void by now.
     Late,
-    /// To a half that was not sent, or was answered before.
+    /// Of a half that was not sent, or was refused before.
     Forged,
 }
 
@@ -57,21 +58,22 @@ impl LinkMessages {
         true
     }
 
-    /// `from` answers a half of `to`.
-    pub(crate) fn answer(&mut self, from: ProcessId, to: ProcessId, number: u64) -> Answer {
-        let Some(halves) = self.0.get_mut(&(to, from)) else { return Answer::Forged };
-        if number <= halves.answered || number > halves.last {
-            return Answer::Forged;
+    /// `from` refuses a half of `to`.
+    pub(crate) fn refuse(&mut self, from: ProcessId, to: ProcessId, number: u64) -> Refusal {
+        let Some(halves) = self.0.get_mut(&(to, from)) else { return Refusal::Forged };
+        if number <= halves.refused || number > halves.last {
+            return Refusal::Forged;
         }
-        halves.answered = number;
-        if halves.stands && number == halves.last { Answer::Due } else { Answer::Late }
+        halves.refused = number;
+        if halves.stands && number == halves.last { Refusal::Due } else { Refusal::Late }
     }
 
     /// Whether `from` may offer these rings. They are the ones to be answered then.
     pub(crate) fn offer(&mut self, from: ProcessId, to: ProcessId, number: u64) -> bool {
+        // Without the other half it is not open.
+        let has_other = self.0.get(&(to, from)).is_some_and(|halves| halves.stands);
         let Some(halves) = self.0.get_mut(&(from, to)) else { return false };
-        let is_taken = halves.stands && halves.answered == halves.last;
-        if !is_taken || halves.offered != halves.offer_answered || number <= halves.offered {
+        if !(has_other && halves.stands) || halves.offered != halves.offer_answered || number <= halves.offered {
             return false;
         }
         halves.offered = number;

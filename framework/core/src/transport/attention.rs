@@ -34,6 +34,21 @@ const PATIENCE: u32 = 4096;
 /// Each has at least so many.
 const LEAST_PATIENCE: u32 = 64;
 
+/// What a look at a link has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Something,
+    Nothing,
+    /// The link is being made: what comes first over it does not wait for its turn.
+    NotYet,
+}
+
+impl From<bool> for Found {
+    fn from(any: bool) -> Self {
+        if any { Found::Something } else { Found::Nothing }
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Attention {
@@ -46,12 +61,12 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    /// Looks at links with `look`, which says whether there was anything to do; true if there was at any.
+    /// Looks at links with `look`; true if it has found something to do at any.
     pub(super) fn look(
         &mut self,
         links: &Links,
         all: bool,
-        mut look: impl FnMut(&Arc<Link>) -> bool,
+        mut look: impl FnMut(&Arc<Link>) -> Found,
     ) -> bool {
         let known = self.list.take().filter(|_| self.version == links.version());
         let list = known.unwrap_or_else(|| {
@@ -63,7 +78,7 @@ impl Attention {
             links.keep(&list, version);
             list
         });
-        let any = self.rounds.look(list.len(), all, |index| list.get(index).is_some_and(&mut look));
+        let any = self.rounds.look(list.len(), all, |index| list.get(index).map_or(Found::Nothing, &mut look));
         self.list = Some(list);
         any
     }
@@ -119,10 +134,11 @@ impl Rounds {
         Rounds { lively, is_lively, next: self.next % count.max(1), ..Self::default() }
     }
 
-    fn look(&mut self, count: usize, all: bool, mut look: impl FnMut(usize) -> bool) -> bool {
+    fn look(&mut self, count: usize, all: bool, mut look: impl FnMut(usize) -> Found) -> bool {
         if count <= FEW {
             self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
-            return (self.first..count).chain(0..self.first).fold(false, |any, index| look(index) | any);
+            let look = |any, index| (look(index) == Found::Something) | any;
+            return (self.first..count).chain(0..self.first).fold(false, look);
         }
         let mut any = false;
         if self.lively.len() > 1 {
@@ -131,8 +147,11 @@ impl Rounds {
         let is_lively = &mut self.is_lively;
         let patience = (PATIENCE / self.lively.len().max(1) as u32).max(LEAST_PATIENCE);
         self.lively.retain_mut(|(index, vain)| {
-            *vain = if look(*index) { 0 } else { *vain + 1 };
-            any |= *vain == 0;
+            match look(*index) {
+                Found::Something => (*vain, any) = (0, true),
+                Found::Nothing => *vain += 1,
+                Found::NotYet => {}
+            }
             is_lively[*index] = *vain < patience;
             is_lively[*index]
         });
@@ -141,8 +160,9 @@ impl Rounds {
             let index = self.next;
             self.next = (index + 1) % count;
             // Those that became quiet just now have been looked at, and are again: that is rare.
-            if !self.is_lively[index] && look(index) {
-                any = true;
+            let found = if self.is_lively[index] { Found::Nothing } else { look(index) };
+            if found != Found::Nothing {
+                any |= found == Found::Something;
                 self.is_lively[index] = true;
                 self.lively.push((index, 0));
             }
@@ -167,7 +187,7 @@ mod tests {
         let mut seen = Vec::new();
         let any = rounds.look(MANY, all, |index| {
             seen.push(index);
-            news.contains(&index)
+            news.contains(&index).into()
         });
         (seen, any)
     }
@@ -189,7 +209,7 @@ mod tests {
                 // All have something, as where all send as fast as they can.
                 rounds.look(count, false, |index| {
                     first.get_or_insert(index);
-                    true
+                    Found::Something
                 });
                 firsts[first.expect("there are links")] += 1;
             }
@@ -231,7 +251,7 @@ mod tests {
             while !rounds.lively.is_empty() {
                 rounds.look(count, false, |_| {
                     looks += 1;
-                    false
+                    Found::Nothing
                 });
             }
             looks
@@ -249,7 +269,7 @@ mod tests {
         let lively = |rounds: &Rounds| rounds.lively.iter().map(|(index, _)| *index).collect::<Vec<_>>();
         assert_eq!(lively(&rounds), [1, 75, MANY - 2]);
         let looks: usize =
-            (0..TURNS).map(|_| usize::from(rounds.look(MANY - 1, false, |index| index == 100))).sum();
+            (0..TURNS).map(|_| usize::from(rounds.look(MANY - 1, false, |index| (index == 100).into()))).sum();
         assert!(looks > 0, "and is looked at in its turn");
         assert!(lively(&rounds).contains(&100));
     }
@@ -263,6 +283,36 @@ mod tests {
             look(&mut rounds, false, &[]).0.into_iter().for_each(|index| seen[index] = true);
         }
         assert!(seen.iter().all(|seen| *seen));
+    }
+
+    /// Whoever has made a link waits for what comes over it first.
+    #[test]
+    fn a_link_that_is_being_made_is_looked_at_each_time_until_it_is_there() {
+        let mut rounds = new(MANY);
+        let mut looks = 0;
+        let mut look = |rounds: &mut Rounds, made: bool| {
+            looks = 0;
+            rounds.look(MANY, false, |index| match (index, made) {
+                (7, false) => {
+                    looks += 1;
+                    Found::NotYet
+                }
+                (7, true) => {
+                    looks += 1;
+                    Found::Nothing
+                }
+                _ => Found::Nothing,
+            });
+            looks
+        };
+        for _ in 0..2 * PATIENCE {
+            assert_eq!(look(&mut rounds, false), 1);
+        }
+        // The only lively one by now, and with all of its patience.
+        for _ in 0..PATIENCE {
+            assert_eq!(look(&mut rounds, true), 1);
+        }
+        assert!((0..TURNS).map(|_| look(&mut rounds, true)).sum::<u32>() == 1, "it is quiet");
     }
 
     #[test]
@@ -283,7 +333,7 @@ mod tests {
             let mut seen = 0;
             assert!(rounds.look(FEW, false, |index| {
                 seen += 1;
-                index == FEW - 1
+                (index == FEW - 1).into()
             }));
             assert_eq!(seen, FEW);
         }

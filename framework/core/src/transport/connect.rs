@@ -10,7 +10,7 @@
 //!
 //! **For want** of memory or descriptors, here, at the peer or in the node, a link of which one half was refused goes on both
 //! sides, and whoever waits for it is told who lacks what ([`LinkRefused`]). It had not been open on either: who refuses a
-//! half has not acknowledged it, and lacks the half that its own would be opened with. The next use makes another.
+//! half has not said that it was taken, or has sent none of its own. The next use makes another. Who refuses what was open lies, and is given up.
 //!
 //! **On a crash** of the peer before its half has come the link never opens, and goes with the word of its end. **On
 //! cancellation**, and where this thread unwinds, a link whose half was not sent is taken out again; one whose half was
@@ -18,11 +18,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use scopeguard::{ScopeGuard, guard};
 
 use super::link::Link;
-use super::{LinkRefused, Transport, WhyRefused};
+use super::{LinkRefused, Transport, WhyRefused, wake_reasons};
 use crate::clock::{BadClockPage, ClockPage};
 use crate::fault;
 use crate::ids::ProcessId;
@@ -80,10 +81,19 @@ impl Transport {
 
     /// As [`link`](Self::link), and says where it is this process that lacks something for it.
     pub(super) fn link_or_lack(&self, peer: ProcessId) -> Result<Arc<Link>, NoLink> {
+        let (link, is_new) = self.find_or_make(peer)?;
+        if is_new {
+            self.send_half(&link).map_err(NoLink::Lack)?;
+        }
+        Ok(link)
+    }
+
+    /// The link to `peer`, and whether it was made just now, so that this process's half is still to be sent.
+    fn find_or_make(&self, peer: ProcessId) -> Result<(Arc<Link>, bool), NoLink> {
         if let Some(link) = self.links.to(peer) {
             // One that was refused, and is about to go, says why.
             let given_up = link.is_broken() && link.refused().get().is_none();
-            return if given_up { Err(NoLink::NoPeer) } else { Ok(link) };
+            return if given_up { Err(NoLink::NoPeer) } else { Ok((link, false)) };
         }
         if self.lifecycle.exited.contains(peer)
             || peer.slot() == self.me.slot()
@@ -102,14 +112,8 @@ impl Transport {
                 self.new_link(peer).map_err(|error| lack = Some(error)).ok()
             }
         });
-        let Some(link) = link else {
-            return Err(lack.map_or(NoLink::NoPeer, NoLink::Lack));
-        };
-        if !is_new {
-            return Ok(link);
-        }
-        self.send_half(&link).map_err(NoLink::Lack)?;
-        Ok(link)
+        let link = link.ok_or_else(|| lack.map_or(NoLink::NoPeer, NoLink::Lack))?;
+        Ok((link, is_new))
     }
 
     fn new_link(&self, peer: ProcessId) -> std::io::Result<Arc<Link>> {
@@ -126,42 +130,51 @@ impl Transport {
         Ok(link)
     }
 
-    /// Sends this process's half of a link that is new. Where that fails the link is taken out again.
+    /// Sends this process's half of a link that is new. Where that fails the link is taken out again, and the peer's half is refused, if
+    /// that was taken meanwhile.
     fn send_half(&self, link: &Arc<Link>) -> Result<(), std::io::Error> {
-        // Also when this thread unwinds: a link whose half was not sent never opens.
-        let unsent = guard(Arc::clone(link), |link| {
+        let sent = self.try_send_half(link);
+        if let Err(error) = &sent
+            && let Some(taken) = self.void(link, LinkRefused::here(error))
+        {
+            self.say_refused(link.peer, taken, WhyRefused::of(error));
+        }
+        sent
+    }
+
+    fn try_send_half(&self, link: &Arc<Link>) -> Result<(), std::io::Error> {
+        // Where this thread unwinds: a link whose half was not sent never opens.
+        let unsent = guard((), |()| {
             if !link.is_connected() {
-                self.links.remove(&link);
+                self.links.remove(link);
             }
-            self.give_up(&link);
+            self.give_up(link);
         });
         fault::point("transport.link.begin");
-        let mut descriptors =
-            vec![self.domain.own_page().export_fd()?, self.wakeups.export()?, link.export()?];
-        let link_message = LinkMessage::Link { number: link.number() };
-        link.send_half(|rings_and_bell| {
-            descriptors.extend(rings_and_bell);
-            let route = ToNode::Route { to: link.peer, link_message };
-            self.control.send(route, descriptors).map_err(std::io::Error::other)
-        })?;
+        let sent = self.export_half(link).and_then(|mut descriptors| {
+            let link_message = LinkMessage::Link { number: link.number() };
+            link.send_half(|rings_and_bell| {
+                descriptors.extend(rings_and_bell);
+                let route = ToNode::Route { to: link.peer, link_message };
+                self.control.send(route, descriptors).map_err(std::io::Error::other)
+            })
+        });
         // From here on the peer connects to it and answers. Without the link that answer would make another one, in whose
         // rings nobody reads: the node passes one half on.
         ScopeGuard::into_inner(unsent);
-        fault::point("transport.link.sent");
-        Ok(())
+        if sent.is_ok() {
+            fault::point("transport.link.sent");
+        }
+        sent
+    }
+
+    fn export_half(&self, link: &Link) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.domain.own_page().export_fd()?, self.wakeups.export()?, link.export()?])
     }
 
     /// A peer's half has come. The peer is told whether it was taken: its senders wait for that.
     pub(super) fn half_came(&self, from: ProcessId, number: u64, descriptors: Vec<OwnedFd>) {
-        let Err(error) = self.take_half(from, descriptors) else {
-            let route = ToNode::Route { to: from, link_message: LinkMessage::LinkAck { number } };
-            if self.control.send(route, Vec::new()).is_err()
-                && let Some(link) = self.links.to(from)
-            {
-                link.break_off();
-            }
-            return;
-        };
+        let Err(error) = self.take_half(from, number, descriptors) else { return };
         if self.lifecycle.exited.contains(from) {
             return; // Nobody waits.
         }
@@ -177,7 +190,7 @@ impl Transport {
         self.say_refused(from, number, WhyRefused::BadHalf);
     }
 
-    fn take_half(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
+    fn take_half(&self, from: ProcessId, number: u64, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
         let count = descriptors.len();
         let [clock, wake_page, memory, rings, bell] =
             <[OwnedFd; 5]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count, 5))?;
@@ -185,7 +198,7 @@ impl Transport {
         self.lifecycle.exited.note_before(from);
         // There is such a process, whatever the node had said before.
         self.lifecycle.exited.take_nobody(from);
-        let link = self.link_or_lack(from).map_err(|none| match none {
+        let (link, is_new) = self.find_or_make(from).map_err(|none| match none {
             NoLink::NoPeer => BadHalf::GivenUp,
             NoLink::Lack(error) => BadHalf::Io(error),
         })?;
@@ -194,6 +207,24 @@ impl Transport {
         self.domain.add_peer(from, ClockPage::open(clock)?);
         link.connect(wake_page, memory, rings, bell)?;
         fault::point("transport.link.connected");
+        if !link.note_taken(number) {
+            // Another thread could not send this process's half, and did not know of the peer's.
+            self.say_refused(from, number, WhyRefused::BadHalf);
+            return Ok(());
+        }
+        fault::point("transport.link.taken");
+        if is_new {
+            // The peer sees what it was told when that comes. Where it cannot be sent, that is said.
+            if let Err(error) = self.send_half(&link) {
+                tracing::error!(peer = %from, %error, "a link was refused");
+            }
+        } else {
+            // Senders there may wait for it, or a frame.
+            link.ring(wake_reasons::CREDIT | wake_reasons::ROOM);
+        }
+        if link.is_open() {
+            link.wake_senders();
+        }
         Ok(())
     }
 
@@ -222,21 +253,30 @@ impl Transport {
 
     /// This process's half to `peer` leads to no link.
     pub(super) fn half_refused(&self, peer: ProcessId, number: u64, why: LinkRefused) {
-        // Of a half before the last it says nothing new, and an open link was acknowledged: the node passes nothing else on.
-        let link = self.links.to(peer).filter(|link| link.number() == number && !link.is_open());
-        if let Some(link) = link {
-            tracing::warn!(%peer, "a link was refused: {why}");
-            self.void(&link, why);
+        // Of a half before the last it says nothing new.
+        let Some(link) = self.links.to(peer).filter(|link| link.number() == number) else { return };
+        if link.is_broken() {
+            return; // It was given up, and stays for whoever would make another.
         }
+        if link.is_open() {
+            // WIRE-1: the peer has said that it has taken the half.
+            tracing::error!(%peer, "it refused a link that is open, and is given up: {why}");
+            self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+            return self.give_up(&link);
+        }
+        tracing::warn!(%peer, "a link was refused: {why}");
+        self.void(&link, why);
     }
 
-    /// A link that never opens goes. Whoever waits for it is told why, and the next use makes another.
-    fn void(&self, link: &Link, why: LinkRefused) {
-        link.refuse(why);
+    /// A link that never opens goes. Whoever waits for it is told why, and the next use makes another. Returns the number of the
+    /// peer's half where that was taken.
+    fn void(&self, link: &Link, why: LinkRefused) -> Option<u64> {
+        let taken = link.refuse(why);
         self.links.remove(link);
         link.wake_senders();
         // Nothing went over it, so there is nothing to let go of.
         link.note_given_up();
+        taken
     }
 }
 

@@ -31,7 +31,7 @@ pub enum ToNode {
         link_message: LinkMessage,
     },
     /// The half `number` of `peer` is not taken, and this process has none for `peer`: both are void, and the next use of
-    /// the link on either side begins anew. In place of [`LinkMessage::LinkAck`]; passed on as [`FromNode::LinkRefused`].
+    /// the link on either side begins anew. Passed on as [`FromNode::LinkRefused`].
     RefuseLink {
         /// Who sent the half.
         peer: ProcessId,
@@ -129,14 +129,9 @@ pub enum ToNode {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum LinkMessage {
     /// Here is my half of the link between us. Descriptors: the sender's clock page, its wake page, its words for you, the
-    /// memory of its rings to you, the bell with which you ring it.
+    /// memory of its rings to you, the bell with which you ring it. Once you have mapped it you say so in your words for me.
     Link {
-        /// Greater than that of every half before: the answer names it.
-        number: u64,
-    },
-    /// I have mapped your half: what you write into it, I will see.
-    LinkAck {
-        /// Of the half.
+        /// Greater than zero, and than that of every half before: who has mapped it, or refuses it, names it.
         number: u64,
     },
     /// Here is fresh memory for my rings to you, in which they go on once they say so. Descriptors: one. Over a link that

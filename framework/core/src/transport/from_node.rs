@@ -13,7 +13,6 @@ use std::os::fd::OwnedFd;
 
 use super::chunks::ChunkCame;
 use super::{LinkRefused, Transport};
-use crate::fault;
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 
 impl Transport {
@@ -23,14 +22,6 @@ impl Transport {
         match message {
             FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } } => {
                 self.half_came(from, number, descriptors);
-            }
-            FromNode::LinkMessage { from, link_message: LinkMessage::LinkAck { number } } => {
-                // An answer to a half that was refused meanwhile is none to the next.
-                if let Some(link) = self.links.to(from).filter(|link| link.number() == number) {
-                    fault::point("transport.link.acknowledged");
-                    link.acknowledge();
-                    link.wake_senders();
-                }
             }
             FromNode::LinkMessage { from, link_message: LinkMessage::Rings { number } } => {
                 self.rings_came(from, number, descriptors);

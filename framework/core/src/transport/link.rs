@@ -1,9 +1,9 @@
 //! A link: everything between this process and one peer.
 //!
-//! **Made** on first use by either side, in three link messages through the node: each sends its half (a descriptor of
-//! what it writes), and acknowledges the other's when it has mapped it. A process sends frames and posts holds only
-//! over a link whose acknowledgement it has: only then is what it writes seen by a peer that drains its rings
-//! (LEASE-3). Who cannot take a half refuses it in place of the acknowledgement: a link of which one half was refused has
+//! **Made** on first use by either side, in two link messages through the node: each sends its half (a descriptor of
+//! what it writes), and says in it which half of the other's it has mapped. A process sends frames and posts holds only
+//! over a link whose peer has said that: only then is what it writes seen by a peer that drains its rings
+//! (LEASE-3). Who cannot take a half does not say so and refuses it: a link of which one half was refused has
 //! never been open on either side, goes on both, and the next use makes another.
 //!
 //! A link has parts, each with its state and its locks in its file:

@@ -3,7 +3,7 @@
 //! | memory | one per | written by | holds |
 //! |---|---|---|---|
 //! | wake page | process | it | its sleep word, and whether it wants to be woken for room |
-//! | link memory | ordered pair | the sender | its tails, and of the other direction: its cursors, the credits that it grants, and which of its actors take messages |
+//! | link memory | ordered pair | the sender | its tails, and of the other direction: which half it has mapped, its cursors, the credits that it grants, and which of its actors take messages |
 //! | ring memory | ordered pair | the sender | both rings |
 //!
 //! Everything of a link is in memory of its own, so that the next life of a peer's slot begins with zeros while the last
@@ -42,6 +42,7 @@ const DATA_TAIL: usize = 0;
 const RETURN_TAIL: usize = LINE;
 const DATA_HEAD: usize = 2 * LINE;
 const RETURN_HEAD: usize = 3 * LINE;
+const TAKEN: usize = 4 * LINE;
 const CREDITS: usize = PAGE;
 const MAILBOX_STATES: usize = 2 * PAGE;
 const LINK_BYTES: usize = 3 * PAGE;
@@ -164,6 +165,11 @@ impl LinkMemory {
     /// The writer's cursors into the data ring and the return ring of the other direction.
     pub(crate) fn heads(&self) -> (NativeWord, NativeWord) {
         (self.0.word(DATA_HEAD), self.0.word(RETURN_HEAD))
+    }
+
+    /// The number of the peer's half that the writer has mapped; zero before. From then on it sees what the peer writes.
+    pub(crate) fn taken(&self) -> NativeWord {
+        self.0.word(TAKEN)
     }
 
     /// How many messages from the peer each of the writer's actors is done with.

@@ -35,7 +35,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::actors::KeptInboxes;
-use super::attention::Attention;
+use super::attention::{Attention, Found};
 use super::incoming::FrameBuffer;
 use super::link::Link;
 use super::renewal::IdleLooks;
@@ -173,7 +173,7 @@ impl Transport {
         link: &Arc<Link>,
         (buffer, inboxes): (&mut FrameBuffer, &mut KeptInboxes),
         heads: bool,
-    ) -> bool {
+    ) -> Found {
         if link.is_broken() {
             if !link.is_given_up() {
                 self.give_up(link);
@@ -185,13 +185,13 @@ impl Transport {
             if exited {
                 self.part_with(link);
             }
-            return any || exited;
+            return (any || exited).into();
         }
         // Read before the rings are: what the peer had posted before its end is then seen by this look.
         let exited = link.has_exited();
-        // Nothing comes over it yet, and whoever waits for it is woken by what the node says of it.
+        // Nothing comes over it yet.
         if !exited && !link.is_connected() {
-            return false;
+            return Found::NotYet;
         }
         let mut any = false;
         let moved = link.look(heads);
@@ -214,13 +214,13 @@ impl Transport {
             if exited && link.is_drained() {
                 self.give_up(link);
                 self.part_with(link);
-                return true;
+                return Found::Something;
             }
         }
         if link.has_waiting() {
             link.wake_senders();
         }
-        any
+        if !any && !link.is_made() { Found::NotYet } else { any.into() }
     }
 
     /// For which wake reasons of a peer, other than frames, this process has to be woken; see [`wake_reasons`]. `waits_for_head` says whether

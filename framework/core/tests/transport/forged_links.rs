@@ -158,22 +158,6 @@ fn fresh_rings_are_believed_as_those_of_a_half_are() {
 }
 
 #[test]
-fn an_acknowledgement_of_nothing_changes_nothing() {
-    let (cluster, to, inbox) = scene();
-    for _ in 0..3 {
-        let link_message = FromNode::LinkMessage {
-            from: cluster.process(LIAR),
-            link_message: LinkMessage::LinkAck { number: 1 },
-        };
-        cluster.transport(B).from_node(link_message, vec![]);
-    }
-    cluster.run_until_idle();
-    cluster.send(B, &to, 1);
-    cluster.run_until_idle();
-    assert_eq!(inbox.take_one().message, 1);
-}
-
-#[test]
 fn a_clock_that_runs_back_ends_the_link() {
     let cluster = Cluster::new(3);
     let (to_b, at_b) = cluster.inbox::<Tensor>(B, 8);

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 use super::{Broker, Complaint, Delivery, expect};
 use crate::ids::ProcessId;
-use crate::node::link_messages::Answer;
+use crate::node::link_messages::Refusal;
 use crate::transport::WhyRefused;
 use crate::transport::control_channel::{FromNode, LinkMessage};
 
@@ -33,13 +33,6 @@ impl Broker {
             LinkMessage::Link { number } => {
                 expect(&descriptors, "a link", HALF)?;
                 self.half(from, to, number, Ok(descriptors), out)
-            }
-            LinkMessage::LinkAck { number } => {
-                expect(&descriptors, "the answer to a link", 0)?;
-                if self.answers(from, to, number, out)? {
-                    out.push(passed_on(from, to, link_message, descriptors));
-                }
-                Ok(())
             }
             LinkMessage::Rings { number } => {
                 expect(&descriptors, "fresh rings", 1)?;
@@ -67,13 +60,20 @@ impl Broker {
         why: WhyRefused,
         out: &mut Vec<Delivery>,
     ) -> Result<(), Complaint> {
-        if self.answers(from, peer, number, out)? {
-            out.push(refused((peer, from), number, from, why));
-            // It may have sent its own while it refused: that is void too, and nobody waits for it.
-            let own = self.link_messages.void(peer, from);
-            out.extend(own.map(|number| refused((from, peer), number, from, why)));
+        if !self.may_write(from, peer, out)? {
+            return Ok(());
         }
-        Ok(())
+        match self.link_messages.refuse(from, peer, number) {
+            Refusal::Due => {
+                out.push(refused((peer, from), number, from, why));
+                // It may have sent its own while it refused: that is void too, and nobody waits for it.
+                let own = self.link_messages.void(peer, from);
+                out.extend(own.map(|number| refused((from, peer), number, from, why)));
+                Ok(())
+            }
+            Refusal::Late => Ok(()),
+            Refusal::Forged => Err(Complaint::NoSuchHalf(peer)),
+        }
     }
 
     /// A half of a link to `to`, with its descriptors, or with why the node lacks them.
@@ -113,24 +113,6 @@ impl Broker {
                 out.extend(others.map(|number| refused((to, from), number, ProcessId::NODE, why)));
                 Err(Complaint::NoHalf(to, error))
             }
-        }
-    }
-
-    /// Whether this is the answer to a half, and to be acted upon.
-    fn answers(
-        &mut self,
-        from: ProcessId,
-        to: ProcessId,
-        number: u64,
-        out: &mut Vec<Delivery>,
-    ) -> Result<bool, Complaint> {
-        if !self.may_write(from, to, out)? {
-            return Ok(false);
-        }
-        match self.link_messages.answer(from, to, number) {
-            Answer::Due => Ok(true),
-            Answer::Late => Ok(false),
-            Answer::Forged => Err(Complaint::NoSuchHalf(to)),
         }
     }
 

@@ -224,8 +224,8 @@ impl State {
                 LinkMessage::Rings { number } => {
                     Some(self.broker.offer(from, to, number, None, &mut deliveries))
                 }
-                // They have no descriptors.
-                LinkMessage::LinkAck { .. } | LinkMessage::RingsAnswer { .. } => None,
+                // It has no descriptors.
+                LinkMessage::RingsAnswer { .. } => None,
             };
             if let Some(result) = result {
                 self.deliver(deliveries);

@@ -135,22 +135,52 @@ fn a_frame_whose_link_is_refused_goes_back_and_the_next_is_taken() {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// What the node would not pass on changes nothing either: a refusal of an open link, or of another half.
+/// A peer that refuses a half, which it has said to have taken, lies (WIRE-1). Of another half it says nothing.
 #[test]
-fn an_open_link_is_not_refused() {
+fn who_refuses_an_open_link_is_given_up() {
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<u32>(1, 8);
     cluster.connect();
     let peer = cluster.process(1);
-    for number in 0..4 {
+    let own = cluster.transport(0).links.to(peer).expect("it is open").number();
+    let refuse = |number| {
         let (name, why) = (String::new(), WhyRefused::FILES);
         let refused = FromNode::LinkRefused { peer, number, by: peer, name, why };
         cluster.transport(0).from_node(refused, vec![]);
-    }
-    cluster.run_until_idle();
+        cluster.run_until_idle();
+    };
+    [own - 1, own + 1].into_iter().for_each(refuse);
     cluster.send(0, &to, 5);
     cluster.run_until_idle();
-    assert_eq!((inbox.take_one().message, cluster.links(0)), (5, 1));
+    assert_eq!((inbox.take_one().message, cluster.gave_up(0, 1)), (5, false));
+    refuse(own);
+    assert!(cluster.gave_up(0, 1) && !cluster.gave_up(1, 0));
+}
+
+/// Nothing goes over a link of which one side alone has mapped the other's half (LEASE-3).
+#[test]
+fn a_link_is_open_once_each_has_said_that_it_took_the_half() {
+    let cluster = Cluster::new(2);
+    let (to_1, _at_1) = cluster.inbox::<Item>(1, 8);
+    let (to_0, _at_0) = cluster.inbox::<Item>(0, 8);
+    let is_open = |of: usize, to: usize| {
+        cluster.transport(of).links.to(cluster.process(to)).is_some_and(|link| link.is_open())
+    };
+    // The second does not hear of the first's half, and its own reaches the first.
+    cluster.stop(1);
+    let (there, back) = (cluster.address::<Item>(0, &to_1), cluster.address::<Item>(1, &to_0));
+    let (mut there, mut back) = (pin!(there.send(item())), pin!(back.send(item())));
+    cluster.run_node_until_idle();
+    assert!(poll(there.as_mut()).is_pending() && poll(back.as_mut()).is_pending());
+    assert!(!is_open(0, 1) && !is_open(1, 0), "what the first sent would not be seen");
+    cluster.go_on(1);
+    cluster.run_until_idle();
+    assert!(is_open(0, 1) && is_open(1, 0));
+    assert!(matches!(poll(there.as_mut()), Poll::Ready(Ok(()))));
+    assert!(matches!(poll(back.as_mut()), Poll::Ready(Ok(()))));
+    cluster.run_until_idle();
+    assert_eq!([0, 1].map(|i| cluster.transport(i).stats().received), [1, 1]);
+    assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
 /// An error of the system that is no lack of descriptors, and a half that cannot be.

@@ -2,12 +2,13 @@
 //!
 //! Used by whoever makes the link, by everything that asks whether it is open, and by whoever rings.
 //!
-//! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open only while the
-//! peer has acknowledged this process's half and neither is set. What was put off (`deferred`) is rung for by whoever takes
-//! it out of the mark.
+//! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open only while each side
+//! has said that it has mapped the other's half and neither is set. What was put off (`deferred`) is rung for by whoever takes
+//! it out of the mark. Of a half that was mapped by a link that is refused, one is told that it has to be refused too: whoever
+//! refuses the link, or whoever maps the half.
 //!
-//! **Locks.** That of the bell's end, under which it is sent to the node, and nothing else inside of it. `ring` may be called
-//! under the locks of the rings.
+//! **Locks.** That of the bell's end, under which it is sent to the node, and under which a half is said to be mapped or the link
+//! refused; nothing else inside of it. `ring` may be called under the locks of the rings.
 //!
 //! **On a crash** of the peer its doorbell is shut, and a ring in vain is an error that is logged and nothing else. **On
 //! cancellation** nothing happens.
@@ -28,7 +29,7 @@ use crate::transport::connect::BadHalf;
 use crate::transport::deferred::DeferredFor;
 use crate::transport::doorbell::Ringer;
 use crate::transport::pages::{LinkMemory, RingMemory, WakePage};
-use crate::transport::ring::{Native, NativeBytes, NativeWord, NativeWords, Sound};
+use crate::transport::ring::{Native, NativeBytes, NativeWord, NativeWords, Sound, Word as _};
 use crate::transport::wake_reasons;
 
 /// See the module.
@@ -38,6 +39,8 @@ pub(super) struct Connection {
     number: u64,
     /// What this process writes for the peer.
     pub(super) memory: LinkMemory,
+    /// In it: which half of the peer's is mapped here.
+    taken: NativeWord,
     /// What the peer rings here.
     _ear: Ear,
     /// The peer's end of it and a descriptor of the rings to it, until they are sent.
@@ -46,8 +49,8 @@ pub(super) struct Connection {
     rings: Mutex<Option<(NativeBytes, NativeBytes)>>,
     /// What the peer writes for this process, once it came.
     half: OnceLock<Half>,
-    /// The peer has mapped `memory`.
-    acknowledged: AtomicBool,
+    /// Both have been seen to be mapped.
+    made: AtomicBool,
     /// The peer broke the protocol or ended; nothing is sent or read any more.
     broken: AtomicBool,
     /// Why it never opened, where that is known. Apart from the link for a frame that waits for it, which another link may
@@ -68,6 +71,8 @@ pub(super) struct Connection {
 struct Half {
     credits: NativeWords,
     mailbox_states: NativeWords,
+    /// Which half of this process's the peer has mapped.
+    taken: NativeWord,
     wants: NativeWord,
     bell: Bell,
     ringer: Ringer,
@@ -79,14 +84,16 @@ impl Connection {
         let (ear, bell) = ears.doorbell()?;
         let rings = RingMemory::create()?;
         let unsent = (rings.export()?, bell);
+        let memory = LinkMemory::create()?;
         Ok(Connection {
             number,
-            memory: LinkMemory::create()?,
+            taken: memory.taken(),
+            memory,
             _ear: ear,
             unsent: Mutex::new(Some(unsent)),
             rings: Mutex::new(Some(rings.into_bytes())),
             half: OnceLock::new(),
-            acknowledged: AtomicBool::new(false),
+            made: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             refused: Arc::default(),
             exited: AtomicBool::new(false),
@@ -112,6 +119,7 @@ impl Connection {
         let half = Half {
             credits: memory.credits(),
             mailbox_states: memory.mailbox_states(),
+            taken: memory.taken(),
             wants: wake_page.wants(),
             bell: Bell::from_fd(bell)?,
             ringer: Ringer::new(wake_page.sleep()),
@@ -147,16 +155,34 @@ impl Link {
         self.connection.number
     }
 
-    pub(crate) fn acknowledge(&self) {
-        self.connection.acknowledged.store(true, Ordering::Release);
+    /// Says to the peer that its half, which has that number, is mapped: what it writes into it from then on is seen. False where the
+    /// link was refused meanwhile, and so the half has to be.
+    #[must_use]
+    pub(crate) fn note_taken(&self, number: u64) -> bool {
+        let _refused_or_not = self.connection.unsent.lock();
+        // Release: who sees it finds the rings mapped.
+        self.connection.taken.store(number, Ordering::Release);
+        self.connection.refused.get().is_none()
     }
 
     /// Whether frames and holds can go out.
     pub(crate) fn is_open(&self) -> bool {
-        self.connection.half.get().is_some()
-            && self.connection.acknowledged.load(Ordering::Acquire)
-            && !self.is_broken()
-            && !self.has_exited()
+        self.is_made() && !self.is_broken() && !self.has_exited()
+    }
+
+    /// Whether each side has mapped the other's half, and has said so.
+    pub(crate) fn is_made(&self) -> bool {
+        let Connection { made, half, taken, number, .. } = &self.connection;
+        if made.load(Ordering::Acquire) {
+            return true;
+        }
+        // Acquire: pairs with `note_taken` of the peer, and of another thread here.
+        let is_made = half.get().is_some_and(|half| half.taken.load(Ordering::Acquire) == *number)
+            && taken.load(Ordering::Acquire) != 0;
+        if is_made {
+            made.store(true, Ordering::Release);
+        }
+        is_made
     }
 
     /// Whether the peer's half is here.
@@ -187,11 +213,12 @@ impl Link {
     }
 
     /// It never opens, for this reason. Whoever finds it broken finds that. A half that has not gone to the node by then does
-    /// not go.
-    pub(crate) fn refuse(&self, why: LinkRefused) {
+    /// not go. Returns the number of the peer's half, where that was mapped before.
+    pub(crate) fn refuse(&self, why: LinkRefused) -> Option<u64> {
         let _sent_or_not = self.connection.unsent.lock();
         let _ = self.connection.refused.set(why);
         self.break_off();
+        Some(self.connection.taken.load(Ordering::Acquire)).filter(|number| *number != 0)
     }
 
     /// Why it never opened, once that is known.
