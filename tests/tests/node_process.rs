@@ -75,6 +75,16 @@ impl Running {
     }
 }
 
+/// DEATH-2: under MPS a death costs the others what it took from them, and no more.
+#[test]
+fn who_shares_a_gpu_ends_with_one_that_was_killed_where_the_gpu_went_with_it() {
+    let text = play_well(&["shared-gpu"]);
+    let why = "worker `a` failed";
+    has(&text, &["b ended: ", "c ended: ", why, "clean shutdown of 4"]);
+    let with = text.lines().filter(|line| line.contains(" ended: ") && line.contains(why)).count();
+    assert_eq!(with, 2, "the first to say so ends with the others:\n{text}");
+}
+
 #[test]
 fn actors_start_in_workers_and_errors_say_why() {
     let text = play_well(&["actors"]);

@@ -46,6 +46,7 @@ use scenes::{
     workers_that_count_the_gpus_differently_mean_the_same,
 };
 use spares::{
+    a_client_of_mps_that_is_killed_at_rest_costs_nobody_else,
     a_worker_goes_on_in_a_spare_that_has_opened_the_device, spares_end_with_their_mps_group_and_are_replaced,
 };
 use streams::{a_worker_has_as_many_streams_as_its_spawn_says, forty_workers_share_a_gpu_under_mps};
@@ -78,7 +79,7 @@ fn program(builder: Builder) -> Builder {
     let builder = graphs::program(pipelines::program(builder));
     #[cfg(feature = "hosts")]
     let builder = hosts::program(builder);
-    let builder = reuse::program(streams::program(builder));
+    let builder = spares::program(reuse::program(streams::program(builder)));
     parts::program(receive::program(scenes::program(hangs::program(faults::program(builder)))))
 }
 
@@ -119,6 +120,7 @@ fn main() {
         a_kernel_that_faults_restarts_its_mps_group,
         more_actors_than_streams_share_them,
         a_worker_goes_on_in_a_spare_that_has_opened_the_device,
+        a_client_of_mps_that_is_killed_at_rest_costs_nobody_else,
         spares_end_with_their_mps_group_and_are_replaced,
         a_worker_has_as_many_streams_as_its_spawn_says,
         forty_workers_share_a_gpu_under_mps,

@@ -37,6 +37,8 @@ pub struct NodeBuilder {
     host_budget: u64,
     gpu_budget: Option<u64>,
     sharing: Option<Sharing>,
+    #[cfg(feature = "testing")]
+    pretends_mps: bool,
     mps_keeper: mps::KeeperProgram,
     hang_limit: Option<(Duration, OnHang)>,
     trace: Option<PathBuf>,
@@ -57,6 +59,8 @@ impl NodeBuilder {
             host_budget: DEFAULT_HOST_BUDGET,
             gpu_budget: None,
             sharing: None,
+            #[cfg(feature = "testing")]
+            pretends_mps: false,
             mps_keeper: mps::KeeperProgram::default(),
             hang_limit: None,
             trace: None,
@@ -113,6 +117,14 @@ impl NodeBuilder {
     /// Sets how workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = Some(sharing);
+        self
+    }
+
+    /// Has the node take its workers for clients of one MPS server, on devices that tests make up.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn testing_pretend_mps(mut self) -> Self {
+        self.pretends_mps = true;
         self
     }
 
@@ -272,6 +284,8 @@ impl NodeBuilder {
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
         let mps::Begun { mps, time_slices } = self.sharing.unwrap_or_default().begin(&self.mps_keeper)?;
+        #[cfg(feature = "testing")]
+        let time_slices = time_slices.filter(|_| !self.pretends_mps);
         let listening = self.console.listen();
         let log_ring = listening.is_some().then(Arc::<LogRing>::default);
         let settings = Settings {

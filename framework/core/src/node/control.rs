@@ -51,6 +51,8 @@ pub(crate) enum Up {
     HangProbe { round: u64, hang_probe: HangProbe },
     /// The answer to [`Down::Ping`]: everything that was sent before the ping came is ahead of this.
     Pong { number: u64 },
+    /// The answer to [`Down::LookAtGpus`]: no GPU is lost. A worker that has lost one says [`Up::Failing`].
+    GpusLookedAt { number: u64 },
     /// The answer to [`Down::StopActors`].
     ActorsStopped,
     /// An event of the worker's log.
@@ -82,6 +84,8 @@ pub(crate) enum Down {
     Metrics { round: u64, closely: bool },
     /// Asks for the snapshot for hang detection.
     Look { round: u64 },
+    /// Another worker on a GPU of this one's was killed: put something on each GPU, and say when that was done.
+    LookAtGpus { number: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
     /// From now on note what happens, in new memory for so many records. Answered by [`Up::Trace`] with the same number, before
@@ -143,6 +147,7 @@ impl Up {
             | Up::Activity { .. }
             | Up::Trace { .. }
             | Up::Pong { .. }
+            | Up::GpusLookedAt { .. }
             | Up::ActorsStopped
             | Up::LogsDropped { .. }) => message,
         }

@@ -78,6 +78,12 @@ pub trait ProcessRuntime: Send + Sync + 'static {
         HangProbe::default()
     }
 
+    /// Puts something on each GPU that the process has opened, and waits until that is done. False if one is lost to it, which the process has
+    /// said then, and ends.
+    fn look_at_gpus(&self) -> bool {
+        true
+    }
+
     /// The node traces: from now on the process notes what it does in this ring.
     fn trace(&self, _ring: TraceRing) {}
 

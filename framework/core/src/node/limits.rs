@@ -236,6 +236,9 @@ pub const DROP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a worker whose control socket has closed may take to end before it is killed.
 pub const END_GRACE: Duration = Duration::from_secs(2);
 
+/// For workers to say whether a GPU is lost to them, after another one on it was killed. They answer in a few milliseconds.
+pub const GPU_LOOK_PATIENCE: Duration = Duration::from_secs(1);
+
 /// How long a worker that ends tries to send replies for which there was no room yet. Its next life waits for its end, and not for a peer
 /// that does not read.
 pub const LAST_REPLIES: Duration = Duration::from_secs(1);

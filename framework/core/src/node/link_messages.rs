@@ -73,7 +73,10 @@ impl LinkMessages {
         // Without the other half it is not open.
         let has_other = self.0.get(&(to, from)).is_some_and(|halves| halves.stands);
         let Some(halves) = self.0.get_mut(&(from, to)) else { return false };
-        if !(has_other && halves.stands) || halves.offered != halves.offer_answered || number <= halves.offered {
+        if !(has_other && halves.stands)
+            || halves.offered != halves.offer_answered
+            || number <= halves.offered
+        {
             return false;
         }
         halves.offered = number;

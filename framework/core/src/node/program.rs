@@ -90,6 +90,11 @@ impl ProcessRuntime for ProcessActors {
         self.transport().from_node_starved(message)
     }
 
+    #[cfg(feature = "cuda")]
+    fn look_at_gpus(&self) -> bool {
+        crate::device::cuda::look_at_all()
+    }
+
     fn activity(&self) -> Activity {
         self.transport().activity()
     }

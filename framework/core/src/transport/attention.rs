@@ -78,7 +78,8 @@ impl Attention {
             links.keep(&list, version);
             list
         });
-        let any = self.rounds.look(list.len(), all, |index| list.get(index).map_or(Found::Nothing, &mut look));
+        let any =
+            self.rounds.look(list.len(), all, |index| list.get(index).map_or(Found::Nothing, &mut look));
         self.list = Some(list);
         any
     }
@@ -268,8 +269,9 @@ mod tests {
         let mut rounds = rounds.changed(MANY - 1, |index| (index + 2 < MANY).then_some(index + 2));
         let lively = |rounds: &Rounds| rounds.lively.iter().map(|(index, _)| *index).collect::<Vec<_>>();
         assert_eq!(lively(&rounds), [1, 75, MANY - 2]);
-        let looks: usize =
-            (0..TURNS).map(|_| usize::from(rounds.look(MANY - 1, false, |index| (index == 100).into()))).sum();
+        let looks: usize = (0..TURNS)
+            .map(|_| usize::from(rounds.look(MANY - 1, false, |index| (index == 100).into())))
+            .sum();
         assert!(looks > 0, "and is looked at in its turn");
         assert!(lively(&rounds).contains(&100));
     }

@@ -19,6 +19,7 @@ use tensorpost_core::clock::ProcessPages;
 use tensorpost_core::device::Access;
 use tensorpost_core::ids::ChunkId;
 use tensorpost_core::node::{Activity, Identity, Notices, ProcessRuntime, Processes, StartActor};
+use tensorpost_core::os::vital;
 use tensorpost_core::transport::control_channel::{ControlChannel, FromNode, LinkMessage, ToNode};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -76,6 +77,7 @@ fn open(
         to_actors,
         link_messages: Mutex::new(Some(link_messages)),
         hang_at_stop: AtomicBool::new(false),
+        loses_gpu: AtomicBool::new(false),
     }))
 }
 
@@ -92,6 +94,7 @@ pub(crate) struct Transport {
     to_actors: UnboundedSender<ProcessId>,
     link_messages: Mutex<Option<UnboundedReceiver<ProcessId>>>,
     hang_at_stop: AtomicBool,
+    loses_gpu: AtomicBool,
 }
 
 impl ProcessRuntime for Transport {
@@ -117,6 +120,14 @@ impl ProcessRuntime for Transport {
             busy: self.waiting.load(Ordering::SeqCst) > 0,
             leaves_unread: false,
         }
+    }
+
+    fn look_at_gpus(&self) -> bool {
+        if self.loses_gpu.load(Ordering::SeqCst) {
+            vital::fail("a GPU was lost to it: as it was told");
+            return false;
+        }
+        true
     }
 
     fn stopping(&self) {
@@ -222,6 +233,7 @@ impl Transport {
         let args = String::from_utf8_lossy(&start.made_of.args).into_owned();
         match start.made_of.type_name.as_str() {
             "quiet" => {}
+            "loses-gpu" => self.loses_gpu.store(true, Ordering::SeqCst),
             "fail" => return Err(format!("no memory\n\nCaused by:\n    {args}")),
             "panic" => panic!("create panicked on {args}"),
             "length" => println!("{} bytes, last {:?}", start.made_of.args.len(), start.made_of.args.last()),

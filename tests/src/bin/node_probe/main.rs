@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use fake::FakeNode;
+use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::actor::ActorId;
 use tensorpost::device::DeviceId;
-use tensorpost::node::{Node, ProcessId, StartError, WorkerId, WorkerState};
+use tensorpost::node::{Node, ProcessId, Restart, StartError, WorkerId, WorkerState};
 use tensorpost_core::ids::ChunkId;
 use tensorpost_core::node::NewActor;
 use tensorpost_core::transport::control_channel::{FromNode, Location};
@@ -65,6 +66,7 @@ fn main() -> Result<()> {
         }
         "drains" => drains(&fake::start(builder)?),
         "late" => late(&fake::start(builder)?),
+        "shared-gpu" => shared_gpu(&fake::start(builder.testing_pretend_mps())?),
         "stuck" => stuck(&fake::start(builder)?),
         "signals" => {
             let node = fake::start(builder)?;
@@ -254,6 +256,57 @@ fn late(node: &FakeNode) -> Result<()> {
     }
     ensure!(report.drained && !report.is_clean());
     Ok(())
+}
+
+fn signal(pid: u32, signal: Signal) -> Result<()> {
+    Ok(kill_process(Pid::from_raw(pid.cast_signed()).context("no process")?, signal)?)
+}
+
+/// Workers that share a GPU through MPS, or so the node takes it, one of which is killed.
+fn shared_gpu(node: &FakeNode) -> Result<()> {
+    let supervisor = node.supervisor();
+    let gpu = |of: u8| DeviceId([of; 16]);
+    let workers = [("a", 7), ("b", 7), ("c", 7), ("elsewhere", 8)].map(|(name, of)| -> Result<_> {
+        let worker = supervisor.spawn_worker(name)?;
+        let actor = NewActor { device: gpu(of), ..new_actor("quiet", None, vec![]) };
+        supervisor.start_supervised(worker, actor, Restart::on_failure(9))?;
+        Ok(worker)
+    });
+    let [a, b, c, elsewhere] = workers.map(|worker| worker.expect("it starts"));
+    let pids = || [a, b, c, elsewhere].map(|of| supervisor.worker(of).map_or(0, |status| status.pid));
+    let kill = |worker| -> Result<_> {
+        let before = pids();
+        signal(supervisor.worker(worker).context("status")?.pid, Signal::KILL)?;
+        // It is back last: whoever ends with it has ended before.
+        wait::until("the killed one is back", || {
+            let now = supervisor.worker(worker);
+            now.is_some_and(|now| now.state == WorkerState::Running && !before.contains(&now.pid))
+        });
+        Ok((before, pids()))
+    };
+    let (before, now) = kill(a)?;
+    ensure!(before[1..] == now[1..], "nobody has lost anything: {before:?}, {now:?}");
+
+    // One that is stopped says nothing, and the others do not wait for ever.
+    wait::stop(now[2]);
+    let (before, now) = kill(a)?;
+    signal(now[2], Signal::CONT)?;
+    ensure!(before[1..] == now[1..], "nobody has said that anything is lost: {before:?}, {now:?}");
+
+    start(node, b, "loses-gpu", "")?;
+    let (before, now) = kill(a)?;
+    wait::until("the others are back", || {
+        let is_back = |of| supervisor.worker(of).is_some_and(|status| status.state == WorkerState::Running);
+        is_back(b) && is_back(c)
+    });
+    let later = pids();
+    ensure!(before[1] != later[1] && before[2] != later[2], "all on that GPU: {before:?}, {later:?}");
+    ensure!(before[3] == now[3] && now[3] == later[3], "and nobody else: {before:?}, {later:?}");
+    for of in [b, c] {
+        let status = supervisor.worker(of).context("status")?;
+        println!("{} ended: {}", status.name, status.last_end.context("it has ended")?);
+    }
+    finish(node)
 }
 
 /// A worker that is stopped (not dead) is written to until the bound; the other goes on all the while.

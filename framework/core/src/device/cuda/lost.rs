@@ -5,7 +5,10 @@
 //! are released as after any death (DEATH-1). Nobody else is affected, unless they share the GPU through MPS.
 //!
 //! The first call that fails reports the loss. A process may make no call for a long time, and a kernel's fault wakes
-//! nobody, so a thread asks the driver ten times a second.
+//! nobody, so a thread asks the driver ten times a second. That finds what the process has done itself. Of what another client of the
+//! same MPS server did an idle stream says nothing: something has to be put on the GPU ([`look`]).
+
+#![expect(unsafe_code, reason = "has the device write")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +16,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::super::DeviceError;
-use super::Shared;
+use super::pinned::Word;
+use super::{BACKENDS, Shared};
 use crate::os::vital;
 
 /// How long a fault may go unnoticed by a process that makes no calls.
@@ -33,6 +37,33 @@ pub(super) fn tell(error: &DeviceError) {
     }
     tracing::error!(%error, "a GPU is lost to this process");
     vital::fail(&format!("a GPU was lost to it: {error}"));
+}
+
+/// Puts something on each device that is open, and waits until it is done. Whether all of them are there. May wait for the driver.
+pub(crate) fn look() -> bool {
+    let open: Vec<_> = BACKENDS.lock().values().map(Arc::clone).collect();
+    for backend in open {
+        // A loss is told where the error is made. Anything else, such as a lack of memory, is no loss.
+        if let Err(error) = try_out(&backend.shared) {
+            tracing::debug!(%error, "a GPU could not be tried out");
+        }
+    }
+    !is_lost()
+}
+
+/// Has the device do something, and waits until it has.
+fn try_out(shared: &Arc<Shared>) -> Result<(), DeviceError> {
+    shared.bind()?;
+    let word = Word::take(shared)?;
+    let stream = &shared.housekeeping;
+    // SAFETY: the word is this function's until the work is done, which `finish` waits for, and for ever where it fails.
+    let done = shared
+        .finish(stream, || unsafe { shared.driver.fill(stream, word.device_address(), size_of::<u64>(), 0) });
+    if done.is_err() {
+        // Nobody may have it whom the device could still write over.
+        std::mem::forget(word);
+    }
+    done
 }
 
 /// Starts the thread that looks at a device.

@@ -71,6 +71,7 @@ mod streams;
 pub(crate) mod toolkit;
 
 pub use devices::{CudaDeviceInfo, devices};
+pub(crate) use lost::look as look_at_all;
 pub use stream::CudaStreamBackend;
 
 use driver::{Driver, Event};
@@ -120,6 +121,7 @@ struct Shared {
     spin: AdaptiveSpin,
 }
 
+/// Those that this process has opened.
 static BACKENDS: Mutex<BTreeMap<usize, Arc<CudaBackend>>> = Mutex::new(BTreeMap::new());
 
 impl CudaBackend {

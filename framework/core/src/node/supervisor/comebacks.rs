@@ -1,6 +1,7 @@
 //! Restarts whatever has served its backoff.
 //!
-//! A worker waits for three things: its backoff, the ends of all others of its round (`groups`), on other hosts too, and a slot. Its old
+//! A worker waits for four things: its backoff, what others on its GPU say of that where it was killed (`gpu_looks`), the ends of all others of its round
+//! (`groups`), on other hosts too, and a slot. Its old
 //! slot is free when everybody has read what its last life had posted (`node/reclaims`), for cursors are kept by slot.
 //! A worker with a spare needs no slot (`spares`). An actor that failed in a worker that goes on waits for its backoff only.
 
@@ -63,7 +64,7 @@ impl State {
     /// has read what the last life had posted; another one if somebody does not read. A spare is not early either, although
     /// its slot is another: who hears of an actor's next life has read all of the last.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
-        if next.at > now || self.is_ending(next.round) {
+        if next.at > now || self.is_ending(next.round) || self.gpu_looks.keep_waiting(next.worker) {
             return None;
         }
         #[cfg(feature = "hosts")]

@@ -6,6 +6,9 @@
 //! worker of a round begins its next life before the last of them has ended: a client that starts earlier meets an MPS
 //! server that still refuses, and actors that belong together should not meet in different lives.
 //!
+//! Under MPS a fault costs all clients of the GPU their context, and so may the death of one that was killed: whether it did, the others
+//! are asked (`gpu_looks`).
+//!
 //! Groups whose actors are on several hosts: `groups/elsewhere.rs`.
 
 #[cfg(feature = "hosts")]
@@ -17,6 +20,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::time::Instant;
 
+use crate::ids::DeviceId;
 use crate::node::broker::Delivery;
 use crate::node::group::Group;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
@@ -45,9 +49,11 @@ impl State {
         now: Instant,
         told: &mut Vec<Delivery>,
     ) -> Option<u64> {
-        let lost_gpu = self.settings.time_slices.is_none() && loses_gpu(reason);
+        let shares = self.settings.time_slices.is_none();
+        let lost_gpu = shares && matches!(reason, EndReason::GpuFault(_));
         let (ones, given_up) = self.restarts.groups_hit(decisions, reason);
-        let (groups, workers) = self.who_restarts_with(ones, Some((worker, lost_gpu)));
+        let lost = if lost_gpu { worker.gpus.clone() } else { HashSet::new() };
+        let (groups, workers) = self.who_restarts_with(ones, Some((worker.id, &lost)));
         // Even if nobody is left to end: actors of the group may be between two lives.
         self.give_up_groups(&given_up, Some(worker.id), &reason, decisions, told);
         let text = format!("worker `{}` failed: {reason}", worker.name);
@@ -55,17 +61,36 @@ impl State {
         self.groups_fail(&groups, &given_up, decisions.delay, &text, None);
         #[cfg(not(feature = "hosts"))]
         drop(groups);
-        self.end_together(workers, now + decisions.delay, &text, lost_gpu)
+        if shares && may_lose_gpu(reason) {
+            self.ask_who_has_lost(worker, &text, now + decisions.delay);
+        }
+        self.end_together(workers, now + decisions.delay, &text, lost_gpu, None)
+    }
+
+    /// These GPUs were lost with a worker that was killed: whoever is on them ends as one round with it, because of `text`, and their next lives
+    /// begin `at` that time.
+    pub(super) fn gpus_went_with(&mut self, of: WorkerId, gpus: &HashSet<DeviceId>, text: &str, at: Instant) {
+        let (groups, workers) = self.who_restarts_with(Vec::new(), Some((of, gpus)));
+        #[cfg(feature = "hosts")]
+        self.groups_fail(&groups, &[], at.saturating_duration_since(Instant::now()), text, None);
+        #[cfg(not(feature = "hosts"))]
+        drop(groups);
+        let mut between = self.restarts.between.iter();
+        let round = between.find(|between| between.worker == of).and_then(|between| between.round);
+        let round = self.end_together(workers, at, text, true, round).or(round);
+        if let Some(next) = self.restarts.between.iter_mut().find(|between| between.worker == of) {
+            next.round = round;
+        }
     }
 
     /// All who restart with the members of some groups, before any of them is ended: these, all groups of their workers, and under MPS
-    /// whoever is on a GPU of any of them, where that was lost with the worker that has failed. That one is left out: what its end means is known.
+    /// whoever is on a GPU of any of them, where any was lost with the worker that has failed. That one is left out: what its end means is known.
     fn who_restarts_with(
         &self,
         mut ones: Vec<Group>,
-        failed: Option<(&Worker, bool)>,
+        failed: Option<(WorkerId, &HashSet<DeviceId>)>,
     ) -> (Vec<Group>, HashSet<WorkerId>) {
-        let dead = failed.map(|(worker, _)| worker.id);
+        let dead = failed.map(|(worker, _)| worker);
         let mut workers = HashSet::new();
         // It ends because both sets only grow and are bounded.
         loop {
@@ -75,9 +100,9 @@ impl State {
             let further = self.restarts.groups_of(&workers).into_iter();
             let further: Vec<_> = further.filter(|group| !ones.contains(group)).collect();
             ones.extend(further);
-            if let Some((worker, true)) = failed {
-                let on_gpus = self.on_the_gpus_of(worker, &workers);
-                workers.extend(on_gpus);
+            if let Some((worker, lost)) = failed.filter(|(_, lost)| !lost.is_empty()) {
+                let on_gpus = self.on_gpus_of(lost, &workers);
+                workers.extend(on_gpus.filter(|id| *id != worker));
             }
             if before == (ones.len(), workers.len()) {
                 return (ones, workers);
@@ -85,20 +110,25 @@ impl State {
         }
     }
 
-    /// Ends these workers as one round, whose next lives begin at that time. The round, if there are any.
+    /// Ends these workers as one round, whose next lives begin at that time: as part of `round`, where that has begun. The round, if there
+    /// are any.
     fn end_together(
         &mut self,
         workers: HashSet<WorkerId>,
         at: Instant,
         text: &str,
         lost_gpu: bool,
+        round: Option<u64>,
     ) -> Option<u64> {
         if workers.is_empty() {
             return None;
         }
         // One number and one time for all: `slot_for` holds each next life back until the whole round has ended.
-        self.restarts.last_round += 1;
-        let group_restart = GroupRestart { round: self.restarts.last_round, at };
+        let round = round.unwrap_or_else(|| {
+            self.restarts.last_round += 1;
+            self.restarts.last_round
+        });
+        let group_restart = GroupRestart { round, at };
         for id in workers {
             if let Some(companion) = self.workers.by_id(id) {
                 companion.end_with_group(group_restart, text, lost_gpu);
@@ -108,12 +138,17 @@ impl State {
         Some(group_restart.round)
     }
 
-    /// The workers on any GPU of the dead one, or of those that are killed with it.
-    fn on_the_gpus_of(&self, dead: &Worker, workers: &HashSet<WorkerId>) -> Vec<WorkerId> {
+    /// The workers on any of these GPUs, or of those that are killed with them.
+    fn on_gpus_of(
+        &self,
+        lost: &HashSet<DeviceId>,
+        workers: &HashSet<WorkerId>,
+    ) -> impl Iterator<Item = WorkerId> + use<> {
         let living = || self.workers.iter();
-        let mut gpus = dead.gpus.clone();
+        let mut gpus = lost.clone();
         gpus.extend(living().filter(|worker| workers.contains(&worker.id)).flat_map(|worker| &worker.gpus));
-        living().filter(|worker| !worker.gpus.is_disjoint(&gpus)).map(|worker| worker.id).collect()
+        let on = living().filter(|worker| !worker.gpus.is_disjoint(&gpus)).map(|worker| worker.id);
+        on.collect::<Vec<_>>().into_iter()
     }
 
     fn is_there(&self, id: WorkerId) -> bool {
@@ -164,11 +199,8 @@ impl State {
 
 /// Whether such an end may have come in the middle of a kernel, which under MPS costs all clients of the GPU their
 /// context. A worker that exits by itself, after a panic for example, finishes its kernels first.
-fn loses_gpu(reason: &EndReason) -> bool {
-    matches!(
-        reason,
-        EndReason::Signal(_) | EndReason::GpuFault(_) | EndReason::KilledByNode(_) | EndReason::Hung(_)
-    )
+fn may_lose_gpu(reason: &EndReason) -> bool {
+    matches!(reason, EndReason::Signal(_) | EndReason::KilledByNode(_) | EndReason::Hung(_))
 }
 
 impl Worker {

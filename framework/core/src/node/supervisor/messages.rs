@@ -93,6 +93,9 @@ impl State {
                 worker.end_soon(Instant::now());
             }
             (Up::Failing { why }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
+                // First: where a GPU went with another worker, that one is the cause of its end.
+                self.has_lost_gpu(index);
+                let Some(worker) = self.workers.at_mut(index) else { return };
                 worker.cause.get_or_insert_with(|| EndReason::GpuFault(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
@@ -119,6 +122,7 @@ impl State {
             (Up::HangProbe { round, hang_probe }, WorkerPhase::Running) => {
                 self.hangs.hang_probe(process, round, hang_probe)
             }
+            (Up::GpusLookedAt { number }, WorkerPhase::Running) => self.gpu_looks.answered(process, number),
             (Up::Pong { number }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
                 self.pong(process, number)
             }
@@ -305,6 +309,7 @@ fn name_of(message: &Up) -> &'static str {
         Up::Trace { .. } => "where its trace is",
         Up::Metrics { .. } => "its metrics",
         Up::HangProbe { .. } => "what stands still in it",
+        Up::GpusLookedAt { .. } => "that it has looked at its GPUs",
         Up::Pong { .. } => "the answer to a ping",
         Up::ActorsStopped => "that its actors have stopped",
         Up::Log(_) | Up::LogsDropped { .. } => "a log event",

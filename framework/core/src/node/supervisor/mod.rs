@@ -37,6 +37,7 @@ mod endings;
 mod error;
 #[cfg(feature = "hosts")]
 mod gateways;
+mod gpu_looks;
 mod groups;
 mod hangs;
 #[cfg(feature = "hosts")]

@@ -22,6 +22,7 @@ use crate::os::{Launcher, foreign};
 use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text, hint};
+use super::gpu_looks::GpuLooks;
 use super::hangs::Hangs;
 use super::metrics::{Asked, Askings};
 use super::record::{WorkerPhase, WorkerState, WorkerStatus};
@@ -58,6 +59,7 @@ pub(super) struct State {
     pub(super) restarts: Restarts,
     /// Who waits to take the place of a worker.
     pub(super) spares: Spares,
+    pub(super) gpu_looks: GpuLooks,
     /// Questions for metrics.
     pub(super) askings: Askings,
     /// What stands still.
@@ -104,6 +106,7 @@ impl State {
             workers: Workers::new(),
             restarts: Restarts::default(),
             spares: Spares::default(),
+            gpu_looks: GpuLooks::default(),
             askings: Askings::default(),
             hangs: Hangs::default(),
             traces: Traces::default(),
@@ -279,6 +282,7 @@ impl State {
     fn check_deadlines(&mut self) {
         let now = Instant::now();
         self.tick_deaths(now);
+        self.gpu_looks.tick(now);
         #[cfg(feature = "hosts")]
         self.check_works_until();
         #[cfg(feature = "hosts")]
@@ -351,6 +355,7 @@ impl State {
             .chain(stopping)
             .chain(self.next_restart())
             .chain(self.spares.next_event())
+            .chain(self.gpu_looks.next_event())
             .chain(self.askings.next_event())
             .chain(self.hangs.next_event())
             .chain(self.broker.deaths.next_tick())
@@ -451,6 +456,7 @@ impl State {
         // Whoever waits for its answers waits no longer.
         self.askings.left(worker.process);
         self.hangs.left(worker.process);
+        self.gpu_looks.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Exited { exit, why: worker.why.clone() };

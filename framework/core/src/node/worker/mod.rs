@@ -396,6 +396,21 @@ impl Control {
                 );
                 return Ok(());
             }
+            Down::LookAtGpus { number } => {
+                let (process_runtime, uplink) = (Arc::clone(&self.process_runtime), Arc::clone(&self.uplink));
+                // The driver may keep whoever asks it waiting. Without a thread to ask on, the node waits a moment longer.
+                let looking =
+                    std::thread::Builder::new().name("tensorpost-look".to_owned()).spawn(move || {
+                        // Where one is lost, that is on its way to the node already.
+                        if process_runtime.look_at_gpus() {
+                            let _ = uplink.send(&Up::GpusLookedAt { number }, Vec::new());
+                        }
+                    });
+                if let Err(error) = looking {
+                    tracing::warn!(%error, "no thread to look at this worker's GPUs on");
+                }
+                return Ok(());
+            }
             Down::Ping { number } => {
                 let _ = self.uplink.send(&Up::Pong { number }, Vec::new());
                 return Ok(());
