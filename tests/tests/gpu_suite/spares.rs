@@ -166,7 +166,8 @@ pub(crate) fn spares_end_with_their_mps_group_and_are_replaced(builder: Builder)
         let (now, ended) = (now(), node.report().unwrap().restarts);
         assert!(now.pid != before && now.pid != spare && now.restarts == restarts, "{now:?}");
         let ended = ended.iter().find(|past| past.worker == doubler.worker()).expect("it was restarted");
-        assert!(matches!(ended.ends.last(), Some(EndReason::Group(_))), "{ended:?}");
+        // A client may see the loss, and say so, before the end of the one that was killed is seen.
+        assert!(matches!(ended.ends.last(), Some(EndReason::Group(_) | EndReason::GpuFault(_))), "{ended:?}");
         assert_ne!(until_spare(&node, &doubler), spare);
         until("the first is back", || status(&node, toiler.worker()).state == WorkerState::Running);
     }

@@ -406,7 +406,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// They are started in the background when the actor runs, and again when one was used or has ended; each is a process of
     /// its own with all that this costs, on a GPU some 500 MiB of its memory, and counts as one of the node's.
     /// [`Node::workers`](super::Node::workers) lists them as [`Spare`](super::WorkerState::Spare). Under MPS a
-    /// worker that dies by a signal or a fault of its GPU takes its spares with it, and the next life is started as without.
+    /// worker that dies in the middle of a kernel, or by a fault of its GPU, takes its spares with it, and the next life is started as without.
     pub fn spares(mut self, count: u32) -> Self {
         self.spares = count;
         self

@@ -16,7 +16,7 @@
 //! **On a crash** of a spare nobody loses anything. Another one is started, after a backoff that doubles, so that spares which
 //! cannot start do not take the machine's time; their ends cost their worker no restart. One that dies while it takes over *is*
 //! the worker: its end is charged, and the next spare, or a new process, follows. Under MPS a spare is a client of its GPU's
-//! server and ends with the others when that is lost (`groups`). **On close** spares are told to exit before anybody else, for they
+//! server: it is asked as the others are, and ends with them when that is lost (`gpu_looks`). **On close** spares are told to exit before anybody else, for they
 //! have nothing to finish.
 
 use std::collections::HashMap;
