@@ -68,19 +68,22 @@ impl LinkMessages {
         if halves.stands && number == halves.last { Refusal::Due } else { Refusal::Late }
     }
 
-    /// Whether `from` may offer these rings. They are the ones to be answered then.
-    pub(crate) fn offer(&mut self, from: ProcessId, to: ProcessId, number: u64) -> bool {
+    /// Whether `from` may offer these rings, which are the ones to be answered then. `None` where it may not have heard yet that its link was
+    /// refused.
+    pub(crate) fn offer(&mut self, from: ProcessId, to: ProcessId, number: u64) -> Option<bool> {
         // Without the other half it is not open.
-        let has_other = self.0.get(&(to, from)).is_some_and(|halves| halves.stands);
-        let Some(halves) = self.0.get_mut(&(from, to)) else { return false };
-        if !(has_other && halves.stands)
-            || halves.offered != halves.offer_answered
-            || number <= halves.offered
-        {
-            return false;
+        let Some(other_stands) = self.0.get(&(to, from)).map(|halves| halves.stands) else {
+            return Some(false);
+        };
+        let Some(halves) = self.0.get_mut(&(from, to)) else { return Some(false) };
+        if !(other_stands && halves.stands) {
+            return None;
+        }
+        if halves.offered != halves.offer_answered || number <= halves.offered {
+            return Some(false);
         }
         halves.offered = number;
-        true
+        Some(true)
     }
 
     /// `from` answers the rings that `to` has offered: whether there are such.

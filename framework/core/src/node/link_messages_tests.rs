@@ -152,4 +152,8 @@ fn rings_are_offered_once_until_they_were_answered() {
         && matches!(&one.message, FromNode::LinkMessage { from, link_message }
             if *from == process(2) && format!("{link_message:?}") == format!("{refusal:?}"))));
     assert_eq!(say(&mut broker, 1, 2, rings(10)).unwrap().len(), 1);
+    // Who has not heard yet that its peer has refused the link has done nothing wrong.
+    say(&mut broker, 2, 1, answer(10)).unwrap();
+    refuse(&mut broker, 2, 1, 1).unwrap();
+    assert!(say(&mut broker, 1, 2, rings(11)).unwrap().is_empty());
 }

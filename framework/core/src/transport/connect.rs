@@ -134,10 +134,8 @@ impl Transport {
     /// that was taken meanwhile.
     fn send_half(&self, link: &Arc<Link>) -> Result<(), std::io::Error> {
         let sent = self.try_send_half(link);
-        if let Err(error) = &sent
-            && let Some(taken) = self.void(link, LinkRefused::here(error))
-        {
-            self.say_refused(link.peer, taken, WhyRefused::of(error));
+        if let Err(error) = &sent {
+            self.void(link, LinkRefused::here(error), Some((None, WhyRefused::of(error))));
         }
         sent
     }
@@ -145,10 +143,8 @@ impl Transport {
     fn try_send_half(&self, link: &Arc<Link>) -> Result<(), std::io::Error> {
         // Where this thread unwinds: a link whose half was not sent never opens.
         let unsent = guard((), |()| {
-            if !link.is_connected() {
-                self.links.remove(link);
-            }
-            self.give_up(link);
+            let why = std::io::Error::other("the thread that was making it has panicked");
+            self.void(link, LinkRefused::here(&why), Some((None, WhyRefused::BadHalf)));
         });
         fault::point("transport.link.begin");
         let sent = self.export_half(link).and_then(|mut descriptors| {
@@ -239,10 +235,10 @@ impl Transport {
     /// Nothing is wrong with a peer's half, and this process cannot take it.
     fn refuse_half(&self, from: ProcessId, number: u64, here: LinkRefused, there: WhyRefused) {
         // Its own half has gone to the peer already, or goes nowhere: the peer's would have to answer it.
-        if let Some(link) = self.links.to(from) {
-            self.void(&link, here);
+        match self.links.to(from) {
+            Some(link) => self.void(&link, here, Some((Some(number), there))),
+            None => self.say_refused(from, number, there),
         }
-        self.say_refused(from, number, there);
     }
 
     fn say_refused(&self, peer: ProcessId, number: u64, why: WhyRefused) {
@@ -265,18 +261,25 @@ impl Transport {
             return self.give_up(&link);
         }
         tracing::warn!(%peer, "a link was refused: {why}");
-        self.void(&link, why);
+        self.void(&link, why, None);
     }
 
-    /// A link that never opens goes. Whoever waits for it is told why, and the next use makes another. Returns the number of the
-    /// peer's half where that was taken.
-    fn void(&self, link: &Link, why: LinkRefused) -> Option<u64> {
+    /// A link that never opens goes. Whoever waits for it is told why, and the next use makes another. Unless the peer knows, the half of its
+    /// with that number is refused, or the one that was taken, if one was.
+    fn void(&self, link: &Link, why: LinkRefused, to_peer: Option<(Option<u64>, WhyRefused)>) {
         let taken = link.refuse(why);
+        // While the link is still there: who would make another sends its half behind this.
+        if let Some((number, why)) = to_peer
+            && let Some(number) = number.or(taken)
+        {
+            self.say_refused(link.peer, number, why);
+        }
+        // Where a liar had said for a moment that it has the half, something may have gone over it.
+        self.let_go(link);
+        self.fail_asks(link.peer);
         self.links.remove(link);
         link.wake_senders();
-        // Nothing went over it, so there is nothing to let go of.
         link.note_given_up();
-        taken
     }
 }
 

@@ -266,14 +266,16 @@ fn signal(pid: u32, signal: Signal) -> Result<()> {
 fn shared_gpu(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let gpu = |of: u8| DeviceId([of; 16]);
-    let workers = [("a", 7), ("b", 7), ("c", 7), ("elsewhere", 8)].map(|(name, of)| -> Result<_> {
+    let workers = [("a", 7), ("b", 7), ("c", 7), ("d", 7), ("elsewhere", 8)].map(|(name, of)| -> Result<_> {
         let worker = supervisor.spawn_worker(name)?;
         let actor = NewActor { device: gpu(of), ..new_actor("quiet", None, vec![]) };
         supervisor.start_supervised(worker, actor, Restart::on_failure(9))?;
         Ok(worker)
     });
-    let [a, b, c, elsewhere] = workers.map(|worker| worker.expect("it starts"));
-    let pids = || [a, b, c, elsewhere].map(|of| supervisor.worker(of).map_or(0, |status| status.pid));
+    let all = workers.map(|worker| worker.expect("it starts"));
+    let [a, b, c, ..] = all;
+    let pids = || all.map(|of| supervisor.worker(of).map_or(0, |status| status.pid));
+    let restarts = || all.map(|of| supervisor.worker(of).map_or(0, |status| status.restarts));
     let kill = |worker| -> Result<_> {
         let before = pids();
         signal(supervisor.worker(worker).context("status")?.pid, Signal::KILL)?;
@@ -293,15 +295,18 @@ fn shared_gpu(node: &FakeNode) -> Result<()> {
     signal(now[2], Signal::CONT)?;
     ensure!(before[1..] == now[1..], "nobody has said that anything is lost: {before:?}, {now:?}");
 
+    // Two die at once.
     start(node, b, "loses-gpu", "")?;
-    let (before, now) = kill(a)?;
-    wait::until("the others are back", || {
+    let before = pids();
+    signal(before[3], Signal::KILL)?;
+    signal(before[0], Signal::KILL)?;
+    wait::until("all are back", || {
         let is_back = |of| supervisor.worker(of).is_some_and(|status| status.state == WorkerState::Running);
-        is_back(b) && is_back(c)
+        let now = pids();
+        all.into_iter().all(is_back) && (0..4).all(|at| now[at] != before[at])
     });
-    let later = pids();
-    ensure!(before[1] != later[1] && before[2] != later[2], "all on that GPU: {before:?}, {later:?}");
-    ensure!(before[3] == now[3] && now[3] == later[3], "and nobody else: {before:?}, {later:?}");
+    ensure!(pids()[4] == before[4], "and nobody else: {before:?}, {:?}", pids());
+    ensure!(restarts() == [3, 1, 1, 1, 0], "each once for each of its ends: {:?}", restarts());
     for of in [b, c] {
         let status = supervisor.worker(of).context("status")?;
         println!("{} ended: {}", status.name, status.last_end.context("it has ended")?);

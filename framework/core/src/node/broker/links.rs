@@ -149,8 +149,10 @@ impl Broker {
         if !self.may_write(from, to, out)? {
             return Ok(());
         }
-        if !self.link_messages.offer(from, to, number) {
-            return Err(Complaint::OfferAgain(to));
+        match self.link_messages.offer(from, to, number) {
+            Some(true) => {}
+            Some(false) => return Err(Complaint::OfferAgain(to)),
+            None => return Ok(()),
         }
         let Some(descriptors) = descriptors else {
             // Its sender goes on as before, and may try again.

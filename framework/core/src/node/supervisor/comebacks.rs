@@ -64,7 +64,7 @@ impl State {
     /// has read what the last life had posted; another one if somebody does not read. A spare is not early either, although
     /// its slot is another: who hears of an actor's next life has read all of the last.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
-        if next.at > now || self.is_ending(next.round) || self.gpu_looks.keep_waiting(next.worker) {
+        if next.at > now || self.is_ending(&next.rounds) || self.waits_for_gpus(next.worker) {
             return None;
         }
         #[cfg(feature = "hosts")]

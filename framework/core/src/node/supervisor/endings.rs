@@ -58,15 +58,16 @@ impl State {
         // else's round begins none: under MPS each client reports the fault of one. After a shutdown has begun nothing
         // comes back.
         let now = Instant::now();
-        let mut round = worker.group_restart.map(|group_restart| group_restart.round);
+        let mut rounds: Vec<_> =
+            worker.group_restart.iter().map(|group_restart| group_restart.round).collect();
         let mut decisions = RestartDecisions::default();
         // In a shutdown nothing comes back.
         if self.stopping.is_none() {
             decisions = self.restarts.decisions(worker.id, reason, worker.group_restart, now);
             // Who was marked to restart with others has its round already: it decides for nobody else. Nor does a spare, which
             // had no kernel to die in.
-            if round.is_none() && worker.spare.is_none() {
-                round = self.restart_with_group(worker, reason, &mut decisions, now, told);
+            if rounds.is_empty() && worker.spare.is_none() {
+                rounds = self.restart_with_group(worker, reason, &mut decisions, now, told);
             }
         }
         // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors that were
@@ -112,10 +113,10 @@ impl State {
             let text =
                 format!("worker `{}` is restarted in {:?}: {reason}{hint}", worker.name, decisions.delay);
             self.journal.node(Severity::Warn, Some(&worker.name), text);
-            // The slot stays reserved for the worker from here on; `round` holds it until its companions have ended
+            // The slot stays reserved for the worker from here on; `rounds` hold it until its companions have ended
             // too.
             let (worker, name, at) = (worker.id, worker.name.clone(), now + decisions.delay);
-            self.restarts.between.push(Between { worker, name, slot: index, at, round, ended });
+            self.restarts.between.push(Between { worker, name, slot: index, at, rounds, ended });
         }
         comes_back || is_replaced
     }
@@ -220,6 +221,7 @@ impl State {
 
     /// The node shuts down: tells whoever waits for a next life that none comes.
     pub(super) fn end_restarts(&mut self) {
+        self.gpu_looks = Default::default();
         // Before anybody is told, so that nothing is started while the messages go out.
         self.restarts.between.clear();
         self.restarts.away.clear();

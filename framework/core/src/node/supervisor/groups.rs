@@ -40,7 +40,7 @@ pub(super) struct GroupRestart {
 
 impl State {
     /// `worker` has failed, for `reason`, and `decisions` is what becomes of its actors: ends
-    /// the workers that restart with it. Returns the round, if there are any.
+    /// the workers that restart with it. Returns the rounds that they are in, if there are any.
     pub(super) fn restart_with_group(
         &mut self,
         worker: &Worker,
@@ -48,12 +48,20 @@ impl State {
         decisions: &mut RestartDecisions,
         now: Instant,
         told: &mut Vec<Delivery>,
-    ) -> Option<u64> {
+    ) -> Vec<u64> {
         let shares = self.settings.time_slices.is_none();
-        let lost_gpu = shares && matches!(reason, EndReason::GpuFault(_));
+        let is_fault = |reason: &EndReason| matches!(reason, EndReason::GpuFault(_));
+        // One that works sees the loss, and says so, before the end of the one that was killed is seen.
+        let was_said = || {
+            let mut others = self.workers.iter();
+            others.any(|other| {
+                other.cause.as_ref().is_some_and(is_fault) && !other.gpus.is_disjoint(&worker.gpus)
+            })
+        };
+        let lost_gpu = shares && (is_fault(reason) || may_lose_gpu(reason) && was_said());
         let (ones, given_up) = self.restarts.groups_hit(decisions, reason);
         let lost = if lost_gpu { worker.gpus.clone() } else { HashSet::new() };
-        let (groups, workers) = self.who_restarts_with(ones, Some((worker.id, &lost)));
+        let (groups, workers) = self.who_restarts_with(ones, Some((Some(worker.id), &lost)));
         // Even if nobody is left to end: actors of the group may be between two lives.
         self.give_up_groups(&given_up, Some(worker.id), &reason, decisions, told);
         let text = format!("worker `{}` failed: {reason}", worker.name);
@@ -61,26 +69,31 @@ impl State {
         self.groups_fail(&groups, &given_up, decisions.delay, &text, None);
         #[cfg(not(feature = "hosts"))]
         drop(groups);
-        if shares && may_lose_gpu(reason) {
-            self.ask_who_has_lost(worker, &text, now + decisions.delay);
+        let at = now + decisions.delay;
+        let mut rounds = self.end_together(workers, at, &text, lost_gpu);
+        if shares && !lost_gpu && may_lose_gpu(reason) {
+            rounds.extend(self.ask_who_has_lost(worker, &text, at));
         }
-        self.end_together(workers, now + decisions.delay, &text, lost_gpu, None)
+        rounds
     }
 
-    /// These GPUs were lost with a worker that was killed: whoever is on them ends as one round with it, because of `text`, and their next lives
-    /// begin `at` that time.
-    pub(super) fn gpus_went_with(&mut self, of: WorkerId, gpus: &HashSet<DeviceId>, text: &str, at: Instant) {
-        let (groups, workers) = self.who_restarts_with(Vec::new(), Some((of, gpus)));
+    /// These GPUs were lost with workers that were killed: whoever is on them ends, because of `text`, and their next lives begin `at` that time,
+    /// when all have ended. Returns the rounds that they are in.
+    pub(super) fn gpus_were_lost(&mut self, gpus: &HashSet<DeviceId>, text: &str, at: Instant) -> Vec<u64> {
+        let (groups, workers) = self.who_restarts_with(Vec::new(), Some((None, gpus)));
         #[cfg(feature = "hosts")]
         self.groups_fail(&groups, &[], at.saturating_duration_since(Instant::now()), text, None);
         #[cfg(not(feature = "hosts"))]
         drop(groups);
-        let mut between = self.restarts.between.iter();
-        let round = between.find(|between| between.worker == of).and_then(|between| between.round);
-        let round = self.end_together(workers, at, text, true, round).or(round);
-        if let Some(next) = self.restarts.between.iter_mut().find(|between| between.worker == of) {
-            next.round = round;
+        let rounds = self.end_together(workers, at, text, true);
+        // Also of those that ended before, for whatever reason, and have not begun yet.
+        let waits: Vec<_> = (self.restarts.between.iter())
+            .map(|next| !self.restarts.devices_of(next.worker).is_disjoint(gpus))
+            .collect();
+        for (next, _) in self.restarts.between.iter_mut().zip(waits).filter(|(_, waits)| *waits) {
+            next.rounds.extend(&rounds);
         }
+        rounds
     }
 
     /// All who restart with the members of some groups, before any of them is ended: these, all groups of their workers, and under MPS
@@ -88,9 +101,9 @@ impl State {
     fn who_restarts_with(
         &self,
         mut ones: Vec<Group>,
-        failed: Option<(WorkerId, &HashSet<DeviceId>)>,
+        failed: Option<(Option<WorkerId>, &HashSet<DeviceId>)>,
     ) -> (Vec<Group>, HashSet<WorkerId>) {
-        let dead = failed.map(|(worker, _)| worker);
+        let dead = failed.and_then(|(worker, _)| worker);
         let mut workers = HashSet::new();
         // It ends because both sets only grow and are bounded.
         loop {
@@ -102,7 +115,7 @@ impl State {
             ones.extend(further);
             if let Some((worker, lost)) = failed.filter(|(_, lost)| !lost.is_empty()) {
                 let on_gpus = self.on_gpus_of(lost, &workers);
-                workers.extend(on_gpus.filter(|id| *id != worker));
+                workers.extend(on_gpus.filter(|id| Some(*id) != worker));
             }
             if before == (ones.len(), workers.len()) {
                 return (ones, workers);
@@ -110,32 +123,32 @@ impl State {
         }
     }
 
-    /// Ends these workers as one round, whose next lives begin at that time: as part of `round`, where that has begun. The round, if there
-    /// are any.
+    /// Ends these workers as one round, whose next lives begin at that time. The rounds that they are in, which is another one for those that were
+    /// ending already.
     fn end_together(
         &mut self,
         workers: HashSet<WorkerId>,
         at: Instant,
         text: &str,
         lost_gpu: bool,
-        round: Option<u64>,
-    ) -> Option<u64> {
+    ) -> Vec<u64> {
         if workers.is_empty() {
-            return None;
+            return Vec::new();
         }
         // One number and one time for all: `slot_for` holds each next life back until the whole round has ended.
-        let round = round.unwrap_or_else(|| {
-            self.restarts.last_round += 1;
-            self.restarts.last_round
-        });
-        let group_restart = GroupRestart { round, at };
+        self.restarts.last_round += 1;
+        let group_restart = GroupRestart { round: self.restarts.last_round, at };
+        let mut rounds = Vec::new();
         for id in workers {
             if let Some(companion) = self.workers.by_id(id) {
                 companion.end_with_group(group_restart, text, lost_gpu);
+                rounds.extend(companion.group_restart.map(|group_restart| group_restart.round));
             }
         }
+        rounds.sort_unstable();
+        rounds.dedup();
         self.dirty = true;
-        Some(group_restart.round)
+        rounds
     }
 
     /// The workers on any of these GPUs, or of those that are killed with them.
@@ -187,13 +200,12 @@ impl State {
         }
     }
 
-    /// Whether a worker of this round has still to end.
-    pub(super) fn is_ending(&self, round: Option<u64>) -> bool {
-        let living = || self.workers.iter();
-        round.is_some_and(|round| {
-            living()
-                .any(|worker| worker.group_restart.is_some_and(|group_restart| group_restart.round == round))
-        })
+    /// Whether a worker of one of these rounds has still to end.
+    pub(super) fn is_ending(&self, rounds: &[u64]) -> bool {
+        let is_of_them = |worker: &Worker| {
+            worker.group_restart.is_some_and(|group_restart| rounds.contains(&group_restart.round))
+        };
+        !rounds.is_empty() && self.workers.iter().any(is_of_them)
     }
 }
 

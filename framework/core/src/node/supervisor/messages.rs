@@ -127,6 +127,8 @@ impl State {
                 self.pong(process, number)
             }
             (Up::ActorsStopped, WorkerPhase::Running) => worker.actors_stopped = true,
+            // Ended for another reason meanwhile, it has lost the GPU all the same.
+            (Up::Failing { .. }, WorkerPhase::Ending) => self.has_lost_gpu(index),
             // Messages that were on their way when the node gave the worker up.
             (_, WorkerPhase::Ending) => {}
             (message, _) => {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::actor::NewActor;
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId};
 use crate::node::group::Group;
 use crate::node::limits::MAX_ENDS;
 use crate::node::restart::{Budget, Restart, Verdict};
@@ -45,8 +45,8 @@ pub(super) struct Between {
     /// Where it was; it goes there again, if it can.
     pub(super) slot: usize,
     pub(super) at: Instant,
-    /// Ended together with others, which it waits for.
-    pub(super) round: Option<u64>,
+    /// Ended together with others, which it waits for: those of all these rounds.
+    pub(super) rounds: Vec<u64>,
     /// How its last life ended.
     pub(super) ended: WorkerState,
 }
@@ -102,6 +102,12 @@ impl Restarts {
         let come_back = all
             .filter(|supervised| !supervised.marked_final && supervised.budget.policy().when().after(true));
         come_back.map(|supervised| supervised.worker).collect()
+    }
+
+    /// The devices of a worker's actors.
+    pub(super) fn devices_of(&self, worker: WorkerId) -> HashSet<DeviceId> {
+        let all = self.supervised.values().filter(|supervised| supervised.worker == worker);
+        all.map(|supervised| supervised.made_of.device).collect()
     }
 
     /// The policy of one of a worker's actors.

@@ -326,6 +326,7 @@ impl State {
             worker.kill_at = worker.kill_at.map(|at| at + lost);
         }
         self.hangs.stalled(lost);
+        self.gpu_looks.stalled(lost);
         #[cfg(feature = "hosts")]
         self.hosts.gateways.stalled(lost);
     }

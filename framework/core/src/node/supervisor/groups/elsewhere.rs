@@ -394,7 +394,7 @@ impl State {
         self.give_up_groups(&given_up, None, &why, &mut Default::default(), &mut told);
         let delay = at.saturating_duration_since(Instant::now());
         self.groups_fail(&groups, &[], delay, why, Some(group));
-        self.end_together(workers, at, why, false, None);
+        self.end_together(workers, at, why, false);
         self.deliver(told);
     }
 
