@@ -262,7 +262,7 @@ fn a_store_into_what_others_own_faults(builder: Builder) {
 #[derive(Serialize)]
 enum Up {
     ActorsStopped,
-    Failing { why: String },
+    Failing { why: String, lost_gpu: bool },
     OpenFailed { why: String },
     Node(ToNode),
 }
@@ -350,7 +350,7 @@ fn a_reason_of_any_length_or_form_costs_its_worker_alone(builder: Builder) {
     {
         let scene = Break::new(builder_like(&builder));
         let other = scene.node.spawn::<Intruder>(()).start().unwrap();
-        scene.does(Deed::Say(Up::Failing { why }.bytes(), 1));
+        scene.does(Deed::Say(Up::Failing { why, lost_gpu: true }.bytes(), 1));
         let why = scene.end_of_the_evil();
         assert!(why.len() <= 16 << 10, "{} bytes", why.len());
         assert!(why.lines().skip(1).all(|line| line.starts_with("    | ")), "{why}");

@@ -32,8 +32,8 @@ pub(crate) enum Up {
     Ready,
     /// The process could not be opened; it is about to exit.
     OpenFailed { why: String },
-    /// The process cannot go on, a GPU is lost to it for example; it is about to exit.
-    Failing { why: String },
+    /// The process cannot go on, perhaps because a GPU is lost to it; it is about to exit.
+    Failing { why: String, lost_gpu: bool },
     /// From the worker's process runtime.
     Node(ToNode),
     /// The answer to [`Down::Start`].
@@ -114,7 +114,7 @@ impl Up {
         match self {
             Up::Hello { build, pid } => Up::Hello { build: build.bounded(), pid },
             Up::OpenFailed { why } => Up::OpenFailed { why: failure(why) },
-            Up::Failing { why } => Up::Failing { why: failure(why) },
+            Up::Failing { why, lost_gpu } => Up::Failing { why: failure(why), lost_gpu },
             Up::Started { actor, result } => Up::Started { actor, result: result.map_err(failure) },
             Up::ActorStopped { actor, why, away } => {
                 Up::ActorStopped { actor, why: why.map(|why| why.with_text(failure)), away }

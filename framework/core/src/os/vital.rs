@@ -9,7 +9,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-type Hook = Box<dyn Fn(&str) + Send + Sync>;
+type Hook = Box<dyn Fn(&str, Blame) + Send + Sync>;
+
+/// What a process that cannot go on has met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// A GPU is lost to it, and perhaps to others that share it.
+    Gpu,
+    /// Something of its own.
+    Own,
+}
 
 static HOOK: OnceLock<Hook> = OnceLock::new();
 static TOLD: AtomicBool = AtomicBool::new(false);
@@ -17,15 +26,24 @@ static TOLD: AtomicBool = AtomicBool::new(false);
 /// Sets the hook that is called, once, when this process cannot go on. It gets the reason and ends the process soon. It
 /// may be called under locks, so it must not block. The first hook stays. A program of the user's, which is not ours to
 /// end, has none.
-pub fn on_failure(hook: impl Fn(&str) + Send + Sync + 'static) {
+pub fn on_failure(hook: impl Fn(&str, Blame) + Send + Sync + 'static) {
     let _ = HOOK.set(Box::new(hook));
 }
 
 /// Tells the hook that this process cannot go on. Returns whether the process is going to end.
 pub fn fail(why: &str) -> bool {
+    tell(why, Blame::Own)
+}
+
+/// As [`fail`], because a GPU was lost.
+pub fn fail_with_gpu(why: &str) -> bool {
+    tell(why, Blame::Gpu)
+}
+
+fn tell(why: &str, blame: Blame) -> bool {
     let Some(hook) = HOOK.get() else { return false };
     if !TOLD.swap(true, Ordering::Relaxed) {
-        hook(why);
+        hook(why, blame);
     }
     true
 }

@@ -29,6 +29,8 @@ pub enum EndReason {
     Signal(i32),
     /// The GPU's driver reported an error that costs the process its context.
     GpuFault(String),
+    /// The process could not go on, as this says: a closure on a host stream has panicked, or a thread of the framework's own.
+    Broken(String),
     /// The node ended it, for this reason.
     KilledByNode(String),
     /// It stood still for longer than the node's limit; this is what it waited for.
@@ -56,6 +58,7 @@ impl EndReason {
             EndReason::HandlerPanic(text) => EndReason::HandlerPanic(change(text)),
             EndReason::CreateFailed(text) => EndReason::CreateFailed(change(text)),
             EndReason::GpuFault(text) => EndReason::GpuFault(change(text)),
+            EndReason::Broken(text) => EndReason::Broken(change(text)),
             EndReason::KilledByNode(text) => EndReason::KilledByNode(change(text)),
             EndReason::Hung(text) => EndReason::Hung(change(text)),
             EndReason::Linked(text) => EndReason::Linked(change(text)),
@@ -82,7 +85,7 @@ impl fmt::Display for EndReason {
             EndReason::CreateFailed(text) => write!(f, "it could not be created: {text}"),
             EndReason::Exit(code) => write!(f, "exit status: {code}"),
             EndReason::Signal(number) => ExitStatus::from_raw(*number).fmt(f),
-            EndReason::GpuFault(text) => f.write_str(text),
+            EndReason::GpuFault(text) | EndReason::Broken(text) => f.write_str(text),
             EndReason::KilledByNode(why) => write!(f, "the node ended it: {why}"),
             EndReason::Hung(what) => write!(f, "it hung: {what}"),
             EndReason::Linked(what) => write!(f, "what it is linked to went down: {what}"),

@@ -124,7 +124,7 @@ impl ProcessRuntime for Transport {
 
     fn look_at_gpus(&self) -> bool {
         if self.loses_gpu.load(Ordering::SeqCst) {
-            vital::fail("a GPU was lost to it: as it was told");
+            vital::fail_with_gpu("a GPU was lost to it: as it was told");
             return false;
         }
         true
@@ -233,6 +233,7 @@ impl Transport {
         let args = String::from_utf8_lossy(&start.made_of.args).into_owned();
         match start.made_of.type_name.as_str() {
             "quiet" => {}
+            "breaks" => drop(vital::fail("it broke, as it was told")),
             "loses-gpu" => self.loses_gpu.store(true, Ordering::SeqCst),
             "fail" => return Err(format!("no memory\n\nCaused by:\n    {args}")),
             "panic" => panic!("create panicked on {args}"),

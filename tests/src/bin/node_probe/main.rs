@@ -295,6 +295,16 @@ fn shared_gpu(node: &FakeNode) -> Result<()> {
     signal(now[2], Signal::CONT)?;
     ensure!(before[1..] == now[1..], "nobody has said that anything is lost: {before:?}, {now:?}");
 
+    // What breaks in a process is not its GPU.
+    let before = pids();
+    let _ = start(node, b, "breaks", "");
+    wait::until("the broken one is back", || {
+        let now = supervisor.worker(b);
+        now.is_some_and(|now| now.state == WorkerState::Running && now.pid != before[1])
+    });
+    let now = pids();
+    ensure!(before[0] == now[0] && before[2..] == now[2..], "nobody else: {before:?}, {now:?}");
+
     // Two die at once.
     start(node, b, "loses-gpu", "")?;
     let before = pids();
@@ -306,7 +316,7 @@ fn shared_gpu(node: &FakeNode) -> Result<()> {
         all.into_iter().all(is_back) && (0..4).all(|at| now[at] != before[at])
     });
     ensure!(pids()[4] == before[4], "and nobody else: {before:?}, {:?}", pids());
-    ensure!(restarts() == [3, 1, 1, 1, 0], "each once for each of its ends: {:?}", restarts());
+    ensure!(restarts() == [3, 2, 1, 1, 0], "each once for each of its ends: {:?}", restarts());
     for of in [b, c] {
         let status = supervisor.worker(of).context("status")?;
         println!("{} ended: {}", status.name, status.last_end.context("it has ended")?);

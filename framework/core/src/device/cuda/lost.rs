@@ -36,7 +36,7 @@ pub(super) fn tell(error: &DeviceError) {
         return;
     }
     tracing::error!(%error, "a GPU is lost to this process");
-    vital::fail(&format!("a GPU was lost to it: {error}"));
+    vital::fail_with_gpu(&format!("a GPU was lost to it: {error}"));
 }
 
 /// Puts something on each device that is open, and waits until it is done. Whether all of them are there. May wait for the driver.

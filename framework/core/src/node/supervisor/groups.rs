@@ -210,9 +210,12 @@ impl State {
 }
 
 /// Whether such an end may have come in the middle of a kernel, which under MPS costs all clients of the GPU their
-/// context. A worker that exits by itself, after a panic for example, finishes its kernels first.
+/// context. A worker that exits by itself, after a handler's panic for example, finishes its kernels first; one that is broken does not.
 fn may_lose_gpu(reason: &EndReason) -> bool {
-    matches!(reason, EndReason::Signal(_) | EndReason::KilledByNode(_) | EndReason::Hung(_))
+    matches!(
+        reason,
+        EndReason::Signal(_) | EndReason::KilledByNode(_) | EndReason::Hung(_) | EndReason::Broken(_)
+    )
 }
 
 impl Worker {

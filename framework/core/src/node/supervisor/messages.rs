@@ -92,11 +92,14 @@ impl State {
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
-            (Up::Failing { why }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
+            (Up::Failing { why, lost_gpu }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
                 // First: where a GPU went with another worker, that one is the cause of its end.
-                self.has_lost_gpu(index);
+                if lost_gpu {
+                    self.has_lost_gpu(index);
+                }
                 let Some(worker) = self.workers.at_mut(index) else { return };
-                worker.cause.get_or_insert_with(|| EndReason::GpuFault(why.clone()));
+                let reason = if lost_gpu { EndReason::GpuFault } else { EndReason::Broken };
+                worker.cause.get_or_insert_with(|| reason(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
@@ -128,7 +131,7 @@ impl State {
             }
             (Up::ActorsStopped, WorkerPhase::Running) => worker.actors_stopped = true,
             // Ended for another reason meanwhile, it has lost the GPU all the same.
-            (Up::Failing { .. }, WorkerPhase::Ending) => self.has_lost_gpu(index),
+            (Up::Failing { lost_gpu: true, .. }, WorkerPhase::Ending) => self.has_lost_gpu(index),
             // Messages that were on their way when the node gave the worker up.
             (_, WorkerPhase::Ending) => {}
             (message, _) => {

@@ -42,7 +42,8 @@ use crate::observe::log::{Forward, LogSink, forward_panics};
 use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{Ring, TraceRing};
 use crate::os::remedy::OPEN_FILES;
-use crate::os::{Seqpacket, process, vital};
+use crate::os::vital::{self, Blame};
+use crate::os::{Seqpacket, process};
 use crate::transport::control_channel::ControlChannel;
 use crate::transport::works_until::{Present, WorksUntil};
 
@@ -180,11 +181,12 @@ impl Worker {
 /// whoever waits for it is released after its death (DEATH-1).
 fn end_on_failure(uplink: &Arc<Uplink>) {
     let uplink = Arc::clone(uplink);
-    vital::on_failure(move |why| {
+    vital::on_failure(move |why, blame| {
         let (uplink, why) = (Arc::clone(&uplink), cut(why.to_owned(), MAX_FAILURE_TEXT));
         // Whoever notices may hold a lock that logging or the socket needs.
         let ending = std::thread::Builder::new().name("tensorpost-end".to_owned()).spawn(move || {
-            let _ = uplink.send(&Up::Failing { why: why.clone() }, Vec::new());
+            let lost_gpu = blame == Blame::Gpu;
+            let _ = uplink.send(&Up::Failing { why: why.clone(), lost_gpu }, Vec::new());
             uplink.drain();
             say(&why);
             // No destructors and no exit handlers, which could wait for the device.
