@@ -223,12 +223,11 @@ impl Transport {
         if !any && !link.is_made() { Found::NotYet } else { any.into() }
     }
 
-    /// For which wake reasons of a peer, other than frames, this process has to be woken; see [`wake_reasons`]. `waits_for_head` says whether
-    /// something waits for a peer's cursor.
-    fn wanted_wake_reasons(&self, waits_for_head: impl Fn(&Link) -> bool) -> u64 {
+    /// For which wake reasons of a peer, other than frames, this process has to be woken; see [`wake_reasons`].
+    fn wanted_wake_reasons(&self) -> u64 {
         let links = self.links.all();
         let credit = links.iter().any(|link| link.has_waiting());
-        let room = links.iter().any(|link| link.lacks_room() || link.is_stuck() || waits_for_head(link));
+        let room = links.iter().any(|link| link.lacks_room() || link.is_stuck() || link.waits_for_head());
         let room = room || self.memory.has_waiters();
         let bit = |wanted, bit| if wanted { u64::from(bit) } else { 0 };
         bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
@@ -332,8 +331,7 @@ impl Transport {
                         alarm.as_mut().reset(at);
                     }
                     // WANTS: written before the fence in `prepare`.
-                    // Without a lock of each link: what is missed is found by the last look, which then does not sleep.
-                    let wanted = self.wanted_wake_reasons(Link::seems_to_wait_for_head);
+                    let wanted = self.wanted_wake_reasons();
                     wants.store(wanted, Ordering::Relaxed);
                     // For this process's own threads: who puts a ring off from here on wakes the reader.
                     self.wakeups.park();
@@ -342,8 +340,8 @@ impl Transport {
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
                     // At all links, and with what peers have passed, because nobody rings for that.
-                    let asleep = !self.look_at_links(buffer, kept, true)
-                        && self.wanted_wake_reasons(Link::waits_for_head) & !wanted == 0;
+                    let asleep =
+                        !self.look_at_links(buffer, kept, true) && self.wanted_wake_reasons() & !wanted == 0;
                     if asleep && !self.lifecycle.is_stopped() {
                         kept.let_go();
                         tokio::select! {

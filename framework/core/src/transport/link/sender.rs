@@ -13,21 +13,22 @@
 //! **On a crash** of the peer everything that waits here is let go by whoever breaks the link. **On cancellation** of a
 //! send its claim drops.
 
+mod outbox;
 mod plain;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use self::outbox::Reply;
 use super::due::Due;
-use super::{AWAY, CLOSED, Credit, Link, NOBODY};
+use super::{AWAY, CLOSED, Link, NOBODY};
 use crate::lease::{Lease, LeaseId};
 use crate::limits::{MAX_ACTORS, MAX_GRANTED};
-use crate::message::codec::Encoded;
 use crate::message::scope::Outline;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::observe::survey::SentReport;
@@ -64,9 +65,6 @@ pub(super) struct SenderSide {
     /// Many frames under way are remembered: it is to be looked which of them the peer has passed.
     remembers_many: AtomicBool,
 }
-
-/// A reply that found no room, with the credit of its ask.
-pub(crate) type Reply = (Header, Encoded, Option<Credit>);
 
 /// The sending end of the data ring, with what it must remember.
 #[derive(Debug)]
@@ -170,9 +168,12 @@ impl Claim {
         self.done.set(true);
         if !draft.kept.is_empty() {
             // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
-            want_progress();
             out.forwards += 1;
             self.link.sender.forwards.store(true, Ordering::Release);
+            // WANTS: pairs with the fence in `Sleeper::prepare`. Either the reader's last look finds that it waits for the peer's head, or what it
+            // says that it wants is seen here, and added to.
+            fence(Ordering::SeqCst);
+            want_progress();
         }
         let end = out.write(draft)?;
         self.link.sender.note_remembered(out);
@@ -271,11 +272,6 @@ impl SenderSide {
     /// Whether it is worth looking what the peer has passed, though it does not tell.
     pub(super) fn may_have_passed(&self) -> bool {
         self.has_forwards() || self.remembers_many.load(Ordering::Relaxed)
-    }
-
-    /// Whether replies wait for room.
-    pub(super) fn has_replies(&self) -> bool {
-        self.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty())
     }
 
     /// How far this process has written, and how many bytes of the ring it has touched. `None` while the link is not connected.
@@ -411,37 +407,6 @@ impl Link {
         Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, forwards, done: Cell::new(false) })
     }
 
-    /// Whether replies wait for room: then no other goes before them.
-    pub(crate) fn has_backlog(&self) -> bool {
-        self.sender.backlog.load(Ordering::Acquire)
-    }
-
-    /// Puts a reply behind those that wait for room. How many there are then.
-    pub(crate) fn queue_reply(&self, reply: Reply) -> usize {
-        self.sender.out.lock().as_mut().map_or(0, |out| {
-            out.outbox.push_back(reply);
-            self.sender.backlog.store(true, Ordering::Release);
-            out.outbox.len()
-        })
-    }
-
-    /// Takes the first reply that waits for room.
-    pub(crate) fn next_reply(&self) -> Option<Reply> {
-        self.sender.out.lock().as_mut().and_then(|out| {
-            let next = out.outbox.pop_front();
-            // Also with the last of them: it may have to wait on.
-            self.sender.backlog.store(next.is_some(), Ordering::Release);
-            next
-        })
-    }
-
-    /// Puts the reply that was taken last back in front.
-    pub(crate) fn put_reply_back(&self, reply: Reply) {
-        if let Some(out) = self.sender.out.lock().as_mut() {
-            out.outbox.push_front(reply);
-        }
-    }
-
     /// Notes what is to be published, see [`wake_reasons`](crate::transport::wake_reasons).
     pub(crate) fn note_due(&self, due: u8) {
         self.sender.due.note(due);
@@ -516,6 +481,8 @@ impl Link {
         match self.sender.out.lock().as_mut() {
             Some(out) => {
                 out.forwards = 0;
+                self.sender.forwards.store(false, Ordering::Release);
+                self.sender.backlog.store(false, Ordering::Release);
                 (std::mem::take(&mut out.in_flight), std::mem::take(&mut out.outbox))
             }
             None => Default::default(),
@@ -532,16 +499,9 @@ impl Link {
         self.has_waiting() && self.sender.lacks_room.load(Ordering::Acquire)
     }
 
-    /// As [`waits_for_head`](Self::waits_for_head) was a moment ago, without its lock.
-    pub(crate) fn seems_to_wait_for_head(&self) -> bool {
-        self.has_backlog() || self.sender.has_forwards()
-    }
-
-    /// Whether a reply waits for room, or leases of others wait for the peer to pass their frame.
+    /// Whether a reply waits for room, or leases of others wait for the peer to pass their frame. Who has just put a reply there wakes the reader.
     pub(crate) fn waits_for_head(&self) -> bool {
-        self.sender.out.lock().as_ref().is_some_and(|out| {
-            !out.outbox.is_empty() || out.in_flight.iter().any(|frame| !frame.kept.is_empty())
-        })
+        self.has_backlog() || self.sender.has_forwards()
     }
 }
 

@@ -1,0 +1,54 @@
+//! Replies that found no room, in their order: the reader sends them when there is some.
+//!
+//! Used by `outgoing`. Invariants and locks are those of the [sender's side](super). MBX-2: each still has the credit of its ask, so there are
+//! no more than the peer may ask.
+
+use std::sync::atomic::Ordering;
+
+use super::SenderSide;
+use crate::message::codec::Encoded;
+use crate::message::wire::Header;
+use crate::transport::link::{Credit, Link};
+
+/// A reply that found no room, with the credit of its ask.
+pub(crate) type Reply = (Header, Encoded, Option<Credit>);
+
+impl SenderSide {
+    /// Whether replies wait for room.
+    pub(in crate::transport::link) fn has_replies(&self) -> bool {
+        self.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty())
+    }
+}
+
+impl Link {
+    /// Whether replies wait for room: then no other goes before them.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.sender.backlog.load(Ordering::Acquire)
+    }
+
+    /// Puts a reply behind those that wait for room. How many there are then.
+    pub(crate) fn queue_reply(&self, reply: Reply) -> usize {
+        self.sender.out.lock().as_mut().map_or(0, |out| {
+            out.outbox.push_back(reply);
+            self.sender.backlog.store(true, Ordering::Release);
+            out.outbox.len()
+        })
+    }
+
+    /// Takes the first reply that waits for room.
+    pub(crate) fn next_reply(&self) -> Option<Reply> {
+        self.sender.out.lock().as_mut().and_then(|out| {
+            let next = out.outbox.pop_front();
+            // Also with the last of them: it may have to wait on.
+            self.sender.backlog.store(next.is_some(), Ordering::Release);
+            next
+        })
+    }
+
+    /// Puts the reply that was taken last back in front.
+    pub(crate) fn put_reply_back(&self, reply: Reply) {
+        if let Some(out) = self.sender.out.lock().as_mut() {
+            out.outbox.push_front(reply);
+        }
+    }
+}
