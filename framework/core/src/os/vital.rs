@@ -36,6 +36,7 @@ pub fn fail(why: &str) -> bool {
 }
 
 /// As [`fail`], because a GPU was lost.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "without GPUs none is lost"))]
 pub fn fail_with_gpu(why: &str) -> bool {
     tell(why, Blame::Gpu)
 }
