@@ -456,7 +456,8 @@ fn a_program_that_is_looked_after_is_left_alone() {
 fn a_hangup_on_a_host_asks_its_program_to_end() {
     let farm = Farm::new();
     // No `wait`, in which a shell may miss a signal that comes as it begins.
-    let program = "trap 'echo asked; exit 0' TERM; kill -HUP $PPID; for turn in $(seq 300); do sleep 0.1; done";
+    let program =
+        "trap 'echo asked; exit 0' TERM; kill -HUP $PPID; for turn in $(seq 300); do sleep 0.1; done";
     let said = farm.run(&["-H", "a", "--", "sh", "-c", program]);
     assert_eq!((said.status, said.of("a")[1]), (Some(0), "asked"), "{}", said.err);
 }

@@ -194,10 +194,18 @@ impl Transport {
         self.lifecycle.exited.note_before(from);
         // There is such a process, whatever the node had said before.
         self.lifecycle.exited.take_nobody(from);
-        let (link, is_new) = self.find_or_make(from).map_err(|none| match none {
-            NoLink::NoPeer => BadHalf::GivenUp,
-            NoLink::Lack(error) => BadHalf::Io(error),
-        })?;
+        let find_or_make = || {
+            self.find_or_make(from).map_err(|none| match none {
+                NoLink::NoPeer => BadHalf::GivenUp,
+                NoLink::Lack(error) => BadHalf::Io(error),
+            })
+        };
+        let (mut link, mut is_new) = find_or_make()?;
+        if link.refused().get().is_some() {
+            // The peer has heard of it, and this is its next half, before the thread that refused it has taken it out.
+            self.links.remove(&link);
+            (link, is_new) = find_or_make()?;
+        }
         fault::point("transport.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
         self.domain.add_peer(from, ClockPage::open(clock)?);

@@ -61,13 +61,16 @@ impl State {
         let mut rounds: Vec<_> =
             worker.group_restart.iter().map(|group_restart| group_restart.round).collect();
         let mut decisions = RestartDecisions::default();
+        let kill = Some(rustix::process::Signal::KILL.as_raw());
+        let was_killed =
+            matches!(&ended, WorkerState::Exited { exit: Some(exit), .. } if exit.signal() == kill);
         // In a shutdown nothing comes back.
         if self.stopping.is_none() {
             decisions = self.restarts.decisions(worker.id, reason, worker.group_restart, now);
             // Who was marked to restart with others has its round already: it decides for nobody else. Nor does a spare, which
             // had no kernel to die in.
             if rounds.is_empty() && worker.spare.is_none() {
-                rounds = self.restart_with_group(worker, reason, &mut decisions, now, told);
+                rounds = self.restart_with_group(worker, (reason, was_killed), &mut decisions, now, told);
             }
         }
         // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors that were

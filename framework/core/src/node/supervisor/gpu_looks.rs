@@ -104,16 +104,21 @@ impl State {
     /// that time. Where nobody can be asked, those that are opening them are ended, and the rounds that they are in returned.
     pub(super) fn ask_who_has_lost(&mut self, dead: &Worker, text: &str, at: Instant) -> Vec<u64> {
         let number = self.gpu_looks.last + 1;
-        let mut asked = HashSet::new();
+        let (mut asked, mut opening) = (HashSet::new(), HashSet::new());
         for worker in self.workers.iter_mut() {
             let shares = !worker.gpus.is_disjoint(&dead.gpus) && worker.process != dead.process;
-            if shares && worker.is_running() && worker.can_go_on() {
+            if !shares || !worker.can_go_on() {
+                continue;
+            }
+            if worker.is_running() {
                 worker.send(&Down::LookAtGpus { number }, Vec::new());
                 asked.insert(worker.process);
+            } else {
+                opening.insert(worker.id);
             }
         }
         if asked.is_empty() {
-            return self.gpus_were_lost(&dead.gpus, text, at);
+            return self.end_together(opening, at, text, true);
         }
         self.gpu_looks.last = number;
         let (gpus, text, until) = (dead.gpus.clone(), text.to_owned(), Instant::now() + GPU_LOOK_PATIENCE);

@@ -39,12 +39,12 @@ pub(super) struct GroupRestart {
 }
 
 impl State {
-    /// `worker` has failed, for `reason`, and `decisions` is what becomes of its actors: ends
+    /// `worker` has failed, for `reason`, or was killed while it ended for that, and `decisions` is what becomes of its actors: ends
     /// the workers that restart with it. Returns the rounds that they are in, if there are any.
     pub(super) fn restart_with_group(
         &mut self,
         worker: &Worker,
-        reason: &EndReason,
+        (reason, was_killed): (&EndReason, bool),
         decisions: &mut RestartDecisions,
         now: Instant,
         told: &mut Vec<Delivery>,
@@ -58,7 +58,7 @@ impl State {
                 other.cause.as_ref().is_some_and(is_fault) && !other.gpus.is_disjoint(&worker.gpus)
             })
         };
-        let lost_gpu = shares && (is_fault(reason) || may_lose_gpu(reason) && was_said());
+        let lost_gpu = shares && (is_fault(reason) || was_killed && was_said());
         let (ones, given_up) = self.restarts.groups_hit(decisions, reason);
         let lost = if lost_gpu { worker.gpus.clone() } else { HashSet::new() };
         let (groups, workers) = self.who_restarts_with(ones, Some((Some(worker.id), &lost)));
@@ -71,29 +71,21 @@ impl State {
         drop(groups);
         let at = now + decisions.delay;
         let mut rounds = self.end_together(workers, at, &text, lost_gpu);
-        if shares && !lost_gpu && may_lose_gpu(reason) {
+        if shares && !lost_gpu && (was_killed || may_lose_gpu(reason)) {
             rounds.extend(self.ask_who_has_lost(worker, &text, at));
         }
         rounds
     }
 
     /// These GPUs were lost with workers that were killed: whoever is on them ends, because of `text`, and their next lives begin `at` that time,
-    /// when all have ended. Returns the rounds that they are in.
-    pub(super) fn gpus_were_lost(&mut self, gpus: &HashSet<DeviceId>, text: &str, at: Instant) -> Vec<u64> {
+    /// when all have ended.
+    pub(super) fn gpus_were_lost(&mut self, gpus: &HashSet<DeviceId>, text: &str, at: Instant) {
         let (groups, workers) = self.who_restarts_with(Vec::new(), Some((None, gpus)));
         #[cfg(feature = "hosts")]
         self.groups_fail(&groups, &[], at.saturating_duration_since(Instant::now()), text, None);
         #[cfg(not(feature = "hosts"))]
         drop(groups);
-        let rounds = self.end_together(workers, at, text, true);
-        // Also of those that ended before, for whatever reason, and have not begun yet.
-        let waits: Vec<_> = (self.restarts.between.iter())
-            .map(|next| !self.restarts.devices_of(next.worker).is_disjoint(gpus))
-            .collect();
-        for (next, _) in self.restarts.between.iter_mut().zip(waits).filter(|(_, waits)| *waits) {
-            next.rounds.extend(&rounds);
-        }
-        rounds
+        self.end_together(workers, at, text, true);
     }
 
     /// All who restart with the members of some groups, before any of them is ended: these, all groups of their workers, and under MPS
@@ -125,7 +117,7 @@ impl State {
 
     /// Ends these workers as one round, whose next lives begin at that time. The rounds that they are in, which is another one for those that were
     /// ending already.
-    fn end_together(
+    pub(super) fn end_together(
         &mut self,
         workers: HashSet<WorkerId>,
         at: Instant,
@@ -138,15 +130,25 @@ impl State {
         // One number and one time for all: `slot_for` holds each next life back until the whole round has ended.
         self.restarts.last_round += 1;
         let group_restart = GroupRestart { round: self.restarts.last_round, at };
-        let mut rounds = Vec::new();
+        let (mut rounds, mut gpus) = (Vec::new(), HashSet::new());
         for id in workers {
             if let Some(companion) = self.workers.by_id(id) {
                 companion.end_with_group(group_restart, text, lost_gpu);
                 rounds.extend(companion.group_restart.map(|group_restart| group_restart.round));
+                gpus.extend(&companion.gpus);
             }
         }
         rounds.sort_unstable();
         rounds.dedup();
+        if lost_gpu {
+            // Whoever ended before, for whatever reason, and has not begun yet, would meet a server that refuses.
+            let waits: Vec<_> = (self.restarts.between.iter())
+                .map(|next| !self.restarts.devices_of(next.worker).is_disjoint(&gpus))
+                .collect();
+            for (next, _) in self.restarts.between.iter_mut().zip(waits).filter(|(_, waits)| *waits) {
+                next.rounds.extend(&rounds);
+            }
+        }
         self.dirty = true;
         rounds
     }

@@ -49,6 +49,7 @@ impl Link {
     pub(crate) fn put_reply_back(&self, reply: Reply) {
         if let Some(out) = self.sender.out.lock().as_mut() {
             out.outbox.push_front(reply);
+            self.sender.backlog.store(true, Ordering::Release);
         }
     }
 }
