@@ -7,13 +7,13 @@ use std::time::Duration;
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use tensorpost::actor::{AskFailure, EndReason};
-use tensorpost::node::{Sharing, WorkerId, WorkerState};
+use tensorpost::node::{WorkerId, WorkerState};
 use tensorpost::prelude::*;
 use tensorpost::tensor::PoolError;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::until;
 
-use crate::device;
+use crate::{device, node_under_mps};
 
 pub(crate) fn program(builder: Builder) -> Builder {
     builder.actor::<Faulty>().actor::<Doubler>()
@@ -221,12 +221,7 @@ pub(crate) fn a_kernel_that_faults_ends_its_worker_alone(builder: Builder) {
 /// DEATH-2 under MPS: all workers on the GPU restart with the one whose kernel faults, and no other does. They are
 /// back together, and the report says why each ended.
 pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
-    let (device, is_gpu) = device();
-    if !is_gpu {
-        println!("the host has no MPS");
-        return;
-    }
-    let node = builder.sharing(Sharing::Mps).start().unwrap();
+    let Some((device, node)) = node_under_mps(builder) else { return };
     let stream = node.stream(&device).unwrap();
     let soon = Restart::on_failure(5).backoff(Duration::from_millis(1), Duration::from_millis(5));
     let faulty = node.spawn::<Faulty>(()).name("the faulty one").device(device.clone()).restart(soon);

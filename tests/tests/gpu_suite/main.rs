@@ -173,6 +173,16 @@ fn device() -> (Device, bool) {
     (device, is_gpu)
 }
 
+/// A node whose workers share the GPU through MPS; none without a GPU.
+fn node_under_mps(builder: Builder) -> Option<(Device, Node)> {
+    let (device, is_gpu) = device();
+    if !is_gpu {
+        println!("the host has no MPS");
+        return None;
+    }
+    Some((device, builder.sharing(Sharing::Mps).start().unwrap()))
+}
+
 fn a_gpu_is_there_if_one_is_required(_: Builder) {
     let (device, is_gpu) = device();
     println!("{device} is {}", if is_gpu { "a GPU" } else { "the host" });

@@ -8,13 +8,13 @@ use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::actor::EndReason;
-use tensorpost::node::{Sharing, Spawned, WorkerId, WorkerState, WorkerStatus};
+use tensorpost::node::{Spawned, WorkerId, WorkerState, WorkerStatus};
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::until;
 
-use crate::device;
 use crate::faults::{Doubler, doubles, doubles_at_last};
+use crate::{device, node_under_mps};
 
 const SOON: Restart = Restart::on_failure(5).backoff(Duration::from_millis(1), Duration::from_millis(5));
 
@@ -61,12 +61,7 @@ pub(crate) fn a_worker_goes_on_in_a_spare_that_has_opened_the_device(builder: Bu
 
 /// DEATH-2: a client that is killed while nothing of its runs takes nothing from the others, and goes on in its spare.
 pub(crate) fn a_client_of_mps_that_is_killed_at_rest_costs_nobody_else(builder: Builder) {
-    let (device, is_gpu) = device();
-    if !is_gpu {
-        println!("the host has no MPS");
-        return;
-    }
-    let node = builder.sharing(Sharing::Mps).start().unwrap();
+    let Some((device, node)) = node_under_mps(builder) else { return };
     let stream = node.stream(&device).unwrap();
     let doubler = node.spawn::<Doubler>(()).device(device.clone()).restart(SOON).spares(1).start().unwrap();
     let companion = node.spawn::<Doubler>(()).device(device).restart(SOON).start().unwrap();
@@ -144,12 +139,7 @@ pub(crate) fn program(builder: Builder) -> Builder {
 
 /// DEATH-2: a client that is killed in the middle of a kernel takes the others along, and its spare: all of them come back.
 pub(crate) fn spares_end_with_their_mps_group_and_are_replaced(builder: Builder) {
-    let (device, is_gpu) = device();
-    if !is_gpu {
-        println!("the host has no MPS");
-        return;
-    }
-    let node = builder.sharing(Sharing::Mps).start().unwrap();
+    let Some((device, node)) = node_under_mps(builder) else { return };
     let stream = node.stream(&device).unwrap();
     let toiler = node.spawn::<Toiler>(()).device(device.clone()).restart(SOON).start().unwrap();
     let doubler = node.spawn::<Doubler>(()).device(device).restart(SOON).spares(1).start().unwrap();

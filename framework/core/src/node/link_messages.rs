@@ -36,14 +36,14 @@ struct Halves {
     offer_answered: u64,
 }
 
-/// What the refusal of a half is.
+/// What the node makes of the refusal of a half, or of an offer of rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// The first one of the half that stands.
+pub(crate) enum Verdict {
+    /// It is passed on: the first refusal of the half that stands, or rings for a link that does.
     Due,
-    /// Of a half that is void by now.
+    /// The half is void by now, of which its sender may not have heard. It is dropped.
     Late,
-    /// Of a half that was not sent, or was refused before.
+    /// There is no such half, or it was refused before; there was no link, or the last rings were not answered.
     Forged,
 }
 
@@ -59,31 +59,30 @@ impl LinkMessages {
     }
 
     /// `from` refuses a half of `to`.
-    pub(crate) fn refuse(&mut self, from: ProcessId, to: ProcessId, number: u64) -> Refusal {
-        let Some(halves) = self.0.get_mut(&(to, from)) else { return Refusal::Forged };
+    pub(crate) fn refuse(&mut self, from: ProcessId, to: ProcessId, number: u64) -> Verdict {
+        let Some(halves) = self.0.get_mut(&(to, from)) else { return Verdict::Forged };
         if number <= halves.refused || number > halves.last {
-            return Refusal::Forged;
+            return Verdict::Forged;
         }
         halves.refused = number;
-        if halves.stands && number == halves.last { Refusal::Due } else { Refusal::Late }
+        if halves.stands && number == halves.last { Verdict::Due } else { Verdict::Late }
     }
 
-    /// Whether `from` may offer these rings, which are the ones to be answered then. `None` where it may not have heard yet that its link was
-    /// refused.
-    pub(crate) fn offer(&mut self, from: ProcessId, to: ProcessId, number: u64) -> Option<bool> {
+    /// `from` offers rings, which are the ones to be answered if they are passed on.
+    pub(crate) fn offer(&mut self, from: ProcessId, to: ProcessId, number: u64) -> Verdict {
         // Without the other half it is not open.
         let Some(other_stands) = self.0.get(&(to, from)).map(|halves| halves.stands) else {
-            return Some(false);
+            return Verdict::Forged;
         };
-        let Some(halves) = self.0.get_mut(&(from, to)) else { return Some(false) };
+        let Some(halves) = self.0.get_mut(&(from, to)) else { return Verdict::Forged };
         if !(other_stands && halves.stands) {
-            return None;
+            return Verdict::Late;
         }
         if halves.offered != halves.offer_answered || number <= halves.offered {
-            return Some(false);
+            return Verdict::Forged;
         }
         halves.offered = number;
-        Some(true)
+        Verdict::Due
     }
 
     /// `from` answers the rings that `to` has offered: whether there are such.

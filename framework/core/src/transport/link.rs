@@ -130,7 +130,7 @@ impl Link {
 
     /// Whether a frame lies unread, or something waits to go out.
     pub(crate) fn is_busy(&self) -> bool {
-        self.receiver.has_unread() || self.has_waiting() || self.sender.has_replies()
+        self.receiver.has_unread() || self.has_waiting() || self.has_backlog()
     }
 
     /// A number that changes whenever a sender to the peer's actor `index` might find what it lacked.

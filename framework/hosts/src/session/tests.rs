@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::frame::{Hello, Resume};
 use crate::ids::{HostId, Life};
 use crate::limits::MAX_ARRIVING;
 

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 use super::{Broker, Complaint, Delivery, expect};
 use crate::ids::ProcessId;
-use crate::node::link_messages::Refusal;
+use crate::node::link_messages::Verdict;
 use crate::transport::WhyRefused;
 use crate::transport::control_channel::{FromNode, LinkMessage};
 
@@ -64,15 +64,15 @@ impl Broker {
             return Ok(());
         }
         match self.link_messages.refuse(from, peer, number) {
-            Refusal::Due => {
+            Verdict::Due => {
                 out.push(refused((peer, from), number, from, why));
                 // It may have sent its own while it refused: that is void too, and nobody waits for it.
                 let own = self.link_messages.void(peer, from);
                 out.extend(own.map(|number| refused((from, peer), number, from, why)));
                 Ok(())
             }
-            Refusal::Late => Ok(()),
-            Refusal::Forged => Err(Complaint::NoSuchHalf(peer)),
+            Verdict::Late => Ok(()),
+            Verdict::Forged => Err(Complaint::NoSuchHalf(peer)),
         }
     }
 
@@ -150,9 +150,9 @@ impl Broker {
             return Ok(());
         }
         match self.link_messages.offer(from, to, number) {
-            Some(true) => {}
-            Some(false) => return Err(Complaint::OfferAgain(to)),
-            None => return Ok(()),
+            Verdict::Due => {}
+            Verdict::Late => return Ok(()),
+            Verdict::Forged => return Err(Complaint::OfferAgain(to)),
         }
         let Some(descriptors) = descriptors else {
             // Its sender goes on as before, and may try again.

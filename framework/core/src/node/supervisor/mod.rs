@@ -22,7 +22,8 @@
 //! | `endings` | what an end means: who comes back, and who is told what |
 //! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
 //! | `spares` | processes that wait to go on as a worker which ends |
-//! | `groups` | workers that end together; on several hosts |
+//! | `groups`, `gpu_looks` | workers that end together, on several hosts too; whether a GPU went with one that was killed |
+//! | `shared` | what every thread shares with this one: the queue of commands, the status |
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
 //! | `hosts`, `gateways` | the gateway to other hosts; the one that follows it |
 //! | `names` | names that are unique on all hosts |
@@ -55,35 +56,29 @@ mod restarts;
 #[cfg(feature = "hosts")]
 mod roaming;
 mod run;
+mod shared;
 mod spares;
 mod starts;
 mod stopping;
 mod traces;
 mod workers;
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
 use crate::actor::{NewActor, Python};
 use crate::clock::taint::EpochPage;
 use crate::ids::{ActorId, DeviceId};
 use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
-#[cfg(feature = "hosts")]
-use crate::node::all_hosts::AllHosts;
-use crate::node::console::{LogRing, Look};
+use crate::node::console::LogRing;
 #[cfg(feature = "hosts")]
 use crate::node::elsewhere::Order;
-use crate::node::gpu_shares::GpuShares;
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
 use crate::node::host::ProcessRuntime;
@@ -92,8 +87,8 @@ use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::metrics::Metrics;
 use crate::observe::metrics::user::{Intake, Waiting};
 use crate::observe::trace::Collector;
-use crate::os::{EventFd, Launcher};
-use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
+use crate::os::Launcher;
+use crate::transport::control_channel::Location;
 
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::actors::Guest;
@@ -103,6 +98,8 @@ pub(in crate::node) use self::groups::spread::Step;
 pub(crate) use self::launch::Program;
 pub(crate) use self::making::Making;
 pub use self::record::{WorkerState, WorkerStatus};
+pub(crate) use self::shared::Shared;
+use self::shared::{Command, Reply, deadline_after};
 
 /// A worker of this node, in all its lives. Never names another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -152,7 +149,7 @@ pub(crate) struct Settings {
     pub(crate) trace: Option<(PathBuf, Arc<Collector>)>,
     /// Records that each process keeps for a trace.
     pub(crate) trace_records: usize,
-    /// Why workers on one GPU take turns; without it their kernels overlap, and they restart together.
+    /// Why workers on one GPU take turns; without it their kernels overlap, and they end together where one costs the others the GPU.
     pub(crate) time_slices: Option<String>,
     /// How long something may stand still, and what happens then.
     pub(crate) hang_limit: Option<(Duration, OnHang)>,
@@ -160,181 +157,6 @@ pub(crate) struct Settings {
     pub(crate) log_ring: Option<Arc<LogRing>>,
     /// One more variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
-}
-
-/// Where an answer goes. There is room for one, so giving it never waits.
-type Reply<T> = SyncSender<T>;
-
-/// A command to the supervisor's thread.
-enum Command {
-    Local(ToNode, Vec<OwnedFd>),
-    Pong(u64),
-    Spawn(String, Making, Reply<Result<WorkerId, SpawnError>>),
-    Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Location), StartError>>),
-    Adopt(Option<String>, u32, Reply<Result<(ActorId, Location), StartError>>),
-    ActorEnded(ActorId),
-    KeepSpares(WorkerId, u32, DeviceId),
-    AwaitEnd(WorkerId, Reply<WorkerState>),
-    Metrics(Reply<Metrics>),
-    Look(Reply<Look>),
-    /// Begin to trace, for an interval; the answer is where it comes together.
-    BeginTrace(Reply<std::io::Result<Arc<Collector>>>),
-    /// End it.
-    EndTrace,
-    /// A warning for the log.
-    Say(String),
-    Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
-    #[cfg(feature = "hosts")]
-    Hosts(hosts::HostsCommand),
-    KillWorker(WorkerId),
-    Retire(WorkerId),
-    AskToStop(WorkerId),
-    LetGo(WorkerId),
-    #[cfg(feature = "testing")]
-    Arm(WorkerId, crate::fault::Fault),
-    #[cfg(feature = "testing")]
-    ArmStarts(String, crate::fault::Fault),
-    #[cfg(feature = "testing")]
-    DisarmStarts,
-    Shutdown(Instant, Reply<ShutdownReport>),
-    KillAll,
-}
-
-/// The state that every thread shares with the supervisor's.
-pub(crate) struct Shared {
-    commands: Mutex<Commands>,
-    wake: EventFd,
-    status: Mutex<Vec<WorkerStatus>>,
-    report: Mutex<Option<ShutdownReport>>,
-    /// Whether a shutdown has begun.
-    stopping: watch::Sender<bool>,
-    gpu_shares: GpuShares,
-    /// The way to other hosts, where there are such.
-    #[cfg(feature = "hosts")]
-    pub(in crate::node) all_hosts: AllHosts,
-}
-
-#[derive(Default)]
-struct Commands {
-    queue: VecDeque<Command>,
-    closed: bool,
-}
-
-impl Shared {
-    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
-        Ok(Arc::new(Shared {
-            commands: Mutex::new(Commands::default()),
-            wake: EventFd::create()?,
-            status: Mutex::default(),
-            report: Mutex::default(),
-            stopping: watch::Sender::new(false),
-            gpu_shares: GpuShares::default(),
-            #[cfg(feature = "hosts")]
-            all_hosts: AllHosts::default(),
-        }))
-    }
-
-    fn push(&self, command: Command) -> Result<(), Closed> {
-        let mut commands = self.commands.lock();
-        if commands.closed {
-            return Err(Closed::Ended);
-        }
-        commands.queue.push_back(command);
-        drop(commands);
-        // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
-        let _ = self.wake.ring();
-        Ok(())
-    }
-
-    /// How everything stands, for the console. Waits no longer than `patience`, and nobody waits for the answer to be taken
-    /// (CON-1): `None` where the supervisor was not so quick.
-    pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, Closed> {
-        let (reply, answer) = sync_channel(1);
-        self.push(Command::Look(reply))?;
-        match answer.recv_timeout(patience) {
-            Ok(mut look) => {
-                self.gpu_shares.add_to(&mut look);
-                Ok(Some(look))
-            }
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
-        }
-    }
-
-    /// As [`look`](Self::look): there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, Closed> {
-        self.look(patience)
-    }
-
-    /// There are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn begin_trace_of_hosts(&self) {}
-
-    /// There are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn end_trace_of_hosts(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
-        Default::default()
-    }
-
-    /// There are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn drop_trace_of_hosts(&self) {}
-
-    /// Begins an interval of tracing. Waits no longer than `patience`: `None` where the supervisor was not so quick, and then
-    /// nothing is traced.
-    pub(crate) fn begin_trace(
-        &self,
-        patience: Duration,
-    ) -> Result<Option<std::io::Result<Arc<Collector>>>, Closed> {
-        let (reply, answer) = sync_channel(1);
-        self.push(Command::BeginTrace(reply))?;
-        match answer.recv_timeout(patience) {
-            Ok(begun) => Ok(Some(begun)),
-            Err(RecvTimeoutError::Timeout) => {
-                self.end_trace();
-                Ok(None)
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
-        }
-    }
-
-    /// Ends the interval, and does not wait for it: what is asked later is answered after that.
-    pub(crate) fn end_trace(&self) {
-        // After the node's end nothing is traced.
-        let _ = self.push(Command::EndTrace);
-    }
-
-    /// Begins a shutdown, and does not wait for it.
-    pub(crate) fn begin_shutdown(&self, within: Duration) -> Result<(), Closed> {
-        let (reply, _nobody_waits) = sync_channel(1);
-        self.push(Command::Shutdown(deadline_after(within), reply))
-    }
-
-    /// Writes a warning to the node's log. After the node's end there is none.
-    pub(crate) fn say(&self, text: String) {
-        let _ = self.push(Command::Say(text));
-    }
-
-    /// Asks and waits for the answer.
-    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Closed> {
-        let (reply, answer): (_, Receiver<T>) = sync_channel(1);
-        self.push(command(reply))?;
-        answer.recv().map_err(|_| Closed::Ended)
-    }
-}
-
-/// A deadline past the end of time is none; a year will do.
-fn deadline_after(time: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
-}
-
-/// The control channel of the node's own process.
-impl ControlChannel for Shared {
-    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed> {
-        self.push(Command::Local(message, descriptors)).map_err(|_| ControlChannelClosed)
-    }
 }
 
 /// The handle to the supervisor's thread. Its methods may be called on any thread; those that return what they asked

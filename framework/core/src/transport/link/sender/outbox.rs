@@ -5,20 +5,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::SenderSide;
 use crate::message::codec::Encoded;
 use crate::message::wire::Header;
 use crate::transport::link::{Credit, Link};
 
 /// A reply that found no room, with the credit of its ask.
 pub(crate) type Reply = (Header, Encoded, Option<Credit>);
-
-impl SenderSide {
-    /// Whether replies wait for room.
-    pub(in crate::transport::link) fn has_replies(&self) -> bool {
-        self.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty())
-    }
-}
 
 impl Link {
     /// Whether replies wait for room: then no other goes before them.

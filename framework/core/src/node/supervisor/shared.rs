@@ -1,0 +1,204 @@
+//! What every thread shares with the supervisor's: the queue of commands to it, how its workers are, and the report of the shutdown.
+//!
+//! Used by [`Supervisor`](super::Supervisor), by the console, and by the node's own process, whose control channel it is.
+//!
+//! **Locks.** Those of its fields, one at a time, and nothing inside of them. Who asks waits for the answer without any.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::{Closed, Making, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
+use crate::actor::NewActor;
+use crate::ids::{ActorId, DeviceId};
+#[cfg(feature = "hosts")]
+use crate::node::all_hosts::AllHosts;
+use crate::node::console::Look;
+use crate::node::gpu_shares::GpuShares;
+use crate::node::group::Supervision;
+use crate::node::hang::HangReport;
+use crate::node::shutdown::{RestartReport, ShutdownReport};
+use crate::observe::metrics::Metrics;
+use crate::observe::trace::Collector;
+use crate::os::EventFd;
+use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
+
+/// Where an answer goes. There is room for one, so giving it never waits.
+pub(super) type Reply<T> = SyncSender<T>;
+
+/// A command to the supervisor's thread.
+pub(super) enum Command {
+    Local(ToNode, Vec<OwnedFd>),
+    Pong(u64),
+    Spawn(String, Making, Reply<Result<WorkerId, SpawnError>>),
+    Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Location), StartError>>),
+    Adopt(Option<String>, u32, Reply<Result<(ActorId, Location), StartError>>),
+    ActorEnded(ActorId),
+    KeepSpares(WorkerId, u32, DeviceId),
+    AwaitEnd(WorkerId, Reply<WorkerState>),
+    Metrics(Reply<Metrics>),
+    Look(Reply<Look>),
+    /// Begin to trace, for an interval; the answer is where it comes together.
+    BeginTrace(Reply<std::io::Result<Arc<Collector>>>),
+    /// End it.
+    EndTrace,
+    /// A warning for the log.
+    Say(String),
+    Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
+    #[cfg(feature = "hosts")]
+    Hosts(super::hosts::HostsCommand),
+    KillWorker(WorkerId),
+    Retire(WorkerId),
+    AskToStop(WorkerId),
+    LetGo(WorkerId),
+    #[cfg(feature = "testing")]
+    Arm(WorkerId, crate::fault::Fault),
+    #[cfg(feature = "testing")]
+    ArmStarts(String, crate::fault::Fault),
+    #[cfg(feature = "testing")]
+    DisarmStarts,
+    Shutdown(Instant, Reply<ShutdownReport>),
+    KillAll,
+}
+
+/// The state that every thread shares with the supervisor's.
+pub(crate) struct Shared {
+    pub(super) commands: Mutex<Commands>,
+    pub(super) wake: EventFd,
+    pub(super) status: Mutex<Vec<WorkerStatus>>,
+    pub(super) report: Mutex<Option<ShutdownReport>>,
+    /// Whether a shutdown has begun.
+    pub(super) stopping: watch::Sender<bool>,
+    pub(super) gpu_shares: GpuShares,
+    /// The way to other hosts, where there are such.
+    #[cfg(feature = "hosts")]
+    pub(in crate::node) all_hosts: AllHosts,
+}
+
+#[derive(Default)]
+pub(super) struct Commands {
+    pub(super) queue: VecDeque<Command>,
+    pub(super) closed: bool,
+}
+
+impl Shared {
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Shared {
+            commands: Mutex::new(Commands::default()),
+            wake: EventFd::create()?,
+            status: Mutex::default(),
+            report: Mutex::default(),
+            stopping: watch::Sender::new(false),
+            gpu_shares: GpuShares::default(),
+            #[cfg(feature = "hosts")]
+            all_hosts: AllHosts::default(),
+        }))
+    }
+
+    pub(super) fn push(&self, command: Command) -> Result<(), Closed> {
+        let mut commands = self.commands.lock();
+        if commands.closed {
+            return Err(Closed::Ended);
+        }
+        commands.queue.push_back(command);
+        drop(commands);
+        // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
+        let _ = self.wake.ring();
+        Ok(())
+    }
+
+    /// How everything stands, for the console. Waits no longer than `patience`, and nobody waits for the answer to be taken
+    /// (CON-1): `None` where the supervisor was not so quick.
+    pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, Closed> {
+        let (reply, answer) = sync_channel(1);
+        self.push(Command::Look(reply))?;
+        match answer.recv_timeout(patience) {
+            Ok(mut look) => {
+                self.gpu_shares.add_to(&mut look);
+                Ok(Some(look))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
+        }
+    }
+
+    /// As [`look`](Self::look): there are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, Closed> {
+        self.look(patience)
+    }
+
+    /// There are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn begin_trace_of_hosts(&self) {}
+
+    /// There are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn end_trace_of_hosts(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
+        Default::default()
+    }
+
+    /// There are no other hosts.
+    #[cfg(not(feature = "hosts"))]
+    pub(crate) fn drop_trace_of_hosts(&self) {}
+
+    /// Begins an interval of tracing. Waits no longer than `patience`: `None` where the supervisor was not so quick, and then
+    /// nothing is traced.
+    pub(crate) fn begin_trace(
+        &self,
+        patience: Duration,
+    ) -> Result<Option<std::io::Result<Arc<Collector>>>, Closed> {
+        let (reply, answer) = sync_channel(1);
+        self.push(Command::BeginTrace(reply))?;
+        match answer.recv_timeout(patience) {
+            Ok(begun) => Ok(Some(begun)),
+            Err(RecvTimeoutError::Timeout) => {
+                self.end_trace();
+                Ok(None)
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
+        }
+    }
+
+    /// Ends the interval, and does not wait for it: what is asked later is answered after that.
+    pub(crate) fn end_trace(&self) {
+        // After the node's end nothing is traced.
+        let _ = self.push(Command::EndTrace);
+    }
+
+    /// Begins a shutdown, and does not wait for it.
+    pub(crate) fn begin_shutdown(&self, within: Duration) -> Result<(), Closed> {
+        let (reply, _nobody_waits) = sync_channel(1);
+        self.push(Command::Shutdown(deadline_after(within), reply))
+    }
+
+    /// Writes a warning to the node's log. After the node's end there is none.
+    pub(crate) fn say(&self, text: String) {
+        let _ = self.push(Command::Say(text));
+    }
+
+    /// Asks and waits for the answer.
+    pub(super) fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Closed> {
+        let (reply, answer): (_, Receiver<T>) = sync_channel(1);
+        self.push(command(reply))?;
+        answer.recv().map_err(|_| Closed::Ended)
+    }
+}
+
+/// A deadline past the end of time is none; a year will do.
+pub(super) fn deadline_after(time: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+}
+
+/// The control channel of the node's own process.
+impl ControlChannel for Shared {
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed> {
+        self.push(Command::Local(message, descriptors)).map_err(|_| ControlChannelClosed)
+    }
+}
