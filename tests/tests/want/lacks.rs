@@ -22,7 +22,7 @@ use tensorpost_actors::image::{ImageSize, png};
 use tensorpost_actors::ready::{Images, ImagesArgs, Named, Repeat, SavePng, SavePngArgs};
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
-use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::holder::{Hold, Holder, LetGo, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 use tensorpost_tests::want::{
@@ -34,8 +34,9 @@ use tensorpost_tests::want::{
 const DISK: &str = "TENSORPOST_TESTS_DISK";
 /// Bytes of memory that all processes of [`full_group`] may have.
 const GROUP: u64 = 256 << 20;
-/// What a worker without a processor is sent.
-const MESSAGES: u64 = 500;
+/// What a worker without a processor is sent: a dozen full mailboxes. On a virtual machine the same looks, parks and frames took such a
+/// worker 0.2 to 5 ms of processor time each, and it has 2 % of that.
+const MESSAGES: u64 = 96;
 /// How long a node may stand still in [`time_that_nobody_had_counts_against_nobody`] before it reports that, and how long it
 /// does stand still.
 const LIMIT: Duration = Duration::from_millis(500);
@@ -383,8 +384,10 @@ pub(crate) fn cases() -> Vec<Case> {
         a_full_disk_costs_what_was_to_be_written,
         a_process_that_cannot_be_started_is_named_with_its_limit,
         time_that_nobody_had_counts_against_nobody,
-        a_worker_with_2_percent_of_a_core_loses_nothing,
     ];
+    let slow = cases![a_worker_with_2_percent_of_a_core_loses_nothing];
+    // What it loses is asked, and not how long it takes.
+    cases.extend(slow.into_iter().map(|case| case.within(harness::DEADLINE * 5)));
     let group = cases![a_full_group_costs_the_worker_that_fills_it];
     cases.extend(group.into_iter().map(|case| case.only_where(|| MemoryGroup::new(GROUP).map(drop))));
     cases
