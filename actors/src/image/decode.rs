@@ -101,7 +101,7 @@ impl<'a> EncodedImage<'a> {
 
     /// Decodes the pixels into `hwc`, which must hold exactly `self.size().rgb_len()` bytes.
     ///
-    /// An 8-bit RGB file is decoded without a copy in between.
+    /// An 8-bit RGB or grey file is decoded without a copy in between.
     ///
     /// # Errors
     /// [`ImageError::Length`] before anything is written; [`ImageError::Decode`] when the file is damaged, and then
@@ -109,10 +109,14 @@ impl<'a> EncodedImage<'a> {
     pub fn decode_into(self, hwc: &mut [u8]) -> Result<(), ImageError> {
         expect_len("the buffer for decoded pixels (HWC)", hwc.len(), self.size.rgb_len())?;
         let Self { name, decoder, .. } = self;
-        if decoder.color_type() == ColorType::Rgb8 {
-            decoder.read_image(hwc)
-        } else {
-            DynamicImage::from_decoder(decoder).map(|image| hwc.copy_from_slice(&image.into_rgb8()))
+        match decoder.color_type() {
+            ColorType::Rgb8 => decoder.read_image(hwc),
+            // `into_rgb8` takes each sample by way of a float, which is as long as the decoding.
+            ColorType::L8 => {
+                let pixels = hwc.len() / 3;
+                decoder.read_image(&mut hwc[2 * pixels..]).map(|()| grey_to_rgb(hwc))
+            }
+            _ => DynamicImage::from_decoder(decoder).map(|image| hwc.copy_from_slice(&image.into_rgb8())),
         }
         .map_err(|source| ImageError::Decode { name, source })
     }
@@ -126,6 +130,16 @@ impl<'a> EncodedImage<'a> {
         let mut pixels = vec![0; size.rgb_len()];
         self.decode_into(&mut pixels)?;
         Ok(Rgb8Image { size, pixels })
+    }
+}
+
+/// Spreads grey samples, which are the last third of `hwc`, over all of it.
+fn grey_to_rgb(hwc: &mut [u8]) {
+    let pixels = hwc.len() / 3;
+    for at in 0..pixels {
+        // Behind what is written here, or its last byte: the samples that come are not written over.
+        let grey = hwc[2 * pixels + at];
+        hwc[3 * at..3 * at + 3].fill(grey);
     }
 }
 

@@ -64,6 +64,16 @@ fn other_kinds_of_pixels_become_rgb8() {
 }
 
 #[test]
+fn grey_is_spread_as_the_crate_spreads_it() {
+    let greys: Vec<u8> = (0..=255).rev().collect();
+    for width in [1, 2, 3, 255, 256] {
+        let image = ImageBuffer::from_fn(width, 3, |x, y| Luma([greys[(x + y) as usize % 256]]));
+        let want = DynamicImage::from(image.clone()).into_rgb8().into_raw();
+        assert_eq!(decode_bytes("grey", &encoded(image)).expect("decodes").pixels, want, "{width}");
+    }
+}
+
+#[test]
 fn a_wrong_buffer_is_refused_untouched() {
     for wrong in [0, 5, 7] {
         let bytes = encoded(ImageBuffer::from_pixel(2, 1, Luma([3u8])));

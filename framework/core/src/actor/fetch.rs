@@ -26,7 +26,7 @@ use crate::device::{Backend, ChunkMapping, DeviceError, Keep, STAGING_BYTES};
 use crate::ids::DeviceId;
 use crate::lease::{Lease, PoolError};
 use crate::limits::ALLOCATION_UNIT;
-use crate::message::scope::Outline;
+use crate::message::scope::{Leases, Outline};
 use crate::stream::Stream;
 use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 
@@ -64,9 +64,6 @@ impl Wanted<'_> {
         self.span.end - self.span.start
     }
 }
-
-/// Leases of a message, with when their data is there.
-pub(super) type Leases = Vec<(Lease, Option<Ticket>)>;
 
 impl Fetches {
     /// Replaces the leases of a message that `is_foreign` names by such on fresh memory of `stream`, filled by its

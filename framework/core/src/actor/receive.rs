@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 
 use smallvec::SmallVec;
 
-use super::fetch::{Fetches, Leases};
+use super::fetch::Fetches;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceKind;
 use crate::ids::DeviceId;
@@ -99,7 +99,7 @@ impl Receive {
             Ok(encoded) => encoded,
             Err(error) => return Poll::Ready(Err(error.to_string())),
         };
-        let codec::Encoded { body, leases, mut tensors, parts, .. } = encoded;
+        let codec::Encoded { body, mut leases, mut tensors, parts, .. } = encoded;
         if !leases.iter().any(|(lease, _)| self.is_foreign(lease.device())) {
             return Poll::Ready(Ok(None));
         }
@@ -110,7 +110,7 @@ impl Receive {
                 || format!("a part of a tensor on {} cannot be moved, or reached", part.lease().device());
             return Poll::Ready(if reaches || self.all { Ok(None) } else { Err(why()) });
         }
-        let mut leases: Leases = leases;
+
         let backend_of = |device| transport.pool_for(device).map(|pool| Arc::clone(pool.backend()));
         let is_foreign = |device| self.is_foreign(device);
         match self.fetches.fetch(&self.stream, &mut leases, &mut tensors, is_foreign, backend_of, waker) {

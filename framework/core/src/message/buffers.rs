@@ -1,4 +1,4 @@
-//! Buffers for bodies, which a thread keeps for its next message.
+//! Buffers for bodies, and lists for tensors on their way out, which a thread keeps for its next message.
 //!
 //! A buffer of a megabyte that is asked for anew comes from the system page by page, and goes back to it: that takes several
 //! times as long as the copy. So a thread keeps large ones too, for as long as its bodies need them.
@@ -8,6 +8,7 @@
 
 use std::cell::Cell;
 
+use super::scope::{Leases, Outline};
 use crate::limits::MAX_INLINE_BODY;
 
 /// Largest buffer that is kept, in bytes.
@@ -16,6 +17,9 @@ const MOST: usize = 4 << 20;
 const SMALL: usize = 2 * MAX_INLINE_BODY;
 /// A larger one goes after so many messages in a row that did not need it.
 const IN_VAIN: u32 = 64;
+
+/// Tensors of the largest message whose lists are kept: 30 KB.
+const MOST_TENSORS: usize = 128;
 
 /// A buffer between two messages.
 #[derive(Debug, Default)]
@@ -28,6 +32,35 @@ struct Kept {
 thread_local! {
     static ENCODED: Cell<Kept> = Cell::default();
     static COPIED: Cell<Kept> = Cell::default();
+    static LISTS: Cell<Gathered> = Cell::default();
+}
+
+/// The lists that a message's tensors are gathered in, empty between two messages.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    pub(crate) leases: Leases,
+    pub(crate) tensors: Vec<Outline>,
+}
+
+impl Gathered {
+    /// Those that this thread [gave back](Self::give_back) last, empty.
+    pub(crate) fn take() -> Self {
+        LISTS.take()
+    }
+
+    /// Lets go of the leases, and keeps the lists for the thread's next message with tensors.
+    pub(crate) fn give_back(mut self) {
+        // Those of a message without tensors are not worth a place.
+        if self.tensors.capacity() == 0 {
+            return;
+        }
+        // Before anything is kept: the end of a lease may send messages.
+        self.leases.clear();
+        self.tensors.clear();
+        if self.leases.capacity().max(self.tensors.capacity()) <= MOST_TENSORS {
+            LISTS.set(self);
+        }
+    }
 }
 
 /// What a buffer is for. Each is used while one of the other is.
@@ -108,6 +141,26 @@ mod tests {
             }
             assert_eq!(kept_after(0, 10), 0, "memory that is not needed goes back");
             assert_eq!(kept_after(0, 10), 10);
+        })
+        .join()
+        .expect("no panic");
+    }
+
+    #[test]
+    fn lists_are_kept_empty_and_those_of_many_tensors_are_not() {
+        let capacity_after = |tensors: usize| {
+            let leases = Vec::with_capacity(tensors);
+            Gathered { leases, tensors: Vec::with_capacity(tensors) }.give_back();
+            let kept = Gathered::take();
+            assert!(kept.leases.is_empty() && kept.tensors.is_empty());
+            (kept.leases.capacity(), kept.tensors.capacity())
+        };
+        std::thread::spawn(move || {
+            assert_eq!(capacity_after(MOST_TENSORS), (MOST_TENSORS, MOST_TENSORS));
+            assert_eq!(capacity_after(MOST_TENSORS + 1), (0, 0));
+            Gathered { leases: Vec::new(), tensors: Vec::with_capacity(3) }.give_back();
+            Gathered::default().give_back();
+            assert_eq!(Gathered::take().tensors.capacity(), 3, "a message without tensors takes none away");
         })
         .join()
         .expect("no panic");

@@ -14,7 +14,7 @@ use super::packed::{Lists, Packing};
 use super::parts;
 #[cfg(feature = "raw")]
 use super::raw;
-use super::scope::{self, Incoming, Outgoing, Outline};
+use super::scope::{self, Incoming, Leases, Outgoing, Outline};
 use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
 use crate::fault;
@@ -33,7 +33,7 @@ pub struct Encoded {
     /// The body, where it is in the memory that it travels in.
     pub(crate) filled: Option<Filled>,
     /// The leases of its tensors, each once, with the tickets of their data.
-    pub leases: Vec<(Lease, Option<Ticket>)>,
+    pub leases: Leases,
     /// Its tensors.
     pub tensors: Vec<Outline>,
     /// Its parts of split tensors.

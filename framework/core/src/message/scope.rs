@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
+use super::buffers::Gathered;
 use super::parts::Form;
 use super::search::Search;
 use crate::clock::Ticket;
@@ -31,11 +32,14 @@ pub struct Outline {
     pub layout: Layout,
 }
 
+/// Leases, with the tickets that their data is ready at.
+pub type Leases = Vec<(Lease, Option<Ticket>)>;
+
 /// The leases and tensors that an encoding gathers.
 #[derive(Debug, Default)]
 pub struct Outgoing {
-    /// Each lease once, with the ticket that its data is ready at.
-    pub leases: Vec<(Lease, Option<Ticket>)>,
+    /// Each lease once.
+    pub leases: Leases,
     /// Each tensor, in the order in which serde met them.
     pub tensors: Vec<Outline>,
     /// Each part of a split tensor; its whole is among `tensors`.
@@ -200,6 +204,9 @@ impl Outgoing {
                 "a message can hold {MAX_TENSORS} tensors; send several messages, or stack the tensors"
             ));
         }
+        if self.tensors.capacity() == 0 {
+            Gathered { leases: self.leases, tensors: self.tensors } = Gathered::take();
+        }
         let known = self.leases.iter().position(|(known, _)| known.same_as(lease));
         let lease = known.unwrap_or_else(|| {
             self.leases.push((lease.clone(), ready));
@@ -242,10 +249,6 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
             outgoing.raw = Some(body.to_vec());
-            // They are all that come: room for one is not the room for several that a list begins with.
-            let count = tensors.len().min(MAX_TENSORS);
-            outgoing.tensors.reserve_exact(count);
-            outgoing.leases.reserve_exact(count);
             tensors.iter().try_for_each(|tensor| outgoing.add(tensor).map(|_| ()))
         }
         Some(Scope::Searching(found)) => tensors

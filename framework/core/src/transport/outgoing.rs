@@ -41,7 +41,7 @@ use crate::lease::{Lease, PoolError};
 use crate::limits::MAX_INLINE_BODY;
 use crate::message::EncodeError;
 use crate::message::body::Room;
-use crate::message::buffers::Use;
+use crate::message::buffers::{Gathered, Use};
 use crate::message::codec::{self, Encoded};
 use crate::message::packed::Lists;
 use crate::message::parts::give_away;
@@ -307,7 +307,7 @@ impl Transport {
         Use::Encoded.give_back(body);
         fault::point("transport.send.written");
         // After the frame is written: with these may go the last local lease, and its last uses into the lease table.
-        drop(leases);
+        Gathered { leases, tensors }.give_back();
         // After the write, and not before: whoever breaks the link sets the mark first, and then takes what is in the ring's
         // books. So either that one has found this frame's leases there, or the mark is seen here.
         if link.is_broken() {

@@ -53,26 +53,23 @@ impl Layout {
     /// # Errors
     /// The `Wire…` variants of [`LayoutError`] for a form that no version writes, those of
     /// [`from_parts`](Self::from_parts), and [`LayoutError::TooManyBytes`].
+    #[inline]
     pub(crate) fn from_wire(bytes: &[u8]) -> Result<(DType, Self), LayoutError> {
         let Ok(form) = <&[u8; WIRE_BYTES]>::try_from(bytes) else {
             return Err(LayoutError::WireLength { bytes: bytes.len() });
         };
         let (words, _) = form.as_chunks::<WORD>();
-        let [code, rank, padding @ ..] = words[0];
+        let [code, rank, ..] = words[0];
         let dtype = DType::from_code(code).ok_or(LayoutError::WireDType { code })?;
         let rank = usize::from(rank);
         if rank > MAX_RANK {
             return Err(LayoutError::TooManyAxes { rank });
         }
-        let unused = [
-            (2, &padding[..]),
-            ((SHAPE + rank) * WORD, words[SHAPE + rank..STRIDES].as_flattened()),
-            ((STRIDES + rank) * WORD, words[STRIDES + rank..].as_flattened()),
-        ];
-        for (start, zeros) in unused {
-            if let Some(at) = zeros.iter().position(|&byte| byte != 0) {
-                return Err(LayoutError::WirePadding { at: start + at });
-            }
+        // A word at a time: most of the form is unused, and this is done for each tensor that comes.
+        let any = |words: &[[u8; WORD]]| words.iter().fold(0, |any, word| any | u64::from_le_bytes(*word));
+        let padding = u64::from_le_bytes(words[0]) >> 16;
+        if padding | any(&words[SHAPE + rank..STRIDES]) | any(&words[STRIDES + rank..]) != 0 {
+            return Err(LayoutError::WirePadding { at: first_padding(form, rank) });
         }
         let too_large = |word: usize| LayoutError::WireNumber { at: word * WORD };
         let unsigned =
@@ -89,4 +86,11 @@ impl Layout {
         layout.bytes_span(dtype)?;
         Ok((dtype, layout))
     }
+}
+
+/// Position of the first byte that is not zero where the form of so many axes has to be; 0 where all are.
+#[cold]
+fn first_padding(form: &[u8; WIRE_BYTES], rank: usize) -> usize {
+    let unused = [2..WORD, (SHAPE + rank) * WORD..STRIDES * WORD, (STRIDES + rank) * WORD..WIRE_BYTES];
+    unused.into_iter().flatten().find(|&at| form[at] != 0).unwrap_or_default()
 }
