@@ -3,6 +3,8 @@
 #![expect(unsafe_code, reason = "copies and fills between raw addresses, whose ranges the leases vouch for")]
 
 use std::future::poll_fn;
+use std::mem::MaybeUninit;
+use std::slice;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -199,6 +201,20 @@ impl DeviceStream {
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let mut elements = tensor.room_for_all::<T>()?;
         let address = tensor.read_on(&self.stream)? + span.start as u64;
+        // Straight to where they stay, where they lie as they are wanted and any bytes are elements.
+        if tensor.is_contiguous() && T::DTYPE != DType::Bool {
+            let room = &mut elements.spare_capacity_mut()[..tensor.len()];
+            room.fill(MaybeUninit::zeroed());
+            // SAFETY: these are the bytes of the room, which have all been written, and nobody else refers to them while `bytes` is there.
+            let bytes = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast::<u8>(), span.len()) };
+            // SAFETY: as below.
+            unsafe { self.stream.backend().download(bytes, address)? };
+            // DEATH-3: as below.
+            tensor.wait(None)?;
+            // SAFETY: there is room for so many, and they were written. Elements of all types but `bool` may have any bytes.
+            unsafe { elements.set_len(tensor.len()) };
+            return Ok(elements);
+        }
         let mut bytes = vec![0_u8; span.len()];
         // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
         // has put the stream behind the data's writer.

@@ -171,6 +171,8 @@ fn check<T: Plain>(case: &Case) -> Result<(), TestCaseError> {
     let (tensor, elements) = case.make::<T>(&stream);
     let what = format!("{:?} of {}", tensor.layout(), T::DTYPE);
 
+    prop_assert!(same(&stream.download::<T>(&tensor)?, &elements), "{what}");
+
     let mapped = tensor.map(&stream, |element: T| element.number())?.freeze();
     let expected: Vec<f64> = elements.iter().map(|&element| element.number()).collect();
     prop_assert_eq!(mapped.shape(), tensor.shape());
