@@ -278,15 +278,16 @@ pub(crate) fn tensors(
     leases: &[(Lease, Option<Ticket>)],
     outlines: &[Outline],
 ) -> Result<Vec<Tensor>, DecodeError> {
-    let tensor = |(index, outline): (usize, &Outline)| {
+    let mut tensors = Vec::with_capacity(outlines.len());
+    for (index, outline) in outlines.iter().enumerate() {
         let Some((lease, ready)) = leases.get(usize::from(outline.lease)) else {
             return Err(DecodeError::NoSuchLease { index, lease: outline.lease, leases: leases.len() });
         };
         let fits = outline.layout.fits(outline.dtype, lease.bytes());
         fits.map_err(|error| DecodeError::Layout { index, error })?;
-        Ok(Tensor::from_parts(lease.clone(), outline.dtype, outline.layout, *ready))
-    };
-    outlines.iter().enumerate().map(tensor).collect()
+        tensors.push(Tensor::from_parts(lease.clone(), outline.dtype, outline.layout, *ready));
+    }
+    Ok(tensors)
 }
 
 /// Decodes a body with its tensors. `context` is what addresses inside connect to.

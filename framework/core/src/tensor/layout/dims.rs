@@ -23,6 +23,12 @@ impl<T: Copy + Default> Dims<T> {
         dims
     }
 
+    /// So many values, which are at most [`MAX_RANK`], of the default.
+    pub(super) fn zeros(rank: usize) -> Self {
+        debug_assert!(rank <= MAX_RANK);
+        Dims { items: [T::default(); MAX_RANK], rank: rank as u8 }
+    }
+
     /// # Errors
     /// [`LayoutError::TooManyAxes`] where `items` has more than [`MAX_RANK`] entries.
     pub(super) fn from_slice(items: &[T]) -> Result<Self, LayoutError> {

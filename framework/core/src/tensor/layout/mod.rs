@@ -72,19 +72,25 @@ impl Layout {
         if shape.len() != strides.len() {
             return Err(LayoutError::StrideCount { rank: shape.len(), strides: strides.len() });
         }
-        let shape = Dims::from_slice(shape)?;
-        let strides = Dims::from_slice(strides)?;
-        if let Some((axis, &stride)) = strides.iter().enumerate().find(|(_, stride)| **stride < 0) {
+        let layout = Layout { shape: Dims::from_slice(shape)?, strides: Dims::from_slice(strides)?, offset };
+        layout.check()?;
+        Ok(layout)
+    }
+
+    /// Whether it is sound in itself, whoever it comes from: LAYOUT-1 to LAYOUT-3.
+    ///
+    /// # Errors
+    /// [`LayoutError::NegativeStride`], [`LayoutError::TooManyElements`] and [`LayoutError::OutOfReach`].
+    fn check(&self) -> Result<(), LayoutError> {
+        if let Some((axis, &stride)) = self.strides.iter().enumerate().find(|(_, stride)| **stride < 0) {
             return Err(LayoutError::NegativeStride { axis, stride });
         }
-        checked_len(&shape)?;
-        let layout = Layout { shape, strides, offset };
-        match layout.checked_last() {
-            Some(_) => Ok(layout),
-            None => {
-                Err(LayoutError::OutOfReach { offset, shape: (*shape).into(), strides: (*strides).into() })
-            }
+        checked_len(&self.shape)?;
+        if self.checked_last().is_some() {
+            return Ok(());
         }
+        let (shape, strides) = (self.shape().into(), self.strides().into());
+        Err(LayoutError::OutOfReach { offset: self.offset, shape, strides })
     }
 
     /// The same shape and strides from another offset.

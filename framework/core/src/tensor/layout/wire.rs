@@ -12,6 +12,7 @@
 //! Numbers are little-endian, offset and strides in elements. Each layout has exactly one form: what is accepted
 //! encodes to the same bytes again.
 
+use super::dims::Dims;
 use super::{Layout, LayoutError};
 use crate::limits::MAX_RANK;
 use crate::tensor::dtype::DType;
@@ -76,12 +77,13 @@ impl Layout {
             |word: usize| usize::try_from(u64::from_le_bytes(words[word])).map_err(|_| too_large(word));
         let signed =
             |word: usize| isize::try_from(i64::from_le_bytes(words[word])).map_err(|_| too_large(word));
-        let (mut shape, mut strides) = ([0; MAX_RANK], [0; MAX_RANK]);
+        let mut layout = Self { shape: Dims::zeros(rank), strides: Dims::zeros(rank), offset: 0 };
         for axis in 0..rank {
-            shape[axis] = unsigned(SHAPE + axis)?;
-            strides[axis] = signed(STRIDES + axis)?;
+            layout.shape[axis] = unsigned(SHAPE + axis)?;
+            layout.strides[axis] = signed(STRIDES + axis)?;
         }
-        let layout = Self::from_parts(&shape[..rank], &strides[..rank], unsigned(1)?)?;
+        layout.offset = unsigned(1)?;
+        layout.check()?;
         layout.packed_bytes(dtype)?;
         layout.bytes_span(dtype)?;
         Ok((dtype, layout))
