@@ -110,11 +110,11 @@ impl<'a> EncodedImage<'a> {
         expect_len("the buffer for decoded pixels (HWC)", hwc.len(), self.size.rgb_len())?;
         let Self { name, decoder, .. } = self;
         match decoder.color_type() {
-            ColorType::Rgb8 => decoder.read_image(hwc),
-            // `into_rgb8` takes each sample by way of a float, which is as long as the decoding.
+            ColorType::Rgb8 => read_all(decoder, hwc),
+            // `into_rgb8` takes each sample by way of a float, which takes longer than the decoding.
             ColorType::L8 => {
                 let pixels = hwc.len() / 3;
-                decoder.read_image(&mut hwc[2 * pixels..]).map(|()| grey_to_rgb(hwc))
+                read_all(decoder, &mut hwc[2 * pixels..]).map(|()| grey_to_rgb(hwc))
             }
             _ => DynamicImage::from_decoder(decoder).map(|image| hwc.copy_from_slice(&image.into_rgb8())),
         }
@@ -131,6 +131,13 @@ impl<'a> EncodedImage<'a> {
         self.decode_into(&mut pixels)?;
         Ok(Rgb8Image { size, pixels })
     }
+}
+
+/// Reads an image into `samples`. The decoder of JPEG takes some damaged files for good without writing all of it: what was there before
+/// may be somebody else's, and is not a part of the image.
+fn read_all(decoder: Box<dyn ImageDecoder + '_>, samples: &mut [u8]) -> ::image::ImageResult<()> {
+    samples.fill(0);
+    decoder.read_image(samples)
 }
 
 /// Spreads grey samples, which are the last third of `hwc`, over all of it.

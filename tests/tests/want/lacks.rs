@@ -35,7 +35,7 @@ const DISK: &str = "TENSORPOST_TESTS_DISK";
 /// Bytes of memory that all processes of [`full_group`] may have.
 const GROUP: u64 = 256 << 20;
 /// What a worker without a processor is sent: a dozen full mailboxes. On a virtual machine the same looks, parks and frames took such a
-/// worker 0.2 to 5 ms of processor time each, and it has 2 % of that.
+/// worker 0.2 to 5 ms of processor time each, and it has 2 % of a core.
 const MESSAGES: u64 = 96;
 /// How long a node may stand still in [`time_that_nobody_had_counts_against_nobody`] before it reports that, and how long it
 /// does stand still.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ::image::{ImageBuffer, ImageFormat, Luma, Rgba};
+use ::image::{ImageBuffer, ImageFormat, Luma, Rgb, Rgba};
 
 use super::*;
 
@@ -71,6 +71,35 @@ fn grey_is_spread_as_the_crate_spreads_it() {
         let want = DynamicImage::from(image.clone()).into_rgb8().into_raw();
         assert_eq!(decode_bytes("grey", &encoded(image)).expect("decodes").pixels, want, "{width}");
     }
+}
+
+/// What was in the buffer before is no part of an image, whatever the file makes of its scan.
+#[test]
+fn a_file_that_ends_early_shows_nothing_of_what_was_there() {
+    const BEFORE: u8 = 0xAA;
+    let dark = |x: u32, y: u32| ((x * 7 + y * 3) % 100) as u8;
+    let grey = DynamicImage::from(ImageBuffer::from_fn(64, 64, |x, y| Luma([dark(x, y)])));
+    let colour = DynamicImage::from(ImageBuffer::from_fn(64, 64, |x, y| Rgb([dark(x, y); 3])));
+    let mut ended_early = 0;
+    for image in [grey, colour] {
+        let mut whole = Cursor::new(Vec::new());
+        image.write_to(&mut whole, ImageFormat::Jpeg).expect("encodes");
+        let whole = whole.into_inner();
+        let scan = whole.windows(2).position(|marker| marker == [0xFF, 0xDA]).expect("a scan");
+        // A scan, or a segment and the end, in the middle of it.
+        for spliced in [&whole[scan..scan + 14], &[0xFF, 0xE1, 0, 2, 0xFF, 0xD9]] {
+            let mut bytes = whole.clone();
+            let middle = scan + (whole.len() - scan) / 2;
+            bytes.splice(middle..middle, spliced.iter().copied());
+            let image = EncodedImage::from_bytes("spliced", &bytes).expect("a header");
+            let mut buffer = vec![BEFORE; image.size().rgb_len()];
+            if image.decode_into(&mut buffer).is_ok() {
+                ended_early += usize::from(buffer.ends_with(&[0; 3]));
+                assert!(!buffer.contains(&BEFORE), "{:02x?}", &spliced[..2]);
+            }
+        }
+    }
+    assert!(ended_early > 0, "the decoder has changed: nothing here says so any more");
 }
 
 #[test]

@@ -18,6 +18,7 @@ use super::fetch::Fetches;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceKind;
 use crate::ids::DeviceId;
+use crate::message::buffers::Gathered;
 use crate::message::{GpuMessage, codec};
 use crate::tensor::{DeviceStream, Tensor, TensorError};
 use crate::transport::Transport;
@@ -101,6 +102,7 @@ impl Receive {
         };
         let codec::Encoded { body, mut leases, mut tensors, parts, .. } = encoded;
         if !leases.iter().any(|(lease, _)| self.is_foreign(lease.device())) {
+            Gathered { leases, tensors }.give_back();
             return Poll::Ready(Ok(None));
         }
         if let Some(part) = parts.first() {
@@ -110,7 +112,6 @@ impl Receive {
                 || format!("a part of a tensor on {} cannot be moved, or reached", part.lease().device());
             return Poll::Ready(if reaches || self.all { Ok(None) } else { Err(why()) });
         }
-
         let backend_of = |device| transport.pool_for(device).map(|pool| Arc::clone(pool.backend()));
         let is_foreign = |device| self.is_foreign(device);
         match self.fetches.fetch(&self.stream, &mut leases, &mut tensors, is_foreign, backend_of, waker) {

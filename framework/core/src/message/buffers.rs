@@ -4,7 +4,7 @@
 //! times as long as the copy. So a thread keeps large ones too, for as long as its bodies need them.
 //!
 //! Used by whoever encodes, and by the reader for bodies that come in a lease. **On a panic** in between the buffer is lost,
-//! and the next message has a new one.
+//! and the next message has a new one; lists are lost too where the message cannot be encoded, or has no room.
 
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ const SMALL: usize = 2 * MAX_INLINE_BODY;
 /// A larger one goes after so many messages in a row that did not need it.
 const IN_VAIN: u32 = 64;
 
-/// Tensors of the largest message whose lists are kept: 30 KB.
+/// Tensors of the largest message whose lists are kept, for as long as the thread lives: 26 KB.
 const MOST_TENSORS: usize = 128;
 
 /// A buffer between two messages.
@@ -144,6 +144,22 @@ mod tests {
         })
         .join()
         .expect("no panic");
+    }
+
+    #[cfg(feature = "testing")]
+    #[test]
+    fn the_next_message_finds_nothing_of_the_last_in_its_lists() {
+        let cluster = crate::testing::Cluster::new(1);
+        let stream = cluster.stream(0);
+        let tensor = stream.from_slice(&[4], &[1_u32; 4]).expect("room").freeze();
+        let encoded = crate::message::codec::encode(&tensor, Vec::new()).expect("encodes");
+        assert_eq!((encoded.leases.len(), encoded.tensors.len()), (1, 1));
+        drop(tensor);
+        assert_eq!(stream.pool().stats().allocations, 1);
+        Gathered { leases: encoded.leases, tensors: encoded.tensors }.give_back();
+        assert_eq!(stream.pool().stats().allocations, 0, "a list that is kept keeps no memory");
+        let kept = Gathered::take();
+        assert!(kept.leases.is_empty() && kept.tensors.is_empty() && kept.tensors.capacity() > 0);
     }
 
     #[test]

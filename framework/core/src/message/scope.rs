@@ -182,6 +182,22 @@ impl Outgoing {
         self.outline(tensor.lease(), tensor.ready(), tensor.dtype(), *tensor.layout())
     }
 
+    /// The lists that the thread keeps, where it has none yet.
+    fn take_lists(&mut self) {
+        if self.tensors.capacity() == 0 {
+            Gathered { leases: self.leases, tensors: self.tensors } = Gathered::take();
+        }
+    }
+
+    /// Makes room for so many tensors, which are all that come.
+    #[cfg(any(feature = "raw", feature = "foreign"))]
+    fn make_room(&mut self, count: usize) {
+        self.take_lists();
+        let count = count.min(MAX_TENSORS);
+        self.tensors.reserve_exact(count);
+        self.leases.reserve_exact(count);
+    }
+
     fn add_part(&mut self, part: &Arc<Inner>) -> Result<u32, String> {
         if self.parts.iter().any(|known| Arc::ptr_eq(known, part)) {
             return Err(format!("{part:?} is in the message twice, and can have one writer only"));
@@ -204,9 +220,7 @@ impl Outgoing {
                 "a message can hold {MAX_TENSORS} tensors; send several messages, or stack the tensors"
             ));
         }
-        if self.tensors.capacity() == 0 {
-            Gathered { leases: self.leases, tensors: self.tensors } = Gathered::take();
-        }
+        self.take_lists();
         let known = self.leases.iter().position(|(known, _)| known.same_as(lease));
         let lease = known.unwrap_or_else(|| {
             self.leases.push((lease.clone(), ready));
@@ -249,6 +263,7 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
             outgoing.raw = Some(body.to_vec());
+            outgoing.make_room(tensors.len());
             tensors.iter().try_for_each(|tensor| outgoing.add(tensor).map(|_| ()))
         }
         Some(Scope::Searching(found)) => tensors
@@ -264,6 +279,7 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
 pub(super) fn add_all(tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
+            outgoing.make_room(tensors.len());
             tensors.iter().try_for_each(|tensor| outgoing.add(tensor).map(|_| ()))
         }
         Some(Scope::Encoding(_)) => {

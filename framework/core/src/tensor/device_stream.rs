@@ -205,8 +205,11 @@ impl DeviceStream {
         if tensor.is_contiguous() && T::DTYPE != DType::Bool {
             let room = &mut elements.spare_capacity_mut()[..tensor.len()];
             room.fill(MaybeUninit::zeroed());
+            // Packed: an element lies behind the other, so all of them are as long as what they span.
+            debug_assert_eq!(size_of_val(room), span.len());
+            let length = size_of_val(room);
             // SAFETY: these are the bytes of the room, which have all been written, and nobody else refers to them while `bytes` is there.
-            let bytes = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast::<u8>(), span.len()) };
+            let bytes = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast::<u8>(), length) };
             // SAFETY: as below.
             unsafe { self.stream.backend().download(bytes, address)? };
             // DEATH-3: as below.

@@ -18,13 +18,13 @@ const _: () = assert!(MAX_RANK <= u8::MAX as usize);
 impl<T: Copy + Default> Dims<T> {
     /// As many times `item` as `like` has values.
     pub(super) fn splat<U>(like: &Dims<U>, item: T) -> Self {
-        let mut dims = Dims { items: [T::default(); MAX_RANK], rank: like.rank };
+        let mut dims = Self::defaults(like.len());
         dims.fill(item);
         dims
     }
 
-    /// So many values, which are at most [`MAX_RANK`], of the default.
-    pub(super) fn zeros(rank: usize) -> Self {
+    /// So many times the default, at most [`MAX_RANK`].
+    pub(super) fn defaults(rank: usize) -> Self {
         debug_assert!(rank <= MAX_RANK);
         Dims { items: [T::default(); MAX_RANK], rank: rank as u8 }
     }

@@ -77,7 +77,7 @@ impl Layout {
             |word: usize| usize::try_from(u64::from_le_bytes(words[word])).map_err(|_| too_large(word));
         let signed =
             |word: usize| isize::try_from(i64::from_le_bytes(words[word])).map_err(|_| too_large(word));
-        let mut layout = Self { shape: Dims::zeros(rank), strides: Dims::zeros(rank), offset: 0 };
+        let mut layout = Self { shape: Dims::defaults(rank), strides: Dims::defaults(rank), offset: 0 };
         for axis in 0..rank {
             layout.shape[axis] = unsigned(SHAPE + axis)?;
             layout.strides[axis] = signed(STRIDES + axis)?;
@@ -90,7 +90,7 @@ impl Layout {
     }
 }
 
-/// Position of the first byte that is not zero where the form of so many axes has to be; 0 where all are.
+/// Position of the first byte that is not zero where the form of so many axes has to be; 0 where all of them are zero.
 #[cold]
 fn first_padding(form: &[u8; WIRE_BYTES], rank: usize) -> usize {
     let unused = [2..WORD, (SHAPE + rank) * WORD..STRIDES * WORD, (STRIDES + rank) * WORD..WIRE_BYTES];
