@@ -65,9 +65,8 @@ fn other_kinds_of_pixels_become_rgb8() {
 
 #[test]
 fn grey_is_spread_as_the_crate_spreads_it() {
-    let greys: Vec<u8> = (0..=255).rev().collect();
     for width in [1, 2, 3, 255, 256] {
-        let image = ImageBuffer::from_fn(width, 3, |x, y| Luma([greys[(x + y) as usize % 256]]));
+        let image = ImageBuffer::from_fn(width, 3, |x, y| Luma([(x + y) as u8]));
         let want = DynamicImage::from(image.clone()).into_rgb8().into_raw();
         assert_eq!(decode_bytes("grey", &encoded(image)).expect("decodes").pixels, want, "{width}");
     }
@@ -80,8 +79,8 @@ fn a_file_that_ends_early_shows_nothing_of_what_was_there() {
     let dark = |x: u32, y: u32| ((x * 7 + y * 3) % 100) as u8;
     let grey = DynamicImage::from(ImageBuffer::from_fn(64, 64, |x, y| Luma([dark(x, y)])));
     let colour = DynamicImage::from(ImageBuffer::from_fn(64, 64, |x, y| Rgb([dark(x, y); 3])));
-    let mut ended_early = 0;
     for image in [grey, colour] {
+        let mut ended_early = false;
         let mut whole = Cursor::new(Vec::new());
         image.write_to(&mut whole, ImageFormat::Jpeg).expect("encodes");
         let whole = whole.into_inner();
@@ -94,12 +93,12 @@ fn a_file_that_ends_early_shows_nothing_of_what_was_there() {
             let image = EncodedImage::from_bytes("spliced", &bytes).expect("a header");
             let mut buffer = vec![BEFORE; image.size().rgb_len()];
             if image.decode_into(&mut buffer).is_ok() {
-                ended_early += usize::from(buffer.ends_with(&[0; 3]));
+                ended_early |= buffer.ends_with(&[0; 3]);
                 assert!(!buffer.contains(&BEFORE), "{:02x?}", &spliced[..2]);
             }
         }
+        assert!(ended_early, "the decoder has changed: nothing here says so any more");
     }
-    assert!(ended_early > 0, "the decoder has changed: nothing here says so any more");
 }
 
 #[test]

@@ -198,32 +198,21 @@ impl DeviceStream {
             return Err(TensorError::DType { asked: T::DTYPE, found: tensor.dtype() });
         }
         in_reach(tensor.device(), self)?;
-        let span = tensor.layout().bytes_span(tensor.dtype())?;
         let mut elements = tensor.room_for_all::<T>()?;
-        let address = tensor.read_on(&self.stream)? + span.start as u64;
         // Straight to where they stay, where they lie as they are wanted and any bytes are elements.
         if tensor.is_contiguous() && T::DTYPE != DType::Bool {
             let room = &mut elements.spare_capacity_mut()[..tensor.len()];
             room.fill(MaybeUninit::zeroed());
-            // Packed: an element lies behind the other, so all of them are as long as what they span.
-            debug_assert_eq!(size_of_val(room), span.len());
             let length = size_of_val(room);
             // SAFETY: these are the bytes of the room, which have all been written, and nobody else refers to them while `bytes` is there.
             let bytes = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast::<u8>(), length) };
-            // SAFETY: as below.
-            unsafe { self.stream.backend().download(bytes, address)? };
-            // DEATH-3: as below.
-            tensor.wait(None)?;
+            self.bring(tensor, bytes)?;
             // SAFETY: there is room for so many, and they were written. Elements of all types but `bool` may have any bytes.
             unsafe { elements.set_len(tensor.len()) };
             return Ok(elements);
         }
-        let mut bytes = vec![0_u8; span.len()];
-        // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
-        // has put the stream behind the data's writer.
-        unsafe { self.stream.backend().download(&mut bytes, address)? };
-        // DEATH-3: the stream may have waited for something that was never written, and been released.
-        tensor.wait(None)?;
+        let mut bytes = vec![0_u8; tensor.layout().bytes_span(tensor.dtype())?.len()];
+        self.bring(tensor, &mut bytes)?;
         if !T::validate(&bytes) {
             return Err(TensorError::NotBool);
         }
@@ -234,6 +223,21 @@ impl DeviceStream {
             elements.extend(run.chunks_exact(size).map(bytemuck::checked::pod_read_unaligned::<T>));
         }
         Ok(elements)
+    }
+
+    /// Copies the memory that a tensor on this device spans into `bytes`, which are as long. Blocks until it is there.
+    ///
+    /// # Errors
+    /// Data that will not come.
+    pub(super) fn bring(&self, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), TensorError> {
+        let span = tensor.layout().bytes_span(tensor.dtype())?;
+        assert_eq!(bytes.len(), span.len(), "a packed tensor spans its elements, and others were measured");
+        let address = tensor.read_on(&self.stream)? + span.start as u64;
+        // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
+        // has put the stream behind the data's writer.
+        unsafe { self.stream.backend().download(bytes, address)? };
+        // DEATH-3: the stream may have waited for something that was never written, and been released.
+        tensor.wait(None)
     }
 
     /// Makes a packed copy of a tensor on this device, in memory of its own.

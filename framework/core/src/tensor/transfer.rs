@@ -44,12 +44,8 @@ impl DeviceStream {
     pub fn download_bytes(&self, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
         let tensor = self.contiguous(tensor)?;
         in_reach(tensor.device(), self)?;
-        let span = tensor.layout().bytes_span(tensor.dtype())?;
-        let address = tensor.read_on(self.clocked())? + span.start as u64;
-        let mut bytes = vec![0_u8; span.len()];
-        // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
-        // has put the stream behind the data's writer.
-        unsafe { self.clocked().backend().download(&mut bytes, address)? };
+        let mut bytes = vec![0_u8; tensor.layout().bytes_span(tensor.dtype())?.len()];
+        self.bring(&tensor, &mut bytes)?;
         Ok(bytes)
     }
 

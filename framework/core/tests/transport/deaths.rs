@@ -82,6 +82,33 @@ fn pass(cluster: &Cluster, inboxes: &Inboxes, from: usize, to: usize, tensor: Te
     inboxes[to].1.take_one().message
 }
 
+/// DEATH-3: who reads while the data's maker dies is told, and gets nothing of what was in the memory.
+#[test]
+fn who_downloads_what_dies_meanwhile_is_told() {
+    type Read = fn(&DeviceStream, &Tensor) -> Result<(), TensorError>;
+    let reads: [Read; 2] = [
+        |stream, tensor| stream.download::<f32>(tensor).map(drop),
+        |stream, tensor| stream.download_bytes(tensor).map(drop),
+    ];
+    for read in reads {
+        let (cluster, inboxes) = cluster(2);
+        let _gate = Gate::close(cluster.stream(0));
+        let tensor = pass(&cluster, &inboxes, 0, 1, fill(cluster.stream(0), 5.0));
+        let stream = cluster.stream(1);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| read(stream, &tensor));
+            let begun = Instant::now();
+            while stream.waits().0 == 0 {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nobody waits");
+                std::thread::yield_now();
+            }
+            cluster.end(0);
+            cluster.run_until_idle();
+            is_lost(reader.join().expect("no panic"), &cluster, 0);
+        });
+    }
+}
+
 /// A chain of four: the first dies with its work undone, and all others have work behind it.
 #[test]
 fn taint_goes_down_a_chain_before_anybody_is_released() {

@@ -54,7 +54,6 @@ impl Layout {
     /// # Errors
     /// The `Wire…` variants of [`LayoutError`] for a form that no version writes, those of
     /// [`from_parts`](Self::from_parts), and [`LayoutError::TooManyBytes`].
-    #[inline]
     pub(crate) fn from_wire(bytes: &[u8]) -> Result<(DType, Self), LayoutError> {
         let Ok(form) = <&[u8; WIRE_BYTES]>::try_from(bytes) else {
             return Err(LayoutError::WireLength { bytes: bytes.len() });
