@@ -48,7 +48,7 @@ pub const MAX_CAPACITY: u32 = 1 << 16;
 pub const MAX_DONE: usize = 1024;
 
 /// Most mailboxes that a host serves to another at a time.
-pub const MAX_MAILBOXES: usize = 1024;
+pub const MAX_MAILBOXES: usize = 4096;
 
 /// Largest note of one node to another (names, actors, watches), and most of them on their way.
 pub const MAX_NOTE: usize = 64 << 10;

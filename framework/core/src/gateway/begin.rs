@@ -137,7 +137,7 @@ struct Begins<'a> {
     to: UnboundedSender<Command>,
 }
 
-async fn start(
+pub(super) async fn start(
     transport: &Arc<Transport>,
     beginning: &Beginning,
     socket: Option<OwnedFd>,

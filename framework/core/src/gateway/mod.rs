@@ -15,6 +15,7 @@
 //! | `logs` | an agent's log, for the head |
 //! | `head`, `note` | what gateways say to each other, as bytes |
 //! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: those that nobody uses |
+//! | `late` | messages for those that come after that: whose hosts are asked, and who waits |
 //! | `roaming` | mailboxes of actors that may live on any host |
 //! | `arenas` | tensors in GPU memory, by NIXL |
 //! | `copier`, `copiers` | by page-locked slots; `prepare`: before they leave and come |
@@ -41,6 +42,7 @@ mod followed;
 mod head;
 mod in_place;
 mod inbound;
+mod late;
 mod logs;
 mod names;
 mod note;

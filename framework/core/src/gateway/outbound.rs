@@ -1,6 +1,7 @@
 //! Messages to actors of other hosts: each mailbox's in order, when their tensors are there and there is room.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,7 +19,6 @@ use super::run::{Gateway, Remote};
 use super::store::{Source, sources};
 use super::{Command, shown};
 use crate::ids::ActorId;
-use crate::limits::MAX_ACTORS;
 use crate::tensor::{Tensor, TensorError};
 use crate::transport::inbox::{Receipt, Refusal};
 
@@ -100,16 +100,10 @@ impl Gateway {
             // It was sent to a life that is over, and comes to no other.
             return refuse(&self.transport, out.receipt, &last_life_over());
         }
-        if !self.mailboxes.contains_key(&actor) {
-            // It comes late: the actor rests, or has ended, which its host says then.
-            let late = self.mailboxes.values().filter(|mailbox| mailbox.place == Place::Nowhere).count();
-            if late >= MAX_ACTORS {
-                // MBX-2: somebody makes ids up.
-                let why = "too many messages come for actors of other hosts that have no place here; it was not sent";
-                return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why.to_owned()));
-            }
-            self.mailboxes.insert(actor, Mailbox::new(Place::Nowhere, 0));
-            self.want(actor);
+        if let Entry::Vacant(none) = self.mailboxes.entry(actor) {
+            // The actor rests, or has ended, which its host says then.
+            none.insert(Mailbox::new(Place::Nowhere, 0));
+            self.comes_late(actor, out.receipt.sender());
         }
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.used = item;
@@ -238,6 +232,7 @@ impl Gateway {
     /// The mailbox of an actor takes no messages any more: those that wait are refused, for this reason.
     pub(super) fn close(&mut self, actor: ActorId, why: &Refusal) {
         let Some(mut mailbox) = self.mailboxes.remove(&actor) else { return };
+        self.late_no_more(actor);
         if let Place::At(index) = mailbox.place {
             self.transport.pause(index);
         }

@@ -115,7 +115,7 @@ impl Gateway {
         // Of one that roams its home is asked, which forgot who wants to hear of it, and the host on which it lives.
         let known = self.mailboxes.keys().chain(self.reaching.keys()).copied();
         let is_asked = |actor: &ActorId| actor.host() == host || self.host_of(*actor) == Some(host);
-        let wanted: HashSet<_> = known.filter(is_asked).collect();
+        let wanted: HashSet<_> = known.filter(|actor| is_asked(actor) && !self.late.waits(*actor)).collect();
         for actor in wanted {
             let not = self.roaming.not_on(actor);
             self.note_to(host, &Note::Want { actor, not });

@@ -117,6 +117,9 @@ impl Gateway {
 
     /// Has the mailbox of an actor offered, or its home say where it lives.
     pub(super) fn want(&mut self, actor: ActorId) {
+        if self.late.waits(actor) {
+            return; // it is not its turn
+        }
         if let Some(host) = self.host_of(actor) {
             return self.note_to(host, &Note::Want { actor, not: None });
         }

@@ -19,6 +19,7 @@ use super::begin::{ByNumber, Node};
 use super::copiers::Copiers;
 use super::followed::Asked;
 use super::inbound::Replying;
+use super::late::Late;
 use super::names::{Local, Lookup};
 use super::note::Note;
 use super::outbound::Mailbox;
@@ -55,6 +56,8 @@ pub(super) struct Gateway {
     pub(super) reaching: HashMap<ActorId, bool>,
     /// Those without a mailbox whose hosts say what happens to them.
     pub(super) watched: HashSet<ActorId>,
+    /// Whose hosts are asked because messages came late for them.
+    pub(super) late: Late,
     /// Places that the node wants for others.
     pub(super) places_wanted: usize,
     /// Actors of this host that others know, or ask for.
@@ -177,6 +180,7 @@ impl Gateway {
             mailboxes: HashMap::new(),
             reaching: HashMap::new(),
             watched: HashSet::new(),
+            late: Late::default(),
             places_wanted: 0,
             locals: HashMap::new(),
             roaming: Roaming::default(),
@@ -276,7 +280,7 @@ impl Gateway {
         None
     }
 
-    fn take(&mut self, command: Command) {
+    pub(super) fn take(&mut self, command: Command) {
         match command {
             Command::Node(said) => self.node_says(said),
             Command::Out(out) => self.take_out(out),

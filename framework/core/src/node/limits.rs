@@ -6,6 +6,8 @@ use crate::limits::{
     MAX_ACTORS, MAX_LOG_RECORD, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_PACKET, MAX_PACKET_FDS,
     MAX_POOL_CHUNKS, MAX_PROCESSES, MAX_STREAMS, MAX_WORKER_METRIC_VALUES,
 };
+#[cfg(feature = "hosts")]
+use crate::limits::{MAX_HOST_QUESTIONS, MAX_LATE};
 
 /// Largest encoded control message in bytes. A larger one than a packet travels in several.
 pub const MAX_CONTROL_MESSAGE: usize = 8 << 20;
@@ -74,6 +76,11 @@ pub const MAX_GIVEN_UP: usize = 1 << 10;
 /// Actors of other hosts that are being reached at a time.
 #[cfg(feature = "hosts")]
 pub const MAX_REACHING: usize = 1 << 10;
+// So another host refuses none of them, nor of those that have a place, or have none any more, as one too many.
+#[cfg(feature = "hosts")]
+const _: () = assert!(MAX_REACHING + MAX_LATE <= MAX_HOST_QUESTIONS);
+#[cfg(feature = "hosts")]
+const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_ACTORS <= tensorpost_hosts::limits::MAX_MAILBOXES);
 
 /// Of those who want to watch one of them, how many wait.
 #[cfg(feature = "hosts")]
