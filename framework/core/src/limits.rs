@@ -168,7 +168,7 @@ pub const MAX_FENCES: usize = 1 << 10;
 
 /// Notes for another host that wait because it does not say that it received those before; of more, it is given up.
 #[cfg(feature = "hosts")]
-pub const MAX_WAITING_NOTES: usize = 1 << 12;
+pub const MAX_WAITING_NOTES: usize = 1 << 14;
 
 /// Actors of other hosts that have no place in the gateway and for which messages came late, of which their hosts are asked at a time;
 /// messages for more wait.
@@ -177,7 +177,7 @@ pub const MAX_LATE: usize = 1 << 8;
 
 /// Questions of another host that this one has not answered yet; of more, it is told that there is nothing.
 #[cfg(feature = "hosts")]
-pub const MAX_HOST_QUESTIONS: usize = 1 << 11;
+pub const MAX_HOST_QUESTIONS: usize = 1 << 12;
 
 /// Actors that live on another host, of which their home asks that one at a time to be told what happens to them; the others wait.
 #[cfg(feature = "hosts")]

@@ -1,13 +1,14 @@
-//! Messages that come late, for actors of other hosts that have no place here any more (`resting`): the hosts of so many actors are
-//! asked at a time, and the messages of all others wait in their mailboxes until it is their turn.
+//! Messages that come late, for actors of other hosts that have no place here any more (`resting`): each other host is asked for so many
+//! of its actors at a time, and the messages of all others wait in their mailboxes until it is their turn.
 //!
 //! A message that comes late was accepted, so it is not refused because many do: where processes send to more actors than there are
 //! places, a process can send some hundreds before it hears that their places are given up.
 //!
 //! **Invariants.** MBX-2: each such message has the credit of the place that it named, which bounds how many wait; how many questions
-//! another host has from this one is bounded by [`MAX_LATE`]. Senders take turns: who makes up ids waits behind his own.
+//! another host has from this one is bounded by [`MAX_LATE`]. A host that does not answer holds up no other. Senders take turns: who makes
+//! up ids waits behind his own.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
 
 use super::run::Gateway;
@@ -17,9 +18,61 @@ use crate::limits::MAX_LATE;
 /// See the module.
 #[derive(Default)]
 pub(super) struct Late {
+    /// By the hosts that are asked first: the homes of the actors.
+    homes: HashMap<u16, OfHost>,
+    /// Those that may be asked for another.
+    free: BTreeSet<u16>,
+}
+
+impl Late {
+    /// A message of `from` came for an actor that has no mailbox. Whether its host is to be asked now.
+    fn comes(&mut self, actor: ActorId, from: ProcessId) -> bool {
+        self.homes.entry(actor.host()).or_default().comes(actor, from)
+    }
+
+    /// Another message came for one whose host may be still to be asked: it waits with those of whom fewer wait.
+    fn comes_again(&mut self, actor: ActorId, from: ProcessId) {
+        if let Some(of) = self.homes.get_mut(&actor.host()) {
+            of.comes_again(actor, from);
+        }
+    }
+
+    /// Whether the host of an actor is still to be asked.
+    pub(super) fn waits(&self, actor: ActorId) -> bool {
+        self.homes.get(&actor.host()).is_some_and(|of| of.places.contains_key(&actor))
+    }
+
+    /// An actor is offered, has no mailbox any more, or its host is asked by somebody else.
+    fn is_over(&mut self, actor: ActorId) {
+        let home = actor.host();
+        let Some(of) = self.homes.get_mut(&home) else { return };
+        of.is_over(actor);
+        if !of.places.is_empty() {
+            self.free.insert(home);
+        } else if of.asked.is_empty() {
+            self.homes.remove(&home);
+        }
+    }
+
+    /// The next whose host is to be asked.
+    fn next(&mut self) -> Option<ActorId> {
+        while let Some(home) = self.free.first() {
+            let next = self.homes.get_mut(home).and_then(OfHost::next);
+            if next.is_some() {
+                return next;
+            }
+            self.free.pop_first();
+        }
+        None
+    }
+}
+
+/// The actors of one host.
+#[derive(Default)]
+struct OfHost {
     /// Whose host was asked, and has not answered.
     asked: HashSet<ActorId>,
-    /// By the process whose message came first, in the order in which they came.
+    /// By the process whose message it is, in the order in which they came.
     waiting: BTreeMap<ProcessId, BTreeMap<u64, ActorId>>,
     /// Where each of these is.
     places: HashMap<ActorId, (ProcessId, u64)>,
@@ -28,25 +81,31 @@ pub(super) struct Late {
     last: Option<ProcessId>,
 }
 
-impl Late {
-    /// A message of `from` came for an actor that has no mailbox. Whether its host is to be asked now.
+impl OfHost {
     fn comes(&mut self, actor: ActorId, from: ProcessId) -> bool {
         if self.asked.len() < MAX_LATE {
             self.asked.insert(actor);
             return true;
         }
-        self.came += 1;
-        self.waiting.entry(from).or_default().insert(self.came, actor);
-        self.places.insert(actor, (from, self.came));
+        self.wait(actor, from);
         false
     }
 
-    /// Whether the host of an actor is still to be asked.
-    pub(super) fn waits(&self, actor: ActorId) -> bool {
-        self.places.contains_key(&actor)
+    fn wait(&mut self, actor: ActorId, from: ProcessId) {
+        self.came += 1;
+        self.waiting.entry(from).or_default().insert(self.came, actor);
+        self.places.insert(actor, (from, self.came));
     }
 
-    /// An actor is offered, has no mailbox any more, or its host is asked by somebody else.
+    fn comes_again(&mut self, actor: ActorId, from: ProcessId) {
+        let Some((before, number)) = self.places.get(&actor).copied() else { return };
+        let waiting = |of: &ProcessId| self.waiting.get(of).map_or(0, BTreeMap::len);
+        if waiting(&from) + 1 < waiting(&before) {
+            self.take(before, Some(number));
+            self.wait(actor, from);
+        }
+    }
+
     fn is_over(&mut self, actor: ActorId) {
         if let Some((from, number)) = self.places.remove(&actor) {
             self.take(from, Some(number));
@@ -54,7 +113,6 @@ impl Late {
         self.asked.remove(&actor);
     }
 
-    /// The next whose host is to be asked.
     fn next(&mut self) -> Option<ActorId> {
         if self.asked.len() >= MAX_LATE {
             return None;
@@ -87,14 +145,24 @@ impl Late {
 impl Gateway {
     /// A message of a process came for an actor that has no mailbox here.
     pub(super) fn comes_late(&mut self, actor: ActorId, from: ProcessId) {
-        if self.late.comes(actor, from) {
+        // Of one that the node has reached the offer may have come before there was a mailbox for it.
+        if self.reaching.contains_key(&actor) || self.late.comes(actor, from) {
             self.want(actor);
         }
+    }
+
+    /// Another message of a process came for an actor.
+    pub(super) fn comes_late_again(&mut self, actor: ActorId, from: ProcessId) {
+        self.late.comes_again(actor, from);
     }
 
     /// An actor is offered, has no mailbox any more, or its host is asked by somebody else.
     pub(super) fn late_no_more(&mut self, actor: ActorId) {
         self.late.is_over(actor);
+    }
+
+    /// Has those asked for whose turn it is now. Not where something is half done: a host that does not take the question is given up.
+    pub(super) fn ask_for_late(&mut self) {
         while let Some(next) = self.late.next() {
             self.want(next);
         }
@@ -146,7 +214,7 @@ mod tests {
         }
         (2 * MAX_LATE..3 * MAX_LATE).for_each(|number| late.is_over(actor(number)));
         assert_eq!(late.next(), None);
-        assert!(late.asked.is_empty() && late.places.is_empty() && late.waiting.is_empty());
+        assert!(late.homes.is_empty() && late.free.is_empty());
     }
 
     // WIRE-1.
@@ -159,6 +227,20 @@ mod tests {
         late.is_over(actor(1));
         let next = [late.next(), late.next()];
         assert!(next.contains(&Some(actor(9000))), "{next:?}");
+        // What others have sent to before, too.
+        late.comes_again(actor(8999), process(2));
+        late.is_over(actor(2));
+        late.is_over(actor(3));
+        let next = [late.next(), late.next()];
+        assert!(next.contains(&Some(actor(8999))) && !late.waits(actor(8999)), "{next:?}");
+    }
+
+    // WIRE-1.
+    #[test]
+    fn a_host_that_does_not_answer_holds_up_no_other() {
+        let mut late = full();
+        assert!(!late.comes(actor(MAX_LATE), process(1)));
+        assert!(late.comes(ActorId::numbered(6, 2), process(1)));
     }
 
     #[test]
@@ -172,7 +254,8 @@ mod tests {
         assert_eq!(late.next(), Some(actor(1001)));
         late.is_over(actor(1));
         assert_eq!(late.next(), None);
-        assert!(late.places.is_empty() && late.waiting.is_empty());
+        let of = &late.homes[&5];
+        assert!(of.places.is_empty() && of.waiting.is_empty());
         // It comes again.
         assert!(late.comes(actor(1000), process(2)));
     }
@@ -224,25 +307,26 @@ mod tests {
         }
         let mut take_all = |gateway: &mut Gateway| {
             cluster.run_until_idle();
-            while let Ok(command) = commands.try_recv() {
-                gateway.take(command);
-            }
+            let mut came: Vec<_> = std::iter::from_fn(|| commands.try_recv().ok()).collect();
+            assert!(gateway.take_all(&mut came, &mut Vec::new()).is_none());
         };
         take_all(&mut gateway);
         let waiting =
             |gateway: &Gateway| gateway.mailboxes.values().map(|mailbox| mailbox.queue.len()).sum::<usize>();
         assert_eq!((waiting(&gateway), transport.stats().dead_letters), (MANY, 0));
-        assert_eq!(gateway.late.asked.len(), MAX_LATE);
+        let asked = |gateway: &Gateway| gateway.late.homes.get(&5).map_or(0, |of| of.asked.len());
+        assert_eq!(asked(&gateway), MAX_LATE);
         // MBX-2: none has more than it had credits for.
         place.actor = actor(0);
         assert!(cluster.try_send(0, &place, 0).is_err());
         // Their host says of each that was asked for that it has ended, and of nobody else.
         for ended in 1..=MANY {
-            let asked = *gateway.late.asked.iter().next().expect("another has its turn");
-            gateway.ended(asked, None);
+            let asked = gateway.late.homes[&5].asked.iter().next().copied();
+            gateway.ended(asked.expect("another has its turn"), None);
+            take_all(&mut gateway);
             assert_eq!(waiting(&gateway), MANY - ended);
         }
-        assert!(gateway.mailboxes.is_empty() && gateway.late.asked.is_empty());
+        assert!(gateway.mailboxes.is_empty() && asked(&gateway) == 0);
         take_all(&mut gateway);
         cluster.try_send(0, &place, 0).expect("the credits are back");
     }

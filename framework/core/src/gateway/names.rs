@@ -101,6 +101,9 @@ impl Gateway {
         if self.host_of(actor) != Some(host) && !self.lives_at_home(host, actor) {
             return;
         }
+        if self.late.waits(actor) {
+            return; // it was offered to one that has rested since; its host is asked in its turn
+        }
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.offered = capacity;
         }
@@ -309,6 +312,9 @@ impl Gateway {
         let waits = self.locals.values().filter(|local| local.waiting.contains_key(&host)).count();
         let local = self.locals.entry(actor).or_default();
         if local.address.is_some() {
+            if host == self.own() {
+                return self.close(actor, &last_life_over()); // it lives here, and whoever sends has asked the node
+            }
             return self.offer(host, actor);
         }
         if waits >= MAX_HOST_QUESTIONS {

@@ -12,7 +12,7 @@ use super::copiers::Copiers;
 use super::followed::{Asked, Followed};
 use super::head::Head;
 use super::note::{NoAnswer, tainted};
-use super::prepare::make_ready;
+use super::prepare::ready;
 use super::proxy::Out;
 use super::roaming::last_life_over;
 use super::run::{Gateway, Remote};
@@ -104,20 +104,26 @@ impl Gateway {
             // The actor rests, or has ended, which its host says then.
             none.insert(Mailbox::new(Place::Nowhere, 0));
             self.comes_late(actor, out.receipt.sender());
+        } else {
+            self.comes_late_again(actor, out.receipt.sender());
         }
-        if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
-            mailbox.used = item;
-            let Some(out) = mailbox.followed.ask(out, self.is_stopping) else { return };
-            mailbox.queue.push_back(Waiting { item, out, ready });
-        }
+        let Some(mailbox) = self.mailboxes.get_mut(&actor) else {
+            let why =
+                format!("host {} does not take what it is asked; the message was not sent", actor.host());
+            return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));
+        };
+        mailbox.used = item;
+        let Some(out) = mailbox.followed.ask(out, self.is_stopping) else { return };
+        mailbox.queue.push_back(Waiting { item, out, ready });
         self.send_on(actor);
     }
 
-    /// Waits for tensors on a thread that may.
+    /// Has it said when tensors are ready to be sent, or never will be.
     pub(super) fn make_ready(&self, item: u64, of: Of, tensors: Vec<Tensor>) {
         let (stream, to, copiers) = (self.stream.clone(), self.to.clone(), Arc::clone(&self.copiers));
-        tokio::task::spawn_blocking(move || {
-            let tensors = make_ready(&tensors, &stream, &copiers);
+        let turn = Arc::clone(&self.memory);
+        tokio::spawn(async move {
+            let tensors = ready(tensors, stream, copiers, turn).await;
             // With the gateway, the message ends too.
             let _ = to.send(Command::Prepared(Box::new(Prepared { item, of, tensors })));
         });
@@ -169,16 +175,19 @@ impl Gateway {
             let Some(Waiting { item, out, ready }) = mailbox.queue.pop_front() else { return };
             match post(remote, out, &self.copiers) {
                 Ok(under_way) => mailbox.under_way += under_way,
-                Err((out, PostError::Full { .. } | PostError::NoWindow { .. })) => {
-                    // The session says when there is room.
+                // The session says when there is room; when it has ended, the next one asks for the mailbox, or the host is gone.
+                Err((out, PostError::Full { .. } | PostError::NoWindow { .. } | PostError::Ended { .. })) => {
                     mailbox.queue.push_front(Waiting { item, out, ready });
                     return;
                 }
+                // The offer was taken back, because the actor has ended, or had rested when it was made.
+                Err((out, PostError::NotServed { .. })) => {
+                    mailbox.queue.push_front(Waiting { item, out, ready });
+                    mailbox.offered = 0;
+                    return self.want(actor);
+                }
                 Err((out, error)) => {
-                    let why = match error {
-                        PostError::NotServed { .. } => Refusal::NoSuchActor,
-                        other => Refusal::Undelivered(other.to_string()),
-                    };
+                    let why = Refusal::Undelivered(error.to_string());
                     mailbox.followed.refused(out.question, &why);
                     refuse(&self.transport, out.receipt, &why);
                 }

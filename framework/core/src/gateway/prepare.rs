@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
+use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
 use super::copier::Landing;
@@ -16,33 +17,64 @@ use crate::ids::DeviceId;
 use crate::lease::PoolError;
 use crate::tensor::{DeviceStream, Reserved, Tensor, TensorError, TensorMut};
 
-/// Waits until all tensors are there, and packs those that are not. On a thread that may wait.
+/// Waits until all tensors are there, and packs those that are not. Waits while a pool is full: whoever has the turn then keeps what it has,
+/// and all others have nothing.
 ///
 /// # Errors
-/// A tensor whose data will never be there, or that there is no memory to pack for; a device that this process cannot use.
+/// A tensor whose data will never be there, or that there can be no memory to pack for; a device that this process cannot use.
+pub(super) async fn ready(
+    tensors: Vec<Tensor>,
+    host: DeviceStream,
+    copiers: Arc<Copiers>,
+    turn: Arc<Mutex<()>>,
+) -> Result<Vec<Tensor>, TensorError> {
+    let (all, stream, of) = (tensors.clone(), host.clone(), Arc::clone(&copiers));
+    match aside(move || make_ready(&all, &stream, &of)).await {
+        Err(TensorError::Pool(PoolError::Full { .. })) => {}
+        done => return done,
+    }
+    let _turn = turn.lock().await;
+    let mut ready = Vec::new();
+    for tensor in tensors {
+        let pack = |waker: Waker| {
+            let (tensor, host, copiers) = (tensor.clone(), host.clone(), Arc::clone(&copiers));
+            move || packed(&tensor, &host, &copiers, Some(&waker))
+        };
+        ready.push(when_there_is_room(pack).await?);
+    }
+    Ok(ready)
+}
+
+/// The same at once, on a thread that may wait for the tensors.
 pub(super) fn make_ready(
     tensors: &[Tensor],
     host: &DeviceStream,
     copiers: &Copiers,
 ) -> Result<Vec<Tensor>, TensorError> {
-    let ready = |tensor: &Tensor| {
-        // HOST-7: the stream is given only what has passed.
-        tensor.wait(None)?;
-        if !copiers.stages(tensor.device()) {
-            return packed(tensor, host);
-        }
-        let copier = copiers.get(tensor.device(), Way::Out)?;
-        packed(tensor, copier.stream())
-    };
-    tensors.iter().map(ready).collect()
+    // HOST-7: the stream is given only what has passed.
+    tensors.iter().try_for_each(|tensor| tensor.wait(None))?;
+    tensors.iter().map(|tensor| packed(tensor, host, copiers, None)).collect()
 }
 
-fn packed(tensor: &Tensor, stream: &DeviceStream) -> Result<Tensor, TensorError> {
+fn packed(
+    tensor: &Tensor,
+    host: &DeviceStream,
+    copiers: &Copiers,
+    waker: Option<&Waker>,
+) -> Result<Tensor, TensorError> {
+    if !copiers.stages(tensor.device()) {
+        return packed_on(tensor, host, waker);
+    }
+    let copier = copiers.get(tensor.device(), Way::Out)?;
+    packed_on(tensor, copier.stream(), waker)
+}
+
+fn packed_on(tensor: &Tensor, stream: &DeviceStream, waker: Option<&Waker>) -> Result<Tensor, TensorError> {
     if tensor.is_contiguous() {
         return Ok(tensor.clone());
     }
     tensor.check_repeats()?;
-    let mut packed = stream.settle(stream.reserve(tensor.dtype(), tensor.shape(), None)?)?;
+    let mut packed = stream.settle(stream.reserve(tensor.dtype(), tensor.shape(), waker)?)?;
     stream.copy_into(&mut packed, 0, tensor)?;
     let packed = packed.freeze();
     packed.wait(None)?;
@@ -111,12 +143,22 @@ async fn fresh<T: Send + 'static>(
     outline: &Outline,
     make: impl Fn(TensorMut) -> Result<T, TensorError> + Clone + Send + 'static,
 ) -> Result<T, TensorError> {
-    loop {
-        let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+    when_there_is_room(|waker| {
         let (stream, dtype, shape) = (stream.clone(), outline.dtype, outline.shape.clone());
         let make = make.clone();
-        let attempt = move || make(attempt(&stream, &waker, dtype, &shape)?);
-        match aside(attempt).await {
+        move || make(attempt(&stream, &waker, dtype, &shape)?)
+    })
+    .await
+}
+
+/// What comes of an attempt on a thread that may wait, made again when the waker is woken that it was given, as long as a pool is full.
+async fn when_there_is_room<T: Send + 'static, A>(attempt: impl Fn(Waker) -> A) -> Result<T, TensorError>
+where
+    A: FnOnce() -> Result<T, TensorError> + Send + 'static,
+{
+    loop {
+        let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+        match aside(attempt(waker)).await {
             Err(TensorError::Pool(PoolError::Full { .. })) => until_woken().await,
             done => return done,
         }

@@ -264,7 +264,7 @@ impl Gateway {
 
     /// Takes what has come together in one turn: a process to which several messages go is rung once. Who waits for this host to
     /// leave, if it is to: what was asked behind that is not done any more.
-    fn take_all(
+    pub(super) fn take_all(
         &mut self,
         asked: &mut Vec<Command>,
         events: &mut Vec<(u16, Happened)>,
@@ -277,10 +277,11 @@ impl Gateway {
                 command => self.take(command),
             }
         }
+        self.ask_for_late();
         None
     }
 
-    pub(super) fn take(&mut self, command: Command) {
+    fn take(&mut self, command: Command) {
         match command {
             Command::Node(said) => self.node_says(said),
             Command::Out(out) => self.take_out(out),

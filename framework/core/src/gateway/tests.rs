@@ -6,8 +6,9 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::slice::from_ref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -17,15 +18,17 @@ use tensorpost_hosts::limits::PIECE_BYTES;
 use tensorpost_hosts::net::Memory;
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::Command;
 use super::copier::{Copier, Landing};
 use super::copiers::{Copiers, Way};
 use super::head::Head;
-use super::prepare::{make_ready, targets};
+use super::prepare::{make_ready, ready, targets};
 use super::store::{Source, Store, Target, sources};
+use super::{Command, Door};
+use crate::actor::{Address, SendFailure};
 use crate::ids::DeviceId;
-use crate::lease::PoolOptions;
+use crate::lease::{PoolError, PoolOptions};
 use crate::limits::GATEWAY_SLOTS;
+use crate::message::raw::RawMessage;
 use crate::tensor::{DType, DeviceStream, Tensor, TensorError, TensorStatus};
 use crate::testing::Cluster;
 
@@ -75,6 +78,74 @@ fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
 
 fn piece(post: u64, offset: u64, bytes: usize) -> Piece {
     Piece { post, span: 0, offset, bytes: bytes as u32 }
+}
+
+/// What was accepted on another host waits for memory for its body, as it does for room: nobody would send it again.
+#[test]
+fn a_large_body_waits_for_memory() {
+    const BODY: usize = 200 << 10;
+    let cluster = Cluster::with_pools(2, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
+    let (to, _inbox) = cluster.inbox::<u32>(1, 64);
+    cluster.connect();
+    let transport = cluster.transport(0);
+    let address = Address::<RawMessage>::new(Arc::clone(transport), to.actor, to.location, true).with_key(7);
+    let held = cluster.stream(0).empty(DType::U8, &[1 << 20]).expect("memory");
+    // MessagePack: so many bytes (bin 32).
+    let bytes = || [&[0xc6], &(BODY as u32).to_be_bytes()[..], &[1; BODY]].concat();
+    let large = || RawMessage { key: 7, body: bytes(), tensors: Vec::new() };
+    let error = address.send(large()).now_or_never().expect("it is told").expect_err("there is no memory");
+    assert!(matches!(error.reason, SendFailure::Body(PoolError::Full { .. })), "{error}");
+
+    transport.set_gate(Arc::new(Door(unbounded_channel().0)));
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut context = Context::from_waker(&waker);
+    let [mut first, mut next] = [large(), large()].map(|message| Box::pin(address.send(message)));
+    for sending in [&mut first, &mut next] {
+        assert!(sending.as_mut().poll(&mut context).is_pending());
+    }
+    // It waits in front: what comes later keeps the order (HOST-3).
+    assert!(address.send(RawMessage { body: vec![1], ..large() }).now_or_never().is_none());
+    cluster.run_until_idle();
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "nothing has come back");
+    drop(held);
+    cluster.run_until_idle();
+    assert!(woken.0.load(Ordering::SeqCst) > 0);
+    for sending in [&mut first, &mut next] {
+        assert!(matches!(sending.as_mut().poll(&mut context), Poll::Ready(Ok(()))));
+    }
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Woken(AtomicU32);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// HOST-6: a strided tensor is sent when there is memory to pack it; one for which there never is any is not waited for.
+#[tokio::test]
+async fn what_is_to_be_packed_waits_for_memory() {
+    let cluster = Cluster::with_pools(1, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
+    let stream = cluster.stream(0);
+    let columns = |rows: usize| {
+        let all = stream.zeros(DType::U8, &[rows, 2]).expect("memory").freeze();
+        all.slice(1, 0..1).expect("a view")
+    };
+    let strided = [columns(100 << 10), columns(100 << 10)];
+    let held = stream.empty(DType::U8, &[500 << 10]).expect("memory");
+    let copiers = Copiers::new(cluster.transport(0));
+    let turn = Arc::default();
+    let mut packing = Box::pin(ready(strided.to_vec(), stream.clone(), copiers, turn));
+    let soon = Duration::from_millis(100);
+    assert!(tokio::time::timeout(soon, &mut packing).await.is_err(), "there is room for one of them");
+    drop(held);
+    cluster.run_until_idle();
+    let packed = packing.await.expect("there is room");
+    assert!(packed.iter().all(|tensor| tensor.is_contiguous() && tensor.shape() == [100 << 10, 1]));
 }
 
 /// MBX-2: as many as there are slots. A slot comes back when its bytes have left, and not before.

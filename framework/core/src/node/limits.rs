@@ -7,7 +7,7 @@ use crate::limits::{
     MAX_POOL_CHUNKS, MAX_PROCESSES, MAX_STREAMS, MAX_WORKER_METRIC_VALUES,
 };
 #[cfg(feature = "hosts")]
-use crate::limits::{MAX_HOST_QUESTIONS, MAX_LATE};
+use crate::limits::{MAX_HOST_QUESTIONS, MAX_LATE, MAX_WAITING_NOTES};
 
 /// Largest encoded control message in bytes. A larger one than a packet travels in several.
 pub const MAX_CONTROL_MESSAGE: usize = 8 << 20;
@@ -78,7 +78,10 @@ pub const MAX_GIVEN_UP: usize = 1 << 10;
 pub const MAX_REACHING: usize = 1 << 10;
 // So another host refuses none of them, nor of those that have a place, or have none any more, as one too many.
 #[cfg(feature = "hosts")]
-const _: () = assert!(MAX_REACHING + MAX_LATE <= MAX_HOST_QUESTIONS);
+const _: () = assert!(MAX_REACHING + MAX_LATE <= MAX_HOST_QUESTIONS && MAX_LOOKUPS <= MAX_HOST_QUESTIONS);
+// All of these at once leave room for other notes.
+#[cfg(feature = "hosts")]
+const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_LOOKUPS <= MAX_WAITING_NOTES / 2);
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_ACTORS <= tensorpost_hosts::limits::MAX_MAILBOXES);
 

@@ -1,14 +1,18 @@
 //! Messages that wait until enough of this process's own memory has come back, where there is a bound for what may be out: see
 //! `lease/pool/lending.rs`.
 //!
+//! In the gateway, messages from other hosts also wait until there is memory for their bodies.
+//!
 //! Used by a claim, which asks, and by senders that wait, which are woken by a pool as well as by the link: what comes back may
-//! come from any process. Without a bound, which is the case in every process without a program in another language, it costs one load.
+//! come from any process. Without a bound, which is the case in every process without a program in another language, it costs a load or two.
 //!
 //! **Locks.** Those of pools, one after the other.
 
 use std::task::Waker;
 
-use super::Transport;
+use super::link::wants_credit;
+use super::{Destination, NotNow, TransmitError, Transport};
+use crate::lease::{Lease, PoolError};
 use crate::message::codec::Encoded;
 
 #[cfg(feature = "foreign")]
@@ -48,23 +52,6 @@ impl Transport {
     pub(super) fn fills_bodies(&self) -> bool {
         !self.memory.bounds_lending()
     }
-
-    /// A number that changes whenever memory has come back.
-    pub(crate) fn lending_stamp(&self) -> u64 {
-        if !self.memory.bounds_lending() {
-            return 0;
-        }
-        self.memory.pools().iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned()))
-    }
-
-    /// Has `waker` be woken when memory comes back that a message was refused for. True where some has come back since `stamp`.
-    pub(crate) fn wake_when_lent_returns(&self, stamp: u64, waker: &Waker) -> bool {
-        if !self.memory.bounds_lending() {
-            return false;
-        }
-        self.memory.pools().iter().for_each(|pool| pool.wake_if_refused(waker));
-        self.lending_stamp() != stamp
-    }
 }
 
 #[cfg(not(feature = "foreign"))]
@@ -78,14 +65,62 @@ impl Transport {
     pub(super) fn fills_bodies(&self) -> bool {
         true
     }
+}
 
-    #[inline]
-    pub(crate) fn lending_stamp(&self) -> u64 {
-        0
+impl Transport {
+    /// Memory for a large body. In the gateway a message waits for it: it was accepted on another host, and nobody would send it again.
+    pub(super) fn body_lease(&self, destination: &Destination, body: &[u8]) -> Result<Lease, TransmitError> {
+        match self.memory.body_lease(body) {
+            Err(TransmitError::Body { error: PoolError::Full { .. }, .. })
+                if self.bodies_wait() && wants_credit(destination.kind) =>
+            {
+                self.memory.note_refused_body();
+                Err(TransmitError::NotNow(NotNow::MemoryOut))
+            }
+            other => other,
+        }
     }
 
-    #[inline]
-    pub(crate) fn wake_when_lent_returns(&self, _: u64, _: &Waker) -> bool {
+    #[cfg(feature = "hosts")]
+    fn bodies_wait(&self) -> bool {
+        self.gate().is_some()
+    }
+
+    #[cfg(not(feature = "hosts"))]
+    fn bodies_wait(&self) -> bool {
         false
+    }
+
+    #[cfg(feature = "foreign")]
+    fn bounds_lending(&self) -> bool {
+        self.memory.bounds_lending()
+    }
+
+    #[cfg(not(feature = "foreign"))]
+    fn bounds_lending(&self) -> bool {
+        false
+    }
+
+    /// A number that changes whenever memory has come back.
+    #[inline]
+    pub(crate) fn lending_stamp(&self) -> u64 {
+        if !(self.bounds_lending() || self.bodies_wait()) {
+            return 0;
+        }
+        self.memory.pools().iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned()))
+    }
+
+    /// Has `waker` be woken when memory comes back that a message was refused for. True where some has come back since `stamp`.
+    #[inline]
+    pub(crate) fn wake_when_lent_returns(&self, stamp: u64, waker: &Waker) -> bool {
+        if !(self.bounds_lending() || self.bodies_wait()) {
+            return false;
+        }
+        #[cfg(feature = "foreign")]
+        self.memory.pools().iter().for_each(|pool| pool.wake_if_refused(waker));
+        if let Some(pool) = self.memory.pool_that_refused_body() {
+            pool.wake_on_return(waker);
+        }
+        self.lending_stamp() != stamp
     }
 }

@@ -12,7 +12,7 @@
 //! **On a crash** of a process its leases are evicted from every pool, once everything that it had posted was read
 //! (LEASE-4). **On cancellation** nothing happens: nobody waits here but in [`Chunks::map_now`], with a deadline.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -51,6 +51,8 @@ pub(super) struct Memory {
     lent_share: OnceLock<u64>,
     /// Where large bodies are written.
     scratch: OnceLock<DeviceStream>,
+    /// One more than how often memory had come back to the host's pool when it had none for a body.
+    refused_body: AtomicU64,
 }
 
 impl Memory {
@@ -68,6 +70,7 @@ impl Memory {
             #[cfg(feature = "foreign")]
             lent_share: OnceLock::new(),
             scratch: OnceLock::new(),
+            refused_body: AtomicU64::new(0),
         }
     }
 
@@ -220,6 +223,18 @@ impl Memory {
             TensorError::Pool(error) => TransmitError::Body { bytes, error },
             other => TransmitError::Tensor(other),
         })
+    }
+
+    /// There was no memory for the body of a message that waits for some.
+    pub(super) fn note_refused_body(&self) {
+        let returned = self.pool_on(DeviceId::HOST).map_or(0, |pool| pool.returned());
+        self.refused_body.store(returned + 1, Ordering::Relaxed);
+    }
+
+    /// The host's pool, where it had no memory for a body and none has come back since.
+    pub(super) fn pool_that_refused_body(&self) -> Option<Arc<Pool>> {
+        let refused = self.refused_body.load(Ordering::Relaxed).checked_sub(1)?;
+        self.pool_on(DeviceId::HOST).filter(|pool| pool.returned() == refused)
     }
 
     /// Puts a large body into it.

@@ -87,7 +87,7 @@ pub(crate) enum NotNow {
     RingFull,
     /// The process holds as many leases of this one as it may.
     LeasesOut,
-    /// As much of this process's memory is with others as may be.
+    /// As much of this process's memory is with others as may be; or, in the gateway, there is none for its body.
     MemoryOut,
 }
 
@@ -231,7 +231,9 @@ impl Transport {
         // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
         let body = match &encoded.filled {
             Some(filled) => Some(filled.lease()),
-            None if encoded.body.len() > MAX_INLINE_BODY => Some(self.memory.body_lease(&encoded.body)?),
+            None if encoded.body.len() > MAX_INLINE_BODY => {
+                Some(self.body_lease(destination, &encoded.body)?)
+            }
             None => None,
         };
         let inline = if body.is_some() { 0 } else { encoded.body.len() };

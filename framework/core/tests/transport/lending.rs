@@ -128,6 +128,29 @@ fn large_bodies_wait_as_tensors_do() {
     assert!(matches!(poll(&mut sending, &woken), Poll::Ready(Ok(()))));
 }
 
+/// What a large body was copied to goes back where the mailbox is full: that is no memory that its sender waits for.
+#[test]
+fn a_large_body_waits_for_a_full_mailbox_without_a_look_of_its_own() {
+    const BODY: usize = 200 << 10;
+    let cluster = Cluster::with_pools(2, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
+    cluster.transport(0).bound_lending(2);
+    let (to, at_b) = cluster.inbox::<Blob>(1, 1);
+    cluster.connect();
+    cluster.send(0, &to, Blob(vec![1; BODY]));
+    cluster.run_until_idle();
+    let woken = Arc::new(Woken::default());
+    let address = cluster.address(0, &to);
+    let mut sending = address.send(Blob(vec![2; BODY]));
+    for _ in 0..3 {
+        assert!(poll(&mut sending, &woken).is_pending());
+        cluster.run_until_idle();
+    }
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "nothing has been taken");
+    drop(at_b.take());
+    cluster.run_until_idle();
+    assert!(matches!(poll(&mut sending, &woken), Poll::Ready(Ok(()))));
+}
+
 #[test]
 fn memory_of_others_is_passed_on_whatever_is_out() {
     let cluster = cluster(3);
