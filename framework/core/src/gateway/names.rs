@@ -15,7 +15,7 @@ use super::run::Gateway;
 use super::{Command, tell};
 use crate::actor::Address;
 use crate::ids::{ActorId, DeviceId};
-use crate::limits::MAX_HOST_QUESTIONS;
+use crate::limits::{MAX_HOST_QUESTIONS, MAX_MAILBOX};
 use crate::message::raw::RawMessage;
 use crate::transport::Watcher;
 use crate::transport::control_channel::Location;
@@ -52,6 +52,9 @@ impl Local {
         self.offered.is_empty() && self.told.is_empty() && self.waiting.is_empty()
     }
 }
+
+// An offer fails only for want of room among those that there are.
+const _: () = assert!(MAX_MAILBOX <= tensorpost_hosts::limits::MAX_CAPACITY);
 
 /// A name that the other hosts are asked for.
 pub(super) struct Lookup {
@@ -390,11 +393,22 @@ impl Gateway {
                 local.offered.insert(host);
                 local.told.remove(&host);
             }
-            Err(error) => {
-                let why = Some(plain(out_of_reach(error.to_string())));
-                self.note_to(host, &Note::Ended { actor, why });
+            // As many are offered as may be: this one is when others rest.
+            Err(_) => {
+                remote.held_back.insert(actor);
+                local.told.insert(host);
             }
         }
+    }
+
+    /// Offers what could not be offered before.
+    pub(super) fn offer_held_back(&mut self) {
+        let mut again = Vec::new();
+        for (host, remote) in self.hosts.iter_mut() {
+            let offered = |actor: &ActorId| !remote.left_behind.contains_key(actor);
+            again.extend(remote.held_back.extract_if(offered).map(|actor| (*host, actor)));
+        }
+        again.into_iter().for_each(|(host, actor)| self.offer(host, actor));
     }
 
     /// Something has happened to an actor of this host that others know.

@@ -89,7 +89,7 @@ pub(super) struct Remote {
     pub(super) store: Arc<Store>,
     /// For whom messages of earlier sessions wait for room in their mailboxes, how many (`renewal`).
     pub(super) left_behind: HashMap<ActorId, i64>,
-    /// Whose mailboxes are offered to it when they have taken these.
+    /// Whose mailboxes are offered to it when they have taken these, or when fewer are offered.
     pub(super) held_back: HashSet<ActorId>,
     /// Actors of this host that live there, which it is to be asked to tell of, and whether it was asked for some (`roaming`).
     pub(super) to_watch: BTreeSet<ActorId>,
@@ -295,6 +295,7 @@ impl Gateway {
             Command::Beat => {
                 // A node that reads nothing needs to know nothing.
                 let _ = self.transport.control().send_if_room(ToNode::Hosts(FromGateway::Alive));
+                self.offer_held_back();
             }
             Command::Joined(newcomer) => self.joined(*newcomer),
             Command::Verdict(host) => {

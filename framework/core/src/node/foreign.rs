@@ -11,7 +11,7 @@
 //! Actors that roam are reached in the same way, from their homes too, unless they live here. Where those of this host live, it has noted
 //! (`foreign/homes.rs`).
 //!
-//! Bounded (MBX-2): so many actors that are being reached, names that are looked up, and who waits for them.
+//! Bounded (MBX-2): so many actors that are being reached (`foreign/reaching.rs`), and names that are looked up.
 //!
 //! **On the gateway's death** its actors rest, as far as the next one has no place for them: they live, and an address of one goes on
 //! working. Whoever waits here goes on waiting, and the next gateway is asked for all of it. What others send to actors of this host
@@ -20,13 +20,14 @@
 
 mod homes;
 mod next_gateway;
+mod reaching;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_MAILBOX;
 use crate::node::broker::{Broker, Complaint, Delivery};
-use crate::node::limits::{MAX_FAILURE_TEXT, MAX_LOOKUPS, MAX_REACHING, MAX_WAITING_WATCHES};
+use crate::node::limits::{MAX_FAILURE_TEXT, MAX_LOOKUPS, MAX_WANTED};
 use crate::node::roster::LocationError;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
@@ -34,6 +35,7 @@ use crate::transport::hosts::{FromGateway, ToGateway, starter_of};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 
 use self::homes::Homes;
+use self::reaching::{Reaching, TooMany};
 
 /// See the module.
 #[derive(Default)]
@@ -47,7 +49,7 @@ pub(crate) struct Foreign {
     wanted: HashSet<ActorId>,
     /// Where the actors live that roam, and whose home is this host.
     homes: Homes,
-    reaching: HashMap<ActorId, Reaching>,
+    reaching: Reaching,
     /// Those of them that wait for a place, with the capacities of their mailboxes. No more than are being reached.
     placeless: VecDeque<(ActorId, u32)>,
     /// Of names: who asked, by which ticket, and for which.
@@ -56,15 +58,6 @@ pub(crate) struct Foreign {
     /// Whether this host's starter takes messages, and whether another host has asked for it before.
     serves: bool,
     starter_wanted: bool,
-}
-
-/// Who waits until an actor is reached, or cannot be.
-#[derive(Default)]
-struct Reaching {
-    senders: HashSet<ProcessId>,
-    watchers: Vec<(ProcessId, u64)>,
-    /// Whether it has a place, which does not take messages yet, or waits for one.
-    placed: bool,
 }
 
 fn out_of_reach(why: impl Into<String>) -> EndReason {
@@ -112,27 +105,39 @@ impl Broker {
         has_others && (actor.host() != self.roster.host || actor.roams()) && !self.is_guest(actor)
     }
 
-    /// Notes that somebody waits for an actor of another host, and has it reached.
-    fn reach(&mut self, actor: ActorId, out: &mut Vec<Delivery>) -> Result<&mut Reaching, EndReason> {
-        if !self.foreign.reaching.contains_key(&actor) {
-            if self.foreign.reaching.len() >= MAX_REACHING {
-                let why = format!(
-                    "{MAX_REACHING} actors of other hosts are being reached; {actor} is one too many"
-                );
-                return Err(out_of_reach(why));
-            }
-            // Between two gateways it waits for the next.
-            if self.foreign.gateway.is_none() && !self.foreign.follows {
-                return Err(out_of_reach(
-                    "the gateway of this host has ended, and with it the way to all others",
-                ));
-            }
+    /// Notes that a process waits for an actor of another host, to send to it or with a ticket to watch it, and has it reached.
+    fn reach(
+        &mut self,
+        from: ProcessId,
+        actor: ActorId,
+        watches: Option<u64>,
+        out: &mut Vec<Delivery>,
+    ) -> Result<(), EndReason> {
+        // Between two gateways it waits for the next.
+        let has_way = self.foreign.gateway.is_some() || self.foreign.follows;
+        if !has_way && !self.foreign.reaching.has(actor) {
+            return Err(out_of_reach(
+                "the gateway of this host has ended, and with it the way to all others",
+            ));
+        }
+        let waits = self.foreign.reaching.wait(from, actor, watches);
+        waits.map_err(|TooMany| {
+            out_of_reach(format!(
+                "{from} waits for {MAX_WANTED} actors of other hosts; {actor} is one too many"
+            ))
+        })?;
+        self.reach_next(actor.host(), out);
+        Ok(())
+    }
+
+    /// Has those reached of a host whose turn it is.
+    fn reach_next(&mut self, home: u16, out: &mut Vec<Delivery>) {
+        while let Some(actor) = self.foreign.reaching.next(home) {
             // One of this host that lives nowhere now is reached when it does.
             if !self.foreign.homes.is_away(actor) {
                 self.foreign.tell(ToGateway::Reach { actor }, out);
             }
         }
-        Ok(self.foreign.reaching.entry(actor).or_default())
     }
 
     /// What is known of an actor of another host, unless it has to be reached first.
@@ -173,11 +178,8 @@ impl Broker {
         }
         let at = match self.known_foreign(actor) {
             Some(at) => at,
-            None => match self.reach(actor, out) {
-                Ok(reaching) => {
-                    reaching.senders.insert(from);
-                    return;
-                }
+            None => match self.reach(from, actor, None, out) {
+                Ok(()) => return,
                 Err(why) => Whereabouts::GaveUp(why),
             },
         };
@@ -191,12 +193,8 @@ impl Broker {
             Some(Whereabouts::Nowhere) => self.watches.watch(from, actor, false),
             Some(Whereabouts::GaveUp(reason)) => Some(Lifecycle::GaveUp { actor, reason }),
             Some(_) => self.watches.watch(from, actor, true),
-            None => match self.reach(actor, out) {
-                Ok(reaching) if reaching.watchers.len() < MAX_WAITING_WATCHES => {
-                    reaching.watchers.push((from, ticket));
-                    return;
-                }
-                Ok(_) => Some(Lifecycle::GaveUp { actor, reason: out_of_reach("too many wait to watch it") }),
+            None => match self.reach(from, actor, Some(ticket), out) {
+                Ok(()) => return,
                 Err(reason) => Some(Lifecycle::GaveUp { actor, reason }),
             },
         };
@@ -328,7 +326,7 @@ impl Broker {
 
     /// The actor's host takes messages for it: it gets a place in the gateway.
     fn reached(&mut self, gateway: ProcessId, actor: ActorId, capacity: u32, out: &mut Vec<Delivery>) {
-        let Some(reaching) = self.foreign.reaching.get_mut(&actor).filter(|reaching| !reaching.placed) else {
+        let Some(reaching) = self.foreign.reaching.get_mut(actor).filter(|reaching| !reaching.placed) else {
             return;
         };
         if !(1..=MAX_MAILBOX).contains(&capacity) {
@@ -381,7 +379,7 @@ impl Broker {
     /// Its mailbox here takes messages.
     fn serving(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
         let Some(location) = self.roster.actor(actor).map(|entry| entry.location) else { return };
-        let Some(reaching) = self.foreign.reaching.remove(&actor) else { return };
+        let Some(reaching) = self.foreign.reaching.remove(actor) else { return };
         self.roster.started(actor);
         for to in reaching.senders {
             out.push(actor_is(to, actor, Whereabouts::At(location)));
@@ -390,12 +388,13 @@ impl Broker {
             let down = self.watches.watch(to, actor, true);
             out.push(watching(to, ticket, down));
         }
+        self.reach_next(actor.host(), out);
     }
 
     /// An actor of another host cannot be reached (any more): it has ended, or its host is lost.
     pub(super) fn lost_foreign(&mut self, actor: ActorId, why: Option<EndReason>, out: &mut Vec<Delivery>) {
         let is_own = self.foreign.homes.forget(actor);
-        let reaching = self.foreign.reaching.remove(&actor);
+        let reaching = self.foreign.reaching.remove(actor);
         self.foreign.placeless.retain(|(waiting, _)| *waiting != actor);
         let was_here = self.roster.remove(actor).is_some();
         self.registry.forget(|named| named == actor);
@@ -430,14 +429,12 @@ impl Broker {
         out.extend(reaching.senders.into_iter().map(|to| actor_is(to, actor, at.clone())));
         let watchers = reaching.watchers.into_iter();
         out.extend(watchers.map(|(to, ticket)| watching(to, ticket, Some(event.clone()))));
+        self.reach_next(actor.host(), out);
     }
 
     /// A process has ended: it waits for nothing, and if it was the gateway, nobody does.
     pub(crate) fn left_foreign(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
-        for reaching in self.foreign.reaching.values_mut() {
-            reaching.senders.remove(&process);
-            reaching.watchers.retain(|(watcher, _)| *watcher != process);
-        }
+        self.foreign.reaching.leaves(process);
         self.foreign.lookups.retain(|_, (asker, ..)| *asker != process);
         if self.foreign.gateway != Some(process) {
             return;
@@ -451,7 +448,7 @@ impl Broker {
         self.foreign.follows = false;
         self.foreign.wanted.clear();
         let why = out_of_reach("the gateway of this host has ended, and with it the way to all others");
-        let waited_for = self.foreign.reaching.keys().copied().chain(self.foreign.homes.all());
+        let waited_for = self.foreign.reaching.all().chain(self.foreign.homes.all());
         // Those in the gateway are the roster's; of those that rest nobody else says it.
         let resting = self.watches.watched().filter(|actor| self.is_foreign(*actor));
         let lost: HashSet<_> = waited_for.chain(resting).collect();

@@ -73,7 +73,7 @@ pub const MAX_PARKED: usize = 2 * MAX_CHUNKS;
 /// Actors of which the node remembers why their supervisor gave them up; of earlier ones it says that they are gone.
 pub const MAX_GIVEN_UP: usize = 1 << 10;
 
-/// Actors of other hosts that are being reached at a time.
+/// Actors of another host that are being reached at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_REACHING: usize = 1 << 10;
 // So another host refuses none of them, nor of those that have a place, or have none any more, as one too many.
@@ -85,9 +85,9 @@ const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_LOOKUPS <= MAX_WAITING_NOTES
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_ACTORS <= tensorpost_hosts::limits::MAX_MAILBOXES);
 
-/// Of those who want to watch one of them, how many wait.
+/// Of these, and of those that wait to be reached, so many are waited for by one process, each to send to it or to watch it.
 #[cfg(feature = "hosts")]
-pub const MAX_WAITING_WATCHES: usize = 1 << 10;
+pub const MAX_WANTED: usize = 1 << 14;
 
 /// Names that are looked up on other hosts at a time.
 #[cfg(feature = "hosts")]

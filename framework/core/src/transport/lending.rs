@@ -11,7 +11,8 @@
 use std::task::Waker;
 
 use super::link::wants_credit;
-use super::{Destination, NotNow, TransmitError, Transport};
+use super::outgoing::NotNow;
+use super::{Destination, TransmitError, Transport};
 use crate::lease::{Lease, PoolError};
 use crate::message::codec::Encoded;
 

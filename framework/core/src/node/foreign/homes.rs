@@ -78,7 +78,7 @@ impl Broker {
         };
         self.foreign.tell(ToGateway::LivesOn { actor, host }, out);
         // Where it has a place, the gateway asks by itself.
-        if self.foreign.reaching.get(&actor).is_some_and(|reaching| !reaching.placed) {
+        if self.foreign.reaching.is_asked(actor) {
             self.foreign.tell(ToGateway::Reach { actor }, out);
         }
     }
@@ -97,7 +97,7 @@ impl Broker {
 
     /// Nobody reaches an actor by the gateway any more: whoever sends asks again.
     fn leave_gateway(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
-        if let Some(reaching) = self.foreign.reaching.get_mut(&actor) {
+        if let Some(reaching) = self.foreign.reaching.get_mut(actor) {
             reaching.placed = false; // it is to have another place
         }
         self.foreign.placeless.retain(|(waiting, _)| *waiting != actor);
@@ -125,13 +125,14 @@ impl Broker {
         self.announce(actor, out);
         let at = self.roster.whereabouts(actor);
         // Those who have asked where it is before it was here.
-        let reaching = self.foreign.reaching.remove(&actor).unwrap_or_default();
+        let reaching = self.foreign.reaching.remove(actor).unwrap_or_default();
         self.foreign.placeless.retain(|(waiting, _)| *waiting != actor);
         out.extend(reaching.senders.into_iter().map(|to| actor_is(to, actor, at.clone())));
         for (to, ticket) in reaching.watchers {
             let down = self.watches.watch(to, actor, true);
             out.push(watching(to, ticket, down));
         }
+        self.reach_next(actor.host(), out);
         self.foreign.tell(ToGateway::Withdraw { actor }, out);
         if self.foreign.homes.forget(actor) {
             // It lives at home, and other hosts may have asked.

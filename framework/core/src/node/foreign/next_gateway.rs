@@ -20,7 +20,7 @@ impl Broker {
         foreign.unread.push(ended);
         foreign.wanted.clear();
         foreign.placeless.clear();
-        foreign.reaching.values_mut().for_each(|reaching| reaching.placed = false);
+        foreign.reaching.no_places();
         let is_foreign = |actor: ActorId| actor.host() != self.roster.host || actor.roams();
         let there =
             self.roster.all().filter(|(actor, entry)| entry.location.process == ended && is_foreign(*actor));
@@ -43,8 +43,7 @@ impl Broker {
     /// Another gateway has begun, and knows nothing: it is asked for all that is waited for.
     pub(crate) fn gateway_goes_on(&mut self, gateway: ProcessId, out: &mut Vec<Delivery>) {
         (self.foreign.gateway, self.foreign.follows) = (Some(gateway), false);
-        let senders = self.foreign.reaching.values().flat_map(|reaching| &reaching.senders);
-        let mut senders: Vec<_> = senders.copied().collect();
+        let mut senders: Vec<_> = self.foreign.reaching.senders().collect();
         senders.sort();
         senders.dedup();
         for process in senders {
@@ -55,8 +54,8 @@ impl Broker {
         }
         self.say_lives(out);
         let homes = &self.foreign.homes;
-        for actor in self.foreign.reaching.keys().filter(|actor| !homes.is_away(**actor)) {
-            self.foreign.tell(ToGateway::Reach { actor: *actor }, out);
+        for actor in self.foreign.reaching.asked().filter(|actor| !homes.is_away(*actor)) {
+            self.foreign.tell(ToGateway::Reach { actor }, out);
         }
         let told = self.watches.watched().chain(self.registry.named());
         // Of those that are of this host the gateway hears in any case.
