@@ -24,6 +24,7 @@ use super::store::Target;
 use super::{Command, shown};
 use crate::actor::{AskError, SendError};
 use crate::ids::{ActorId, DeviceId};
+use crate::limits::MAX_INLINE_BODY;
 use crate::message::raw::{RawMessage, RawReply};
 use crate::stream::turn::Turn;
 use crate::tensor::{Tensor, TensorError};
@@ -142,12 +143,13 @@ impl Gateway {
         let Some(address) = local.and_then(|local| local.address.as_ref()) else {
             return refuse(NoAnswer::NoSuchActor, actor);
         };
+        let is_large = body.len() > MAX_INLINE_BODY;
         let (address, raw) = (address.with_key(key), RawMessage { key, body, tensors });
         match message.target {
             To::Ask(actor, correlation) => {
                 let asking = address.ask(raw);
                 let of = Asking { host, session, actor: ActorId(actor.0) };
-                tokio::spawn(ask(asking, peer, of, post, correlation, self.to.clone()));
+                tokio::spawn(ask((asking, is_large), peer, of, post, correlation, self.to.clone()));
             }
             // The first attempt is made here. Where it finds no room, a task waits.
             _ => {
@@ -169,7 +171,10 @@ impl Gateway {
                 };
                 match (&mut sending).now_or_never() {
                     Some(result) => sent(result),
-                    None => drop(tokio::spawn(async move { sent(sending.await) })),
+                    None => {
+                        let hungry = self.to.clone();
+                        drop(tokio::spawn(async move { sent(patient(sending, is_large, &hungry).await) }));
+                    }
                 }
             }
         }
@@ -210,7 +215,7 @@ impl Gateway {
             return self.reply(replying);
         }
         let tensors = replying.tensors.clone();
-        self.make_ready(0, Of::Reply(replying), tensors);
+        self.make_ready(0, Of::Reply(replying), tensors).goes_on();
     }
 
     /// The tensors of a reply are there now, or never will be.
@@ -281,14 +286,14 @@ impl Gateway {
 
 /// Waits for an actor's answer to an ask of another host.
 async fn ask(
-    mut asking: crate::actor::Ask<RawMessage>,
+    (mut asking, is_large): (crate::actor::Ask<RawMessage>, bool),
     peer: Arc<Peer>,
     of: Asking,
     post: Seq,
     correlation: Correlation,
     to: tokio::sync::mpsc::UnboundedSender<Command>,
 ) {
-    let accepted = asking.accepted().await;
+    let accepted = patient(std::pin::pin!(asking.accepted()), is_large, &to).await;
     let is_over = peer.with(|session| {
         session.passed_on(post);
         session.has_ended()
@@ -303,6 +308,21 @@ async fn ask(
     };
     // With the gateway, the session ends, and its asks with it.
     let _ = to.send(Command::Answered(Box::new(Answered { of, post, correlation, reply })));
+}
+
+/// Waits for room; where it is for a large body and takes long, it may be memory that it waits for.
+async fn patient<F: Future + Unpin>(
+    mut waiting: F,
+    is_large: bool,
+    to: &tokio::sync::mpsc::UnboundedSender<Command>,
+) -> F::Output {
+    if is_large {
+        if let Ok(done) = tokio::time::timeout(PATIENCE, &mut waiting).await {
+            return done;
+        }
+        let _ = to.send(Command::Hungry);
+    }
+    waiting.await
 }
 
 /// A piece of a message that is whole has no lane any more.

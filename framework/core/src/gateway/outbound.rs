@@ -7,12 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tensorpost_hosts::ids::Seq;
 use tensorpost_hosts::session::{OnDevice, PostError, To};
+use tokio::task::AbortHandle;
 
 use super::copiers::Copiers;
 use super::followed::{Asked, Followed};
 use super::head::Head;
 use super::note::{NoAnswer, tainted};
-use super::prepare::ready;
+use super::prepare::{aside, make_ready, ready};
 use super::proxy::Out;
 use super::roaming::last_life_over;
 use super::run::{Gateway, Remote};
@@ -64,8 +65,26 @@ impl Mailbox {
 pub(super) struct Waiting {
     item: u64,
     pub(super) out: Box<Out>,
-    /// Whether its tensors are there, as they are to be sent.
-    ready: bool,
+    /// Until its tensors are there, as they are to be sent.
+    preparing: Option<Preparing>,
+}
+
+/// Tensors that are made ready. Dropped, nobody waits for them any more.
+pub(super) struct Preparing(Option<AbortHandle>);
+
+impl Preparing {
+    /// Whoever waits for them is told in any case.
+    pub(super) fn goes_on(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.abort();
+        }
+    }
 }
 
 /// What came of the wait for the tensors of a message, or of a reply.
@@ -88,9 +107,6 @@ impl Gateway {
         let ready = self.copiers.are_ready(&out.tensors);
         self.last_item += 1;
         let item = self.last_item;
-        if !ready {
-            self.make_ready(item, Of::Message(actor), out.tensors.clone());
-        }
         if !self.is_in_reach(actor) {
             // Its sender has not heard of that yet.
             let why = format!("host {} is not of this node any more; the message was not sent", actor.host());
@@ -114,19 +130,30 @@ impl Gateway {
         };
         mailbox.used = item;
         let Some(out) = mailbox.followed.ask(out, self.is_stopping) else { return };
-        mailbox.queue.push_back(Waiting { item, out, ready });
+        let preparing = (!ready).then(|| self.make_ready(item, Of::Message(actor), out.tensors.clone()));
+        if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+            mailbox.queue.push_back(Waiting { item, out, preparing });
+        }
         self.send_on(actor);
     }
 
-    /// Has it said when tensors are ready to be sent, or never will be.
-    pub(super) fn make_ready(&self, item: u64, of: Of, tensors: Vec<Tensor>) {
+    /// Has it said when tensors are ready to be sent, or never will be. Those of a message wait for memory, as long as it does; those of a reply do
+    /// not: who asked may wait for it with that memory.
+    pub(super) fn make_ready(&self, item: u64, of: Of, tensors: Vec<Tensor>) -> Preparing {
         let (stream, to, copiers) = (self.stream.clone(), self.to.clone(), Arc::clone(&self.copiers));
-        let turn = Arc::clone(&self.memory);
-        tokio::spawn(async move {
-            let tensors = ready(tensors, stream, copiers, turn).await;
+        let (packing, hungry) = (Arc::clone(&self.packing), self.to.clone());
+        let prepared = tokio::spawn(async move {
+            let tensors = match of {
+                Of::Reply(_) => aside(move || make_ready(&tensors, &stream, &copiers)).await,
+                Of::Message(_) => {
+                    let hungry = || drop(hungry.send(Command::Hungry));
+                    ready(tensors, stream, copiers, packing, hungry).await
+                }
+            };
             // With the gateway, the message ends too.
             let _ = to.send(Command::Prepared(Box::new(Prepared { item, of, tensors })));
         });
+        Preparing(Some(prepared.abort_handle()))
     }
 
     /// The tensors of a message are there now, or never will be.
@@ -140,7 +167,7 @@ impl Gateway {
         match tensors {
             Ok(tensors) => {
                 let waiting = &mut mailbox.queue[at];
-                (waiting.out.tensors, waiting.ready) = (tensors, true);
+                (waiting.out.tensors, waiting.preparing) = (tensors, None);
             }
             Err(error) => {
                 // HOST-6: it is not sent.
@@ -171,18 +198,18 @@ impl Gateway {
             return;
         };
         let Some(remote) = host.and_then(|host| self.hosts.get_mut(&host)) else { return };
-        while mailbox.queue.front().is_some_and(|waiting| waiting.ready) {
-            let Some(Waiting { item, out, ready }) = mailbox.queue.pop_front() else { return };
+        while mailbox.queue.front().is_some_and(|waiting| waiting.preparing.is_none()) {
+            let Some(Waiting { item, out, preparing }) = mailbox.queue.pop_front() else { return };
             match post(remote, out, &self.copiers) {
                 Ok(under_way) => mailbox.under_way += under_way,
                 // The session says when there is room; when it has ended, the next one asks for the mailbox, or the host is gone.
                 Err((out, PostError::Full { .. } | PostError::NoWindow { .. } | PostError::Ended { .. })) => {
-                    mailbox.queue.push_front(Waiting { item, out, ready });
+                    mailbox.queue.push_front(Waiting { item, out, preparing });
                     return;
                 }
                 // The offer was taken back, because the actor has ended, or had rested when it was made.
                 Err((out, PostError::NotServed { .. })) => {
-                    mailbox.queue.push_front(Waiting { item, out, ready });
+                    mailbox.queue.push_front(Waiting { item, out, preparing });
                     mailbox.offered = 0;
                     return self.want(actor);
                 }

@@ -17,8 +17,11 @@ use crate::ids::DeviceId;
 use crate::lease::PoolError;
 use crate::tensor::{DeviceStream, Reserved, Tensor, TensorError, TensorMut};
 
-/// Waits until all tensors are there, and packs those that are not. Waits while a pool is full: whoever has the turn then keeps what it has,
-/// and all others have nothing.
+/// Who waits for memory to pack tensors: one at a time.
+pub(super) type Packing = Arc<Mutex<()>>;
+
+/// Waits until all tensors are there, and packs those that are not. Where a pool is full it calls `hungry`, and waits until there is memory for all
+/// of them; until then it has none.
 ///
 /// # Errors
 /// A tensor whose data will never be there, or that there can be no memory to pack for; a device that this process cannot use.
@@ -26,26 +29,31 @@ pub(super) async fn ready(
     tensors: Vec<Tensor>,
     host: DeviceStream,
     copiers: Arc<Copiers>,
-    turn: Arc<Mutex<()>>,
+    packing: Packing,
+    hungry: impl FnOnce(),
 ) -> Result<Vec<Tensor>, TensorError> {
-    let (all, stream, of) = (tensors.clone(), host.clone(), Arc::clone(&copiers));
-    match aside(move || make_ready(&all, &stream, &of)).await {
-        Err(TensorError::Pool(PoolError::Full { .. })) => {}
-        done => return done,
+    let all: Arc<[Tensor]> = tensors.into();
+    let pack = |waker: Option<Waker>| {
+        let (all, host, copiers) = (Arc::clone(&all), host.clone(), Arc::clone(&copiers));
+        move || match waker {
+            Some(waker) => packed_when_woken(&all, &host, &copiers, &waker),
+            None => make_ready(&all, &host, &copiers),
+        }
+    };
+    let is_packed = all.iter().all(Tensor::is_contiguous);
+    // Nobody takes what another waits for.
+    if is_packed || packing.try_lock().is_ok() {
+        match aside(pack(None)).await {
+            Err(TensorError::Pool(PoolError::Full { .. })) => {}
+            done => return done,
+        }
     }
-    let _turn = turn.lock().await;
-    let mut ready = Vec::new();
-    for tensor in tensors {
-        let pack = |waker: Waker| {
-            let (tensor, host, copiers) = (tensor.clone(), host.clone(), Arc::clone(&copiers));
-            move || packed(&tensor, &host, &copiers, Some(&waker))
-        };
-        ready.push(when_there_is_room(pack).await?);
-    }
-    Ok(ready)
+    hungry();
+    let _turn = packing.lock().await;
+    when_there_is_room(|waker| pack(Some(waker))).await
 }
 
-/// The same at once, on a thread that may wait for the tensors.
+/// The same at once, on a thread that may wait for the tensors: an error where a pool is full.
 pub(super) fn make_ready(
     tensors: &[Tensor],
     host: &DeviceStream,
@@ -53,28 +61,53 @@ pub(super) fn make_ready(
 ) -> Result<Vec<Tensor>, TensorError> {
     // HOST-7: the stream is given only what has passed.
     tensors.iter().try_for_each(|tensor| tensor.wait(None))?;
-    tensors.iter().map(|tensor| packed(tensor, host, copiers, None)).collect()
+    tensors.iter().map(|tensor| packed(tensor, &packing_stream(tensor, host, copiers)?)).collect()
 }
 
-fn packed(
+/// The same, and where pools are full `waker` is woken when memory comes back to one of them.
+fn packed_when_woken(
+    tensors: &[Tensor],
+    host: &DeviceStream,
+    copiers: &Copiers,
+    waker: &Waker,
+) -> Result<Vec<Tensor>, TensorError> {
+    let streams = tensors.iter().filter(|tensor| !tensor.is_contiguous());
+    let streams = streams.map(|tensor| packing_stream(tensor, host, copiers));
+    let streams = streams.collect::<Result<Vec<_>, _>>()?;
+    let returned = || streams.iter().fold(0_u64, |sum, stream| sum.wrapping_add(stream.pool().returned()));
+    loop {
+        // What this attempt takes and gives back is not to wake it.
+        streams.iter().for_each(|stream| stream.pool().waits_no_more(waker));
+        let done = make_ready(tensors, host, copiers);
+        if !matches!(done, Err(TensorError::Pool(PoolError::Full { .. }))) {
+            return done;
+        }
+        let before = returned();
+        streams.iter().for_each(|stream| stream.pool().wake_on_return(waker));
+        if returned() == before {
+            return done;
+        }
+    }
+}
+
+/// Where a tensor is packed.
+fn packing_stream(
     tensor: &Tensor,
     host: &DeviceStream,
     copiers: &Copiers,
-    waker: Option<&Waker>,
-) -> Result<Tensor, TensorError> {
-    if !copiers.stages(tensor.device()) {
-        return packed_on(tensor, host, waker);
-    }
-    let copier = copiers.get(tensor.device(), Way::Out)?;
-    packed_on(tensor, copier.stream(), waker)
+) -> Result<DeviceStream, TensorError> {
+    Ok(match copiers.stages(tensor.device()) {
+        true => copiers.get(tensor.device(), Way::Out)?.stream().clone(),
+        false => host.clone(),
+    })
 }
 
-fn packed_on(tensor: &Tensor, stream: &DeviceStream, waker: Option<&Waker>) -> Result<Tensor, TensorError> {
+fn packed(tensor: &Tensor, stream: &DeviceStream) -> Result<Tensor, TensorError> {
     if tensor.is_contiguous() {
         return Ok(tensor.clone());
     }
     tensor.check_repeats()?;
-    let mut packed = stream.settle(stream.reserve(tensor.dtype(), tensor.shape(), waker)?)?;
+    let mut packed = stream.settle(stream.reserve(tensor.dtype(), tensor.shape(), None)?)?;
     stream.copy_into(&mut packed, 0, tensor)?;
     let packed = packed.freeze();
     packed.wait(None)?;
@@ -182,7 +215,7 @@ fn attempt(
 }
 
 /// On a thread that may wait.
-async fn aside<T: Send + 'static>(
+pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TensorError> + Send + 'static,
 ) -> Result<T, TensorError> {
     // An error of the runtime is its end, or a panic, which was reported.

@@ -23,6 +23,7 @@ use super::late::Late;
 use super::names::{Local, Lookup};
 use super::note::Note;
 use super::outbound::Mailbox;
+use super::prepare::Packing;
 use super::roaming::Roaming;
 use super::store::Store;
 use super::{Command, LEAVE, Newcomer, began, failed, shown, tell};
@@ -74,6 +75,7 @@ pub(super) struct Gateway {
     pub(super) drains: Option<(u64, u64)>,
     /// One message at a time takes memory: two that have half of theirs would wait for each other.
     pub(super) memory: Arc<tokio::sync::Mutex<()>>,
+    pub(super) packing: Packing,
     /// Counts messages that are made ready.
     pub(super) last_item: u64,
     happened: mpsc::Sender<(u16, Happened)>,
@@ -189,6 +191,7 @@ impl Gateway {
             is_stopping: false,
             drains: None,
             memory: Arc::default(),
+            packing: Packing::default(),
             last_item: 0,
             happened,
             told: Some(told),
@@ -321,10 +324,10 @@ impl Gateway {
     fn node_says(&mut self, said: ToGateway) {
         match said {
             ToGateway::Begin(_) => tracing::error!("the node makes this process the gateway a second time"),
-            ToGateway::Reach { actor } => self.reach(actor),
+            ToGateway::Reach { actors } => actors.into_iter().for_each(|actor| self.reach(actor)),
             ToGateway::Serve { actor, location } => self.serve(actor, location),
             ToGateway::Withdraw { actor } => self.withdraw(actor),
-            ToGateway::Watch { actor } => self.watch_again(actor),
+            ToGateway::Watch { actors } => actors.into_iter().for_each(|actor| self.watch_again(actor)),
             ToGateway::MakeRoom => self.make_room(),
             ToGateway::Rested { actor, told } => self.rested(actor, told),
             ToGateway::Find { ticket, name } => self.find(ticket, name),

@@ -134,8 +134,10 @@ impl Broker {
     fn reach_next(&mut self, home: u16, out: &mut Vec<Delivery>) {
         while let Some(actor) = self.foreign.reaching.next(home) {
             // One of this host that lives nowhere now is reached when it does.
-            if !self.foreign.homes.is_away(actor) {
-                self.foreign.tell(ToGateway::Reach { actor }, out);
+            if self.foreign.homes.is_away(actor) {
+                self.foreign.reaching.is_away(actor);
+            } else {
+                self.foreign.tell(ToGateway::Reach { actors: vec![actor] }, out);
             }
         }
     }

@@ -76,7 +76,7 @@ pub const MAX_GIVEN_UP: usize = 1 << 10;
 /// Actors of another host that are being reached at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_REACHING: usize = 1 << 10;
-// So another host refuses none of them, nor of those that have a place, or have none any more, as one too many.
+// So a host refuses none of its own actors as one too many that have a place at another host, had one, or are to have one.
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_REACHING + MAX_LATE <= MAX_HOST_QUESTIONS && MAX_LOOKUPS <= MAX_HOST_QUESTIONS);
 // All of these at once leave room for other notes.
@@ -87,7 +87,10 @@ const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_ACTORS <= tensorpost_hosts::
 
 /// Of these, and of those that wait to be reached, so many are waited for by one process, each to send to it or to watch it.
 #[cfg(feature = "hosts")]
-pub const MAX_WANTED: usize = 1 << 14;
+pub const MAX_WANTED: usize = 1 << 12;
+// Where there is no gateway any more, a process hears of all that it waits for at once.
+#[cfg(feature = "hosts")]
+const _: () = assert!(MAX_WANTED <= MAX_QUEUED_PACKETS / 2);
 
 /// Names that are looked up on other hosts at a time.
 #[cfg(feature = "hosts")]

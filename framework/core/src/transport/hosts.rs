@@ -125,11 +125,11 @@ impl Gone {
 pub enum ToGateway {
     /// Become a gateway; answered by [`FromGateway::Began`]. Where it follows another, the socket at which that one listened comes along.
     Begin(Box<Beginning>),
-    /// Somebody here wants to send to this actor of another host. Answered by [`FromGateway::Reached`] or
+    /// Somebody here wants to send to these actors of other hosts. Answered for each by [`FromGateway::Reached`] or
     /// [`FromGateway::OutOfReach`].
     Reach {
         /// Which.
-        actor: ActorId,
+        actors: Vec<ActorId>,
     },
     /// Take messages for it here, and say so with [`FromGateway::Serving`].
     Serve {
@@ -153,10 +153,10 @@ pub enum ToGateway {
         /// Whether somebody here wants to hear what happens to it.
         told: bool,
     },
-    /// Somebody here wants to hear what happens to this actor of another host, which was told to the gateway before.
+    /// Somebody here wants to hear what happens to these actors of other hosts, which was told to the gateway before.
     Watch {
         /// Which.
-        actor: ActorId,
+        actors: Vec<ActorId>,
     },
     /// Somebody here looks a name up that nobody has here. Answered by [`FromGateway::Found`].
     Find {

@@ -4,7 +4,8 @@
 //! In the gateway, messages from other hosts also wait until there is memory for their bodies.
 //!
 //! Used by a claim, which asks, and by senders that wait, which are woken by a pool as well as by the link: what comes back may
-//! come from any process. Without a bound, which is the case in every process without a program in another language, it costs a load or two.
+//! come from any process. Without a bound, which is the case in every process without a program in another language, it costs a load or two
+//! where a send waits.
 //!
 //! **Locks.** Those of pools, one after the other.
 
@@ -70,10 +71,15 @@ impl Transport {
 
 impl Transport {
     /// Memory for a large body. In the gateway a message waits for it: it was accepted on another host, and nobody would send it again.
-    pub(super) fn body_lease(&self, destination: &Destination, body: &[u8]) -> Result<Lease, TransmitError> {
-        match self.memory.body_lease(body) {
+    /// One that has tensors does not: those that have a part of their memory would wait for each other.
+    pub(super) fn body_lease(
+        &self,
+        destination: &Destination,
+        encoded: &Encoded,
+    ) -> Result<Lease, TransmitError> {
+        match self.memory.body_lease(&encoded.body) {
             Err(TransmitError::Body { error: PoolError::Full { .. }, .. })
-                if self.bodies_wait() && wants_credit(destination.kind) =>
+                if self.bodies_wait() && wants_credit(destination.kind) && encoded.leases.is_empty() =>
             {
                 self.memory.note_refused_body();
                 Err(TransmitError::NotNow(NotNow::MemoryOut))

@@ -228,7 +228,7 @@ impl Memory {
     /// There was no memory for the body of a message that waits for some.
     pub(super) fn note_refused_body(&self) {
         let returned = self.pool_on(DeviceId::HOST).map_or(0, |pool| pool.returned());
-        self.refused_body.store(returned + 1, Ordering::Relaxed);
+        self.refused_body.fetch_max(returned + 1, Ordering::Relaxed);
     }
 
     /// The host's pool, where it had no memory for a body and none has come back since.

@@ -228,16 +228,9 @@ impl Transport {
         if wants_credit(destination.kind) && !self.may_lend(encoded) {
             return Err(TransmitError::NotNow(NotNow::MemoryOut));
         }
-        // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
-        let body = match &encoded.filled {
-            Some(filled) => Some(filled.lease()),
-            None if encoded.body.len() > MAX_INLINE_BODY => {
-                Some(self.body_lease(destination, &encoded.body)?)
-            }
-            None => None,
-        };
-        let inline = if body.is_some() { 0 } else { encoded.body.len() };
-        let leases = encoded.leases.len() + usize::from(body.is_some());
+        let in_lease = encoded.filled.is_some() || encoded.body.len() > MAX_INLINE_BODY;
+        let inline = if in_lease { 0 } else { encoded.body.len() };
+        let leases = encoded.leases.len() + usize::from(in_lease);
         let bytes = claimed_bytes(leases, encoded.tensors.len(), inline);
         let own = encoded.leases.iter().filter(|(lease, _)| lease.pool().is_some()).count();
         let forwards = if own < encoded.leases.len() {
@@ -245,7 +238,17 @@ impl Transport {
         } else {
             Forwards::default()
         };
-        let owned = own + usize::from(body.is_some());
+        let owned = own + usize::from(in_lease);
+        // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
+        let body = match &encoded.filled {
+            Some(filled) => Some(filled.lease()),
+            None if in_lease => {
+                // Before: memory that comes back of a body that did not go would be what its sender waits for.
+                link.may_claim(destination, bytes, owned, |error| self.corrupt(link, error))?;
+                Some(self.body_lease(destination, encoded)?)
+            }
+            None => None,
+        };
         link.claim(destination, bytes, owned, body, forwards, |error| self.corrupt(link, error))
     }
 

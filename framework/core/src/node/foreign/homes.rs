@@ -74,13 +74,17 @@ impl Broker {
         *home = host;
         let Some(host) = host else {
             // First where it is not any more: who hears of its end and writes waits for the next life (DEATH-2).
-            return self.leave_gateway(actor, out);
+            self.leave_gateway(actor, out);
+            self.foreign.reaching.is_away(actor);
+            return self.reach_next(actor.host(), out);
         };
         self.foreign.tell(ToGateway::LivesOn { actor, host }, out);
         // Where it has a place, the gateway asks by itself.
         if self.foreign.reaching.is_asked(actor) {
-            self.foreign.tell(ToGateway::Reach { actor }, out);
+            self.foreign.tell(ToGateway::Reach { actors: vec![actor] }, out);
         }
+        self.foreign.reaching.is_back(actor);
+        self.reach_next(actor.host(), out);
     }
 
     /// Makes a place in a worker of this host for an actor that roams.

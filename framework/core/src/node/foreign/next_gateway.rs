@@ -12,6 +12,9 @@ use crate::node::broker::{Broker, Delivery};
 use crate::transport::control_channel::FromNode;
 use crate::transport::hosts::ToGateway;
 
+/// Actors in one message to the gateway.
+const TOLD_AT_ONCE: usize = 1 << 12;
+
 impl Broker {
     /// The gateway has ended, and another follows. What becomes of its process is told behind this.
     pub(crate) fn gateway_follows(&mut self, ended: ProcessId, out: &mut Vec<Delivery>) {
@@ -54,8 +57,10 @@ impl Broker {
         }
         self.say_lives(out);
         let homes = &self.foreign.homes;
-        for actor in self.foreign.reaching.asked().filter(|actor| !homes.is_away(*actor)) {
-            self.foreign.tell(ToGateway::Reach { actor }, out);
+        // Together: one by one they might be more than wait for one process.
+        let asked: Vec<_> = self.foreign.reaching.asked().collect();
+        for actors in asked.chunks(TOLD_AT_ONCE) {
+            self.foreign.tell(ToGateway::Reach { actors: actors.to_vec() }, out);
         }
         let told = self.watches.watched().chain(self.registry.named());
         // Of those that are of this host the gateway hears in any case.
@@ -63,8 +68,8 @@ impl Broker {
         let mut told: Vec<_> = told.filter(is_told).collect();
         told.sort();
         told.dedup();
-        for actor in told {
-            self.foreign.tell(ToGateway::Watch { actor }, out);
+        for actors in told.chunks(TOLD_AT_ONCE) {
+            self.foreign.tell(ToGateway::Watch { actors: actors.to_vec() }, out);
         }
         for (ticket, (_, _, name)) in &self.foreign.lookups {
             self.foreign.tell(ToGateway::Find { ticket: *ticket, name: name.clone() }, out);

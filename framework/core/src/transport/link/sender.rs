@@ -386,6 +386,39 @@ impl Link {
     ) -> Result<Claim, TransmitError> {
         let mut guard = self.sender.out.lock();
         let Some(out) = guard.as_mut() else { return Err(TransmitError::NotNow(NotNow::Connecting)) };
+        self.check_claim(out, destination, bytes, owned, corrupt)?;
+        // Everything is there: from here on all of it is taken, and nothing fails.
+        self.reserve_grants(owned);
+        out.claimed += bytes;
+        let credit = wants_credit(destination.kind).then_some(destination.index);
+        if let Some(window) = credit.and_then(|index| self.window(index)) {
+            window.sent.store(window.sent.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, forwards, done: Cell::new(false) })
+    }
+
+    /// Whether [`claim`](Self::claim) would find what it needs now.
+    pub(crate) fn may_claim(
+        &self,
+        destination: &Destination,
+        bytes: usize,
+        owned: usize,
+        corrupt: impl FnOnce(&RingCorrupt) -> TransmitError,
+    ) -> Result<(), TransmitError> {
+        let mut guard = self.sender.out.lock();
+        let Some(out) = guard.as_mut() else { return Err(TransmitError::NotNow(NotNow::Connecting)) };
+        self.check_claim(out, destination, bytes, owned, corrupt)
+    }
+
+    #[inline]
+    fn check_claim(
+        &self,
+        out: &mut Outbound,
+        destination: &Destination,
+        bytes: usize,
+        owned: usize,
+        corrupt: impl FnOnce(&RingCorrupt) -> TransmitError,
+    ) -> Result<(), TransmitError> {
         // First the credit: who lacks that waits for its mailbox, and not to be woken for room.
         self.check_credit(destination)?;
         if !out.ring.has_free(out.claimed + bytes).map_err(|error| corrupt(&error))? {
@@ -397,14 +430,7 @@ impl Link {
             self.lack_room();
             return Err(TransmitError::NotNow(NotNow::LeasesOut));
         }
-        // Everything is there: from here on all of it is taken, and nothing fails.
-        self.reserve_grants(owned);
-        out.claimed += bytes;
-        let credit = wants_credit(destination.kind).then_some(destination.index);
-        if let Some(window) = credit.and_then(|index| self.window(index)) {
-            window.sent.store(window.sent.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        }
-        Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, forwards, done: Cell::new(false) })
+        Ok(())
     }
 
     /// Notes what is to be published, see [`wake_reasons`](crate::transport::wake_reasons).
