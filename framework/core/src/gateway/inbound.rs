@@ -24,6 +24,7 @@ use super::store::Target;
 use super::{Command, shown};
 use crate::actor::{AskError, SendError};
 use crate::ids::{ActorId, DeviceId};
+use crate::lease::PoolError;
 use crate::limits::MAX_INLINE_BODY;
 use crate::message::raw::{RawMessage, RawReply};
 use crate::stream::turn::Turn;
@@ -33,6 +34,9 @@ use crate::transport::inbox::Refusal;
 
 /// So long a message waits for memory before that of versions which nobody need have is given back.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// The same for a large body, once some was given back.
+const LATER: Duration = Duration::from_secs(1);
 
 /// Who asked, in which session, and whom.
 #[derive(Clone, Copy)]
@@ -230,10 +234,14 @@ impl Gateway {
                 self.reply(replying);
             }
             Err(error) => {
+                let is_full = matches!(error, TensorError::Pool(PoolError::Full { .. }));
                 let why = match error {
                     TensorError::Tainted { .. } => NoAnswer::Other(tainted(&shown(&self.node.own))),
                     other => NoAnswer::BadReply(other.to_string()),
                 };
+                if is_full {
+                    self.forget_versions();
+                }
                 self.refuse_ask(replying.of, replying.post, replying.correlation, why);
             }
         }
@@ -316,13 +324,17 @@ async fn patient<F: Future + Unpin>(
     is_large: bool,
     to: &tokio::sync::mpsc::UnboundedSender<Command>,
 ) -> F::Output {
-    if is_large {
-        if let Ok(done) = tokio::time::timeout(PATIENCE, &mut waiting).await {
+    if !is_large {
+        return waiting.await;
+    }
+    let mut patience = PATIENCE;
+    loop {
+        if let Ok(done) = tokio::time::timeout(patience, &mut waiting).await {
             return done;
         }
         let _ = to.send(Command::Hungry);
+        patience = LATER;
     }
-    waiting.await
 }
 
 /// A piece of a message that is whole has no lane any more.

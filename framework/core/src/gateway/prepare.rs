@@ -1,12 +1,14 @@
 //! The tensors of a message before they leave, and memory for those that come. Both wait for others, and for the driver, on threads that
 //! may.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use super::copier::Landing;
 use super::copiers::{Copiers, Way};
@@ -20,8 +22,11 @@ use crate::tensor::{DeviceStream, Reserved, Tensor, TensorError, TensorMut};
 /// Who waits for memory to pack tensors: one at a time.
 pub(super) type Packing = Arc<Mutex<()>>;
 
-/// Waits until all tensors are there, and packs those that are not. Where a pool is full it calls `hungry`, and waits until there is memory for all
-/// of them; until then it has none.
+/// Between two looks of who waits to pack tensors: what others give back while an attempt gives back what it had wakes nobody.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Waits until all tensors are there, and packs those that are not. Where a pool is full it waits until there is memory for all of them, and has
+/// none until then; now and then it calls `hungry`.
 ///
 /// # Errors
 /// A tensor whose data will never be there, or that there can be no memory to pack for; a device that this process cannot use.
@@ -30,27 +35,47 @@ pub(super) async fn ready(
     host: DeviceStream,
     copiers: Arc<Copiers>,
     packing: Packing,
-    hungry: impl FnOnce(),
+    hungry: impl Fn(),
 ) -> Result<Vec<Tensor>, TensorError> {
+    static SAID: AtomicBool = AtomicBool::new(false);
+
     let all: Arc<[Tensor]> = tensors.into();
+    // Before it has a turn: others need not wait for this data.
+    let of = Arc::clone(&all);
+    aside(move || there(&of)).await?;
     let pack = |waker: Option<Waker>| {
         let (all, host, copiers) = (Arc::clone(&all), host.clone(), Arc::clone(&copiers));
         move || match waker {
-            Some(waker) => packed_when_woken(&all, &host, &copiers, &waker),
-            None => make_ready(&all, &host, &copiers),
+            Some(waker) => pack_or_wake(&all, &host, &copiers, &waker),
+            None => pack(&all, &host, &copiers),
         }
     };
     let is_packed = all.iter().all(Tensor::is_contiguous);
     // Nobody takes what another waits for.
     if is_packed || packing.try_lock().is_ok() {
         match aside(pack(None)).await {
-            Err(TensorError::Pool(PoolError::Full { .. })) => {}
+            Err(TensorError::Pool(full @ PoolError::Full { .. })) => {
+                if !SAID.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "a strided tensor for another host waits for memory to be packed: {full} (said once)"
+                    );
+                }
+            }
             done => return done,
         }
     }
-    hungry();
     let _turn = packing.lock().await;
-    when_there_is_room(|waker| pack(Some(waker))).await
+    let (bell, waker) = Bell::new();
+    loop {
+        match aside(pack(Some(waker.clone()))).await {
+            // In vain where nobody has any of it.
+            Err(TensorError::Pool(PoolError::Full { in_use, .. })) if in_use > 0 => {}
+            done => return done,
+        }
+        if timeout(LOOK_AGAIN, bell.rings()).await.is_err() {
+            hungry();
+        }
+    }
 }
 
 /// The same at once, on a thread that may wait for the tensors: an error where a pool is full.
@@ -59,35 +84,62 @@ pub(super) fn make_ready(
     host: &DeviceStream,
     copiers: &Copiers,
 ) -> Result<Vec<Tensor>, TensorError> {
-    // HOST-7: the stream is given only what has passed.
-    tensors.iter().try_for_each(|tensor| tensor.wait(None))?;
-    tensors.iter().map(|tensor| packed(tensor, &packing_stream(tensor, host, copiers)?)).collect()
+    there(tensors)?;
+    pack(tensors, host, copiers)
 }
 
-/// The same, and where pools are full `waker` is woken when memory comes back to one of them.
-fn packed_when_woken(
+/// HOST-7: a stream is given only what has passed.
+fn there(tensors: &[Tensor]) -> Result<(), TensorError> {
+    tensors.iter().try_for_each(|tensor| tensor.wait(None))
+}
+
+/// Where pools are full `waker` is woken when memory comes back to one of them.
+fn pack_or_wake(
     tensors: &[Tensor],
     host: &DeviceStream,
     copiers: &Copiers,
     waker: &Waker,
 ) -> Result<Vec<Tensor>, TensorError> {
-    let streams = tensors.iter().filter(|tensor| !tensor.is_contiguous());
-    let streams = streams.map(|tensor| packing_stream(tensor, host, copiers));
-    let streams = streams.collect::<Result<Vec<_>, _>>()?;
-    let returned = || streams.iter().fold(0_u64, |sum, stream| sum.wrapping_add(stream.pool().returned()));
-    loop {
-        // What this attempt takes and gives back is not to wake it.
-        streams.iter().for_each(|stream| stream.pool().waits_no_more(waker));
-        let done = make_ready(tensors, host, copiers);
-        if !matches!(done, Err(TensorError::Pool(PoolError::Full { .. }))) {
-            return done;
-        }
-        let before = returned();
-        streams.iter().for_each(|stream| stream.pool().wake_on_return(waker));
-        if returned() == before {
-            return done;
+    let strided = tensors.iter().filter(|tensor| !tensor.is_contiguous());
+    let wanted = strided.map(|tensor| Ok((packing_stream(tensor, host, copiers)?, tensor.bytes())));
+    let wanted = wanted.collect::<Result<Vec<_>, TensorError>>()?;
+    for (stream, _) in &wanted {
+        let pool = stream.pool();
+        let of_pool = wanted.iter().filter(|(other, _)| Arc::ptr_eq(other.pool(), pool));
+        if let Some(never) = pool.never_has(of_pool.map(|(_, bytes)| bytes).sum()) {
+            return Err(never.into());
         }
     }
+    // What this attempt takes and gives back is not to wake it.
+    wanted.iter().for_each(|(stream, _)| stream.pool().waits_no_more(waker));
+    let done = pack(tensors, host, copiers);
+    if matches!(done, Err(TensorError::Pool(PoolError::Full { .. }))) {
+        wanted.iter().for_each(|(stream, _)| stream.pool().wake_on_return(waker));
+    }
+    done
+}
+
+/// Packs all, or none. First there is memory for all of them.
+fn pack(tensors: &[Tensor], host: &DeviceStream, copiers: &Copiers) -> Result<Vec<Tensor>, TensorError> {
+    let room = |tensor: &Tensor| {
+        // A device that this process cannot use is an error for one that is packed already, too.
+        let stream = packing_stream(tensor, host, copiers)?;
+        if tensor.is_contiguous() {
+            return Ok(None);
+        }
+        tensor.check_repeats()?;
+        let room = stream.settle(stream.reserve(tensor.dtype(), tensor.shape(), None)?)?;
+        Ok(Some((stream, room)))
+    };
+    let rooms = tensors.iter().map(room).collect::<Result<Vec<_>, TensorError>>()?;
+    let packed = tensors.iter().zip(rooms).map(|(tensor, room)| {
+        let Some((stream, mut packed)) = room else { return Ok(tensor.clone()) };
+        stream.copy_into(&mut packed, 0, tensor)?;
+        let packed = packed.freeze();
+        packed.wait(None)?;
+        Ok(packed)
+    });
+    packed.collect()
 }
 
 /// Where a tensor is packed.
@@ -102,16 +154,25 @@ fn packing_stream(
     })
 }
 
-fn packed(tensor: &Tensor, stream: &DeviceStream) -> Result<Tensor, TensorError> {
-    if tensor.is_contiguous() {
-        return Ok(tensor.clone());
+/// Woken by whoever gives memory back, also while nobody waits for it yet.
+#[derive(Default)]
+struct Bell(Notify);
+
+impl Bell {
+    fn new() -> (Arc<Self>, Waker) {
+        let bell = Arc::new(Bell::default());
+        (Arc::clone(&bell), Waker::from(bell))
     }
-    tensor.check_repeats()?;
-    let mut packed = stream.settle(stream.reserve(tensor.dtype(), tensor.shape(), None)?)?;
-    stream.copy_into(&mut packed, 0, tensor)?;
-    let packed = packed.freeze();
-    packed.wait(None)?;
-    Ok(packed)
+
+    async fn rings(&self) {
+        self.0.notified().await;
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_one();
+    }
 }
 
 /// Memory for the spans of a message that comes, for one that works on this device where that is known. Waits while a pool is full.
@@ -176,32 +237,15 @@ async fn fresh<T: Send + 'static>(
     outline: &Outline,
     make: impl Fn(TensorMut) -> Result<T, TensorError> + Clone + Send + 'static,
 ) -> Result<T, TensorError> {
-    when_there_is_room(|waker| {
-        let (stream, dtype, shape) = (stream.clone(), outline.dtype, outline.shape.clone());
-        let make = make.clone();
-        move || make(attempt(&stream, &waker, dtype, &shape)?)
-    })
-    .await
-}
-
-/// What comes of an attempt on a thread that may wait, made again when the waker is woken that it was given, as long as a pool is full.
-async fn when_there_is_room<T: Send + 'static, A>(attempt: impl Fn(Waker) -> A) -> Result<T, TensorError>
-where
-    A: FnOnce() -> Result<T, TensorError> + Send + 'static,
-{
+    let (bell, waker) = Bell::new();
     loop {
-        let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
-        match aside(attempt(waker)).await {
-            Err(TensorError::Pool(PoolError::Full { .. })) => until_woken().await,
+        let (stream, dtype, shape) = (stream.clone(), outline.dtype, outline.shape.clone());
+        let (make, waker) = (make.clone(), waker.clone());
+        match aside(move || make(attempt(&stream, &waker, dtype, &shape)?)).await {
+            Err(TensorError::Pool(PoolError::Full { .. })) => bell.rings().await,
             done => return done,
         }
     }
-}
-
-/// Lets this task sleep until somebody wakes it, who may have done so since it was last asked.
-async fn until_woken() {
-    let mut has_slept = false;
-    poll_fn(|_| if std::mem::replace(&mut has_slept, true) { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
 fn attempt(

@@ -136,7 +136,7 @@ impl Broker {
             // One of this host that lives nowhere now is reached when it does.
             if self.foreign.homes.is_away(actor) {
                 self.foreign.reaching.is_away(actor);
-            } else {
+            } else if self.foreign.reaching.is_asked(actor) {
                 self.foreign.tell(ToGateway::Reach { actors: vec![actor] }, out);
             }
         }
