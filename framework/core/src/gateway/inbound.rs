@@ -18,7 +18,7 @@ use super::followed::Asked;
 use super::head::{Head, HeadBody};
 use super::note::{NoAnswer, tainted};
 use super::outbound::{Of, post_as};
-use super::prepare::targets;
+use super::prepare::{aside, make_ready, targets};
 use super::run::{Gateway, Remote};
 use super::store::Target;
 use super::{Command, shown};
@@ -218,8 +218,11 @@ impl Gateway {
         if self.copiers.are_ready(&replying.tensors) {
             return self.reply(replying);
         }
-        let tensors = replying.tensors.clone();
-        self.make_ready(0, Of::Reply(replying), tensors).goes_on();
+        // It waits for no memory: who asked may wait for the reply with that.
+        let (tensors, stream) = (replying.tensors.clone(), self.stream.clone());
+        let copiers = Arc::clone(&self.copiers);
+        let ready = aside(move || make_ready(&tensors, &stream, &copiers));
+        drop(self.tell_prepared(0, Of::Reply(replying), ready));
     }
 
     /// The tensors of a reply are there now, or never will be.

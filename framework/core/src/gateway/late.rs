@@ -5,8 +5,8 @@
 //! places, a process can send some hundreds before it hears that their places are given up.
 //!
 //! **Invariants.** MBX-2: each such message has the credit of the place that it named, which bounds how many wait; how many questions
-//! another host has from this one is bounded by [`MAX_LATE`]. A host that does not answer holds up no other. Senders take turns: who makes
-//! up ids waits behind his own.
+//! another host has from this one is bounded by [`MAX_LATE`]. The actors of a host that does not answer hold up none of another; of actors
+//! that roam that is their home. Senders take turns: who makes up ids waits behind his own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -31,7 +31,7 @@ impl Late {
     }
 
     /// Another message came for one whose host may be still to be asked: it waits with those of whom fewer wait.
-    fn comes_again(&mut self, actor: ActorId, from: ProcessId) {
+    pub(super) fn comes_again(&mut self, actor: ActorId, from: ProcessId) {
         if let Some(of) = self.homes.get_mut(&actor.host()) {
             of.comes_again(actor, from);
         }
@@ -43,7 +43,7 @@ impl Late {
     }
 
     /// An actor is offered, has no mailbox any more, or its host is asked by somebody else.
-    fn is_over(&mut self, actor: ActorId) {
+    pub(super) fn is_over(&mut self, actor: ActorId) {
         let home = actor.host();
         let Some(of) = self.homes.get_mut(&home) else { return };
         of.is_over(actor);
@@ -149,16 +149,6 @@ impl Gateway {
         if self.reaching.contains_key(&actor) || self.late.comes(actor, from) {
             self.want(actor);
         }
-    }
-
-    /// Another message of a process came for an actor.
-    pub(super) fn comes_late_again(&mut self, actor: ActorId, from: ProcessId) {
-        self.late.comes_again(actor, from);
-    }
-
-    /// An actor is offered, has no mailbox any more, or its host is asked by somebody else.
-    pub(super) fn late_no_more(&mut self, actor: ActorId) {
-        self.late.is_over(actor);
     }
 
     /// Has those asked for whose turn it is now. Not where something is half done: a host that does not take the question is given up.

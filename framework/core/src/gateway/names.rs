@@ -88,7 +88,7 @@ impl Gateway {
             // Of one that rests a message may have come late.
             let offered = self.mailboxes.get(&actor).map_or(0, |mailbox| mailbox.offered);
             self.reaching.insert(actor, false);
-            self.late_no_more(actor);
+            self.late.is_over(actor);
             return match self.host_of(actor).filter(|_| offered > 0) {
                 None => self.want(actor),
                 Some(host) => self.served(host, actor, offered),
@@ -111,7 +111,7 @@ impl Gateway {
             mailbox.offered = capacity;
         }
         if capacity > 0 {
-            self.late_no_more(actor);
+            self.late.is_over(actor);
         }
         if let Some(was_told) = self.reaching.get_mut(&actor).filter(|_| capacity > 0)
             && !std::mem::replace(was_told, true)
@@ -499,7 +499,7 @@ impl Gateway {
             if self.mailboxes.get(&actor).is_some_and(|mailbox| mailbox.place == Place::Nowhere) {
                 self.mailboxes.remove(&actor);
             }
-            self.late_no_more(actor);
+            self.late.is_over(actor);
             let why = Some(out_of_reach(why.clone()));
             tell(&self.transport, FromGateway::OutOfReach { actor, why });
         }

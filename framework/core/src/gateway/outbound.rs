@@ -13,7 +13,7 @@ use super::copiers::Copiers;
 use super::followed::{Asked, Followed};
 use super::head::Head;
 use super::note::{NoAnswer, tainted};
-use super::prepare::{aside, make_ready, ready};
+use super::prepare::ready;
 use super::proxy::Out;
 use super::roaming::last_life_over;
 use super::run::{Gateway, Remote};
@@ -70,20 +70,11 @@ pub(super) struct Waiting {
 }
 
 /// Tensors that are made ready. Dropped, nobody waits for them any more.
-pub(super) struct Preparing(Option<AbortHandle>);
-
-impl Preparing {
-    /// Whoever waits for them is told in any case.
-    pub(super) fn goes_on(mut self) {
-        self.0 = None;
-    }
-}
+struct Preparing(AbortHandle);
 
 impl Drop for Preparing {
     fn drop(&mut self) {
-        if let Some(task) = self.0.take() {
-            task.abort();
-        }
+        self.0.abort();
     }
 }
 
@@ -121,39 +112,45 @@ impl Gateway {
             none.insert(Mailbox::new(Place::Nowhere, 0));
             self.comes_late(actor, out.receipt.sender());
         } else {
-            self.comes_late_again(actor, out.receipt.sender());
+            self.late.comes_again(actor, out.receipt.sender());
         }
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else {
-            let why =
-                format!("host {} does not take what it is asked; the message was not sent", actor.host());
+            // It lives here, or its host did not take the question and was given up.
+            let why = format!("{actor} is not reached by this way any more; the message was not sent");
             return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));
         };
         mailbox.used = item;
         let Some(out) = mailbox.followed.ask(out, self.is_stopping) else { return };
-        let preparing = (!ready).then(|| self.make_ready(item, Of::Message(actor), out.tensors.clone()));
+        let preparing = (!ready).then(|| self.prepare(item, actor, out.tensors.clone()));
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.queue.push_back(Waiting { item, out, preparing });
         }
         self.send_on(actor);
     }
 
-    /// Has it said when tensors are ready to be sent, or never will be. Those of a message wait for memory, as long as it does; those of a reply do
-    /// not: who asked may wait for it with that memory.
-    pub(super) fn make_ready(&self, item: u64, of: Of, tensors: Vec<Tensor>) -> Preparing {
-        let (stream, to, copiers) = (self.stream.clone(), self.to.clone(), Arc::clone(&self.copiers));
-        let (packing, hungry) = (Arc::clone(&self.packing), self.to.clone());
-        let prepared = tokio::spawn(async move {
-            let tensors = match of {
-                Of::Reply(_) => aside(move || make_ready(&tensors, &stream, &copiers)).await,
-                Of::Message(_) => {
-                    let hungry = || drop(hungry.send(Command::Hungry));
-                    ready(tensors, stream, copiers, packing, hungry).await
-                }
-            };
+    /// Waits until tensors of a message are ready to be sent, as long as the message does.
+    fn prepare(&self, item: u64, actor: ActorId, tensors: Vec<Tensor>) -> Preparing {
+        let hungry = self.to.clone();
+        let hungry = move || drop(hungry.send(Command::Hungry));
+        let packing = Arc::clone(&self.packing);
+        let ready = ready(tensors, self.stream.clone(), Arc::clone(&self.copiers), packing, hungry);
+        Preparing(self.tell_prepared(item, Of::Message(actor), ready))
+    }
+
+    /// Has it said what comes of the wait for tensors.
+    pub(super) fn tell_prepared(
+        &self,
+        item: u64,
+        of: Of,
+        ready: impl Future<Output = Result<Vec<Tensor>, TensorError>> + Send + 'static,
+    ) -> AbortHandle {
+        let to = self.to.clone();
+        let told = tokio::spawn(async move {
+            let tensors = ready.await;
             // With the gateway, the message ends too.
             let _ = to.send(Command::Prepared(Box::new(Prepared { item, of, tensors })));
         });
-        Preparing(Some(prepared.abort_handle()))
+        told.abort_handle()
     }
 
     /// The tensors of a message are there now, or never will be.
@@ -268,7 +265,7 @@ impl Gateway {
     /// The mailbox of an actor takes no messages any more: those that wait are refused, for this reason.
     pub(super) fn close(&mut self, actor: ActorId, why: &Refusal) {
         let Some(mut mailbox) = self.mailboxes.remove(&actor) else { return };
-        self.late_no_more(actor);
+        self.late.is_over(actor);
         if let Place::At(index) = mailbox.place {
             self.transport.pause(index);
         }

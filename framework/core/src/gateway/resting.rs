@@ -103,7 +103,7 @@ impl Gateway {
             Place::Nowhere => {
                 self.mailboxes.remove(&actor);
                 self.note_rests(actor);
-                self.late_no_more(actor);
+                self.late.is_over(actor);
             }
         }
     }

@@ -116,31 +116,6 @@ fn a_large_body_waits_for_memory() {
     }
 }
 
-/// What a body was copied to comes back where it cannot go yet: that is no memory that its sender waits for.
-#[test]
-fn a_large_body_waits_for_room_without_a_look_of_its_own() {
-    let cluster = Cluster::with_pools(2, PoolOptions { budget: 8 << 20, first_chunk: 8 << 20 });
-    let (to, _inbox) = cluster.inbox::<u32>(1, 1 << 16);
-    cluster.connect();
-    let transport = cluster.transport(0);
-    transport.set_gate(Arc::new(Door(unbounded_channel().0)));
-    let address = Address::<RawMessage>::new(Arc::clone(transport), to.actor, to.location, true).with_key(7);
-    let of = |bytes: usize| {
-        let body = [&[0xc6], &(bytes as u32).to_be_bytes()[..], &vec![1; bytes]].concat();
-        address.send(RawMessage { key: 7, body, tensors: Vec::new() })
-    };
-    for bytes in [60 << 10, 1] {
-        let sent = (0..1 << 15).take_while(|_| of(bytes).now_or_never().is_some()).count();
-        assert!((1..1 << 15).contains(&sent), "the ring is full: {sent}");
-    }
-    let mut large = Box::pin(of(200 << 10));
-    for _ in 0..3 {
-        assert!(poll(large.as_mut()).is_pending());
-    }
-    cluster.run_until_idle();
-    assert!(poll(large.as_mut()).is_ready());
-}
-
 /// Counts how often it is woken.
 #[derive(Default)]
 struct Woken(AtomicU32);
