@@ -35,7 +35,7 @@ use hangs::a_stream_that_stands_still_is_named_with_whom_it_waits_for;
 use memory::{memory_that_nobody_holds_comes_back, what_a_worker_uses_of_a_gpu_is_in_the_figures};
 use receive::{
     a_gpu_out_of_reach_is_copied_from_through_the_host, a_gpu_reads_the_memory_of_another_where_it_is,
-    an_actor_gets_tensors_where_it_wants_them, tensors_from_the_same_process_are_brought_too,
+    an_actor_gets_tensors_where_it_wants_them, tensors_from_the_same_process_are_brought_too, two_gpus,
 };
 use reuse::{
     memory_that_a_dead_client_of_mps_wrote_stays_its_owners,
@@ -107,37 +107,24 @@ fn main() {
     if hosts::be_the_other(program) {
         return;
     }
-    #[cfg_attr(not(feature = "hosts"), expect(unused_mut, reason = "some cases need other hosts"))]
     let mut cases = cases![
         a_tensor_that_is_not_on_the_host_says_how_it_gets_there,
         a_chain_of_products_is_right_every_time,
-        a_chain_of_products_is_right_every_time_under_mps,
         a_chain_of_products_is_wrong_when_the_wait_is_taken_out,
         a_gpu_is_there_if_one_is_required,
         a_device_that_is_not_there_is_named,
         a_device_without_room_says_who_holds_it,
-        a_kernel_that_faults_ends_its_worker_alone,
-        a_kernel_that_faults_restarts_its_mps_group,
         more_actors_than_streams_share_them,
         a_worker_goes_on_in_a_spare_that_has_opened_the_device,
-        a_client_of_mps_that_is_killed_at_rest_costs_nobody_else,
-        spares_end_with_their_mps_group_and_are_replaced,
         a_worker_has_as_many_streams_as_its_spawn_says,
         forty_workers_share_a_gpu_under_mps,
-        memory_that_a_dead_process_wrote_stays_its_owners,
-        memory_that_a_dead_client_of_mps_wrote_stays_its_owners,
         a_graph_with_other_tensors_makes_the_same_bits,
         a_graph_is_launched_again_while_it_runs,
-        a_pass_that_fails_launches_nothing,
         a_graph_takes_part_in_the_order_of_messages,
-        a_graph_takes_part_in_the_order_of_messages_under_mps,
-        memory_that_nobody_holds_comes_back,
         what_a_worker_uses_of_a_gpu_is_in_the_figures,
         a_stream_that_stands_still_is_named_with_whom_it_waits_for,
         an_actor_gets_tensors_where_it_wants_them,
         tensors_from_the_same_process_are_brought_too,
-        a_gpu_reads_the_memory_of_another_where_it_is,
-        a_gpu_out_of_reach_is_copied_from_through_the_host,
         resize_agrees,
         normalise_agrees,
         edges_agree_beside_and_in_place,
@@ -149,14 +136,32 @@ fn main() {
         ready_made_stages_agree_with_the_host,
         what_does_not_fit_is_refused,
         several_workers_write_columns_of_one_tensor,
-        several_workers_write_columns_of_one_tensor_under_mps,
         a_packed_part_is_a_view,
         a_pipelines_last_work_is_done_before_its_workers_end,
         a_report_says_why_workers_took_turns_on_a_gpu,
         a_node_that_is_killed_leaves_nothing_on_the_device,
-        a_node_that_is_killed_leaves_no_mps_daemon,
         workers_that_count_the_gpus_differently_mean_the_same,
     ];
+    let of_a_gpu = cases![
+        a_chain_of_products_is_right_every_time_under_mps,
+        a_kernel_that_faults_ends_its_worker_alone,
+        a_kernel_that_faults_restarts_its_mps_group,
+        a_client_of_mps_that_is_killed_at_rest_costs_nobody_else,
+        spares_end_with_their_mps_group_and_are_replaced,
+        memory_that_a_dead_process_wrote_stays_its_owners,
+        memory_that_a_dead_client_of_mps_wrote_stays_its_owners,
+        a_pass_that_fails_launches_nothing,
+        a_graph_takes_part_in_the_order_of_messages_under_mps,
+        memory_that_nobody_holds_comes_back,
+        several_workers_write_columns_of_one_tensor_under_mps,
+        a_node_that_is_killed_leaves_no_mps_daemon,
+    ];
+    cases.extend(of_a_gpu.into_iter().map(|case| case.only_where(there_is_a_gpu)));
+    let of_two = cases![
+        a_gpu_reads_the_memory_of_another_where_it_is,
+        a_gpu_out_of_reach_is_copied_from_through_the_host,
+    ];
+    cases.extend(of_two.into_iter().map(|case| case.only_where(|| two_gpus().map(drop))));
     #[cfg(feature = "hosts")]
     cases.extend(hosts::cases());
     harness::run(program, cases)
@@ -173,14 +178,15 @@ fn device() -> (Device, bool) {
     (device, is_gpu)
 }
 
-/// A node whose workers share the GPU through MPS; none without a GPU.
-fn node_under_mps(builder: Builder) -> Option<(Device, Node)> {
+/// For cases that have nothing to test on the host. Where a GPU is required they fail without one.
+fn there_is_a_gpu() -> Result<(), String> {
     let (device, is_gpu) = device();
-    if !is_gpu {
-        println!("the host has no MPS");
-        return None;
-    }
-    Some((device, builder.sharing(Sharing::Mps).start().unwrap()))
+    is_gpu.then_some(()).ok_or_else(|| format!("TENSORPOST_DEVICE is {device}, which is no GPU"))
+}
+
+/// A node whose workers share the GPU through MPS.
+fn node_under_mps(builder: Builder) -> (Device, Node) {
+    (device().0, builder.sharing(Sharing::Mps).start().unwrap())
 }
 
 fn a_gpu_is_there_if_one_is_required(_: Builder) {
@@ -231,12 +237,8 @@ fn a_chain_of_products_is_right_every_time(builder: Builder) {
     assert!(verdict.early < repetitions, "the device was never at work when a result came: {verdict:?}");
 }
 
-/// The same where both processes compute at once; there is no MPS without a GPU.
+/// The same where both processes compute at once.
 fn a_chain_of_products_is_right_every_time_under_mps(builder: Builder) {
-    if !device().1 {
-        println!("the host has no MPS");
-        return;
-    }
     let verdict = chain(builder.sharing(Sharing::Mps), 1000, false);
     assert_eq!(verdict.wrong, 0, "{verdict:?}");
 }

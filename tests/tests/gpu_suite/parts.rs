@@ -153,9 +153,6 @@ pub(crate) fn several_workers_write_columns_of_one_tensor(builder: Builder) {
 }
 
 pub(crate) fn several_workers_write_columns_of_one_tensor_under_mps(builder: Builder) {
-    if !device().1 {
-        return; // there is no MPS for the host
-    }
     scatter_and_gather(builder.sharing(Sharing::Mps));
 }
 

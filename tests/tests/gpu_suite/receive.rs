@@ -196,19 +196,17 @@ pub(crate) fn tensors_from_the_same_process_are_brought_too(builder: Builder) {
     }
 }
 
-/// Two GPUs: the first two, or nothing to test.
-fn two_gpus() -> Option<[Device; 2]> {
+/// The first two GPUs, or why there are none.
+pub(crate) fn two_gpus() -> Result<[Device; 2], String> {
+    crate::there_is_a_gpu()?;
     let mut gpus = devices().into_iter().filter(|device| device.kind() == DeviceKind::Cuda);
-    let two = gpus.next().zip(gpus.next()).map(|(first, second)| [first, second]);
-    if two.is_none() {
-        println!("there are no two GPUs");
-    }
-    two
+    let two = gpus.next().zip(gpus.next());
+    two.map(|(first, second)| [first, second]).ok_or_else(|| "there are no two GPUs".to_owned())
 }
 
 /// Nothing is copied but by whoever reads. The workers count the GPUs the other way round (see `main`).
 pub(crate) fn a_gpu_reads_the_memory_of_another_where_it_is(builder: Builder) {
-    let Some([from, to]) = two_gpus() else { return };
+    let [from, to] = two_gpus().unwrap();
     let node = builder.start().unwrap();
     for [from, to] in [[&from, &to], [&to, &from]] {
         let stream = node.stream(from).unwrap();
@@ -226,7 +224,7 @@ pub(crate) fn a_gpu_reads_the_memory_of_another_where_it_is(builder: Builder) {
 
 /// Without peer access the tensors come all the same, through host memory; it is counted, and the log names the pair.
 pub(crate) fn a_gpu_out_of_reach_is_copied_from_through_the_host(builder: Builder) {
-    let Some([from, to]) = two_gpus() else { return };
+    let [from, to] = two_gpus().unwrap();
     let node = builder.start().unwrap();
     let stream = node.stream(&from).unwrap();
     for receive_on in [false, true] {

@@ -61,7 +61,7 @@ pub(crate) fn a_worker_goes_on_in_a_spare_that_has_opened_the_device(builder: Bu
 
 /// DEATH-2: a client that is killed while nothing of its runs takes nothing from the others, and goes on in its spare.
 pub(crate) fn a_client_of_mps_that_is_killed_at_rest_costs_nobody_else(builder: Builder) {
-    let Some((device, node)) = node_under_mps(builder) else { return };
+    let (device, node) = node_under_mps(builder);
     let stream = node.stream(&device).unwrap();
     let doubler = node.spawn::<Doubler>(()).device(device.clone()).restart(SOON).spares(1).start().unwrap();
     let companion = node.spawn::<Doubler>(()).device(device).restart(SOON).start().unwrap();
@@ -139,7 +139,7 @@ pub(crate) fn program(builder: Builder) -> Builder {
 
 /// DEATH-2: a client that is killed in the middle of a kernel takes the others along, and its spare: all of them come back.
 pub(crate) fn spares_end_with_their_mps_group_and_are_replaced(builder: Builder) {
-    let Some((device, node)) = node_under_mps(builder) else { return };
+    let (device, node) = node_under_mps(builder);
     let stream = node.stream(&device).unwrap();
     let toiler = node.spawn::<Toiler>(()).device(device.clone()).restart(SOON).start().unwrap();
     let doubler = node.spawn::<Doubler>(()).device(device).restart(SOON).spares(1).start().unwrap();

@@ -214,35 +214,33 @@ fn allocate(
     wanted: &[Wanted<'_>],
     waker: &Waker,
 ) -> Poll<Result<Vec<TensorMut>, TensorError>> {
-    loop {
-        // This look takes leases and gives them back, which wakes others and not the one who waits here.
-        stream.pool().waits_no_more(waker);
-        if let Some(done) = try_allocate(stream, wanted).transpose() {
-            return Poll::Ready(done);
-        }
-        if let Some(never) = stream.pool().never_has(wanted.iter().map(Wanted::bytes).sum()) {
-            return Poll::Ready(Err(never.into()));
-        }
-        let returned = stream.pool().returned();
-        stream.pool().wake_on_return(waker);
-        if stream.pool().returned() == returned {
-            return Poll::Pending;
-        }
-        // Memory came back between the two steps, and has woken nobody: look again.
-    }
-}
-
-/// `None` where there is no room for all of it now.
-fn try_allocate(stream: &DeviceStream, wanted: &[Wanted<'_>]) -> Result<Option<Vec<TensorMut>>, TensorError> {
+    let pool = stream.pool();
+    // This look takes memory and gives it back, which wakes others and not the one who waits here.
+    pool.waits_no_more(waker);
+    let before = pool.returned();
     let mut targets = Vec::with_capacity(wanted.len());
     for one in wanted {
         match stream.empty(DType::U8, &[one.bytes() as usize]) {
             Ok(target) => targets.push(target),
-            Err(TensorError::Pool(PoolError::Full { .. })) => return Ok(None),
-            Err(error) => return Err(error),
+            Err(TensorError::Pool(PoolError::Full { .. })) => break,
+            Err(error) => return Poll::Ready(Err(error)),
         }
     }
-    Ok(Some(targets))
+    if targets.len() == wanted.len() {
+        return Poll::Ready(Ok(targets));
+    }
+    let own = targets.len() as u64;
+    drop(targets);
+    if let Some(never) = pool.never_has(wanted.iter().map(Wanted::bytes).sum()) {
+        return Poll::Ready(Err(never.into()));
+    }
+    pool.wake_on_return(waker);
+    // More than its own: what others gave back since the look began may have woken nobody. What of its own is still to be closed, by a
+    // thread that has taken it, wakes it then.
+    if pool.returned() - before > own {
+        waker.wake_by_ref();
+    }
+    Poll::Pending
 }
 
 /// Copies through host memory, from one stream's device to the other's.

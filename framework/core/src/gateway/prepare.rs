@@ -22,7 +22,7 @@ use crate::tensor::{DeviceStream, Reserved, Tensor, TensorError, TensorMut};
 /// Who waits for memory to pack tensors: one at a time.
 pub(super) type Packing = Arc<Mutex<()>>;
 
-/// Between two looks of who waits to pack tensors: what others give back while an attempt gives back what it had wakes nobody.
+/// Between two looks of who waits to pack tensors: what others give back while an attempt gives back what it had wakes nobody here.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Waits until all tensors are there, and packs those that are not. Where a pool is full it waits until there is memory for all of them, and has

@@ -101,7 +101,7 @@ struct State {
     /// Ranges given back to the allocator before their last uses had passed.
     pending: Vec<Pending>,
     waiters: Vec<Waker>,
-    /// How often memory has come back: whoever waits for it looks whether it missed some.
+    /// How many allocations have come back: whoever waits for memory looks whether it missed some.
     returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
     closing: usize,
@@ -475,6 +475,7 @@ impl Pool {
             // LEASE-3: a hold that a forwarder's receiver posted before the forwarder let go is among these.
             self.drain();
             let mut state = self.state.lock();
+            let mut closed = 0;
             for emptied in candidates {
                 // What was emptied again since, by this drain or another thread's, stays open: the hold behind that release
                 // may be on a ring that this drain had passed. Whoever takes that candidate drains after it.
@@ -485,6 +486,7 @@ impl Pool {
                     #[cfg(feature = "foreign")]
                     state.lending.closed(&block);
                     state.quarantine.push_back((block, uses));
+                    closed += 1;
                 }
             }
             // Blocks whose uses have passed by now need not wait in quarantine for the next allocation.
@@ -494,7 +496,7 @@ impl Pool {
             if state.closing == 0 {
                 self.closing_done.notify_all();
             }
-            let waiters = state.came_back();
+            let waiters = state.came_back(closed);
             // Wakers are the user's: not under the lock.
             drop(state);
             waiters.into_iter().for_each(Waker::wake);
@@ -534,9 +536,9 @@ impl Pool {
 }
 
 impl State {
-    /// Memory has come back: who is to be told.
-    fn came_back(&mut self) -> Vec<Waker> {
-        self.returned += 1;
+    /// So many allocations have come back, or other memory: who is to be told.
+    fn came_back(&mut self, allocations: u64) -> Vec<Waker> {
+        self.returned += allocations.max(1);
         #[cfg(feature = "foreign")]
         self.lending.came_back();
         std::mem::take(&mut self.waiters)

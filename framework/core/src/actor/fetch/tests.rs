@@ -1,5 +1,7 @@
 //! Fetches between three GPUs that are pretended, and the host.
 
+use std::os::fd::OwnedFd;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 use std::time::{Duration, Instant};
@@ -8,7 +10,8 @@ use super::*;
 use crate::clock::{ClockDomain, ClockPage, OwnClock};
 use crate::device::fake::Fake;
 use crate::device::host::HostBackend;
-use crate::ids::ProcessId;
+use crate::ids::{ChunkId, ProcessId};
+use crate::lease::pool::Surroundings;
 use crate::lease::{Pool, PoolOptions};
 use crate::tensor::Tensor;
 
@@ -246,4 +249,62 @@ fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
     assert_eq!(woken(), before + 1, "once, however often it has looked");
     let (tensors, _) = scene.fetched(stream, &[&there[0], &there[1]]);
     assert_eq!([0, 1].map(|n| numbers(stream, &tensors[n])[0]), [0, 1]);
+}
+
+/// Gives something back when the pool drains for the so manieth time.
+struct Drains {
+    left: AtomicUsize,
+    held: Mutex<Option<TensorMut>>,
+}
+
+impl Surroundings for Drains {
+    fn drain_returns(&self) {
+        let left = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if left == Ok(1) {
+            let held = self.held.lock().take();
+            drop(held);
+        }
+    }
+
+    fn publish_chunk(
+        &self,
+        _: ChunkId,
+        _: DeviceId,
+        _: u64,
+        _: OwnedFd,
+        _: OwnedFd,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn withdraw_chunk(&self, _: ChunkId) {}
+
+    fn wanted(&self) {}
+}
+
+/// What another thread gives back while a look gives back what it has taken wakes nobody: the look has to notice.
+#[test]
+fn memory_that_comes_back_during_a_look_is_not_missed() {
+    let mut missed = 0;
+    for at in 1..=3 {
+        let scene = scene(1 << 20);
+        let stream = &scene.gpus[1];
+        let there = [0_u32, 1].map(|n| scene.gpus[0].from_slice(&[1], &[n]).unwrap().freeze());
+        let mut taken = Vec::new();
+        while let Ok(tensor) = stream.empty(DType::U8, &[crate::limits::ALLOCATION_UNIT as usize]) {
+            taken.push(tensor);
+        }
+        drop(taken.pop());
+        let drains = Arc::new(Drains { left: AtomicUsize::new(at), held: Mutex::new(taken.pop()) });
+        let surroundings: Weak<dyn Surroundings> =
+            Arc::downgrade(&(Arc::clone(&drains) as Arc<dyn Surroundings>));
+        stream.pool().surround(surroundings);
+        let look = scene.fetch(stream, &[&there[0], &there[1]]);
+        if look.is_pending() && drains.held.lock().is_none() {
+            missed += 1;
+            assert!(scene.woken.0.load(Ordering::SeqCst) > 0, "drain {at}: nobody looks again");
+            scene.fetched(stream, &[&there[0], &there[1]]);
+        }
+    }
+    assert!(missed > 0, "memory came back too early or too late each time");
 }

@@ -117,7 +117,7 @@ impl Pool {
             // A call of the driver's, so not under the lock.
             drop(mapping);
             // There is room for a chunk of another size: whoever waits for memory tries again.
-            let waiters = self.state.lock().came_back();
+            let waiters = self.state.lock().came_back(0);
             waiters.into_iter().for_each(Waker::wake);
         }
     }

@@ -82,7 +82,7 @@ impl Drop for LetGo {
         let waiters = {
             let mut state = pool.state.lock();
             state.lending.letting_go = state.lending.letting_go.saturating_sub(self.bytes);
-            state.came_back()
+            state.came_back(0)
         };
         waiters.into_iter().for_each(Waker::wake);
     }

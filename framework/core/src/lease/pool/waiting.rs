@@ -26,7 +26,7 @@ impl Pool {
         (bytes > budget).then(error)
     }
 
-    /// Changes whenever memory comes back.
+    /// Grows whenever memory comes back: by each allocation, and by 1 for what else makes room.
     pub(crate) fn returned(&self) -> u64 {
         self.state.lock().returned
     }
