@@ -1,6 +1,6 @@
 //! The head of a message between hosts: all but its pieces. Its key, its body where that is small, and what its tensors are.
 //!
-//! The spans of a message are its tensors that have bytes or are on a GPU, in their order, and then a body that is too large for the head. What
+//! The spans of a message are its tensors, in their order, and then a body that is too large for the head. What
 //! comes from another host is checked before it is believed (WIRE-1): the geometry by itself, and against the spans.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -63,11 +63,9 @@ impl Outline {
         Outline { dtype, shape, on_gpu, bytes: usize::try_from(tensor.bytes()).unwrap_or(usize::MAX) }
     }
 
-    /// Bytes of its span, if it has one. One on a GPU always has, so that its memory is there before its message goes on: with one
-    /// byte, which is nobody's, where it has none.
-    pub(super) fn span(&self) -> Option<u64> {
-        let bytes = (self.bytes as u64).max(self.on_gpu.into());
-        (bytes > 0).then_some(bytes)
+    /// Bytes of its span. Where it has none, one byte that is nobody's: its memory has to be there before its message goes on, too.
+    fn span(&self) -> u64 {
+        (self.bytes as u64).max(1)
     }
 
     /// Whether it has elements.
@@ -88,7 +86,7 @@ impl Head {
 
     /// The bytes of each span.
     pub(super) fn spans(&self) -> Vec<u64> {
-        let tensors = self.tensors.iter().filter_map(Outline::span);
+        let tensors = self.tensors.iter().map(Outline::span);
         let body = match &self.body {
             HeadBody::Span(bytes) => Some(*bytes as u64),
             HeadBody::Here(_) => None,

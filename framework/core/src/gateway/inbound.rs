@@ -108,9 +108,7 @@ impl Gateway {
         let targets = if message.spans.is_empty() { Vec::new() } else { remote.store.take(post) };
         let (name, session) = (remote.shown(), remote.session);
         let content = match Head::decode(message.head, &message.spans) {
-            Ok(head) => {
-                content(&head, targets, &self.stream).map(|(body, tensors)| (head.key, body, tensors))
-            }
+            Ok(head) => content(&head, targets).map(|(body, tensors)| (head.key, body, tensors)),
             Err(error) => Err(format!("it is malformed: {error}")),
         };
         let peer = Arc::clone(&remote.peer);
@@ -347,26 +345,18 @@ const STILL_WRITTEN: &str = "some of it is still being written";
 ///
 /// # Errors
 /// There was no memory for it.
-fn content(
-    head: &Head,
-    targets: Vec<Target>,
-    stream: &crate::tensor::DeviceStream,
-) -> Result<(Vec<u8>, Vec<Tensor>), String> {
+fn content(head: &Head, targets: Vec<Target>) -> Result<(Vec<u8>, Vec<Tensor>), String> {
     let lost = |target| match target {
         Some(Target::Nowhere(why)) => Err(why),
         _ => Err("its tensors are not what they were said to be".to_owned()),
     };
     let mut targets = targets.into_iter();
     let mut tensors = Vec::with_capacity(head.tensors.len());
-    for outline in &head.tensors {
-        let tensor = if outline.span().is_none() {
-            stream.empty(outline.dtype, &outline.shape).map_err(|error| error.to_string())?
-        } else {
-            match targets.next() {
-                Some(Target::InPlace(memory)) => memory.into_tensor().ok_or(STILL_WRITTEN)?,
-                Some(Target::Staged(landing)) => landing.into_tensor().ok_or(STILL_WRITTEN)?,
-                other => return lost(other),
-            }
+    for _ in &head.tensors {
+        let tensor = match targets.next() {
+            Some(Target::InPlace(memory)) => memory.into_tensor().ok_or(STILL_WRITTEN)?,
+            Some(Target::Staged(landing)) => landing.into_tensor().ok_or(STILL_WRITTEN)?,
+            other => return lost(other),
         };
         tensors.push(tensor.freeze());
     }

@@ -183,7 +183,7 @@ pub(super) async fn targets(
     receiver: Option<DeviceId>,
 ) -> Vec<Target> {
     let mut targets = Vec::new();
-    for outline in head.tensors.iter().filter(|outline| outline.span().is_some()) {
+    for outline in &head.tensors {
         targets.push(match target(outline, host, copiers, receiver).await {
             Ok(target) => target,
             Err(error) => Target::Nowhere(format!("there is no memory for a tensor in it: {error}")),

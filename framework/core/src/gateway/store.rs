@@ -291,7 +291,7 @@ impl Memory for Store {
     }
 }
 
-/// The sources of a message's spans: its tensors that have one, then a large body.
+/// The sources of a message's spans: its tensors, then a large body.
 pub(super) fn sources(head: &Head, tensors: &[Tensor], body: &Bytes, copiers: &Copiers) -> Arc<[Source]> {
     let source = |tensor: &Tensor, has_bytes| {
         let device = tensor.device();
@@ -305,9 +305,8 @@ pub(super) fn sources(head: &Head, tensors: &[Tensor], body: &Bytes, copiers: &C
             }
         }
     };
-    let with_spans = tensors.iter().zip(&head.tensors).filter(|(_, outline)| outline.span().is_some());
-    let mut sources: Vec<_> =
-        with_spans.map(|(tensor, outline)| source(tensor, outline.has_bytes())).collect();
+    let tensors = tensors.iter().zip(&head.tensors);
+    let mut sources: Vec<_> = tensors.map(|(tensor, outline)| source(tensor, outline.has_bytes())).collect();
     if matches!(head.body, HeadBody::Span(_)) {
         sources.push(Source::Body(body.clone()));
     }

@@ -371,25 +371,29 @@ fn like_many(head: &Head) -> super::head::Outline {
     Head::decode(bytes.freeze(), &[2 << 20]).expect("a head").tensors[0].clone()
 }
 
-/// What has no elements has a span on a GPU, so that its memory is made before its message goes on.
+/// What has no elements has a span of one byte, so that there is memory for it before its message goes on.
 #[tokio::test]
 async fn a_tensor_without_elements_has_a_span_and_no_bytes() {
     let cluster = Cluster::new(1);
-    let copiers = Copiers::staging(cluster.transport(0), true);
     let empty = cluster.stream(0).zeros(DType::F32, &[0, 3]).expect("nothing").freeze();
-    let mut head = Head::of(1, &Bytes::new(), from_ref(&empty));
-    assert!(head.spans().is_empty() && sources(&head, from_ref(&empty), &Bytes::new(), &copiers).is_empty());
-    head.tensors[0].on_gpu = true;
-    assert_eq!(head.spans(), [1]);
-    let sources = sources(&head, &[empty], &Bytes::new(), &copiers);
-    assert!(matches!(&sources[..], [Source::Body(one)] if one.len() == 1), "{sources:?}");
-    // As on a GPU of the other host: here there may be none.
-    let targets = targets(&head, cluster.stream(0), &copiers, Some(DeviceId::HOST)).await;
-    assert!(matches!(&targets[..], [Target::Staged(_)]), "{targets:?}");
-    let store = Store::new(7, 0, unbounded_channel().0);
-    store.expect(1);
-    store.prepared(1, targets);
-    store.write(piece(1, 0, 1), Bytes::from_static(&[0]).into()).await;
-    let Some(Target::Staged(landing)) = store.take(1).pop() else { panic!("it is lost") };
-    assert_eq!(landing.into_tensor().expect("nobody writes it").shape(), [0, 3]);
+    // On a GPU as well, as far as the other host knows: here there may be none.
+    for on_gpu in [false, true] {
+        let copiers = Copiers::staging(cluster.transport(0), on_gpu);
+        let mut head = Head::of(1, &Bytes::new(), from_ref(&empty));
+        head.tensors[0].on_gpu = on_gpu;
+        assert_eq!(head.spans(), [1]);
+        let sources = sources(&head, from_ref(&empty), &Bytes::new(), &copiers);
+        assert!(matches!(&sources[..], [Source::Body(one)] if one.len() == 1), "{sources:?}");
+        let targets = targets(&head, cluster.stream(0), &copiers, Some(DeviceId::HOST)).await;
+        let store = Store::new(7, 0, unbounded_channel().0);
+        store.expect(1);
+        store.prepared(1, targets);
+        store.write(piece(1, 0, 1), Bytes::from_static(&[0]).into()).await;
+        let tensor = match store.take(1).pop() {
+            Some(Target::Staged(landing)) if on_gpu => landing.into_tensor(),
+            Some(Target::InPlace(memory)) if !on_gpu => memory.into_tensor(),
+            other => panic!("it is lost: {other:?}"),
+        };
+        assert_eq!(tensor.expect("nobody writes it").shape(), [0, 3]);
+    }
 }
