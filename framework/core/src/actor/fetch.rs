@@ -215,9 +215,7 @@ fn allocate(
     waker: &Waker,
 ) -> Poll<Result<Vec<TensorMut>, TensorError>> {
     let pool = stream.pool();
-    // This look takes memory and gives it back, which wakes others and not the one who waits here.
-    pool.waits_no_more(waker);
-    let before = pool.returned();
+    let attempt = pool.attempt(waker);
     let mut targets = Vec::with_capacity(wanted.len());
     for one in wanted {
         match stream.empty(DType::U8, &[one.bytes() as usize]) {
@@ -234,12 +232,7 @@ fn allocate(
     if let Some(never) = pool.never_has(wanted.iter().map(Wanted::bytes).sum()) {
         return Poll::Ready(Err(never.into()));
     }
-    pool.wake_on_return(waker);
-    // More than its own: what others gave back since the look began may have woken nobody. What of its own is still to be closed, by a
-    // thread that has taken it, wakes it then.
-    if pool.returned() - before > own {
-        waker.wake_by_ref();
-    }
+    attempt.wait(own);
     Poll::Pending
 }
 

@@ -26,6 +26,14 @@ impl Pool {
         (bytes > budget).then(error)
     }
 
+    /// Begins a look of a task at whether there is memory for several allocations at once.
+    pub(crate) fn attempt<'a>(&'a self, waker: &'a Waker) -> Attempt<'a> {
+        let mut state = self.state.lock();
+        let mut others = std::mem::take(&mut state.waiters);
+        others.retain(|known| !known.will_wake(waker));
+        Attempt { pool: self, waker, others, before: state.returned }
+    }
+
     /// Grows whenever memory comes back: by each allocation, and by 1 for what else makes room.
     pub(crate) fn returned(&self) -> u64 {
         self.state.lock().returned
@@ -39,18 +47,70 @@ impl Pool {
                 waiters.push(waker.clone());
             }
         }
+        self.say_wanted();
+    }
+
+    /// `waker` waits no longer, until it is noted again: what its task takes and gives back by itself is not to wake it.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn waits_no_more(&self, waker: &Waker) {
+        self.state.lock().waiters.retain(|known| !known.will_wake(waker));
+    }
+
+    fn say_wanted(&self) {
         if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
             surroundings.wanted();
         }
     }
 
-    /// `waker` waits no longer, until it is noted again: what its task takes and gives back by itself is not to wake it.
-    pub(crate) fn waits_no_more(&self, waker: &Waker) {
-        self.state.lock().waiters.retain(|known| !known.will_wake(waker));
-    }
-
     /// Whether somebody waits for memory.
     pub(crate) fn has_waiters(&self) -> bool {
         !self.state.lock().waiters.is_empty()
+    }
+}
+
+/// A look at whether there is memory for several allocations at once. What it takes and gives back wakes neither its own task nor those
+/// that waited before it began: they have looked where there was as much. Who asks meanwhile, and finds less, is woken by what is given back.
+pub(crate) struct Attempt<'a> {
+    pool: &'a Pool,
+    waker: &'a Waker,
+    /// Who waited before.
+    others: Vec<Waker>,
+    before: u64,
+}
+
+impl Attempt<'_> {
+    /// There was not enough, and `own` allocations were given back: its task is woken when memory comes back, at once where others' has since it
+    /// began.
+    pub(crate) fn wait(mut self, own: u64) {
+        self.others.push(self.waker.clone());
+        self.end(own);
+    }
+
+    fn end(&mut self, own: u64) {
+        let others = std::mem::take(&mut self.others);
+        if others.is_empty() {
+            return;
+        }
+        {
+            let mut state = self.pool.state.lock();
+            // What of its own is still to be closed, by a thread that has taken it, wakes them then.
+            if state.returned - self.before <= own {
+                for waker in others {
+                    if !state.waiters.iter().any(|known| known.will_wake(&waker)) {
+                        state.waiters.push(waker);
+                    }
+                }
+                drop(state);
+                return self.pool.say_wanted();
+            }
+        }
+        // Nobody was woken for that.
+        others.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.end(0);
     }
 }
