@@ -292,8 +292,8 @@ fn little_processor() {
     let (took, used) = (began.elapsed(), processor_time(poor) - used);
     println!("{MESSAGES} messages in {took:?}, {used:?} of them on the processor; {returned} given back");
     assert_eq!(node.supervisor().worker(slow.worker()).unwrap().state, WorkerState::Running);
-    until_free(&node);
     over.store(true, Ordering::Relaxed);
+    until_free(&node);
     busy.into_iter().for_each(|thread| thread.join().unwrap());
     end(node, (slow, other, stream), before);
 }

@@ -141,7 +141,7 @@ impl Pool {
         let refusal = {
             let mut state = self.state.lock();
             state.sweep(&self.domain, usize::MAX);
-            if state.waiters.is_empty() {
+            if !state.has_waiters() {
                 state.lending.watched = false;
                 return None;
             }

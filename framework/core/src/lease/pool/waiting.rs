@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
-use super::{Allocation, Pool};
+use super::{Allocation, Pool, State};
 use crate::lease::PoolError;
 
 impl Pool {
@@ -31,7 +31,8 @@ impl Pool {
         let mut state = self.state.lock();
         let mut others = std::mem::take(&mut state.waiters);
         others.retain(|known| !known.will_wake(waker));
-        Attempt { pool: self, waker, others, before: state.returned }
+        state.attempts += 1;
+        Attempt { pool: self, waker, others, before: state.returned, own: 0 }
     }
 
     /// Grows whenever memory comes back: by each allocation, and by 1 for what else makes room.
@@ -64,7 +65,13 @@ impl Pool {
 
     /// Whether somebody waits for memory.
     pub(crate) fn has_waiters(&self) -> bool {
-        !self.state.lock().waiters.is_empty()
+        self.state.lock().has_waiters()
+    }
+}
+
+impl State {
+    pub(super) fn has_waiters(&self) -> bool {
+        !self.waiters.is_empty() || self.attempts > 0
     }
 }
 
@@ -76,6 +83,8 @@ pub(crate) struct Attempt<'a> {
     /// Who waited before.
     others: Vec<Waker>,
     before: u64,
+    /// What it has given back itself.
+    own: u64,
 }
 
 impl Attempt<'_> {
@@ -83,34 +92,30 @@ impl Attempt<'_> {
     /// began.
     pub(crate) fn wait(mut self, own: u64) {
         self.others.push(self.waker.clone());
-        self.end(own);
-    }
-
-    fn end(&mut self, own: u64) {
-        let others = std::mem::take(&mut self.others);
-        if others.is_empty() {
-            return;
-        }
-        {
-            let mut state = self.pool.state.lock();
-            // What of its own is still to be closed, by a thread that has taken it, wakes them then.
-            if state.returned - self.before <= own {
-                for waker in others {
-                    if !state.waiters.iter().any(|known| known.will_wake(&waker)) {
-                        state.waiters.push(waker);
-                    }
-                }
-                drop(state);
-                return self.pool.say_wanted();
-            }
-        }
-        // Nobody was woken for that.
-        others.into_iter().for_each(Waker::wake);
+        self.own = own;
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        self.end(0);
+        let others = std::mem::take(&mut self.others);
+        let mut state = self.pool.state.lock();
+        state.attempts -= 1;
+        // What of its own is still to be closed, by a thread that has taken it, wakes them then.
+        if state.returned - self.before > self.own {
+            drop(state);
+            // Nobody was woken for that.
+            return others.into_iter().for_each(Waker::wake);
+        }
+        let are_any = !others.is_empty();
+        for waker in others {
+            if !state.waiters.iter().any(|known| known.will_wake(&waker)) {
+                state.waiters.push(waker);
+            }
+        }
+        drop(state);
+        if are_any {
+            self.pool.say_wanted();
+        }
     }
 }
