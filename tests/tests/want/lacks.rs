@@ -259,9 +259,8 @@ fn little_processor() {
         let (is_over, are_served) = (Arc::<AtomicBool>::clone(&over), Arc::<AtomicBool>::clone(&served));
         std::thread::spawn(move || {
             sched_setaffinity(None, &core).unwrap();
-            while !is_over.load(Ordering::Relaxed)
-                && !(are_served.load(Ordering::Relaxed) && began.elapsed() >= STARVED)
-            {
+            let may_end = || are_served.load(Ordering::Relaxed) && began.elapsed() >= STARVED;
+            while !(is_over.load(Ordering::Relaxed) || may_end()) {
                 std::hint::spin_loop();
             }
         })
