@@ -215,24 +215,38 @@ fn allocate(
     waker: &Waker,
 ) -> Poll<Result<Vec<TensorMut>, TensorError>> {
     let pool = stream.pool();
-    let attempt = pool.attempt(waker);
+    // This look takes memory and gives it back, which wakes others and not the one who waits here.
+    let waited = pool.waits_no_more(waker);
+    let before = pool.returned();
+    let done = |done| {
+        // Another future of its task may have waited by the same waker.
+        if waited {
+            waker.wake_by_ref();
+        }
+        Poll::Ready(done)
+    };
     let mut targets = Vec::with_capacity(wanted.len());
     for one in wanted {
         match stream.empty(DType::U8, &[one.bytes() as usize]) {
             Ok(target) => targets.push(target),
             Err(TensorError::Pool(PoolError::Full { .. })) => break,
-            Err(error) => return Poll::Ready(Err(error)),
+            Err(error) => return done(Err(error)),
         }
     }
     if targets.len() == wanted.len() {
-        return Poll::Ready(Ok(targets));
+        return done(Ok(targets));
     }
     let own = targets.len() as u64;
     drop(targets);
     if let Some(never) = pool.never_has(wanted.iter().map(Wanted::bytes).sum()) {
-        return Poll::Ready(Err(never.into()));
+        return done(Err(never.into()));
     }
-    attempt.wait(own);
+    pool.wake_on_return(waker);
+    // More than its own: what others gave back since the look began may have woken nobody. What of its own is still to be closed, by a
+    // thread that has taken it, wakes it then.
+    if pool.returned() - before > own {
+        waker.wake_by_ref();
+    }
     Poll::Pending
 }
 

@@ -111,7 +111,9 @@ fn pack_or_wake(
         }
     }
     // What this attempt takes and gives back is not to wake it.
-    wanted.iter().for_each(|(stream, _)| stream.pool().waits_no_more(waker));
+    for (stream, _) in &wanted {
+        stream.pool().waits_no_more(waker);
+    }
     let done = pack(tensors, host, copiers);
     if matches!(done, Err(TensorError::Pool(PoolError::Full { .. }))) {
         wanted.iter().for_each(|(stream, _)| stream.pool().wake_on_return(waker));

@@ -101,8 +101,6 @@ struct State {
     /// Ranges given back to the allocator before their last uses had passed.
     pending: Vec<Pending>,
     waiters: Vec<Waker>,
-    /// Looks under way that keep those apart that waited before.
-    attempts: usize,
     /// How many allocations have come back: whoever waits for memory looks whether it missed some.
     returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
@@ -170,7 +168,6 @@ impl Pool {
                 quarantine: VecDeque::new(),
                 pending: Vec::new(),
                 waiters: Vec::new(),
-                attempts: 0,
                 returned: 0,
                 closing: 0,
                 #[cfg(feature = "foreign")]

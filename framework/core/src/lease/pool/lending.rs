@@ -122,16 +122,13 @@ impl Pool {
 
     /// Wakes `waker` when memory comes back, where a message was refused since it last did.
     pub(crate) fn wake_if_refused(self: &Arc<Self>, waker: &Waker) {
-        let watch = {
-            let state = &mut *self.state.lock();
-            if state.lending.refused.is_none() {
-                return;
-            }
-            !std::mem::replace(&mut state.lending.watched, true)
-        };
+        if self.state.lock().lending.refused.is_none() {
+            return;
+        }
         self.wake_on_return(waker);
         // Behind the waker, without which the collector goes again. It looks because nobody is woken when a GPU has passed a last use.
-        if watch && let Ok(collector) = Collector::get() {
+        let watches = std::mem::replace(&mut self.state.lock().lending.watched, true);
+        if !watches && let Ok(collector) = Collector::get() {
             collector.watch(Arc::clone(self));
         }
     }
@@ -141,7 +138,7 @@ impl Pool {
         let refusal = {
             let mut state = self.state.lock();
             state.sweep(&self.domain, usize::MAX);
-            if !state.has_waiters() {
+            if state.waiters.is_empty() {
                 state.lending.watched = false;
                 return None;
             }
