@@ -91,10 +91,14 @@ const _: () = assert!(MAX_EVENTS > 2 * MAX_DONE);
 /// Longest text that says why something was refused.
 pub const MAX_WHY: usize = 4 << 10;
 
-/// Most bytes of bits in a [`Resume`](crate::frame::Resume): a bit for each piece that a host may be sent at a time. That is one
-/// message of the largest kind beyond the window, or the window in messages of one byte in each of their spans.
+/// Most bytes of a [`Resume`](crate::frame::Resume). Whoever sends keeps so few messages under way that the other side's fits, whatever has come of
+/// them; one of the largest kind does.
 pub const MAX_RESUME_BYTES: usize = 1 << 20;
-const _: () = assert!(MAX_RESUME_BYTES as u64 >= MAX_SPAN_BYTES / PIECE_BYTES / 8 + (MAX_SPANS * 16) as u64);
+const _: () =
+    assert!(MAX_PARTIAL_BYTES as u64 >= MAX_SPAN_BYTES / PIECE_BYTES / 8 + (MAX_SPANS * 16) as u64 + 10);
+
+/// Bytes of it that messages have.
+pub const MAX_PARTIAL_BYTES: usize = MAX_RESUME_BYTES - 12;
 
 /// Largest frame of the control stream.
 pub const MAX_FRAME: usize = MAX_RESUME_BYTES + (64 << 10);

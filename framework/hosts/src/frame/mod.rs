@@ -92,6 +92,13 @@ pub struct Partial {
     pub spans: Vec<Bits>,
 }
 
+impl Partial {
+    /// Bytes that a message takes of a [`Resume`], whose spans have so many pieces each.
+    pub fn bytes_of(pieces: impl Iterator<Item = u64>) -> usize {
+        pieces.fold(10, |bytes, pieces| bytes + 8 + 8 * pieces.div_ceil(64) as usize)
+    }
+}
+
 /// Where a message goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {

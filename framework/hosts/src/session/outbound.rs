@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::steps::{Step, Steps};
 use super::{Bounds, Event, PostError, Violation, Want};
-use crate::frame::{Bits, Piece, Post, Resume, Run, Target};
+use crate::frame::{Bits, Partial, Piece, Post, Resume, Run, Target};
 use crate::ids::{ActorId, Correlation, HostId, Seq};
-use crate::limits::{MAX_ARRIVING, MAX_HEAD, MAX_MAILBOXES, MAX_SPAN_BYTES, MAX_SPANS, POST_BASE};
+use crate::limits::{
+    MAX_ARRIVING, MAX_HEAD, MAX_MAILBOXES, MAX_PARTIAL_BYTES, MAX_SPAN_BYTES, MAX_SPANS, POST_BASE,
+};
 
 #[derive(Debug)]
 pub(super) struct Outbound {
@@ -20,6 +22,8 @@ pub(super) struct Outbound {
     taken: u64,
     /// Messages with spans whose end the other side has not told.
     under_way: BTreeMap<Seq, UnderWay>,
+    /// Bytes of a [`Resume`] in which none of them is whole.
+    partial: usize,
     /// Of them, those with pieces to send.
     to_send: VecDeque<Seq>,
     asks: HashMap<Correlation, ActorId>,
@@ -47,6 +51,8 @@ struct Mailbox {
 struct UnderWay {
     actor: Option<ActorId>,
     charge: u64,
+    /// Its bytes of a [`Resume`].
+    partial: usize,
     spans: Vec<Span>,
     /// Spans before this one have no piece left to send.
     at: usize,
@@ -92,6 +98,7 @@ impl Outbound {
             places: HashMap::new(),
             taken: 0,
             under_way: BTreeMap::new(),
+            partial: 0,
             to_send: VecDeque::new(),
             asks: HashMap::new(),
             last_ask: 0,
@@ -152,7 +159,12 @@ impl Outbound {
         let window = self.window();
         // What is larger goes alone.
         let no_room = self.taken > 0 && self.taken + charge > window && self.steps.does(Step::Window);
-        if full || no_room || self.under_way.len() >= MAX_ARRIVING {
+        let pieces = |bytes: &u64| bytes.div_ceil(self.bounds.piece);
+        let partial = Partial::bytes_of(post.spans.iter().map(pieces));
+        // HOST-4: with another connection the other side says what it has of all of them, in one frame.
+        let has_spans = !post.spans.is_empty();
+        let no_list = has_spans && self.partial > 0 && self.partial + partial > MAX_PARTIAL_BYTES;
+        if full || no_room || no_list || self.under_way.len() >= MAX_ARRIVING {
             self.waiting_for_window = true;
             return Err(PostError::NoWindow { host: self.peer, window });
         }
@@ -166,8 +178,7 @@ impl Outbound {
         if let Target::Ask(actor, correlation) = post.target {
             self.asks.insert(correlation, actor);
         }
-        if !post.spans.is_empty() {
-            let pieces = |bytes: &u64| bytes.div_ceil(self.bounds.piece);
+        if has_spans {
             let span = |bytes: &u64| {
                 let none = Bits::new(pieces(bytes));
                 Span { bytes: *bytes, sent: none.clone(), next: 0, ever: none, bulk: None }
@@ -175,7 +186,9 @@ impl Outbound {
             let fresh = post.spans.iter().map(pieces).sum();
             let spans = post.spans.iter().map(span).collect();
             let actor = post.target.actor();
-            self.under_way.insert(seq, UnderWay { actor, charge, spans, at: 0, fresh, aborted: false });
+            self.partial += partial;
+            self.under_way
+                .insert(seq, UnderWay { actor, charge, partial, spans, at: 0, fresh, aborted: false });
             self.to_send.push_back(seq);
         }
         Ok(())
@@ -387,6 +400,7 @@ impl Outbound {
             // It has given back what this one takes.
             return Err(Violation::WrongEnd { post });
         }
+        self.partial -= under_way.partial;
         self.under_way.remove(&post);
         let mut events = Vec::new();
         if self.steps.does(Step::LeaseUntilLanded) {
@@ -457,6 +471,7 @@ impl Outbound {
         self.places.clear();
         let mut asks: Vec<_> = self.asks.drain().collect();
         asks.sort_unstable();
+        self.partial = 0;
         (asks, std::mem::take(&mut self.under_way).into_keys().collect())
     }
 

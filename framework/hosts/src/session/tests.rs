@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::frame::{Hello, Resume};
 use crate::ids::{HostId, Life};
-use crate::limits::MAX_ARRIVING;
+use crate::limits::{MAX_ARRIVING, MAX_FRAME, MAX_SPANS};
 
 fn who(host: u16) -> HostLife {
     HostLife { host: HostId(host), life: Life(u64::from(host) + 70) }
@@ -293,6 +293,42 @@ fn the_window_is_wide_while_a_lane_for_bulk_carries_spans() {
     // Another connection begins without.
     pair.connect();
     assert!(post(&mut pair).is_err() && !pair.is_wide());
+}
+
+/// HOST-4: of as many messages as may be under way the other side can say what it has of each, however many spans they have.
+#[test]
+fn what_is_under_way_fits_in_what_is_said_of_it_with_another_connection() {
+    let bounds = Bounds { window: 1 << 30, wide: 1 << 30, piece: 16, run: 64 };
+    let mailbox = actor(1, 5);
+    for spans in [1, 40, MAX_SPANS] {
+        let mut sides = [Session::new(who(0), who(1), bounds), Session::new(who(1), who(0), bounds)];
+        sides[1].serve(mailbox, MAX_CAPACITY).expect("one mailbox");
+        let mut pair = Pair { sides, links: [Link(0); 2] };
+        pair.connect();
+        pair.exchange();
+        let posts = std::iter::from_fn(|| {
+            pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![1; spans]).ok().map(|posted| posted.post)
+        });
+        let posts: Vec<_> = posts.collect();
+        assert!(posts.len() == MAX_ARRIVING || spans > 1 && posts.len() > 100, "{}", posts.len());
+        // All are heard of, and nothing of them has come.
+        let (from, to) = (pair.links[0], pair.links[1]);
+        while let Some(frame) = pair.sides[0].next_frame(from) {
+            if let Frame::Numbered { seq, body } = frame {
+                pair.sides[1].take(to, seq, body).expect("below the bounds");
+            }
+        }
+        let again = pair.sides[1].dial();
+        assert_eq!(again.resume.partial.len(), posts.len());
+        let encoded = crate::frame::encode(&Frame::Hello(again.clone()));
+        assert!(encoded.len() <= MAX_FRAME);
+        assert_eq!(crate::frame::decode(encoded), Ok(Frame::Hello(again)));
+        // And who waits hears when one has gone.
+        pair.connect();
+        pair.exchange();
+        assert!(pair.events(0).contains(&Event::Window));
+        assert!(pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![1; spans]).is_ok());
+    }
 }
 
 #[test]
