@@ -215,8 +215,8 @@ fn allocate(
     waker: &Waker,
 ) -> Poll<Result<Vec<TensorMut>, TensorError>> {
     let pool = stream.pool();
-    // This look takes memory and gives it back, which wakes others and not the one who waits here.
     let before = pool.returned();
+    // This look takes memory and gives it back, which wakes others and not the one who waits here.
     let waited = pool.waits_no_more(waker);
     let done = |done| {
         // Another future of its task may have waited by the same waker.

@@ -63,7 +63,7 @@ impl Outline {
         Outline { dtype, shape, on_gpu, bytes: usize::try_from(tensor.bytes()).unwrap_or(usize::MAX) }
     }
 
-    /// Bytes of its span. Where it has none, one byte that is nobody's: its memory has to be there before its message goes on, too.
+    /// Bytes of its span. One without elements has one byte, which is nobody's: its memory has to be there before its message goes on, too.
     fn span(&self) -> u64 {
         (self.bytes as u64).max(1)
     }

@@ -603,4 +603,4 @@ fn has_passed(domain: &ClockDomain, ticket: &Ticket) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

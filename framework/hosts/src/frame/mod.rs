@@ -93,7 +93,8 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Bytes that a message takes of a [`Resume`], whose spans have so many pieces each.
+    /// Bytes that a message takes of a [`Resume`], whose spans have so many pieces each: its number and how many spans, and for each of them its length and
+    /// its words ([`Bits`]).
     pub fn bytes_of(pieces: impl Iterator<Item = u64>) -> usize {
         pieces.fold(10, |bytes, pieces| bytes + 8 + 8 * pieces.div_ceil(64) as usize)
     }

@@ -1,7 +1,5 @@
 //! Fetches between three GPUs that are pretended, and the host.
 
-use std::os::fd::OwnedFd;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 use std::time::{Duration, Instant};
@@ -10,8 +8,8 @@ use super::*;
 use crate::clock::{ClockDomain, ClockPage, OwnClock};
 use crate::device::fake::Fake;
 use crate::device::host::HostBackend;
-use crate::ids::{ChunkId, ProcessId};
-use crate::lease::pool::Surroundings;
+use crate::ids::ProcessId;
+use crate::lease::pool::tests::Script;
 use crate::lease::{Pool, PoolOptions};
 use crate::tensor::Tensor;
 
@@ -97,6 +95,14 @@ impl Scene {
     fn copies(&self) -> [usize; 3] {
         [0, 1, 2].map(|index| self.fakes[index].seen.copies.load(Ordering::SeqCst))
     }
+}
+
+/// All of a pool's memory but one unit.
+fn all_but_one_unit(stream: &DeviceStream) -> Vec<TensorMut> {
+    let unit = || stream.empty(DType::U8, &[ALLOCATION_UNIT as usize]).ok();
+    let mut taken: Vec<_> = std::iter::from_fn(unit).collect();
+    drop(taken.pop());
+    taken
 }
 
 fn numbers(stream: &DeviceStream, tensor: &Tensor) -> Vec<u32> {
@@ -226,12 +232,7 @@ fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
     let scene = scene(1 << 20);
     let stream = &scene.gpus[1];
     let there = [0_u32, 1].map(|n| scene.gpus[0].from_slice(&[1], &[n]).unwrap().freeze());
-    // All but one unit.
-    let mut taken = Vec::new();
-    while let Ok(tensor) = stream.empty(DType::U8, &[crate::limits::ALLOCATION_UNIT as usize]) {
-        taken.push(tensor);
-    }
-    drop(taken.pop());
+    let mut taken = all_but_one_unit(stream);
     // As a task is polled: once more for each time that it was woken, and now and then for something else.
     let woken = || scene.woken.0.load(Ordering::SeqCst);
     let mut polls = 0;
@@ -264,37 +265,6 @@ fn who_waits_by_the_same_waker_is_polled_again() {
     drop(held);
 }
 
-/// Gives something back when the pool drains for the so manieth time.
-struct Drains {
-    left: AtomicUsize,
-    held: Mutex<Option<TensorMut>>,
-}
-
-impl Surroundings for Drains {
-    fn drain_returns(&self) {
-        let left = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if left == Ok(1) {
-            let held = self.held.lock().take();
-            drop(held);
-        }
-    }
-
-    fn publish_chunk(
-        &self,
-        _: ChunkId,
-        _: DeviceId,
-        _: u64,
-        _: OwnedFd,
-        _: OwnedFd,
-    ) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn withdraw_chunk(&self, _: ChunkId) {}
-
-    fn wanted(&self) {}
-}
-
 /// What another thread gives back while a look gives back what it has taken wakes nobody: the look has to notice.
 #[test]
 fn memory_that_comes_back_during_a_look_is_not_missed() {
@@ -303,17 +273,12 @@ fn memory_that_comes_back_during_a_look_is_not_missed() {
         let scene = scene(1 << 20);
         let stream = &scene.gpus[1];
         let there = [0_u32, 1].map(|n| scene.gpus[0].from_slice(&[1], &[n]).unwrap().freeze());
-        let mut taken = Vec::new();
-        while let Ok(tensor) = stream.empty(DType::U8, &[crate::limits::ALLOCATION_UNIT as usize]) {
-            taken.push(tensor);
-        }
-        drop(taken.pop());
-        let drains = Arc::new(Drains { left: AtomicUsize::new(at), held: Mutex::new(taken.pop()) });
-        let surroundings: Weak<dyn Surroundings> =
-            Arc::downgrade(&(Arc::clone(&drains) as Arc<dyn Surroundings>));
-        stream.pool().surround(surroundings);
+        let mut taken = all_but_one_unit(stream);
+        let (script, held) = (Script::around(stream.pool()), taken.pop());
+        (1..at).for_each(|_| script.then(|| {}));
+        script.then(move || drop(held));
         let look = scene.fetch(stream, &[&there[0], &there[1]]);
-        if look.is_pending() && drains.held.lock().is_none() {
+        if look.is_pending() && script.is_over() {
             missed += 1;
             assert!(scene.woken.0.load(Ordering::SeqCst) > 0, "drain {at}: nobody looks again");
             scene.fetched(stream, &[&there[0], &there[1]]);

@@ -18,10 +18,22 @@ type Step = Box<dyn FnOnce() + Send>;
 
 /// What the next drains do; those after them find nothing.
 #[derive(Default)]
-struct Script(Mutex<VecDeque<Step>>);
+pub(crate) struct Script(Mutex<VecDeque<Step>>);
 
 impl Script {
-    fn then(&self, step: impl FnOnce() + Send + 'static) {
+    pub(crate) fn around(pool: &Pool) -> Arc<Self> {
+        let script = Arc::new(Script::default());
+        let surroundings: Weak<dyn Surroundings> =
+            Arc::downgrade(&(Arc::clone(&script) as Arc<dyn Surroundings>));
+        pool.surround(surroundings);
+        script
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    pub(crate) fn then(&self, step: impl FnOnce() + Send + 'static) {
         self.0.lock().push_back(Box::new(step));
     }
 }
@@ -54,10 +66,7 @@ fn pool() -> (Arc<Pool>, Arc<Script>) {
     let domain = ClockDomain::new(process(0), ClockPage::create().expect("memory"));
     let options = PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 };
     let pool = Pool::new(process(0), HostBackend::new(), domain, options, 0);
-    let script = Arc::new(Script::default());
-    let surroundings: Weak<dyn Surroundings> =
-        Arc::downgrade(&(Arc::clone(&script) as Arc<dyn Surroundings>));
-    pool.surround(surroundings);
+    let script = Script::around(&pool);
     (pool, script)
 }
 
