@@ -38,7 +38,7 @@ const LISTEN_DELAY: u64 = 100_000;
 ///
 /// *No progress thread where an agent writes*: it would ask to be woken by every copy, for which UCX puts a call of the host behind
 /// each in the stream, and the next copy waits for that. 32 MiB from one H200 to another took 169 us with it, and 88 without
-/// (`benches/README.md`).
+/// (`docs/log/2026-11-27-benchmarks.md`).
 #[derive(Default)]
 #[repr(C)]
 struct Config {
