@@ -142,6 +142,10 @@ mod doctests {
     #[doc = include_str!("../../README.md")]
     struct Readme;
 
+    #[cfg(feature = "hosts")]
+    #[doc = include_str!("../hosts/README.md")]
+    struct HostsReadme;
+
     #[cfg(feature = "testing")]
     #[doc = include_str!("../derive/TEST.md")]
     struct TestAttribute;

@@ -1,4 +1,4 @@
-#![doc = include_str!("../README.md")]
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod frame;
 pub mod ids;

@@ -38,6 +38,17 @@ def test_the_actors_of_the_readme_run(tmp_path: Path) -> None:
     assert run.stdout.splitlines() == ["1.0", "Scaled(values=Tensor(f32, shape=[4], host))"]
 
 
+def test_the_program_of_the_repositorys_readme_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(program.splitlines()) <= 20
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stdout) == (0, "1.0\n"), run.stderr
+
+
 def test_the_tensors_of_the_readme_run(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     readme = (Path(__file__).parents[1] / "README.md").read_text()
