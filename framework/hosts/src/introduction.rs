@@ -13,7 +13,7 @@ use crate::frame::WireError;
 use crate::limits::{MAX_ARGUMENT, MAX_ARGUMENTS, MAX_FRAME, MAX_NAME};
 
 /// The version of all that hosts say to each other.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// `TPH1`: Tensorpost hosts, with an introduction of version 1.
 const MAGIC: u32 = u32::from_le_bytes(*b"TPH1");

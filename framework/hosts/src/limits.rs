@@ -157,12 +157,19 @@ const _: () = assert!(MAX_NIXL_METADATA + 256 < MAX_LANE_FRAME);
 /// A gateway that says so many things which it must not is given up, with its session.
 pub const MAX_VIOLATIONS: u32 = 8;
 
-/// Connections of which nobody knows yet who they are, at a time.
-pub const MAX_STRANGERS: usize = 64;
-/// Of them, from one address.
-pub const MAX_STRANGERS_OF_ONE: usize = 16;
+/// Connections of which nobody knows yet who they are, at a time. At 20,000 new ones a second a host has 20
+/// ms to show its key: three quarters of them are kept where room is made.
+pub const MAX_STRANGERS: usize = 512;
+const _: () = assert!(MAX_STRANGERS.is_multiple_of(4));
 
-/// Connections of a listener at a time, whoever they are: those of most hosts with all their lanes.
+/// Connections that the system keeps for a listener until it takes them. Past that a host waits a second to
+/// try again.
+pub const ACCEPT_BACKLOG: i32 = 4096;
+
+/// Proofs of the key that are remembered so that nobody says one again.
+pub const MAX_PROOFS: usize = 8192;
+
+/// Connections of a listener at a time that have shown the key: those of most hosts with all their lanes.
 pub const MAX_CONNECTIONS: usize = MAX_HOSTS * (MAX_LANES as usize + 1);
 
 /// A connection on which nothing came for so long is broken: beats come each [`BEAT`], from one side at least, and are answered.

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Addresses whose last line in the log is remembered. A flood of addresses is logged address by address, that is all.
-const REMEMBERED: usize = 256;
+/// Addresses and kinds whose last line in the log is remembered, and so the lines that a flood of addresses
+/// is worth in a second.
+const REMEMBERED: usize = 16;
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Why somebody, or something that he said, was refused.

@@ -5,7 +5,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -242,9 +242,13 @@ pub fn tell_starter(number: u16) -> io::Result<()> {
 }
 
 fn tell_at(path: &Path, number: u16) -> io::Result<()> {
-    let mut file = OpenOptions::new();
-    // Without it, a pipe that nobody reads would be waited for.
-    let file = file.create(true).append(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    // A link that others have planted is not followed.
+    let link = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_symlink);
+    let is_own = link.is_some_and(|link| [0, rustix::process::geteuid().as_raw()].contains(&link.uid()));
+    let follow = if is_own { OFlags::empty() } else { OFlags::NOFOLLOW };
+    // Without the first, a pipe that nobody reads would be waited for.
+    let flags = (OFlags::NONBLOCK | follow).bits().cast_signed();
+    let file = OpenOptions::new().create(true).append(true).custom_flags(flags).open(path);
     match file.and_then(|mut file| file.write_all(format!("{number}\n").as_bytes())) {
         Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -23,7 +23,7 @@ use super::io::Io;
 use super::lanes::{Lane, wire};
 use super::peer::Peer;
 use super::threads::LaneThreads;
-use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW, pump, service};
+use super::{CONNECTION_WINDOW, STREAM_WINDOW, pump, service};
 use crate::frame::{Frame, Hello, decode, encode};
 use crate::introduction::Introduction;
 use crate::join::{Admitted, Request};
@@ -124,7 +124,7 @@ impl Dial {
     }
 
     async fn ask_to_join(&self, request: &Request) -> Result<Admitted, DialError> {
-        let (channel, _) = self.channel(&[]).await?;
+        let (channel, _) = self.channel(false).await?;
         let said = stream::iter([self.introduction.encode(), request.encode()].map(Outgoing::from));
         let mut from = self.call(channel, service::JOIN, 4 << 10, MAX_FRAME, said).await?;
         let answer = timeout(INTRODUCTION, from.message()).await;
@@ -140,7 +140,7 @@ impl Dial {
     /// # Errors
     /// There is none.
     pub async fn connect(&self, peer: &Arc<Peer>) -> Result<Link, DialError> {
-        let (channel, address) = self.channel(&[]).await?;
+        let (channel, address) = self.channel(false).await?;
         let hello = peer.dial();
         // What follows the greeting is known when it was answered.
         let (up, is_up) = tokio::sync::oneshot::channel();
@@ -196,7 +196,7 @@ impl Dial {
         let (dial, peer) = (self.clone(), Arc::clone(peer));
         let greeting = Outgoing::from(encode(&Frame::Hello(hello.clone())));
         let making = self.threads.next().spawn(async move {
-            let (channel, address) = dial.channel(&[LANE]).await?;
+            let (channel, address) = dial.channel(true).await?;
             // What follows the greeting is known when it was answered.
             let (up, is_up) = tokio::sync::oneshot::channel();
             let rest = stream::once(is_up).flat_map(|said| match said {
@@ -221,7 +221,7 @@ impl Dial {
         method: &'static str,
         said: Vec<Bytes>,
     ) -> Result<Option<Bytes>, DialError> {
-        let (channel, _) = self.channel(&[]).await?;
+        let (channel, _) = self.channel(false).await?;
         let sent = stream::iter(said).map(Outgoing::from);
         let mut from = self.call(channel, method, 16 << 10, MAX_FRAME, sent).await?;
         from.message().await.map_err(|status| self.status(&status))
@@ -245,9 +245,9 @@ impl Dial {
         timeout(INTRODUCTION, call).await.map_err(|_| self.unreachable("it does not answer"))?
     }
 
-    async fn channel(&self, first: &[u8]) -> Result<(Channel, SocketAddr), DialError> {
+    async fn channel(&self, is_lane: bool) -> Result<(Channel, SocketAddr), DialError> {
         let io =
-            Io::connect(&self.to, &self.security, first).await.map_err(|error| self.unreachable(error))?;
+            Io::connect(&self.to, &self.security, is_lane).await.map_err(|error| self.unreachable(error))?;
         let address = io.peer();
         let endpoint = Endpoint::from_static("http://host")
             .initial_stream_window_size(STREAM_WINDOW)

@@ -14,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::transport::server::Connected;
 
+use super::{LANE, MESSAGES};
 use crate::limits::LINK_SILENCE;
 use crate::security::Security;
 
@@ -24,14 +25,18 @@ impl<T: AsyncRead + AsyncWrite + Send> Both for T {}
 /// A connection whose other end has shown the key, where there is one.
 pub(super) struct Io {
     inner: Pin<Box<dyn Both>>,
-    peer: SocketAddr,
+    peer: From,
     /// Its place among the connections of a listener.
     _place: Option<OwnedSemaphorePermit>,
 }
 
-/// The address of the other end, for requests.
+/// The other end, for requests.
 #[derive(Clone, Copy)]
-pub(super) struct From(pub(super) SocketAddr);
+pub(super) struct From {
+    pub(super) address: SocketAddr,
+    /// The user of its process, where there is no key.
+    pub(super) user: Option<u32>,
+}
 
 /// Bytes that nobody acknowledges end a connection after this, not after the fifteen minutes of the system.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
@@ -42,15 +47,19 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 
 impl Io {
     pub(super) fn peer(&self) -> SocketAddr {
-        self.peer
+        self.peer.address
+    }
+
+    /// Has this place from now on.
+    pub(super) fn at(self, place: OwnedSemaphorePermit) -> Self {
+        Io { _place: Some(place), ..self }
     }
 
     /// An error comes with the connection, so that its caller says when it closes.
     pub(super) async fn accept(
         stream: TcpStream,
-        peer: SocketAddr,
+        peer: From,
         security: &Security,
-        place: OwnedSemaphorePermit,
     ) -> Result<Self, (io::Error, TcpStream)> {
         if let Err(error) = prepare(&stream) {
             return Err((error, stream));
@@ -59,17 +68,17 @@ impl Io {
             None => Box::pin(stream),
             Some(config) => Box::pin(TlsAcceptor::from(config).accept(stream).into_fallible().await?),
         };
-        Ok(Io { inner, peer, _place: Some(place) })
+        Ok(Io { inner, peer, _place: None })
     }
 
-    /// Connects to `host:port`, by the first of its addresses that answers. `first` is said before anything else.
-    pub(super) async fn connect(to: &str, security: &Security, first: &[u8]) -> io::Result<Self> {
+    /// Connects to `host:port`, by the first of its addresses that answers.
+    pub(super) async fn connect(to: &str, security: &Security, is_lane: bool) -> io::Result<Self> {
         let mut last = None;
         for address in tokio::net::lookup_host(to).await? {
             security
                 .allows(address)
                 .map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
-            match Self::connect_at(to, address, security, first).await {
+            match Self::connect_at(to, address, security, is_lane).await {
                 Ok(connected) => return Ok(connected),
                 Err(error) => last = Some(error),
             }
@@ -81,11 +90,13 @@ impl Io {
         to: &str,
         address: SocketAddr,
         security: &Security,
-        first: &[u8],
+        is_lane: bool,
     ) -> io::Result<Self> {
-        let mut stream = within(LINK_SILENCE, TcpStream::connect(address)).await?;
+        let mut stream = connect(address).await?;
+        // Before anything is said.
+        security.believes(address).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
         prepare(&stream)?;
-        stream.write_all(first).await?;
+        stream.write_all(&opening(security, is_lane)?).await?;
         let inner: Pin<Box<dyn Both>> = match security.client() {
             None => Box::pin(stream),
             Some((config, named)) => {
@@ -101,8 +112,30 @@ impl Io {
                 Box::pin(within(LINK_SILENCE, connector.connect(name, stream)).await?)
             }
         };
-        Ok(Io { inner, peer: address, _place: None })
+        Ok(Io { inner, peer: From { address, user: None }, _place: None })
     }
+}
+
+/// As the system does it, but for how long it waits before it tries again: where more connect than a listener
+/// takes, it loses the first packet, and waits a second.
+async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let mut patience = LINK_SILENCE / 16;
+    loop {
+        match within(patience, TcpStream::connect(to)).await {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && patience < LINK_SILENCE / 2 => {
+                patience *= 2
+            }
+            done => return done,
+        }
+    }
+}
+
+/// The first bytes of a connection, before TLS.
+fn opening(security: &Security, is_lane: bool) -> io::Result<Vec<u8>> {
+    let Some(prover) = security.prover() else { return Ok(if is_lane { vec![LANE] } else { Vec::new() }) };
+    let mark = if is_lane { LANE } else { MESSAGES };
+    let proof = prover.prove(mark).ok_or_else(|| io::Error::other("the system has no random numbers"))?;
+    Ok([&[mark], &proof[..]].concat())
 }
 
 async fn within<T>(time: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
@@ -117,7 +150,7 @@ impl Connected for Io {
     type ConnectInfo = From;
 
     fn connect_info(&self) -> From {
-        From(self.peer)
+        self.peer
     }
 }
 

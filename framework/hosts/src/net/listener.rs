@@ -1,34 +1,31 @@
 //! Takes connections: TLS first, then gRPC for those who have shown the key.
 //!
-//! Until it has shown the key a connection has cost a socket, a place among [`MAX_STRANGERS`] and at most [`INTRODUCTION`]; past
-//! those places, or past those of its address, it is closed at once. So strangers keep nobody out but each other.
+//! Until it has shown the key a connection has cost a socket, a [place](super::strangers) and at most
+//! [`INTRODUCTION`], and, where there is a key file, no time of any thread but that of the
+//! [doors](super::doors). So strangers keep nobody out but each other.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use parking_lot::Mutex;
-use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout_at;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use super::io::{Io, late};
+use super::doors::{Doors, Guest};
+use super::io::{From, Io, late};
 use super::service::{Admission, Hosts, Peers};
 use super::threads::LaneThreads;
-use super::{CONNECTION_WINDOW, LANE, STREAM_WINDOW};
+use super::{CONNECTION_WINDOW, STREAM_WINDOW};
 use crate::introduction::Introduction;
-use crate::limits::{
-    INTRODUCTION, LANE_FRAME, LINK_SILENCE, MAX_CONNECTIONS, MAX_LANES, MAX_STRANGERS, MAX_STRANGERS_OF_ONE,
-};
+use crate::limits::{ACCEPT_BACKLOG, INTRODUCTION, LANE_FRAME, LINK_SILENCE, MAX_CONNECTIONS, MAX_LANES};
 use crate::refused::{Kind, Refused};
 use crate::security::Security;
 
@@ -39,6 +36,7 @@ pub struct Listener {
     /// Dropped, it ends the tasks.
     _open: watch::Sender<()>,
     health: HealthReporter,
+    _doors: Doors,
     /// See [`socket`](Self::socket).
     outlives: OwnedFd,
 }
@@ -78,9 +76,14 @@ impl Listener {
         let at = socket.local_addr()?;
         security.allows(at).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
         socket.set_nonblocking(true)?;
+        rustix::net::listen(&socket, ACCEPT_BACKLOG)?;
         let outlives = OwnedFd::from(socket.try_clone()?);
-        let socket = TcpListener::from_std(socket)?;
-        let address = socket.local_addr()?;
+        let address = at;
+        if security.server().is_none() {
+            let user = rustix::process::geteuid().as_raw();
+            tracing::info!(target: "tensorpost::hosts", %address,
+                "there is no key: this host takes and makes connections within this machine alone, with processes of user {user} and root");
+        }
         let (open, closed) = watch::channel(());
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_service_status("", ServingStatus::Serving).await;
@@ -106,10 +109,11 @@ impl Listener {
         };
         let messages = serve(&Handle::current());
         let lanes = threads.all().map(serve).collect();
-        let ways = Arc::new(Ways { messages, lanes, next: AtomicUsize::new(0) });
-        let doors = Doors { security, refused, strangers: Arc::default(), ways };
-        tokio::spawn(doors.stand(socket, closed));
-        Ok(Listener { address, _open: open, health, outlives })
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let (next, admitting) = (AtomicUsize::new(0), (security.clone(), Arc::clone(&refused)));
+        let ways = Arc::new(Ways { messages, lanes, next, security, refused, places });
+        let doors = Doors::open(socket, admitting.0, admitting.1, move |guest| ways.admit(guest))?;
+        Ok(Listener { address, _open: open, health, _doors: doors, outlives })
     }
 
     /// Where it listens.
@@ -134,19 +138,16 @@ async fn until_closed(mut closed: watch::Receiver<()>) {
     while closed.changed().await.is_ok() {}
 }
 
-struct Doors {
-    security: Security,
-    refused: Arc<Refused>,
-    strangers: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    ways: Arc<Ways>,
-}
-
 /// Where connections go on.
 struct Ways {
     messages: Way,
     /// On a thread each.
     lanes: Vec<Way>,
     next: AtomicUsize,
+    security: Security,
+    refused: Arc<Refused>,
+    /// One for each connection that has shown the key.
+    places: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
@@ -157,126 +158,49 @@ struct Way {
 }
 
 impl Ways {
-    /// For a connection with this first byte.
-    fn of(&self, first: u8) -> &Way {
+    fn of(&self, is_lane: bool) -> &Way {
         let lane = || self.lanes.get(self.next.fetch_add(1, Relaxed) % self.lanes.len().max(1));
-        (first == LANE).then(lane).flatten().unwrap_or(&self.messages)
+        is_lane.then(lane).flatten().unwrap_or(&self.messages)
     }
 }
 
-/// A place among the strangers.
-struct Stranger {
-    all: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    from: IpAddr,
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut all = self.all.lock();
-        if let Some(count) = all.get_mut(&self.from) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.from);
-            }
-        }
-    }
-}
-
-impl Doors {
-    async fn stand(self, socket: TcpListener, closed: watch::Receiver<()>) {
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let mut closed = std::pin::pin!(until_closed(closed));
-        loop {
-            let accepted = tokio::select! {
-                accepted = socket.accept() => accepted,
-                () = &mut closed => return,
-            };
-            match accepted {
-                Ok((stream, from)) => self.open(stream, from, &places),
-                // Of one connection, or for want of descriptors: then those there are have to end first.
-                Err(error) => {
-                    tracing::warn!(target: "tensorpost::hosts", "a connection cannot be taken: {error}");
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                }
-            }
-        }
-    }
-
-    fn open(&self, stream: TcpStream, from: SocketAddr, places: &Arc<Semaphore>) {
-        let (Some(stranger), Ok(place)) = (self.stranger(from.ip()), Arc::clone(places).try_acquire_owned())
-        else {
-            return self.refused.note(Kind::Flood, from, &"too many connections");
-        };
-        let (security, refused) = (self.security.clone(), Arc::clone(&self.refused));
-        let until = Instant::now() + INTRODUCTION;
-        let arrival = Arrival { from, security, place, stranger, refused, until };
-        tokio::spawn(arrival.enter(stream, Arc::clone(&self.ways)));
-    }
-
-    fn stranger(&self, from: IpAddr) -> Option<Stranger> {
-        let mut all = self.strangers.lock();
-        let total: usize = all.values().sum();
-        let own = all.get(&from).copied().unwrap_or(0);
-        (total < MAX_STRANGERS && own < MAX_STRANGERS_OF_ONE).then(|| {
-            all.insert(from, own + 1);
-            Stranger { all: Arc::clone(&self.strangers), from }
-        })
-    }
-}
-
-/// A connection that nobody knows yet.
-struct Arrival {
-    from: SocketAddr,
-    security: Security,
-    place: OwnedSemaphorePermit,
-    stranger: Stranger,
-    refused: Arc<Refused>,
-    until: Instant,
-}
-
-impl Arrival {
-    /// Brings it where it belongs, by its first byte.
-    async fn enter(self, mut stream: TcpStream, ways: Arc<Ways>) {
-        let mut first = [0];
-        let looked = timeout_at(self.until, stream.peek(&mut first)).await;
-        // One that has ended, or broken, is refused with its handshake.
-        if looked.is_err() {
-            return self.refused.note(Kind::Key, self.from, &late(INTRODUCTION));
-        }
-        let way = ways.of(first[0]);
-        if first[0] != LANE {
-            return self.shake_hands(stream, way.ready.clone()).await;
-        }
-        let detached = match stream.read_exact(&mut first).await {
-            Ok(_) => stream.into_std(),
-            Err(error) => Err(error),
-        };
+impl Ways {
+    /// Brings a connection where it belongs, and takes it there once it has shown the key.
+    fn admit(self: &Arc<Self>, guest: Guest) {
+        let (way, all) = (self.of(guest.is_lane), Arc::clone(self));
         let ready = way.ready.clone();
-        way.runtime.spawn(async move {
-            // Its descriptor is known to the runtime of the thread that reads it.
-            match detached.and_then(TcpStream::from_std) {
-                Ok(stream) => self.shake_hands(stream, ready).await,
-                Err(error) => self.refused.note(Kind::Garbage, self.from, &error),
-            }
-        });
+        way.runtime.spawn(async move { all.shake_hands(guest, ready).await });
     }
 
-    async fn shake_hands(self, stream: TcpStream, ready: mpsc::Sender<io::Result<Io>>) {
-        let Arrival { from, security, place, stranger, refused, until } = self;
+    async fn shake_hands(&self, guest: Guest, ready: mpsc::Sender<io::Result<Io>>) {
+        let Guest { stream, from, user, mut place, until, .. } = guest;
+        // Its descriptor is known to the runtime of the thread that reads it.
+        let stream = match TcpStream::from_std(stream) {
+            Ok(stream) => stream,
+            Err(error) => return self.refused.note(Kind::Garbage, from, &error),
+        };
         // A refusal is counted before its connection closes, so that whoever sees the end finds the count. `open` is that connection;
         // where it took too long, `shaking` has it.
-        let mut shaking = std::pin::pin!(Io::accept(stream, from, &security, place));
-        match timeout_at(until, shaking.as_mut()).await {
-            Ok(Ok(io)) => {
-                drop(stranger);
-                // It fails where the listener ends.
-                let _ = ready.send(Ok(io)).await;
-            }
-            Ok(Err((error, open))) => {
-                refused.note(Kind::Key, from, &error);
+        let mut shaking = std::pin::pin!(Io::accept(stream, From { address: from, user }, &self.security));
+        match place.within(timeout_at(until.into(), shaking.as_mut())).await {
+            Some(Ok(Ok(io))) => match Arc::clone(&self.places).try_acquire_owned() {
+                Ok(among_all) => {
+                    place.is_known();
+                    // It fails where the listener ends.
+                    let _ = ready.send(Ok(io.at(among_all))).await;
+                }
+                Err(_) => {
+                    self.refused.note(Kind::Flood, from, &"there are as many connections as there may be")
+                }
+            },
+            Some(Ok(Err((error, open)))) => {
+                self.refused.note(Kind::Key, from, &error);
                 drop(open);
             }
-            Err(_) => refused.note(Kind::Key, from, &late(INTRODUCTION)),
+            Some(Err(_)) => self.refused.note(Kind::Key, from, &late(INTRODUCTION)),
+            None => {
+                self.refused.note(Kind::Flood, from, &"others who have not shown the key have come after it")
+            }
         }
     }
 }

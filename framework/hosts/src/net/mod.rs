@@ -12,6 +12,7 @@
 mod clock;
 mod codec;
 mod dial;
+mod doors;
 mod io;
 mod lanes;
 mod listener;
@@ -19,6 +20,7 @@ mod logs;
 mod peer;
 mod pump;
 mod service;
+mod strangers;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -39,3 +41,6 @@ const CONNECTION_WINDOW: u32 = 8 << 20;
 /// The first byte of a connection that is a lane, before TLS: so it is known on which thread it belongs before it has cost anything. TLS
 /// begins with 0x16, and HTTP/2 with `P`. Whoever says it wrongly is served on another thread, and no more.
 const LANE: u8 = b'L';
+
+/// The first byte of a connection that is none, where a proof of the key follows it.
+const MESSAGES: u8 = b'M';

@@ -119,7 +119,9 @@ impl StreamingService<Bytes> for Control {
 
     fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
         let hosts = self.0.clone();
-        Box::pin(async move { hosts.control(address(request.extensions())?, request.into_inner()).await })
+        Box::pin(
+            async move { hosts.control(from(request.extensions())?.address, request.into_inner()).await },
+        )
     }
 }
 
@@ -130,13 +132,12 @@ impl StreamingService<Bytes> for Join {
 
     fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
         let hosts = self.0.clone();
-        Box::pin(async move { hosts.join(address(request.extensions())?, request.into_inner()).await })
+        Box::pin(async move { hosts.join(from(request.extensions())?, request.into_inner()).await })
     }
 }
 
-fn address(said: &http::Extensions) -> Result<SocketAddr, Status> {
-    let from = said.get::<io::From>();
-    from.map(|from| from.0).ok_or_else(|| Status::internal("a connection without an address"))
+fn from(said: &http::Extensions) -> Result<io::From, Status> {
+    said.get().copied().ok_or_else(|| Status::internal("a connection without an address"))
 }
 
 impl Hosts {
@@ -205,7 +206,8 @@ impl Hosts {
         self.introduction.check(&introduction).map_err(|differs| self.refuse(Kind::Build, from, &differs))
     }
 
-    async fn join(self, from: SocketAddr, mut stream: Streaming<Bytes>) -> Result<Response<Answers>, Status> {
+    async fn join(self, who: io::From, mut stream: Streaming<Bytes>) -> Result<Response<Answers>, Status> {
+        let from = who.address;
         self.introduced(&mut stream, from).await?;
         let request = Request::decode(self.first(&mut stream, from).await?)
             .map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
@@ -214,6 +216,10 @@ impl Hosts {
             || self.refuse(Kind::Stranger, from, &"this host is an agent of a node, and not its head");
         let admission = self.admission.as_ref().ok_or_else(agent)?;
         let admitted = admission(&request, from).map_err(|why| self.refuse(Kind::Stranger, from, &why))?;
+        if let Some(user) = who.user {
+            let (host, name) = (admitted.you.host, &request.name);
+            tracing::info!(target: "tensorpost::hosts", %from, "{host} ({name:?}) has joined without a key, as a process of user {user}");
+        }
         let answer = Outgoing::from(admitted.encode());
         Ok(Response::new(pump::answers(stream::once(async move { answer }))))
     }
@@ -256,7 +262,7 @@ impl Hosts {
     }
 
     async fn lane(self, request: http::Request<Body>) -> Result<BoxStream<'static, Outgoing>, Status> {
-        let (from, method) = (address(request.extensions())?, request.uri().path().to_owned());
+        let (from, method) = (from(request.extensions())?.address, request.uri().path().to_owned());
         let mut stream = wire::Incoming::new(request.into_body());
         let first = async { Ok(stream.message().await?.map(wire::Parts::into_bytes)) };
         let hello = self.greeting(self.first_within(INTRODUCTION, first, from).await?, from)?;

@@ -1,12 +1,17 @@
-//! Who may speak to a node's hosts: mutual TLS 1.3 from one key file, or from PEM files; without either only this machine (HOST-12).
+//! Who may speak to a node's hosts: mutual TLS 1.3 from one key file, or from PEM files; without either only
+//! processes of this user and of root on this machine (HOST-12).
 //!
-//! With a key file, every host has the same Ed25519 key, made from the file's 32 bytes, and takes exactly that key of the other
-//! (raw public keys, RFC 7250): there is no certificate to expire and no authority to run. Whoever has the file is of the node.
-//! With PEM files, each host has a certificate of one authority, for the name by which others dial it.
+//! With a key file, every host has the same Ed25519 key, made from the file's 32 bytes, and takes exactly
+//! that key of the other (raw public keys, RFC 7250): there is no certificate to expire and no authority to
+//! run. Whoever has the file is of the node. Before TLS each shows a proof of the key, so that a listener has
+//! no more to do with strangers than to look at that. With PEM files, each host has a certificate of one
+//! authority, for the name by which others dial it.
 //!
 //! A key file that others can read, a key of another length, and half of the PEM files are errors at the start.
 
 mod key;
+mod neighbour;
+mod proof;
 mod tls;
 
 use std::fmt;
@@ -18,6 +23,7 @@ use std::sync::Arc;
 use rustls::{ClientConfig, ServerConfig};
 
 use self::key::SharedKey;
+pub(crate) use self::proof::{Nonce, PROOF_BYTES, Prover};
 
 /// Names the file with the key of a node.
 pub const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
@@ -32,7 +38,12 @@ pub struct Security(Kind);
 #[derive(Clone)]
 enum Kind {
     Loopback,
-    Tls { server: Arc<ServerConfig>, client: Arc<ClientConfig>, named: bool },
+    Tls {
+        server: Arc<ServerConfig>,
+        client: Arc<ClientConfig>,
+        /// There is one with a key file. Certificates, which are for names, have none.
+        prover: Option<Prover>,
+    },
 }
 
 /// Why connections cannot be secured.
@@ -55,7 +66,7 @@ pub enum SecurityError {
         found: u64,
     },
     /// Others can read the key, or somebody else wrote it.
-    #[error("{} can be read by others than its user, or is not of this user: `chmod 600` it", path.display())]
+    #[error("{} can be read or written by others than its user, or is neither this user's nor root's: `chmod 600` it", path.display())]
     Open {
         /// Which file.
         path: PathBuf,
@@ -97,6 +108,30 @@ pub enum SecurityError {
         /// Which was named.
         address: SocketAddr,
     },
+    /// HOST-12.
+    #[error(
+        "{address} is of user {user} of this machine, and this host of user {own}: without a key a node is of one user; name one key file \
+         on all its hosts in {KEY_FILE}"
+    )]
+    OtherUser {
+        /// The other end.
+        address: SocketAddr,
+        /// The user of that process.
+        user: u32,
+        /// The user of this process.
+        own: u32,
+    },
+    /// HOST-12.
+    #[error(
+        "nobody knows which user of this machine {address} is of ({why}), and without a key a node is of one: name one key file on all \
+         its hosts in {KEY_FILE}"
+    )]
+    NoUser {
+        /// The other end.
+        address: SocketAddr,
+        /// Why not.
+        why: String,
+    },
 }
 
 /// The files of a host that has a certificate.
@@ -106,7 +141,7 @@ pub struct Pem {
     pub authority: PathBuf,
     /// This host's, with those between it and the authority.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// Its private key, which nobody else can read; one of root's may be readable by a group.
     pub key: PathBuf,
 }
 
@@ -141,7 +176,7 @@ impl Security {
         }
     }
 
-    /// Nothing is secured, and nothing leaves this machine.
+    /// Nothing is secured, and nothing leaves this machine and this user.
     pub fn loopback() -> Self {
         Security(Kind::Loopback)
     }
@@ -153,7 +188,8 @@ impl Security {
     pub fn key_file(path: &Path) -> Result<Self, SecurityError> {
         let key = SharedKey::read(path)?;
         let (server, client) = tls::of_shared(&key)?;
-        Ok(Security(Kind::Tls { server: Arc::new(server), client: Arc::new(client), named: false }))
+        let prover = Some(key.prover);
+        Ok(Security(Kind::Tls { server: Arc::new(server), client: Arc::new(client), prover }))
     }
 
     /// Mutual TLS with certificates.
@@ -162,7 +198,7 @@ impl Security {
     /// A file does not have what it should have.
     pub fn pem(files: &Pem) -> Result<Self, SecurityError> {
         let (server, client) = tls::of_pem(files)?;
-        Ok(Security(Kind::Tls { server: Arc::new(server), client: Arc::new(client), named: true }))
+        Ok(Security(Kind::Tls { server: Arc::new(server), client: Arc::new(client), prover: None }))
     }
 
     /// Whether this address may be listened at, or dialled.
@@ -178,6 +214,36 @@ impl Security {
         }
     }
 
+    /// The user of a process that has connected within this machine, where nothing else tells who it is.
+    ///
+    /// # Errors
+    /// It is another user than this one and than root, or nobody knows (HOST-12).
+    pub(crate) fn admits(&self, from: SocketAddr, to: SocketAddr) -> Result<Option<u32>, SecurityError> {
+        match self.0 {
+            Kind::Loopback => neighbour::connected(from, to).map(Some),
+            Kind::Tls { .. } => Ok(None),
+        }
+    }
+
+    /// Whether who listens at this address may be believed, where nothing else tells who it is.
+    ///
+    /// # Errors
+    /// As [`admits`](Self::admits).
+    pub(crate) fn believes(&self, at: SocketAddr) -> Result<(), SecurityError> {
+        match self.0 {
+            Kind::Loopback => neighbour::listening(at).map(drop),
+            Kind::Tls { .. } => Ok(()),
+        }
+    }
+
+    /// Makes and checks proofs of the key before TLS; there is none without a key file.
+    pub(crate) fn prover(&self) -> Option<&Prover> {
+        match &self.0 {
+            Kind::Tls { prover, .. } => prover.as_ref(),
+            Kind::Loopback => None,
+        }
+    }
+
     /// What accepts a connection; nothing where nothing is secured.
     pub fn server(&self) -> Option<Arc<ServerConfig>> {
         match &self.0 {
@@ -190,7 +256,7 @@ impl Security {
     pub fn client(&self) -> Option<(Arc<ClientConfig>, bool)> {
         match &self.0 {
             Kind::Loopback => None,
-            Kind::Tls { client, named, .. } => Some((Arc::clone(client), *named)),
+            Kind::Tls { client, prover, .. } => Some((Arc::clone(client), prover.is_none())),
         }
     }
 }
@@ -200,11 +266,11 @@ impl fmt::Debug for Security {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Kind::Loopback => "Security(loopback)",
-            Kind::Tls { named: false, .. } => "Security(key)",
-            Kind::Tls { named: true, .. } => "Security(pem)",
+            Kind::Tls { prover: Some(_), .. } => "Security(key)",
+            Kind::Tls { prover: None, .. } => "Security(pem)",
         })
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

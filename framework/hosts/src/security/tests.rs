@@ -1,5 +1,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection};
@@ -74,7 +76,7 @@ fn who_has_the_key_is_taken_and_nobody_else() {
             .with_root_certificates(rustls::RootCertStore::empty())
             .with_no_client_auth();
     let nobody =
-        Security(Kind::Tls { server: one.server().expect("secured"), client: Arc::new(open), named: false });
+        Security(Kind::Tls { server: one.server().expect("secured"), client: Arc::new(open), prover: None });
     let (at_server, _) = handshake(&one, &nobody);
     assert!(at_server.is_err(), "{at_server:?}");
 }
@@ -85,7 +87,7 @@ fn a_client_with_another_key_is_refused_by_the_server_itself() {
     let (mine, _) = tls::of_shared(&SharedKey::new(&[7; 32]).expect("a key")).expect("TLS");
     let (_, mut theirs) = tls::of_shared(&SharedKey::new(&[8; 32]).expect("a key")).expect("TLS");
     theirs.dangerous().set_certificate_verifier(Arc::new(TakesAll));
-    let server = Security(Kind::Tls { server: Arc::new(mine), client: Arc::new(theirs), named: false });
+    let server = Security(Kind::Tls { server: Arc::new(mine), client: Arc::new(theirs), prover: None });
     let (at_server, at_client) = handshake(&server, &server);
     let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
     assert_eq!(at_server, Err(unknown));
@@ -144,7 +146,7 @@ fn a_key_file_that_is_none_is_refused_by_name() {
     let long = refused(&file(folder.path(), "long", &[1; 33], 0o600));
     assert!(long.contains("long has 33 bytes"), "{long}");
     let open = refused(&file(folder.path(), "open", &[1; 32], 0o640));
-    assert!(open.contains("open can be read by others") && open.contains("chmod 600"), "{open}");
+    assert!(open.contains("open can be read or written by others") && open.contains("chmod 600"), "{open}");
     assert!(refused(&folder.path().join("none")).contains("none cannot be read"));
 }
 
@@ -160,7 +162,7 @@ fn without_a_key_only_loopback_is_used() {
     }
     let key = SharedKey::new(&[7; 32]).expect("a key");
     let (server, client) = tls::of_shared(&key).expect("TLS");
-    let secured = Security(Kind::Tls { server: Arc::new(server), client: Arc::new(client), named: false });
+    let secured = Security(Kind::Tls { server: Arc::new(server), client: Arc::new(client), prover: None });
     secured.allows("0.0.0.0:1".parse().expect("an address")).expect("with a key");
 }
 
@@ -170,7 +172,24 @@ fn certificates() -> PathBuf {
 
 fn files(authority: &str, host: &str) -> Pem {
     let file = |name: &str, ending| certificates().join(name).with_extension(ending);
-    Pem { authority: file(authority, "pem"), certificate: file(host, "pem"), key: file(host, "key") }
+    Pem {
+        authority: file(authority, "pem"),
+        certificate: file(host, "pem"),
+        key: private(&file(host, "key")),
+    }
+}
+
+/// A file of the repository's as a secret: git keeps no modes.
+pub(crate) fn private(of: &Path) -> PathBuf {
+    static COPIES: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let name = COUNT.fetch_add(1, Relaxed).to_string();
+    file(
+        COPIES.path(),
+        &format!("{name}-{}", of.file_name().expect("a name").display()),
+        &fs::read(of).expect("a file"),
+        0o600,
+    )
 }
 
 #[test]
@@ -196,20 +215,43 @@ fn certificates_of_one_authority_are_taken_for_their_name() {
 #[test]
 fn pem_files_that_do_not_fit_are_refused_by_name() {
     let refused = |files: &Pem| Security::pem(files).expect_err("no certificate").to_string();
-    let other_key = refused(&Pem { key: certificates().join("intruder.key"), ..files("authority", "host") });
+    let other_key =
+        refused(&Pem { key: private(&certificates().join("intruder.key")), ..files("authority", "host") });
     assert!(other_key.contains("intruder.key"), "{other_key}");
-    let no_key = refused(&Pem { key: certificates().join("host.pem"), ..files("authority", "host") });
+    let no_key =
+        refused(&Pem { key: private(&certificates().join("host.pem")), ..files("authority", "host") });
     assert!(no_key.contains("host.pem has no private key"), "{no_key}");
     let none = refused(&Pem { authority: certificates().join("README.md"), ..files("authority", "host") });
     assert!(none.contains("README.md has no certificate"), "{none}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let key = fs::read(certificates().join("host.key")).expect("a key");
+    let open = file(folder.path(), "open.key", &key, 0o644);
+    let open = refused(&Pem { key: open, ..files("authority", "host") });
+    assert!(open.contains("open.key can be read or written by others"), "{open}");
+}
+
+/// The owner of a key file decides what the key is.
+#[test]
+fn a_key_file_of_another_user_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = file(folder.path(), "planted", &[1; 32], 0o600);
+    Security::key_file(&path).expect("this user's");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(65534), Some(65534)).expect("root may");
+        let refused = Security::key_file(&path).expect_err("another user's").to_string();
+        assert!(refused.contains("neither this user's nor root's"), "{refused}");
+        let refused = Security::pem(&Pem { key: path, ..files("authority", "host") })
+            .expect_err("another user's")
+            .to_string();
+        assert!(refused.contains("neither this user's nor root's"), "{refused}");
+    }
 }
 
 #[test]
 fn variables_name_a_key_or_certificates_and_not_half_of_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let key = file(folder.path(), "key", &[7; 32], 0o600);
-    let [authority, certificate, own_key] =
-        ["authority.pem", "host.pem", "host.key"].map(|name| certificates().join(name));
+    let Pem { authority, certificate, key: own_key } = files("authority", "host");
     let by = |set: &[(&str, &Path)]| {
         let shown = Security::from_variables(|name| {
             set.iter().find(|(known, _)| *known == name).map(|(_, path)| path.to_path_buf())

@@ -21,8 +21,11 @@ use rustls::{
     RootCertStore, ServerConfig, SignatureScheme,
 };
 
-use super::key::SharedKey;
+use super::key::{SharedKey, read_secret};
 use super::{Pem, SecurityError};
+
+/// Longest file with a private key that is read.
+const MAX_KEY: u64 = 64 << 10;
 
 type Both = (ServerConfig, ClientConfig);
 
@@ -69,7 +72,8 @@ pub(super) fn of_pem(files: &Pem) -> Result<Both, SecurityError> {
     }
     let roots = Arc::new(roots);
     let chain = certificates(&files.certificate)?;
-    let key = PrivateKeyDer::from_pem_file(&files.key)
+    let (pem, _) = read_secret(&files.key, MAX_KEY, true)?;
+    let key = PrivateKeyDer::from_pem_slice(&pem)
         .map_err(|error| wrong(&files.key, "private key", format!("{error:?}")))?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
         .build()

@@ -139,6 +139,16 @@ fn who_started_a_host_is_told_its_number_and_never_waited_for() {
     tell_at(&pipe, 258).expect("somebody reads");
     assert_eq!(io::read_to_string(reader.expect("it opens")).expect("it is read"), "258\n");
     assert!(tell_at(&folder.path().join("is/not/there"), 0).is_err());
+    // Its own link is followed, and nobody else's.
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&file, &link).expect("a link");
+    tell_at(&link, 4).expect("it is followed");
+    assert_eq!(std::fs::read_to_string(&file).expect("a file"), "3\n4\n");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::lchown(&link, Some(65534), None).expect("root may");
+        assert!(tell_at(&link, 5).is_err());
+        assert_eq!(std::fs::read_to_string(&file).expect("a file"), "3\n4\n");
+    }
 }
 
 proptest! {

@@ -1,0 +1,171 @@
+//! Which user a process of this machine is of, at the other end of a connection within it.
+//!
+//! Without a key that is all that tells a node's own hosts from others (HOST-12). The table of the kernel
+//! says it, as for `ss`; a socket that no process has any more has no user there, and is nobody's.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use rustix::process::geteuid;
+
+use super::SecurityError;
+
+/// States of a socket, as the kernel numbers them.
+const ESTABLISHED: &str = "01";
+const LISTEN: &str = "0A";
+
+/// The user of the process that has connected from `from` to `to`, where this process may be served by it.
+pub(super) fn connected(from: SocketAddr, to: SocketAddr) -> Result<u32, SecurityError> {
+    allowed(
+        from,
+        user(|socket| socket.is(from) && socket.other == canonical(to) && socket.state == ESTABLISHED),
+    )
+}
+
+/// The user of the process that listens at `at`, where this process may believe it.
+pub(super) fn listening(at: SocketAddr) -> Result<u32, SecurityError> {
+    // The kernel lets nobody else listen at this address while somebody listens at all.
+    let is_it =
+        |socket: &Socket<'_>| socket.is(at) || socket.own.0.is_unspecified() && socket.own.1 == at.port();
+    allowed(at, user(|socket| socket.state == LISTEN && is_it(socket)))
+}
+
+fn allowed(other: SocketAddr, user: io::Result<Option<u32>>) -> Result<u32, SecurityError> {
+    let own = geteuid().as_raw();
+    match user {
+        // Root can do to a process of any user whatever its node can.
+        Ok(Some(user)) if user == own || user == 0 => Ok(user),
+        Ok(Some(user)) => Err(SecurityError::OtherUser { address: other, user, own }),
+        Ok(None) => Err(SecurityError::NoUser { address: other, why: "it has no process".to_owned() }),
+        Err(error) => Err(SecurityError::NoUser { address: other, why: error.to_string() }),
+    }
+}
+
+/// The user of the first socket that it is.
+fn user(is_it: impl Fn(&Socket<'_>) -> bool) -> io::Result<Option<u32>> {
+    for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let table = match std::fs::read_to_string(path) {
+            // Where there is no IPv6.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && path.ends_with('6') => continue,
+            table => table.map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))?,
+        };
+        if let Some(socket) = table.lines().filter_map(Socket::parse).find(&is_it) {
+            return Ok(Some(socket.user));
+        }
+    }
+    Ok(None)
+}
+
+/// A line of the table.
+struct Socket<'a> {
+    own: (IpAddr, u16),
+    other: (IpAddr, u16),
+    state: &'a str,
+    user: u32,
+}
+
+impl<'a> Socket<'a> {
+    /// `sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ..`; nothing
+    /// for a socket without a process, whose user is said to be root.
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.split_whitespace().skip(1);
+        let (own, other, state) = (address(words.next()?)?, address(words.next()?)?, words.next()?);
+        let (user, inode) = (words.nth(3)?.parse().ok()?, words.nth(1)?);
+        (inode != "0").then_some(Socket { own, other, state, user })
+    }
+
+    fn is(&self, own: SocketAddr) -> bool {
+        self.own == canonical(own)
+    }
+}
+
+fn canonical(address: SocketAddr) -> (IpAddr, u16) {
+    (address.ip().to_canonical(), address.port())
+}
+
+/// Words of 32 bits as this machine has them, in the order of the network, and the port: `0100007F:1BCD`.
+fn address(text: &str) -> Option<(IpAddr, u16)> {
+    let (words, port) = text.split_once(':')?;
+    let word = |at: usize| u32::from_str_radix(words.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let ip = match words.len() {
+        8 => IpAddr::from(word(0)?),
+        32 => {
+            let bytes: [[u8; 4]; 4] = [word(0)?, word(1)?, word(2)?, word(3)?];
+            IpAddr::from(<[u8; 16]>::try_from(bytes.as_flattened()).ok()?)
+        }
+        _ => return None,
+    };
+    Some((ip.to_canonical(), u16::from_str_radix(port, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn lines_of_the_table_are_read() {
+        let line = |text: &str| Socket::parse(text).map(|socket| (socket.own, socket.other, socket.user));
+        let at = |text: &str| canonical(text.parse().expect("an address"));
+        let rest =
+            "00000000:00000000 00:00000000 00000000  1000        0 21742 1 0000000088652bf5 100 0 0 10 0";
+        if cfg!(target_endian = "little") {
+            let four = line(&format!("   0: 0100007F:1BCD 0200007F:0050 01 {rest}"));
+            assert_eq!(four, Some((at("127.0.0.1:7117"), at("127.0.0.2:80"), 1000)));
+            let six = "00000000000000000000000001000000:1BCD 0000000000000000FFFF00000100007F:0050";
+            assert_eq!(
+                line(&format!("   0: {six} 01 {rest}")),
+                Some((at("[::1]:7117"), at("127.0.0.1:80"), 1000))
+            );
+        }
+        // Its process has closed it: the user that is shown is not its own.
+        let orphan =
+            "00000000:00000000 00:00000000 00000000     0        0 0 1 0000000088652bf5 100 0 0 10 0";
+        assert_eq!(line(&format!("   0: 0100007F:1BCD 0200007F:0050 01 {orphan}")), None);
+        for garbage in [
+            "",
+            "  sl  local_address rem_address   st",
+            "0: 1:2 3:4 01",
+            "0: zz00007F:1BCD 0200007F:0050 01 x",
+        ] {
+            assert_eq!(line(garbage), None, "{garbage}");
+        }
+    }
+
+    #[test]
+    fn own_sockets_are_of_this_user_and_others_are_nobodys() {
+        let own = geteuid().as_raw();
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(at) else { continue };
+            let at = listener.local_addr().expect("an address");
+            assert_eq!(listening(at).expect("it listens"), own);
+            let client = TcpStream::connect(at).expect("it listens");
+            let from = client.local_addr().expect("an address");
+            assert_eq!(connected(from, at).expect("it has connected"), own);
+            // It is not taken yet, so nobody has that end.
+            assert!(matches!(connected(at, from), Err(SecurityError::NoUser { .. })));
+            let (server, _) = listener.accept().expect("a connection");
+            assert_eq!(connected(at, from).expect("it was taken"), own);
+            drop(client);
+            assert!(matches!(connected(from, at), Err(SecurityError::NoUser { .. })), "it was closed");
+            drop((server, listener));
+            assert!(matches!(listening(at), Err(SecurityError::NoUser { .. })));
+        }
+        let everywhere = TcpListener::bind("0.0.0.0:0").expect("a port");
+        let port = everywhere.local_addr().expect("an address").port();
+        assert_eq!(listening(SocketAddr::from(([127, 0, 0, 1], port))).expect("it listens"), own);
+    }
+
+    #[test]
+    fn another_user_is_named_and_root_is_believed() {
+        let other: SocketAddr = "127.0.0.1:7117".parse().expect("an address");
+        let own = geteuid().as_raw();
+        let refused = allowed(other, Ok(Some(own + 7))).expect_err("another user").to_string();
+        assert!(
+            refused.contains(&format!("user {}", own + 7)) && refused.contains("TENSORPOST_KEY_FILE"),
+            "{refused}"
+        );
+        assert_eq!(allowed(other, Ok(Some(0))).expect("root"), 0);
+    }
+}
