@@ -278,9 +278,22 @@ fn the_death_of_a_stage_ends_the_program_with_an_error() {
 
 #[test]
 fn ctrl_c_lets_what_is_under_way_finish() {
+    what_is_under_way_is_finished(Signal::INT, false);
+}
+
+/// As from a service manager, and from a scheduler.
+#[test]
+fn a_signal_to_all_processes_lets_what_is_under_way_finish() {
+    what_is_under_way_is_finished(Signal::TERM, true);
+}
+
+fn what_is_under_way_is_finished(signal: Signal, to_all: bool) {
     let out = tempdir().expect("a folder");
     let (child, errors) = endless(out.path());
-    kill_process(Pid::from_child(&child), Signal::INT).expect("signalled");
+    let others = if to_all { children(child.id()) } else { Vec::new() };
+    for process in others.into_iter().chain([Pid::from_child(&child)]) {
+        kill_process(process, signal).expect("signalled");
+    }
     let said: Vec<String> = errors.map(|line| line.expect("text")).collect();
     let output = child.wait_with_output().expect("it ends");
     let text = text(&output.stdout);

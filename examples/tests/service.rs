@@ -85,10 +85,17 @@ impl Service {
         (status, workers.iter().find(|worker| worker["name"] == name).expect(name).clone())
     }
 
-    /// Ctrl-C; what it says until it has ended.
+    /// As a service manager ends it: by a signal to all of its processes. Returns what it says until it has ended.
     fn stop(mut self) -> String {
         let process = Pid::from_child(&self.child);
-        kill_process(process, Signal::INT).expect("it runs");
+        let threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("its threads");
+        let started =
+            threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());
+        let started = started.collect::<Vec<_>>().join(" ");
+        let workers = started.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+        for process in workers.chain([process]) {
+            kill_process(process, Signal::TERM).expect("it runs");
+        }
         let status = until("the end", || self.child.try_wait().expect("a child").ok_or("it runs".to_owned()));
         let mut said = String::new();
         self.said.read_to_string(&mut said).expect("text");

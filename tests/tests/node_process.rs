@@ -299,6 +299,38 @@ fn a_signal_drains_and_a_second_one_kills_at_once() {
     assert!(node.child.wait().unwrap().success());
 }
 
+/// A service manager sends a signal to all processes of a service at once: it is the node's business.
+#[test]
+fn a_signal_to_all_processes_lets_the_workers_finish() {
+    for number in [Signal::TERM, Signal::INT] {
+        let mut node = Running::start(probe(&["signals", "busy"]));
+        node.line("running; press Ctrl-C");
+        let workers = children(node.child.id());
+        assert_eq!(workers.len(), 1, "{workers:?}");
+        for worker in &workers {
+            for number in [Signal::HUP, number] {
+                kill_process(*worker, number).unwrap();
+            }
+        }
+        node.signal(number);
+        // It is the worker that says so, after it was sent the signal.
+        node.line("worker is told that the node is stopping");
+        node.signal(number);
+        node.line("clean: false, killed: Some(Draining)");
+        assert!(node.child.wait().unwrap().success());
+    }
+}
+
+/// The processes that a process has started.
+fn children(process: u32) -> Vec<Pid> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let of_thread = |thread: std::io::Result<std::fs::DirEntry>| {
+        let text = std::fs::read_to_string(thread.unwrap().path().join("children")).unwrap();
+        text.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect::<Vec<_>>()
+    };
+    threads.flat_map(of_thread).collect()
+}
+
 #[test]
 fn a_program_that_a_worker_starts_is_no_worker() {
     has(&play_well(&["runs-itself"]), &["the child of a worker: exit status: 0", "clean shutdown of 1"]);

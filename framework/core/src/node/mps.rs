@@ -15,6 +15,7 @@ use super::arguments::arguments;
 use crate::device::Device;
 use crate::device::mps::{Daemon, Folder, PIPES};
 use crate::os::remedy::MPS_PROGRAM;
+use crate::os::signals;
 
 /// How the workers of a node share a GPU. Measured on an H200 (see `benches/README.md` for this build's own figures).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -167,6 +168,8 @@ pub(crate) fn run_if_keeper() {
     if std::os::unix::process::parent_id() != node {
         return;
     }
+    // As a worker: the daemon ends when the node says so, or has ended.
+    signals::leave_to_node();
     let kept = Folder::create(&std::env::temp_dir()).and_then(|folder| keep(&folder.0));
     if let Err(why) = &kept {
         say(&format!("failed {}", why.replace('\n', " ")));

@@ -218,7 +218,11 @@ impl ShutdownReport {
 impl std::fmt::Display for ShutdownReport {
     /// A line on the whole, and one on each worker that did not end well or was restarted before.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let drained = if self.drained { "everything was handled" } else { "not everything was handled" };
+        let drained = match self.drained {
+            true if self.is_clean() => "everything was handled",
+            true => "everything was handled but what the workers had that did not end in order",
+            false => "not everything was handled",
+        };
         let (count, seconds) = (self.workers.len(), self.took.as_secs_f64());
         let workers = if count == 1 { "worker" } else { "workers" };
         write!(f, "{count} {workers} ended in {seconds:.3} s; {drained}")?;
@@ -244,6 +248,25 @@ impl std::fmt::Display for ShutdownReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_worker_had_that_ended_otherwise_was_not_handled() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let said = |exit| {
+            let (worker, name) = (WorkerId(1), "save".to_owned());
+            let workers =
+                vec![WorkerEnd { worker, name, exit: Some(ExitStatus::from_raw(exit)), killed: None }];
+            let took = Duration::from_secs(1);
+            ShutdownReport { drained: true, workers, restarts: Vec::new(), took }.to_string()
+        };
+        assert_eq!(said(0), "1 worker ended in 1.000 s; everything was handled");
+        assert_eq!(
+            said(9),
+            "1 worker ended in 1.000 s; everything was handled but what the workers had that did not end in order\n\
+             ended: save, signal: 9 (SIGKILL)"
+        );
+    }
 
     #[test]
     fn a_shutdown_says_in_lines_what_was_not_in_order() {

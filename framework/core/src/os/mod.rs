@@ -20,6 +20,7 @@ pub mod process;
 mod punctual;
 pub mod remedy;
 pub mod seqpacket;
+pub(crate) mod signals;
 mod spin;
 pub mod time;
 pub mod vital;

@@ -19,7 +19,7 @@ use crate::actor::WorkerProgram;
 use crate::node::arguments::arguments;
 use crate::node::handshake::{self, Build, BuildMismatch, KnownTypes, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
-use crate::os::{Launcher, PidFd, Seqpacket};
+use crate::os::{Launcher, PidFd, Seqpacket, signals};
 
 /// Descriptors that must be free for another worker to be started. The workers that run send the node memory and links; what
 /// it has no room for is lost, and its sender with it.
@@ -130,6 +130,8 @@ impl Program {
         command.stdin(Stdio::null());
         // A terminal's Ctrl-C is for the node alone, which then lets the workers finish.
         command.process_group(0);
+        // Other signals that come to all processes at once are, too.
+        signals::hold_back(&mut command);
         // What the standard streams are now: they may have been redirected since the launcher's table was made.
         let streams = [stdout(), stderr()];
         let open = streams.map(|stream| fcntl_getfd(stream).is_ok());

@@ -10,7 +10,7 @@ use rustix::net::SocketType;
 use rustix::net::sockopt::{socket_peercred, socket_type};
 
 use super::end_at_once;
-use crate::os::Seqpacket;
+use crate::os::{Seqpacket, signals};
 
 /// The environment variable of a worker: `<descriptor of its control socket>:<process id of the node>`.
 pub(crate) const VARIABLE: &str = "TENSORPOST_WORKER";
@@ -33,6 +33,7 @@ pub(super) fn take() -> Option<Seqpacket> {
     if crate::os::process::die_with_parent(node).is_err() {
         end_at_once();
     }
+    signals::leave_to_node();
     // SAFETY: `is_from` found a socket that the node made under this number, which only the node's `spawn` can have
     // put there and only the variable names; nothing else in this process owns it, and `TAKEN` lets only one caller
     // get here.
