@@ -214,7 +214,7 @@ impl PyMailbox {
 impl PyMailbox {
     /// Handles messages on this thread, for as long as nothing but their handlers has to be called. `handlers` are `(key, plan, plan of
     /// the reply, method)`. Returns a message with which something else has to be done: `"other"` where it has none of these
-    /// handlers, `"malformed"` or `"failed"` with the error; None where no more come.
+    /// handlers, `"malformed"`, `"unsent"` or `"failed"` with the error; None where no more come.
     fn serve(&self, py: Python<'_>, handlers: Vec<serve::Handler>) -> Option<serve::Left> {
         serve::serve(self, py, handlers)
     }
@@ -472,13 +472,10 @@ impl Delivered {
         check_writes(py, read, &self.mailbox.context)
     }
 
-    /// The handler is done, with this reply.
+    /// The handler is done, with this reply. Nothing of it may be on its way to be written ([`check_writes`](Self::check_writes)).
     fn reply(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        let py = value.py();
         // As in `serve`.
         let _together = Together::begin();
-        // First: a GPU that was made to write where it may not has nothing left to send.
-        self.check_writes(py)?;
         let reply = serve::reply(&self.mailbox.context, plan, value)?;
         match self.item.lock().take() {
             Some(Item::Message(message, answer)) => {
@@ -498,8 +495,15 @@ impl Delivered {
         }
     }
 
-    /// Its handler failed, and the actor with it.
-    fn fail(&self, py: Python<'_>, mut why: String) {
+    /// It was handled, and there is no reply that can be sent.
+    fn unsent(&self, why: String) {
+        if let Some(answer) = self.answer() {
+            answer.send(RawReply::None(Unanswered::BadReply(why)));
+        }
+    }
+
+    /// Its handler failed, as `what` says in a line, and the actor with it.
+    fn fail(&self, py: Python<'_>, what: String, mut why: String) {
         if let Err(error) = self.check_writes(py) {
             let error = error.value(py).to_string();
             // It may be what the other failure comes of, if it is not that itself.
@@ -511,7 +515,7 @@ impl Delivered {
         self.mailbox.fail();
         let fail = self.mailbox.failing(why);
         match self.answer() {
-            Some(answer) => answer.send(RawReply::None(Unanswered::Failed(fail))),
+            Some(answer) => answer.send(RawReply::None(Unanswered::Failed(what, fail))),
             None => fail(),
         }
     }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use tensorpost_core::foreign::{RawAnswer, RawMessage, RawReply, Together};
 
@@ -76,14 +77,18 @@ fn handle(
     drop(handling);
     drop(value);
     // First: a GPU that was made to write where it may not has nothing left to send.
-    let made = check_writes(py, Some(shown), context);
-    let made = made.and_then(|()| reply(context, reply_plan.get(), &returned));
+    if let Err(error) = check_writes(py, Some(shown), context) {
+        return Err(left(answer, "failed", None, error));
+    }
+    let made = reply(context, reply_plan.get(), &returned);
     drop(returned);
     match made {
         Ok(reply) => {
             answer.send(reply);
             Ok(())
         }
+        // The handler has done its work, and the next message has nothing to do with this reply.
+        Err(error) if error.is_instance_of::<PyException>(py) => Err(left(answer, "unsent", None, error)),
         Err(error) => Err(left(answer, "failed", None, error)),
     }
 }

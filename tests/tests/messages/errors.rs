@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tensorpost::actor::{AskFailure, MAX_MAILBOX, Refusal};
 use tensorpost::message::{MAX_BODY, MAX_NESTING};
-use tensorpost::node::{ActorError, Spawned, StartError};
+use tensorpost::node::{ActorError, OnHang, Restart, Spawned, StartError};
 use tensorpost::prelude::*;
 use tensorpost::tensor::PoolError;
 use tensorpost_tests::cases;
@@ -365,6 +365,69 @@ fn a_reply_that_cannot_be_sent_is_an_error_for_whoever_asked(builder: Builder) {
     node.supervisor().kill_worker(fragile.worker());
 }
 
+mod one {
+    use tensorpost::prelude::*;
+
+    #[derive(Serialize, Deserialize, GpuMessage)]
+    #[gpu_message(portable)]
+    pub(super) struct Ping {
+        n: u32,
+    }
+}
+
+mod other {
+    use tensorpost::prelude::*;
+
+    #[derive(Serialize, Deserialize, GpuMessage)]
+    #[gpu_message(portable)]
+    pub(super) struct Ping {
+        n: u32,
+    }
+}
+
+struct Both;
+
+impl Actor for Both {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Both {
+    type Args = ();
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        Ok(Both)
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<one::Ping>().message::<one::Ping>().message::<other::Ping>();
+    }
+}
+
+impl Handler<one::Ping> for Both {
+    type Result = ();
+
+    fn handle(&mut self, _: one::Ping, _: &mut Context<Self>) {}
+}
+
+impl Handler<other::Ping> for Both {
+    type Result = ();
+
+    fn handle(&mut self, _: other::Ping, _: &mut Context<Self>) {}
+}
+
+/// One handler would get what is the other's. And times without end are no ends.
+fn two_messages_that_are_one_on_the_wire_are_refused(builder: Builder) {
+    let endless = Duration::MAX;
+    let node = builder.start_deadline(endless).hang_limit(endless, OnHang::Report).start().unwrap();
+    let error = node.spawn::<Both>(()).restart(Restart::on_failure(1).backoff(endless, endless)).start();
+    let text = error.unwrap_err().to_string();
+    assert!(text.contains("one::Ping` and `") && text.contains("other::Ping` are one on the wire"), "{text}");
+    assert!(text.contains("give one of them another name"), "{text}");
+    let asked = fragile(&node).address().ask(Text("ping".to_owned())).timeout(endless);
+    assert_eq!(node.block_on(asked).unwrap(), 4);
+    assert!(node.shutdown(endless).unwrap().is_clean());
+}
+
 fn an_ask_to_an_actor_that_stops_gets_no_reply(builder: Builder) {
     let node = builder.start().unwrap();
     let holder = node.spawn::<Holder>(()).start().unwrap();
@@ -483,6 +546,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_panic_ends_its_actor_and_nothing_else,
         an_ask_whose_handler_panics_gets_no_reply,
         a_reply_that_cannot_be_sent_is_an_error_for_whoever_asked,
+        two_messages_that_are_one_on_the_wire_are_refused,
         an_ask_to_an_actor_that_stops_gets_no_reply,
         a_pool_that_is_full_names_its_holders_and_one_too_large_a_request_its_budget,
         wrong_types_shapes_and_ranges_are_errors_with_a_way_out,

@@ -44,6 +44,8 @@ mod tests;
 pub struct Handles<A: RemoteActor> {
     /// In the order of the keys.
     by_key: Vec<(u64, Entry<A>)>,
+    /// Two types that are one message on the wire.
+    alike: Option<(&'static str, &'static str)>,
     polls: bool,
     /// Whether messages may stay with it for long.
     waits: bool,
@@ -61,6 +63,7 @@ type Accept<A> = fn(inbox::LocalMessage) -> Result<BoxedEnvelope<A>, inbox::Loca
 
 struct Entry<A: RemoteActor> {
     name: &'static str,
+    type_name: &'static str,
     decode: Decode<A>,
     accept: Accept<A>,
     /// Of a portable message.
@@ -112,6 +115,7 @@ impl<A: RemoteActor> Handles<A> {
     pub(super) fn of() -> Self {
         let mut handles = Handles {
             by_key: Vec::new(),
+            alike: None,
             polls: false,
             waits: false,
             #[cfg(feature = "foreign")]
@@ -171,10 +175,16 @@ impl<A: RemoteActor> Handles<A> {
         M: GpuMessage,
         A: Handler<M>,
     {
-        let entry = Entry { name: M::NAME, decode, accept: accept::<A, M>, describe: M::PORTABLE };
+        let type_name = type_name::<M>();
+        let entry = Entry { name: M::NAME, type_name, decode, accept: accept::<A, M>, describe: M::PORTABLE };
         let key = message_key::<M>();
         match self.by_key.binary_search_by_key(&key, |(key, _)| *key) {
-            Ok(at) => self.by_key[at].1 = entry,
+            Ok(at) => {
+                let other = std::mem::replace(&mut self.by_key[at].1, entry).type_name;
+                if other != type_name {
+                    self.alike = Some((other, type_name));
+                }
+            }
             Err(at) => self.by_key.insert(at, (key, entry)),
         }
         self
@@ -186,6 +196,16 @@ impl<A: RemoteActor> Handles<A> {
         #[cfg(feature = "foreign")]
         let listed = listed.or(self.any.as_ref());
         listed
+    }
+
+    /// Why the actor cannot be: one handler would get what is another's.
+    pub(super) fn refusal(&self) -> Option<String> {
+        self.alike.map(|(one, other)| {
+            format!(
+                "its messages `{one}` and `{other}` are one on the wire, because they have one name and the same fields; give one of \
+                 them another name, with `#[gpu_message(portable, name = \"..\")]`"
+            )
+        })
     }
 
     /// The keys, in order.
@@ -422,9 +442,10 @@ fn finish<M: GpuMessage>(done: Done<M::Reply>, reply: M::Reply) {
         Ok(reply) => reply,
         Err(Unanswered::Refused(why)) => return done.refuse(Refusal::Undelivered(why)),
         Err(Unanswered::TurnedAway) => return done.refuse(Refusal::Restarting),
-        Err(Unanswered::Failed(fail)) => {
+        Err(Unanswered::BadReply(why)) => return done.refuse(Refusal::BadReply(why).bounded()),
+        Err(Unanswered::Failed(why, fail)) => {
             // Before the actor's end, which would say of all that it has that there is no reply.
-            done.refuse(Refusal::Panicked);
+            done.refuse(Refusal::Failed(why).bounded());
             return fail();
         }
     };

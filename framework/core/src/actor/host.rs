@@ -182,6 +182,9 @@ pub(crate) fn takes<A: RemoteActor>() -> Arc<[u64]> {
 /// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
 async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     let Starting { env, receive, args, how, ended, hosted } = start;
+    if let Some(why) = Handles::<A>::of().refusal() {
+        return Err(why);
+    }
     let context: Arc<dyn std::any::Any + Send + Sync> = env.transport.clone();
     let args = codec::decode::<A::Args>(&args, Vec::new(), Some(context));
     let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;

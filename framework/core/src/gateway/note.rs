@@ -113,6 +113,7 @@ pub(super) enum NoAnswer {
     Restarting,
     Undelivered(String),
     Panicked,
+    Failed(String),
     NoReply,
     BadReply(String),
     /// Anything else, with the host's name in it.
@@ -126,6 +127,7 @@ impl NoAnswer {
     pub(super) fn encode(self) -> Bytes {
         let short = match self {
             NoAnswer::Undelivered(why) => NoAnswer::Undelivered(plain_text(why)),
+            NoAnswer::Failed(why) => NoAnswer::Failed(plain_text(why)),
             NoAnswer::BadReply(why) => NoAnswer::BadReply(plain_text(why)),
             NoAnswer::Other(why) => NoAnswer::Other(plain_text(why)),
             NoAnswer::NotPassedOn(why) => NoAnswer::NotPassedOn(plain_text(why)),
@@ -141,6 +143,7 @@ impl NoAnswer {
             Ok(NoAnswer::Restarting) => Refusal::Restarting,
             Ok(NoAnswer::Undelivered(why)) => Refusal::Undelivered(format!("{}, on {on}", plain_text(why))),
             Ok(NoAnswer::Panicked) => Refusal::Panicked,
+            Ok(NoAnswer::Failed(why)) => Refusal::Failed(plain_text(why)),
             Ok(NoAnswer::NoReply) => Refusal::NoReply,
             Ok(NoAnswer::BadReply(why)) => Refusal::BadReply(plain_text(why)),
             Ok(NoAnswer::Other(why)) => Refusal::OutOfReach(plain_text(why)),
@@ -166,6 +169,7 @@ impl NoAnswer {
                 Refusal::Restarting => NoAnswer::Restarting,
                 Refusal::Undelivered(why) => NoAnswer::Undelivered(why),
                 Refusal::Panicked => NoAnswer::Panicked,
+                Refusal::Failed(why) => NoAnswer::Failed(why),
                 Refusal::NoReply => NoAnswer::NoReply,
                 Refusal::BadReply(why) => NoAnswer::BadReply(why),
                 Refusal::Tainted(_) => NoAnswer::Other(tainted(on)),

@@ -50,8 +50,10 @@ pub enum Unanswered {
     Refused(String),
     /// Its actor failed before it came to it, and has another life.
     TurnedAway,
-    /// Its handler failed; this has the actor fail.
-    Failed(Box<dyn FnOnce() + Send>),
+    /// It was handled, and the reply cannot be written, for this reason. The actor goes on.
+    BadReply(String),
+    /// Its handler failed, as this says; the function has the actor fail.
+    Failed(String, Box<dyn FnOnce() + Send>),
 }
 
 /// Why a message that came is not one.
@@ -80,7 +82,9 @@ impl std::fmt::Debug for RawReply {
             RawReply::Value { body, tensors } => write!(f, "{} bytes, {} tensors", body.len(), tensors.len()),
             RawReply::None(Unanswered::Refused(why)) => write!(f, "none: {why}"),
             RawReply::None(Unanswered::TurnedAway) => f.write_str("none: its actor is restarted"),
-            RawReply::None(Unanswered::Failed(_)) => f.write_str("none: the handler failed"),
+            RawReply::None(Unanswered::BadReply(why) | Unanswered::Failed(why, _)) => {
+                write!(f, "none: {why}")
+            }
         }
     }
 }

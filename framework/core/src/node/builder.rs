@@ -14,7 +14,7 @@ use super::hang::OnHang;
 use super::host::{Identity, Open, ProcessRuntime};
 #[cfg(feature = "hosts")]
 use super::hosts::Hosts;
-use super::limits::START_DEADLINE;
+use super::limits::{ENDLESS, START_DEADLINE};
 use super::mps;
 use super::mps::Sharing;
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
@@ -82,7 +82,7 @@ impl NodeBuilder {
 
     /// Sets how long a worker may take until it is ready; 30 s unless said otherwise.
     pub fn start_deadline(mut self, deadline: Duration) -> Self {
-        self.start_deadline = deadline;
+        self.start_deadline = deadline.min(ENDLESS);
         self
     }
 
@@ -152,7 +152,7 @@ impl NodeBuilder {
     /// Without this call nothing is detected, and nothing noted for it. Only `limit` tells a slow handler, or a result that
     /// waits for something rare, from a hang; so choose it longer than either may last, and at least 10 ms.
     pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
-        self.hang_limit = Some((limit.max(Duration::from_millis(10)), then));
+        self.hang_limit = Some((limit.clamp(Duration::from_millis(10), ENDLESS), then));
         self
     }
 

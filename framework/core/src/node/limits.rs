@@ -240,6 +240,9 @@ pub const MAX_FAILURE_TEXT: usize = 16 << 10;
 /// Messages handled from one worker before the others get their turn.
 pub const TURN_MESSAGES: usize = 64;
 
+/// Stands for a time without end: no clock gets so far, and an instant plus this does not overflow.
+pub const ENDLESS: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// How long a worker may take from its start until it is ready, unless the node says otherwise.
 pub const START_DEADLINE: Duration = Duration::from_secs(30);
 

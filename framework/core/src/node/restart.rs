@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::limits::MAX_RESTARTS;
+use super::limits::{ENDLESS, MAX_RESTARTS};
 use crate::transport::lifecycle::{EndReason, RestartWhen};
 
 /// What becomes of an actor that ended: left alone, or started anew from its arguments, in a new process.
@@ -115,7 +115,7 @@ impl Restart {
     /// How long to wait after an end before which there were so many that count.
     pub(crate) fn delay(&self, count: u32) -> Duration {
         let factor = 1u32.checked_shl(count).unwrap_or(u32::MAX);
-        self.first.saturating_mul(factor).min(self.most)
+        self.first.saturating_mul(factor).min(self.most).min(ENDLESS)
     }
 }
 
@@ -180,6 +180,13 @@ mod tests {
 
     fn ms(count: u64) -> Duration {
         Duration::from_millis(count)
+    }
+
+    #[test]
+    fn a_delay_without_end_can_be_added_to_an_instant() {
+        let endless = Restart::on_failure(2).backoff(Duration::MAX, Duration::MAX);
+        assert_eq!(endless.delay(1), ENDLESS);
+        assert!(Instant::now().checked_add(endless.delay(0)).is_some());
     }
 
     #[test]

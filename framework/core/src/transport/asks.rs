@@ -68,7 +68,10 @@ fn refusal_text(refusal: &Refusal) -> String {
             "the handler ended without a reply: its future panicked, or the actor stopped".into()
         }
         Refusal::BadReply(why) => format!("the reply could not be sent: {why}"),
-        Refusal::OutOfReach(why) | Refusal::NotPassedOn(why) | Refusal::GatewayEnded(why) => why.clone(),
+        Refusal::Failed(why)
+        | Refusal::OutOfReach(why)
+        | Refusal::NotPassedOn(why)
+        | Refusal::GatewayEnded(why) => why.clone(),
         Refusal::Tainted(by) => {
             format!("a tensor in it, or in the reply, depends on work that {by} had not done when it died")
         }

@@ -124,6 +124,8 @@ pub enum Refusal {
     Undelivered(String),
     /// The handler panicked.
     Panicked,
+    /// The handler failed, as this says: one of another language, which has errors for that.
+    Failed(String),
     /// The actor stopped before it replied, or the future that was to reply panicked.
     NoReply,
     /// The reply could not be encoded, for this reason.
@@ -144,6 +146,7 @@ impl Refusal {
     pub(crate) fn bounded(self) -> Self {
         match self {
             Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_LOG_TEXT)),
+            Refusal::Failed(why) => Refusal::Failed(shown(why, MAX_LOG_TEXT)),
             Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_LOG_TEXT)),
             Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, MAX_LOG_TEXT)),
             Refusal::NotPassedOn(why) => Refusal::NotPassedOn(shown(why, MAX_LOG_TEXT)),

@@ -92,7 +92,13 @@ impl<A: RemoteActor> Handles<A> {
         A: TakesRaw,
     {
         let (decode, accept) = (decode_raw::<A> as Decode<A>, accept_raw::<A> as Accept<A>);
-        self.any = Some(Entry { name: RawMessage::NAME, decode, accept, describe: None });
+        self.any = Some(Entry {
+            name: RawMessage::NAME,
+            type_name: RawMessage::NAME,
+            decode,
+            accept,
+            describe: None,
+        });
         self
     }
 
@@ -105,7 +111,7 @@ impl<A: RemoteActor> Handles<A> {
         A: Handler<M>,
     {
         let (decode, accept) = (decode_acknowledged::<A, M> as Decode<A>, accept::<A, M> as Accept<A>);
-        self.any = Some(Entry { name: M::NAME, decode, accept, describe: None });
+        self.any = Some(Entry { name: M::NAME, type_name: M::NAME, decode, accept, describe: None });
         self
     }
 }

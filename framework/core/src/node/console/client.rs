@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::protocol::{Answer, Hello, Look, Packet, Request, VERSION};
 use super::traced::Traced;
 use crate::limits::MAX_HOST_TRACE;
-use crate::node::limits::MAX_CONSOLE_ANSWER;
+use crate::node::limits::{ENDLESS, MAX_CONSOLE_ANSWER};
 use crate::node::wait;
 use crate::observe::text::time_of;
 use crate::os::named::{self, Place, peer};
@@ -249,9 +249,7 @@ impl Console {
     }
 
     fn receive(&mut self, patience: Duration) -> Result<(Vec<u8>, Vec<OwnedFd>), ConsoleError> {
-        // Past the end of time there is no deadline; a year will do.
-        let now = Instant::now();
-        let until = now.checked_add(patience).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
+        let until = Instant::now() + patience.min(ENDLESS);
         let mut buffer = Vec::new();
         loop {
             match self.socket.try_recv(&mut buffer) {

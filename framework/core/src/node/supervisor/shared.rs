@@ -22,6 +22,7 @@ use crate::node::console::Look;
 use crate::node::gpu_shares::GpuShares;
 use crate::node::group::Supervision;
 use crate::node::hang::HangReport;
+use crate::node::limits::ENDLESS;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Collector;
@@ -190,10 +191,10 @@ impl Shared {
     }
 }
 
-/// A deadline past the end of time is none; a year will do.
+/// A deadline past the end of time is none.
 pub(super) fn deadline_after(time: Duration) -> Instant {
     let now = Instant::now();
-    now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+    now.checked_add(time).unwrap_or(now + ENDLESS)
 }
 
 /// The control channel of the node's own process.
