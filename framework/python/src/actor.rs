@@ -16,6 +16,9 @@ use actix::{Actor, Context, Handler};
 use crate::mailbox::{self, Item, Mailbox, PyMailbox};
 use crate::stage;
 
+/// The arguments of an interpreter that is a worker. `-P`: it imports nothing from the working directory.
+pub(crate) const WORKER: [&str; 3] = ["-P", "-m", "tensorpost.worker"];
+
 /// Bytes of an actor's stack: as much as the main thread has, nearly everywhere.
 const STACK: usize = 8 << 20;
 

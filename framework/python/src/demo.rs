@@ -12,6 +12,7 @@ use tensorpost_core::tensor::{DeviceStream, Tensor, TensorError};
 
 use actix::{Actor, Context, Handler, ResponseFuture};
 
+use crate::actor::WORKER;
 use crate::address::PyAddress;
 use crate::context::Context as Place;
 use crate::failure::exception;
@@ -46,7 +47,7 @@ impl RemoteActor for Invert {
     fn worker_program((interpreter, _): &Self::Args) -> Option<WorkerProgram> {
         Some(WorkerProgram {
             path: interpreter.into(),
-            arguments: ["-m", "tensorpost.worker"].map(str::to_owned).to_vec(),
+            arguments: WORKER.map(str::to_owned).to_vec(),
             environment: Vec::new(),
             remedy: "",
         })

@@ -1,6 +1,7 @@
 //! A node in a process of Python: starting actors, and talking to them.
 
 use std::collections::HashMap;
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use tensorpost_core::ids::ActorId;
 use tensorpost_core::node::{Node, OnHang, Restart, Sharing, WorkerId};
 use tracing_subscriber::EnvFilter;
 
-use crate::actor::builder;
+use crate::actor::{WORKER, builder};
 use crate::address::PyAddress;
 use crate::context::Context;
 use crate::decode;
@@ -59,7 +60,11 @@ fn node_error(py: Python<'_>, error: &dyn std::error::Error) -> PyErr {
 /// The log of the node and its workers goes to stderr, unless the process has a subscriber.
 fn install_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Colours are for people; a file of the log is read by others.
+    let is_plain =
+        !std::io::stderr().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(!is_plain);
     // One that is there stays.
     let _ = log.try_init();
 }
@@ -84,7 +89,7 @@ impl PyNode {
         let mut settings = builder().console(console);
         if let Some(sharing) = sharing {
             settings = settings.sharing(sharing_of(py, sharing)?);
-            settings = settings.mps_keeper(interpreter, &["-m", "tensorpost.worker"]);
+            settings = settings.mps_keeper(interpreter, &WORKER);
         }
         if let Some(bytes) = host_budget {
             settings = settings.host_budget(bytes);
@@ -119,7 +124,7 @@ impl PyNode {
         py: Python<'_>,
         actor: String,
         args: Vec<u8>,
-        interpreter: PathBuf,
+        interpreter: Vec<PathBuf>,
         name: Option<String>,
         label: Option<String>,
         mailbox: u32,
@@ -145,7 +150,7 @@ impl PyNode {
         let receive_on = receive_on.map(named).transpose()?;
         let policy = restart.map_or(Ok(Restart::never()), |restart| policy(py, restart))?;
         let started = wait::aside(py, move || {
-            let mut start = Start::actor(actor).with_own_args(args).interpreter(interpreter);
+            let mut start = Start::actor(actor).with_own_args(args).command(interpreter.into_iter());
             for (name, value) in environment {
                 start = start.env(name, value);
             }

@@ -65,8 +65,9 @@ pub(crate) struct Step {
     name: String,
     #[pyo3(item)]
     made: Option<Made>,
+    /// And its switches.
     #[pyo3(item)]
-    interpreter: Option<PathBuf>,
+    interpreter: Option<Vec<PathBuf>>,
     #[pyo3(item)]
     environment: Vec<(String, String)>,
     #[pyo3(item)]
@@ -95,7 +96,7 @@ pub(crate) struct Step {
 /// A pipeline that is to be run.
 pub(crate) struct Written {
     name: String,
-    interpreter: PathBuf,
+    interpreter: Vec<PathBuf>,
     steps: Vec<Step>,
     policies: Vec<Option<Restart>>,
     at_least_once: Option<u32>,
@@ -107,7 +108,7 @@ impl Written {
     pub(crate) fn new(
         py: Python<'_>,
         name: String,
-        interpreter: PathBuf,
+        interpreter: Vec<PathBuf>,
         steps: Vec<Step>,
         at_least_once: Option<u32>,
     ) -> PyResult<Self> {
@@ -122,7 +123,7 @@ impl Written {
             return Err(format!("the step `{}` names no stage", step.name));
         };
         let interpreter = step.interpreter.as_ref().unwrap_or(&self.interpreter);
-        let python = Start::stage(name).with_own_args(args).interpreter(interpreter);
+        let python = Start::stage(name).with_own_args(args).command(interpreter.iter().cloned());
         let add = |python: Start, (name, value): &(String, String)| python.env(name, value);
         Ok(Order { python: step.environment.iter().fold(python, add), takes, makes })
     }
@@ -134,7 +135,7 @@ impl Written {
             Some(most) => pipeline.at_least_once(most),
             None => pipeline,
         };
-        let pipeline = pipeline.in_interpreter(Start::stage("").interpreter(&self.interpreter));
+        let pipeline = pipeline.in_interpreter(Start::stage("").command(self.interpreter.iter().cloned()));
         let mut flows: Vec<Option<Raw>> = Vec::new();
         let mut channels = channels.iter();
         for (number, (step, restart)) in self.steps.iter().zip(&self.policies).enumerate() {
@@ -237,7 +238,7 @@ fn refused(py: Python<'_>, why: String) -> PyErr {
 pub(crate) fn check_pipeline(
     py: Python<'_>,
     name: String,
-    interpreter: PathBuf,
+    interpreter: Vec<PathBuf>,
     steps: Vec<Step>,
     at_least_once: Option<u32>,
 ) -> PyResult<()> {
@@ -250,7 +251,7 @@ pub(crate) fn check_pipeline(
 pub(crate) fn describe_pipeline(
     py: Python<'_>,
     name: String,
-    interpreter: PathBuf,
+    interpreter: Vec<PathBuf>,
     steps: Vec<Step>,
     at_least_once: Option<u32>,
 ) -> PyResult<(String, String, String)> {
@@ -264,7 +265,7 @@ pub(crate) fn run_pipeline(
     py: Python<'_>,
     node: &PyNode,
     name: String,
-    interpreter: PathBuf,
+    interpreter: Vec<PathBuf>,
     steps: Vec<Step>,
     at_least_once: Option<u32>,
     plans: Vec<Py<Plan>>,

@@ -49,13 +49,20 @@ fn on_this_thread<T>(future: impl Future<Output = T>) -> std::io::Result<T> {
     })
 }
 
+/// No wait is longer: no clock of ours gets so far. It stands for `float("inf")` too.
+const LONGEST: f64 = 1e9;
+
 /// A length of time in seconds, as Python's own functions take it.
 pub(crate) fn seconds(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Duration>> {
     let wrong = |seconds: f64| {
         let text = format!("a timeout is a number of seconds from 0 on, and not {seconds}");
         exception(py, "Error", text)
     };
-    timeout.map(|seconds| Duration::try_from_secs_f64(seconds).map_err(|_| wrong(seconds))).transpose()
+    let length = |seconds: f64| {
+        let bounded = if seconds > LONGEST { LONGEST } else { seconds };
+        Duration::try_from_secs_f64(bounded).map_err(|_| wrong(seconds))
+    };
+    timeout.map(length).transpose()
 }
 
 /// Waits on this thread for what other processes are about to say: looks for it first, where there are cores for that.

@@ -68,6 +68,11 @@ class Late:
     how: str
 
 
+@tp.message(reply=tp.Tensor)
+class Reply:
+    how: str
+
+
 @tp.message(reply=str)
 class Open: ...
 
@@ -102,6 +107,26 @@ class Weights:
 @tp.message(reply=list[tuple[tp.u64, tp.u64, list[tp.f32]]])
 class Read:
     until: tp.u64
+
+
+@tp.actor
+class Replies:
+    """Most of its replies cannot be sent."""
+
+    asked = 0
+
+    @tp.handler
+    def reply(self, reply: Reply) -> Any:
+        self.asked += 1
+        return {"text": "text", "good": np.array([self.asked])}.get(reply.how, np.zeros(2, np.complex64))
+
+
+@tp.actor
+class AwaitedReplies(Replies):
+    @tp.handler
+    async def reply(self, reply: Reply) -> Any:
+        await asyncio.sleep(0)
+        return super().reply(reply)
 
 
 @tp.actor

@@ -85,7 +85,7 @@ def test_what_was_sent_is_let_go_of_by_the_sender_or_soon_by_itself(node: tp.Nod
 def test_an_exception_ends_a_life_with_its_traceback(node: tp.Node) -> None:
     address, _ = statistics(node, restart=tp.on_failure(1).backoff(0.01, 0.1))
     watch = node.watch(address)
-    with pytest.raises(tp.AskError, match="panicked"):
+    with pytest.raises(tp.AskError, match="its handler Statistics.crash of Crash raised ValueError: as told$"):
         # The reply is None's, and there is none.
         address.ask(app.Crash("as told"), timeout=PATIENCE)
     down = watch.recv(timeout=PATIENCE)
@@ -102,6 +102,20 @@ def test_an_exception_ends_a_life_with_its_traceback(node: tp.Node) -> None:
     assert "again" in str(error.value) and not error.value.retryable
     (ends,) = (worker.ends for worker in node.restarts() if any("as told" in end for end in worker.ends))
     assert len(ends) == 2
+
+
+@pytest.mark.parametrize("actor", [app.Replies, app.AwaitedReplies])
+def test_a_reply_that_cannot_be_sent_costs_its_asker_the_reply_and_nobody_else(
+    node: tp.Node, actor: type, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = node.spawn(actor)
+    for how in ("array", "text"):
+        with pytest.raises(tp.AskError, match="the reply could not be sent: EncodeError: .*(its dtype is complex64|a str is no tensor)"):
+            address.ask(app.Reply(how), timeout=PATIENCE)
+        address.send(app.Reply(how), timeout=PATIENCE)
+    # The same life.
+    assert address.ask(app.Reply("good"), timeout=PATIENCE).numpy().tolist() == [5]
+    assert f"the reply of {actor.__name__}.reply was not sent: EncodeError: " in capfd.readouterr().err
 
 
 def test_what_waits_behind_a_failure_is_told(node: tp.Node, tmp_path: Path) -> None:
@@ -276,6 +290,17 @@ def test_classes_that_are_no_actors_are_refused() -> None:
             @tp.handler
             def two(self, message: app.Mean) -> float: ...
 
+    namesake = tp.message(name="Kill")(type("Namesake", (), {"__module__": "elsewhere"}))
+    with pytest.raises(tp.SchemaError, match=r"elsewhere.Namesake is the same message as actors_of_python.Kill, which `one` handles"):
+
+        @tp.actor
+        class Alike:
+            @tp.handler(app.Kill)
+            def one(self, message: object) -> None: ...
+
+            @tp.handler(namesake)
+            def two(self, message: object) -> None: ...
+
     with pytest.raises(tp.SchemaError, match="`int` is no message"):
 
         @tp.actor
@@ -409,3 +434,25 @@ def test_a_program_in_rust_starts_actors_of_python() -> None:
     )
     assert run.returncode == 0, run.stderr + run.stdout
     assert run.stdout.split() == ["asked", "sent", "restarted", "refused", "reported", "queued", "published", "followed", "drained"]
+
+
+def test_a_signal_that_comes_while_a_worker_starts_is_left_to_the_node(node: tp.Node, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        f"open({str(tmp_path / 'pid.part')!r}, 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'pid.part')!r}, {str(tmp_path / 'pid')!r})\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.005)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    began: list[tp.Address] = []
+    starting = threading.Thread(target=lambda: began.append(node.spawn(app.Counter, environment={"PYTHONPATH": path})))
+    starting.start()
+    until = time.monotonic() + PATIENCE
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < until
+        os.sched_yield()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(int((tmp_path / "pid").read_text()), number)
+    (tmp_path / "go").touch()
+    starting.join()
+    assert began[0].ask(app.Count(), timeout=PATIENCE) == 0

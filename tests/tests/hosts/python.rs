@@ -88,7 +88,7 @@ fn another_host_starts_its_own_interpreter(builder: Builder) {
     let text = error.to_string();
     assert!(matches!(error, ActorError::Elsewhere { .. }) && text.contains("host 1 `other`"), "{text}");
     assert!(text.contains("`app:Lens` is an actor of Python, and this worker is none"), "{text}");
-    let started = format!("{} hello -m tensorpost.worker", other.id());
+    let started = format!("{} hello -P -m tensorpost.worker", other.id());
     assert_eq!(lines(&log), vec![started.clone()], "its node started it");
 
     // A stage of a pipeline too.

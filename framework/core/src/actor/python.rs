@@ -61,6 +61,8 @@ pub struct Python {
 pub struct Interpreter {
     /// Its path, where it is named.
     path: Option<PathBuf>,
+    /// The interpreter's own switches, such as `-u`.
+    switches: Vec<String>,
     environment: Vec<(String, String)>,
 }
 
@@ -120,8 +122,8 @@ impl Python {
         self
     }
 
-    /// A folder in which the interpreter looks for modules before others. The current one is among those that it looks
-    /// into.
+    /// A folder in which the interpreter looks for modules before others; one that is relative is so to the working directory of the
+    /// node that starts the worker. The working directory itself is looked into only where it is named so: `path(".")`.
     pub fn path(mut self, folder: impl Into<PathBuf>) -> Self {
         self.path.push(folder.into().to_string_lossy().into_owned());
         self
@@ -151,10 +153,16 @@ impl Interpreter {
         let lazily = ("CUDA_MODULE_LOADING".to_owned(), "LAZY".to_owned());
         WorkerProgram {
             path: named.or_else(active).unwrap_or_else(|| "python3".into()),
-            arguments: ["-m", "tensorpost.worker"].map(str::to_owned).to_vec(),
+            // `-P`: what lies in the working directory is not imported, in which others may write.
+            arguments: [
+                &["-P".to_owned()],
+                &*self.switches,
+                &["-m".to_owned(), "tensorpost.worker".to_owned()],
+            ]
+            .concat(),
             environment: std::iter::once(lazily).chain(self.environment.iter().cloned()).collect(),
-            remedy: "; the worker is `python -m tensorpost.worker`: is it an interpreter that has the package `tensorpost` \
-                     (its own words are on stderr)? Name one with `Python::interpreter` or TENSORPOST_PYTHON",
+            remedy: "; the worker is `python -m tensorpost.worker`: is it an interpreter, 3.11 or later, that has the package \
+                     `tensorpost` (its own words are on stderr)? Name one with `Python::interpreter` or TENSORPOST_PYTHON",
         }
     }
 }
@@ -177,6 +185,14 @@ impl Python {
 /// For the package.
 #[cfg(feature = "foreign")]
 impl Python {
+    /// The interpreter, and its own switches behind it.
+    #[doc(hidden)]
+    pub fn command(mut self, mut command: impl Iterator<Item = PathBuf>) -> Self {
+        self.interpreter.path = command.next();
+        self.interpreter.switches = command.map(|switch| switch.to_string_lossy().into_owned()).collect();
+        self
+    }
+
     /// With arguments in the package's own form.
     #[doc(hidden)]
     pub fn with_own_args(mut self, args: Vec<u8>) -> Self {

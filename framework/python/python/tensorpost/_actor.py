@@ -349,6 +349,7 @@ def hints(cls: type, function: Any) -> dict[str, Any]:
 def handlers_of(cls: type) -> list[Handler]:
     """The handlers of an actor's class, those of its bases too."""
     found: dict[type, Handler] = {}
+    keys: dict[int, Handler] = {}
     for name, method in inspect.getmembers(cls, lambda member: hasattr(member, HANDLER)):
         where = f"{cls.__qualname__}.{name}"
         message = getattr(method, HANDLER) or _asked(cls, method, where)
@@ -360,8 +361,14 @@ def handlers_of(cls: type) -> list[Handler]:
             shown = getattr(message, "__name__", None) or repr(message)
             raise SchemaError(f"{where}: `{shown}` is no message; give it the decorator @tp.message")
         else:
-            plan, _, reply = _way_of(message)
-        found[message] = Handler(name, message, plan, reply, inspect.iscoroutinefunction(method))
+            plan, key, reply = _way_of(message)
+        found[message] = made = Handler(name, message, plan, reply, inspect.iscoroutinefunction(method))
+        if plan is not None and (other := keys.setdefault(key, made)) is not made:
+            one, two = (f"{of.__module__}.{of.__qualname__}" for of in (other.message, message))
+            raise SchemaError(
+                f"{where}: {two} is the same message as {one}, which `{other.name}` handles: they have one name and the same fields. Give "
+                f'one of them another name, with @tp.message(name="..")'
+            )
     if not found:
         raise SchemaError(f"{cls.__qualname__} has no handlers; give a method the decorator @tp.handler")
     return list(found.values())

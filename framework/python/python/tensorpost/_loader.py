@@ -18,6 +18,7 @@ from ._transforms import Recipe, Transform, recipe
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 MIB = 1 << 20
+MOST_WORKERS = 128
 _numbers = itertools.count()
 
 
@@ -69,13 +70,17 @@ class Batch:
 def _listed(root: str) -> tuple[list[str], list[int] | None, list[str]]:
     """The images below a folder, in the order of torchvision's ``ImageFolder``."""
     try:
-        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+        classes = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith(".") and entry.is_dir())
     except OSError as error:
         raise LoaderError(f"{root}: the folder cannot be read: {error}") from error
     files: list[str] = []
     labels: list[int] = []
+    # The classes' own folders, and the one that they are in, are in no other.
+    seen: dict[tuple[int, int], str] = {}
+    for folder in [root, *(os.path.join(root, name) for name in classes)]:
+        _once(folder, seen)
     for label, folder in enumerate(classes or [""]):
-        for at, _, names in sorted(os.walk(os.path.join(root, folder), followlinks=True)):
+        for at, names in sorted(_walked(os.path.join(root, folder), seen)):
             found = [os.path.join(at, name) for name in sorted(names) if name.lower().endswith(EXTENSIONS)]
             files += found
             labels += [label] * len(found)
@@ -85,6 +90,28 @@ def _listed(root: str) -> tuple[list[str], list[int] | None, list[str]]:
             "it, each is a class"
         )
     return files, labels if classes else None, classes
+
+
+def _once(folder: str, seen: dict[tuple[int, int], str]) -> None:
+    """Notes a folder that links may lead to twice, also from inside of it."""
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise LoaderError(f"{folder}: the folder cannot be read: {error}") from error
+    if (other := seen.setdefault((status.st_dev, status.st_ino), folder)) != folder:
+        raise LoaderError(
+            f"{folder} is by a link the same folder as {other}, and its files would be samples twice; remove the link, or give the paths "
+            "of the files"
+        )
+
+
+def _walked(top: str, seen: dict[tuple[int, int], str]) -> Iterator[tuple[str, list[str]]]:
+    """The folders below one, each once, and the names of the files in them. Hidden ones are some tool's own. Links are followed."""
+    for at, folders, names in os.walk(top, followlinks=True):
+        yield at, names
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            _once(os.path.join(at, name), seen)
 
 
 class _Form:
@@ -164,7 +191,7 @@ class Loader:
     ``batch``: samples in a batch; the last one of an epoch may have fewer, and is left out with ``drop_last``.
     ``shuffle``: whether each epoch has another order. It depends on ``seed`` and the epoch's number alone, and so do the random
     transforms of a sample: not on how many workers there are.
-    ``workers``: processes that decode; one for each processor unless said otherwise.
+    ``workers``: processes that decode, at most 128; one for each processor that this process may use unless said otherwise.
     ``device``: where batches are wanted: ``"cpu"``, or ``"cuda:0"``.
     ``prefetch``: bytes of batches that are made or ready at a time, at least one; 256 MiB or three batches unless said otherwise.
     ``on_error``: ``"raise"`` ends an epoch at a file that is broken; ``"skip"`` leaves it out of its batch, and :attr:`Batch.broken`
@@ -199,7 +226,7 @@ class Loader:
             raise LoaderError(f'dtype is "f32" or "u8", and not {dtype!r}')
         if on_error not in ("raise", "skip"):
             raise LoaderError(f'on_error is "raise" or "skip", and not {on_error!r}')
-        for name, number, most in (("batch", batch, 1 << 16), ("workers", workers, 128)):
+        for name, number, most in (("batch", batch, 1 << 16), ("workers", workers, MOST_WORKERS)):
             if number is not None and (type(number) is not int or not 1 <= number <= most):
                 raise LoaderError(f"{name} is a number from 1 to {most}, and not {number!r}")
         if type(seed) is not int or not 0 <= seed < 1 << 64:
@@ -255,7 +282,7 @@ class Loader:
                 made.size,
                 self._form.floats,
                 None if normal is None else (normal.mean, normal.std),
-                workers or os.cpu_count() or 1,
+                workers or min(_native.processors(), MOST_WORKERS),
                 self._label,
                 self._form.ordinal,
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -97,6 +99,41 @@ class Watch:
             yield event
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C in here, also for the first process of a container, which it does nothing to otherwise."""
+    is_main = threading.current_thread() is threading.main_thread()
+    # A handler that is not Python's has no name here.
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def told(*_: object) -> None:
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, told)
+    try:
+        yield
+    except _Terminated:
+        # The status of a program that ends by it; blocks of `with` around this are left in order.
+        raise SystemExit(128 + signal.SIGTERM) from None
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def command(interpreter: str | os.PathLike[str] | None = None) -> list[str]:
+    """An interpreter with its switches: this one, where no other is named."""
+    if interpreter is not None:
+        return [os.fspath(interpreter)]
+    # As `multiprocessing` does; and what that leaves out.
+    unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
+    return [sys.executable or "python3", *subprocess._args_from_interpreter_flags(), *unbuffered]  # type: ignore[attr-defined]
+
+
 _running: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
@@ -139,6 +176,8 @@ class Node:
     ) -> None:
         if _worker.is_worker:
             raise NodeError('a worker starts no node; put the program under `if __name__ == "__main__":`')
+        if not deadline >= 0:
+            raise NodeError(f"deadline is a number of seconds from 0 on, and not {deadline}")
         self._deadline = deadline
         self._native = _Node(
             host_budget=host_budget,
@@ -210,7 +249,7 @@ class Node:
     ) -> Address[Any]:
         return self._native.spawn(
             *order,
-            os.fspath(interpreter or sys.executable or "python3"),
+            command(interpreter),
             name,
             label,
             mailbox,
@@ -245,7 +284,8 @@ class Node:
         Raises :class:`SpawnError`, also where ``name`` is taken.
         """
         question_of(message)
-        order = _worker.order_of(Topic, (_worker.place_of(message)[0],), {}, of=message)
+        _worker.place_of(message)
+        order = _worker.order_of(Topic, (message,), {})
         return self._spawn(order, name, None, mailbox, restart, None, environment, device, None, None)
 
     def spawn_demo(self, next: Address[Any]) -> Address[Any]:
@@ -295,10 +335,12 @@ class Node:
         return [Restarted(*worker) for worker in self._native.restarts()]
 
     def run(self) -> None:
-        """Waits for Ctrl-C, or for a shutdown that ``tensorpost stop`` began, and then shuts down."""
-        with contextlib.suppress(KeyboardInterrupt):
-            self._native.until_stopping(None)
-        self.shutdown()
+        """Waits for Ctrl-C, for SIGTERM, or for a shutdown that ``tensorpost stop`` began, and then shuts down. A second signal ends it at
+        once. A handler of the program's own for SIGTERM stays; on another thread than the main one, none of them is waited for."""
+        with terminable():
+            with contextlib.suppress(KeyboardInterrupt):
+                self._native.until_stopping(None)
+            self.shutdown()
 
     def shutdown(self, deadline: float | None = None) -> Shutdown | None:
         """Lets everything under way finish, stops the actors, and then the workers; what is not done after ``deadline`` seconds is

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from ._compile import interface_of, plan_of
 from ._errors import DeadlineError, NodeError, PipelineError, SchemaError
 from ._message import info_of
 from ._native import End, Feed, Running, check_pipeline, describe_pipeline, differences, run_pipeline
-from ._node import Node
+from ._node import Node, command, terminable
 
 _SLICE = 0.05
 
@@ -322,23 +321,24 @@ class Pipeline:
         """Runs it to its end, on a node of its own or on one that is there. Each iterable of this program is used up. The workers of a node of its
         own share a GPU by MPS where several are on one and a daemon can be had.
 
-        After Ctrl-C the sources stop, what they have made is finished, and the report says ``cancelled``; a second one ends all at once. Raises
+        After Ctrl-C or SIGTERM the sources stop, what they have made is finished, and the report says ``cancelled``; a second one ends all at once. Raises
         :class:`PipelineError`, with the report, where it fails, and what ``for_each`` and iterables raise.
         """
         self.check()
-        if node is not None:
-            return self._run_on(node)
-        on_gpus = sum(step["replicas"] for step in self._steps if step["device"] not in (None, "host", "cpu"))
-        with Node(console=False, sharing="auto" if on_gpus > 1 else None) as own:
-            return self._run_on(own)
+        with terminable():
+            if node is not None:
+                return self._run_on(node)
+            on_gpus = sum(step["replicas"] for step in self._steps if step["device"] not in (None, "host", "cpu"))
+            with Node(console=False, sharing="auto" if on_gpus > 1 else None) as own:
+                return self._run_on(own)
 
     def _run_on(self, node: Node) -> Report:
         plans = [plan_of(item) for _, item in self._calls]
         running, feeds, channels = run_pipeline(node._native, *self._written(), plans)
         return _Followed(self, running, feeds, channels).end()
 
-    def _written(self) -> tuple[str, str, list[dict[str, Any]], int | None]:
-        return self._name, sys.executable or "python3", self._steps, self._at_least_once
+    def _written(self) -> tuple[str, list[str], list[dict[str, Any]], int | None]:
+        return self._name, command(), self._steps, self._at_least_once
 
     def _flow(self, _: dict[str, Any]) -> int:
         self._flows += 1
@@ -365,7 +365,7 @@ class Pipeline:
             "kind": kind,
             "name": self._named(name or (form.of.__name__ if form is not None else kind)),
             "made": made,
-            "interpreter": None if interpreter is None else os.fspath(interpreter),
+            "interpreter": None if interpreter is None else command(interpreter),
             "environment": list((environment or {}).items()),
             "replicas": 1,
             "device": None,

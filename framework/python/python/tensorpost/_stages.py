@@ -124,8 +124,7 @@ class _Running:
                 self.answer(call)
             except BaseException as error:
                 _worker.flush()
-                what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                call.fail(f"`{self.form.name}` raised {what}\n{_worker.text_of(error, 2)}")
+                call.fail(f"`{self.form.name}` raised {_worker.shown(error)}\n{_worker.text_of(error, 2)}")
             del call
         stopped = self.method("stopped")
         if stopped is not None and inspect.isawaitable(said := stopped()):

@@ -13,10 +13,10 @@ from ._published import question_of
 
 @_actor.actor
 class Topic:
-    """What runs in the worker. It is made with the name of the message's class, for which it makes a class with the right handlers."""
+    """Runs in the worker. It gets the message's class, or its name, and makes a class with the right handlers for it."""
 
-    def __new__(cls, message: str) -> Topic:
-        return object.__new__(_class_of(_worker.named(message, "message")))
+    def __new__(cls, message: Any) -> Topic:
+        return object.__new__(_class_of(message if isinstance(message, type) else _worker.named(message, "message")))
 
     def __init__(self, message: str) -> None:
         # Tells this topic from one that was under the same name before; 0 is what a reader says that knows none.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.machinery
-import importlib.util
 import inspect
 import io
 import os
@@ -15,85 +13,73 @@ import threading
 import traceback
 from typing import Any
 
-from . import _actor, _torch
+from . import _actor, _main, _torch
 from ._compile import arguments_plan
 from ._errors import DecodeError, NodeError
 from ._native import Address, Delivered, Mailbox, Tensor
 
-MAIN = "__tensorpost_main__"
 is_worker = False
 """Whether this process is one: it starts no node."""
 _loading = threading.Lock()
+_began_in = _main.first_folder
 
 
 class _Pickler(pickle.Pickler):
+    needs: str | None = None
+    """Something of it that is in the program's main module."""
+
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, Address):
             return "address", obj._bytes()
         if isinstance(obj, Tensor):
             raise NodeError("the arguments hold a tensor; start the actor without it, and send it in a message")
+        if (name := _main.holds(obj)) is not None:
+            self.needs = name
+            return "main", name
         return None
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, mailbox: Mailbox) -> None:
+    def __init__(self, file: io.BytesIO, mailbox: Mailbox, main: tuple[str | None, str | None]) -> None:
         super().__init__(file)
-        self.mailbox = mailbox
+        self.mailbox, self.main = mailbox, main
 
     def persistent_load(self, pid: Any) -> Any:
-        return self.mailbox.address(pid[1])
+        return self.mailbox.address(pid[1]) if pid[0] == "address" else _main.named(pid[1], *self.main)
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        # Some objects give the pickler their name by themselves.
+        return _main.named(name, *self.main) if module in _main.NAMES else super().find_class(module, name)
 
 
-def place_of(cls: type) -> tuple[str, str | None]:
-    """Where a worker finds a class, and the program's file where it is in that."""
-    module, main = cls.__module__, None
+def place_of(cls: type) -> str:
+    """Where a worker finds a class."""
     if "<locals>" in cls.__qualname__:
         raise NodeError(f"`{cls.__qualname__}` is defined in a function, where a worker cannot find it; define it in a module")
-    if module in ("__main__", MAIN):
-        module, main = _main_module(cls)
-    return f"{module}:{cls.__qualname__}", main
+    module = _main.MAIN if cls.__module__ in _main.NAMES else cls.__module__
+    return f"{module}:{cls.__qualname__}"
 
 
-def order_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, of: type | None = None) -> tuple[str, bytes]:
-    """What a worker is told of an actor: its class, and a pickle with the rest. ``of``: another class that it has to find."""
-    name, main = place_of(cls)
-    if of is not None:
-        main = main or place_of(of)[1]
-    inner = io.BytesIO()
+def order_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
+    """Names an actor's class for a worker, and pickles the rest that it needs."""
+    name, inner = place_of(cls), io.BytesIO()
+    pickler = _Pickler(inner, protocol=5)
     try:
-        _Pickler(inner, protocol=5).dump((args, kwargs))
+        pickler.dump((args, kwargs))
     except NodeError:
         raise
     except Exception as error:
         raise NodeError(f"the arguments of `{cls.__qualname__}` cannot be pickled: {error}") from error
-    rest = {"main": main, "path": list(sys.path), "folder": os.getcwd(), "call": inner.getvalue()}
+    needed = cls.__qualname__ if cls.__module__ in _main.NAMES else pickler.needs
+    try:
+        main = _main.where(needed or "")
+    except NodeError:
+        if needed is not None:
+            raise
+        main = None, None
+    rest = {"main": main, "call": inner.getvalue(), **_main.surroundings()}
     return name, pickle.dumps(rest, protocol=5)
 
-
-def _main_module(cls: type) -> tuple[str, str | None]:
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:
-        # `python -m app.run`: its folder is looked for by its name.
-        name = spec.name
-        return name, None
-    path = getattr(main, "__file__", None)
-    if path is None:
-        raise NodeError(
-            f"`{cls.__qualname__}` is defined in an interactive session, where a worker cannot find it; define it in a module"
-        )
-    return MAIN, os.path.abspath(path)
-
-
-def _load_main(path: str) -> None:
-    """The program's own file, as a module: what stands under ``if __name__ == "__main__"`` does not run."""
-    loader = importlib.machinery.SourceFileLoader(MAIN, path)
-    spec = importlib.util.spec_from_file_location(MAIN, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    # What was pickled names it so.
-    sys.modules[MAIN] = sys.modules["__main__"] = module
-    loader.exec_module(module)
 
 
 def named(name_of_it: str, what: str) -> Any:
@@ -102,7 +88,15 @@ def named(name_of_it: str, what: str) -> Any:
         module, _, name = name_of_it.rpartition(".")
     if not module:
         raise NodeError(f"`{name_of_it}` names no {what}; say `module:{what.capitalize()}`")
-    found: Any = importlib.import_module(module)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise NodeError(
+            f"there is no module `{error.name}` for the {what} `{name_of_it}`: it is looked for where the program says, and not in the "
+            "working directory; name its folder, with `Python::path` in Rust and in sys.path in Python"
+        ) from error
     for part in name.split("."):
         try:
             found = getattr(found, part)
@@ -118,17 +112,19 @@ def find(name: str, what: str, path: list[str], own: bool, args: bytes) -> tuple
     with _loading:
         if own:
             rest = pickle.loads(args)
-            sys.path[:] = rest["path"]
-            if rest["main"] is not None and MAIN not in sys.modules:
-                _load_main(rest["main"])
+            _main.enter(rest)
+            if name.startswith(f"{_main.MAIN}:"):
+                return _main.named(name.partition(":")[2], *rest["main"]), rest
         else:
-            sys.path[:0] = [folder for folder in ["", *path] if folder not in sys.path]
+            # As they were when the worker began: an actor may go to another directory.
+            first = [os.path.join(_began_in, folder) for folder in path]
+            sys.path[:] = [*first, *(folder for folder in sys.path if folder not in first)]
         return named(name, what), rest
 
 
 def unpickled(mailbox: Mailbox, rest: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments that a program in Python has given."""
-    return _Unpickler(io.BytesIO(rest["call"]), mailbox).load()  # type: ignore[no-any-return]
+    return _Unpickler(io.BytesIO(rest["call"]), mailbox, rest["main"]).load()  # type: ignore[no-any-return]
 
 
 def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -> Any:
@@ -162,6 +158,11 @@ def text_of(error: BaseException, skip: int) -> str:
     for _ in range(skip):
         where = where.tb_next if where is not None and where.tb_next is not None else where
     return "".join(traceback.format_exception(type(error), error, where)).rstrip()
+
+
+def shown(error: BaseException) -> str:
+    """An exception in a line, as Python ends a traceback with it."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class _Refused(Exception):
@@ -215,9 +216,22 @@ class _Actor:
 
     def fail(self, given: Delivered, handler: _actor.Handler, error: BaseException, skip: int) -> None:
         flush()
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         name = f"{type(self.made).__qualname__}.{handler.name}"
-        given.fail(f"its handler {name} of {handler.message.__name__} raised {what}\n{text_of(error, skip)}")
+        what = f"its handler {name} of {handler.message.__name__} raised {shown(error)}"
+        given.fail(what, f"{what}\n{text_of(error, skip)}")
+
+    def unsent(self, given: Delivered, handler: _actor.Handler, error: BaseException) -> None:
+        what = f"the reply of {type(self.made).__qualname__}.{handler.name} was not sent: {shown(error)}"
+        print(f"tensorpost: {self.mailbox.name}: {what}", file=sys.stderr, flush=True)
+        given.unsent(shown(error))
+
+    def reply(self, given: Delivered, handler: _actor.Handler, value: Any) -> None:
+        # First: a GPU that was made to write where it may not has nothing left to send.
+        given.check_writes()
+        try:
+            given.reply(handler.reply, value)
+        except Exception as error:
+            self.unsent(given, handler, error)
 
     def handle(self, given: Delivered) -> bool:
         """Handles a message on this thread. False where the actor has failed."""
@@ -229,7 +243,7 @@ class _Actor:
         try:
             reply = method(value)
             del value
-            given.reply(handler.reply, reply)
+            self.reply(given, handler, reply)
         except BaseException as error:
             self.fail(given, handler, error, 1)
             return False
@@ -243,6 +257,9 @@ class _Actor:
                     return
             elif how == "malformed":
                 self.refuse(given, f"{self.by_key[given.key][0].message.__name__} is malformed: {error}")
+            elif how == "unsent":
+                assert error is not None
+                self.unsent(given, self.by_key[given.key][0], error)
             else:
                 assert error is not None
                 self.fail(given, self.by_key[given.key][0], error, 0)
@@ -252,7 +269,7 @@ class _Actor:
 
     async def await_handler(self, given: Delivered, handler: _actor.Handler, method: Any, value: Any) -> None:
         try:
-            given.reply(handler.reply, await method(value))
+            self.reply(given, handler, await method(value))
         except BaseException as error:
             self.fail(given, handler, error, 1)
             self.done.set()

@@ -12,6 +12,10 @@ from ._native import run_worker
 def main() -> int:
     """Runs the worker; the process ends with it."""
     _worker.is_worker = True
+    # Lines that a handler has printed are there when its process is killed.
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(line_buffering=True)  # type: ignore[attr-defined]
     # A write into memory of another process ends this one: where it was is said then.
     if sys.stderr is not None and not faulthandler.is_enabled():
         faulthandler.enable(all_threads=False)

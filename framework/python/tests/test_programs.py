@@ -1,0 +1,452 @@
+"""How a program may be started, what its workers find of it, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipapp
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensorpost as tp
+
+PATIENCE = 60
+PACKAGE = str(Path(tp.__file__).parents[1])
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": PACKAGE, **more}
+
+
+def run(*command: str, cwd: Path, **how: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE, **how
+    )
+
+
+def start(*command: str, cwd: Path, **how: Any) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | how
+    return subprocess.Popen([sys.executable, *command], cwd=cwd, env=environment(), **pipes)
+
+
+# Two actors, of a module and of the script, and a stage: all with things of the script in their arguments.
+ACTORS = """
+import tensorpost as tp
+
+@tp.message(reply=str)
+class Who:
+    n: tp.u32
+
+@tp.message
+class Number:
+    n: tp.u32
+
+@tp.actor
+class Told:
+    def __init__(self, config, *, how):
+        self.config, self.how = config, how
+
+    @tp.handler
+    def who(self, who: Who) -> str:
+        return f"{self.config.name} {self.how.name} {self.config.call(who.n)}"
+
+@tp.stage
+class Times:
+    def __init__(self, config):
+        self.config = config
+
+    def process(self, number: Number) -> Number:
+        return Number(self.config.call(number.n))
+"""
+
+PROGRAM = """
+import enum, sys
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+import tensorpost as tp
+from actors import Number, Times, Told, Who
+
+class How(enum.Enum):
+    FAST = 1
+
+class Point(NamedTuple):
+    x: int
+
+def twice(n):
+    return 2 * n
+
+@dataclass
+class Config:
+    name: str
+    point: Point
+    call: Any
+
+@tp.actor
+class Own(Told): ...
+
+def main():
+    config = Config("x", Point(3), twice)
+    with tp.Node(console=False) as node:
+        answers = [node.spawn(cls, config, kwargs={"how": How.FAST}).ask(Who(4), timeout=60) for cls in (Told, Own)]
+        numbers = []
+        tp.Pipeline("p").source([Number(5)]).stage(Times, config).for_each(lambda number: numbers.append(number.n)).run(node)
+    print(answers, numbers, sys.argv[1:])
+
+if __name__ == "__main__":
+    main()
+"""
+SAID = "['x FAST 8', 'x FAST 8'] [10] ['given']\n"
+
+
+def folder_with(folder: Path, main: str = "app.py") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "actors.py").write_text(ACTORS)
+    (folder / main).write_text(PROGRAM)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["app.py"],
+        ["-P", "-u", "-O", "app.py"],
+        ["-m", "cProfile", "-o", "/dev/null", "app.py"],
+        ["-m", "trace", "--count", "-C", "counts", "--ignore-dir", "/", "app.py"],
+        ["folder"],
+        ["app.pyz"],
+        ["-m", "package"],
+        ["-m", "package.run"],
+    ],
+    ids=lambda command: " ".join(command[:2]) if command[0] == "-m" else command[-1],
+)
+def test_a_script_is_found_however_it_is_started(tmp_path: Path, command: list[str]) -> None:
+    if "app.py" in command:
+        folder_with(tmp_path)
+    elif command == ["-m", "package"]:
+        folder_with(tmp_path / "package", "__main__.py")
+        shutil.move(tmp_path / "package" / "actors.py", tmp_path)
+    elif command[0] == "-m":
+        folder_with(tmp_path / "package", "run.py")
+        shutil.move(tmp_path / "package" / "actors.py", tmp_path)
+    else:
+        folder_with(tmp_path / "folder", "__main__.py")
+        if command == ["app.pyz"]:
+            zipapp.create_archive(tmp_path / "folder", tmp_path / "app.pyz")
+    # It says where its modules are, where the interpreter does not look beside the script.
+    if "-P" in command:
+        (tmp_path / "app.py").write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}")
+    ran = run(*command, "given", cwd=tmp_path)
+    assert ran.returncode == 0 and SAID in ran.stdout, ran.stderr + ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "how", "said"),
+    [
+        (["-c", PROGRAM], {}, "is defined in the text of `python -c`"),
+        (["-"], {"input": PROGRAM}, "is defined in a script on standard input"),
+        (["/dev/stdin"], {"input": PROGRAM}, "which is no file that can be read once more"),
+    ],
+)
+def test_a_script_that_no_worker_can_find_is_refused(tmp_path: Path, command: list[str], how: dict[str, Any], said: str) -> None:
+    folder_with(tmp_path)
+    ran = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=environment(PYTHONPATH=f"{PACKAGE}:{tmp_path}"), capture_output=True, text=True,
+        timeout=PATIENCE, **how,
+    )  # fmt: skip
+    assert ran.returncode == 1 and said in ran.stderr and "define it in a module" in ran.stderr, ran.stderr
+
+
+def test_nothing_is_imported_from_the_working_directory(tmp_path: Path) -> None:
+    app, here = folder_with(tmp_path / "app"), tmp_path / "here"
+    (here / "tensorpost").mkdir(parents=True)
+    for name in ("types", "token", "inspect", "asyncio", "actors", "app", "tensorpost/__init__", "sitecustomize", "usercustomize"):
+        (here / f"{name}.py").write_text("raise SystemExit('a file of the working directory was imported: ' + __file__)\n")
+    ran = run(str(app / "app.py"), "given", cwd=here)
+    assert ran.returncode == 0 and ran.stdout == SAID, ran.stderr + ran.stdout
+
+
+CHANGES = """
+import os, sys
+sys.path.insert(0, "modules")
+import tensorpost as tp
+from away import A, Q
+
+if __name__ == "__main__":
+    with tp.Node(console=False) as node:
+        a = node.spawn(A)
+        first = a.ask(Q(False), timeout=60)
+        os.chdir("/")
+        print(first, node.spawn(A).ask(Q(False), timeout=60))
+        try:
+            a.ask(Q(True), timeout=60)
+        except tp.AskError:
+            print(a.ask(Q(False), timeout=60))
+"""
+
+AWAY = """
+import os
+import tensorpost as tp
+
+@tp.message(reply=str)
+class Q:
+    die: bool
+
+@tp.actor(restart=tp.on_failure(3).backoff(0.001, 0.001))
+class A:
+    @tp.handler
+    def q(self, m: Q) -> str:
+        if m.die:
+            os._exit(3)
+        return os.path.basename(os.getcwd())
+"""
+
+
+def test_a_relative_path_is_what_it_was_when_the_program_goes_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "away.py").write_text(AWAY)
+    (tmp_path / "app.py").write_text(CHANGES)
+    ran = run("app.py", cwd=tmp_path)
+    # Each actor is where the program was when it started it, in each of its lives.
+    assert ran.stdout == f"{tmp_path.name} \n{tmp_path.name}\n", ran.stderr + ran.stdout
+
+
+POOLS = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+import tensorpost as tp
+
+@tp.message(reply=list[tp.u32])
+class Work:
+    how: str
+
+def square(x):
+    return x * x
+
+@tp.actor
+class Pools:
+    @tp.handler
+    def work(self, work: Work) -> list[int]:
+        context = multiprocessing.get_context(work.how)
+        with context.Pool(1) as pool, ProcessPoolExecutor(1, context) as executor:
+            return pool.map(square, [1, 2]) + list(executor.map(square, [3]))
+
+@tp.message(reply=str)
+class Default: ...
+
+@tp.actor
+class Start:
+    @tp.handler
+    def start(self, _: Default) -> str:
+        return multiprocessing.get_start_method()
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("forkserver")
+    with tp.Node(console=False) as node:
+        pools = node.spawn(Pools)
+        for how in ("spawn", "forkserver", "fork"):
+            print(how, pools.ask(Work(how), timeout=60), flush=True)
+        print(node.spawn(Start).ask(Default(), timeout=60))
+"""
+
+
+def test_actors_have_pools_and_executors_of_each_kind(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(POOLS)
+    ran = run("app.py", cwd=tmp_path)
+    lines = [f"{how} [1, 4, 9]" for how in ("spawn", "forkserver", "fork")]
+    assert ran.stdout.splitlines() == [*lines, "forkserver"], ran.stderr + ran.stdout
+    assert "Traceback" not in ran.stderr, ran.stderr
+
+
+# ---- How it ends
+
+SERVICE = """
+import os, sys, threading, time
+import tensorpost as tp
+
+@tp.message(reply=tp.u32)
+class Slow:
+    n: tp.u32
+
+@tp.message
+class Item:
+    n: tp.u32
+
+@tp.actor
+class A:
+    told = False
+
+    @tp.handler
+    def slow(self, m: Slow) -> int:
+        while not os.path.exists("go"):
+            time.sleep(0.005)
+            if m.n == 0 and tp.env().is_stopping and not self.told:
+                self.told = True
+                print("stopping")
+        return m.n
+
+    def stopped(self):
+        print("stopped cleanly")
+
+@tp.stage
+def wait(item: Item) -> Item:
+    while not os.path.exists("go"):
+        time.sleep(0.005)
+    return item
+
+def items():
+    for n in range(10**9):
+        yield Item(n)
+
+def service():
+    with tp.Node(console=False, deadline=60) as node:
+        a = node.spawn(A)
+        answers = []
+        ask = lambda n: answers.append(a.ask(Slow(n), timeout=60))
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        print("ready", os.getpid(), *(worker.pid for worker in node.workers()), flush=True)
+        node.run()
+        for thread in threads:
+            thread.join()
+        print("answered", sorted(answers))
+
+def pipeline():
+    with tp.Node(console=False, deadline=60) as node:
+        had = []
+        def take(item):
+            if not had:
+                print("ready", os.getpid(), *(worker.pid for worker in node.workers()), flush=True)
+            had.append(item.n)
+        open("go", "w").close()
+        report = tp.Pipeline("p").source(items()).stage(wait, name="wait").for_each(take).run(node)
+        print("cancelled" if report.cancelled else "ended", had == list(range(len(had))), report["wait"].items_out == len(had))
+
+if __name__ == "__main__":
+    {"service": service, "pipeline": pipeline}[sys.argv[1]]()
+"""
+
+
+def pids_of(program: subprocess.Popen[str]) -> list[int]:
+    assert program.stdout is not None
+    line = program.stdout.readline()
+    assert line.startswith("ready "), line + program.stdout.read()
+    return [int(pid) for pid in line.split()[1:]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_lets_a_service_finish(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "app.py").write_text(SERVICE)
+    program = start("app.py", "service", cwd=tmp_path)
+    try:
+        pids = pids_of(program)
+        # Workers first, which must not mind.
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGHUP if pid != pids[0] else number)
+            os.kill(pid, number)
+        (tmp_path / "go").touch()
+        said, _ = program.communicate(timeout=PATIENCE)
+    finally:
+        program.kill()
+    assert program.returncode == 0 and "answered [0, 1, 2]" in said and "stopped cleanly" in said, said
+    assert "ended:" not in said and "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_lets_a_pipeline_finish(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "app.py").write_text(SERVICE)
+    program = start("app.py", "pipeline", cwd=tmp_path)
+    try:
+        for pid in reversed(pids_of(program)):
+            os.kill(pid, number)
+        said, _ = program.communicate(timeout=PATIENCE)
+    finally:
+        program.kill()
+    assert program.returncode == 0 and said == "cancelled True True\n", said
+
+
+def test_the_first_process_of_a_container_ends_in_order(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(SERVICE)
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this machine gives no namespaces of processes")
+    command = [*alone, sys.executable, "app.py", "service"]
+    program = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert pids_of(program)[0] == 1
+        (first,) = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGTERM)
+        (tmp_path / "go").touch()
+        said, _ = program.communicate(timeout=PATIENCE)
+    finally:
+        program.kill()
+    assert program.returncode == 0 and "answered [0, 1, 2]" in said, said
+
+
+def test_a_second_signal_ends_a_service_at_once(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(SERVICE)
+    program = start("app.py", "service", cwd=tmp_path)
+    assert program.stdout is not None
+    try:
+        node = pids_of(program)[0]
+        os.kill(node, signal.SIGTERM)
+        assert program.stdout.readline() == "stopping\n"
+        os.kill(node, signal.SIGTERM)
+        program.communicate(timeout=PATIENCE)
+    finally:
+        program.kill()
+    assert program.returncode == 128 + signal.SIGTERM
+
+
+LAST_WORDS = """
+import os, signal, sys
+import tensorpost as tp
+
+@tp.message
+class Go: ...
+
+@tp.actor
+class A:
+    @tp.handler
+    def go(self, _: Go) -> None:
+        print("last words", end=sys.argv[1])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    with tp.Node(console=False) as node:
+        a = node.spawn(A)
+        try:
+            a.ask(Go(), timeout=60)
+        except tp.AskError as error:
+            print("said", "signal: 9" in str(error))
+"""
+
+
+@pytest.mark.parametrize(("switches", "end"), [([], "\n"), (["-u"], "")])
+def test_what_a_killed_worker_has_printed_is_there(tmp_path: Path, switches: list[str], end: str) -> None:
+    (tmp_path / "app.py").write_text(LAST_WORDS)
+    ran = run(*switches, "app.py", end, cwd=tmp_path)
+    assert ran.stdout == f"last words{end}said True\n", ran.stdout + ran.stderr
+    # Its log is a file here, and has no colours.
+    assert "ERROR" in ran.stderr and "\x1b" not in ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_a_deadline_that_is_none_is_refused_at_once(seconds: float) -> None:
+    with pytest.raises(tp.Error, match="is a number of seconds from 0 on, and not"):
+        tp.Node(console=False, deadline=seconds)
+
+
+def test_infinity_is_no_deadline() -> None:
+    endless = float("inf")
+    with tp.Node(console=False, deadline=endless, start_deadline=endless, hang_limit=endless) as node:
+        address, channel = node.channel(tp.Duration)
+        address.send(tp.Duration(1), timeout=endless)
+        assert channel.recv(timeout=endless).secs == 1
