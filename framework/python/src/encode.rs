@@ -3,8 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
+use pyo3::types::{
+    PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple,
+};
 use serde::ser::{Error, SerializeMap, SerializeSeq, SerializeTuple};
 use serde::{Serialize, Serializer};
 use smallvec::SmallVec;
@@ -99,8 +102,23 @@ fn stopped<E: Error>(state: &State<'_>, failure: Failure) -> E {
 
 impl Typed<'_, '_> {
     fn wrong<E: Error>(&self, wanted: &str) -> E {
-        let found = self.value.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+        let found =
+            self.value.get_type().fully_qualified_name().map(|name| name.to_string()).unwrap_or_default();
         stopped(self.state, Failure::new(format!("it must be {wanted} and is of type {found}")))
+    }
+
+    /// A bool, also one of numpy, and a tensor of one without axes: as numbers of theirs are taken.
+    fn truth(&self) -> Option<bool> {
+        let value = self.value;
+        if let Ok(truth) = value.cast::<PyBool>() {
+            return Some(truth.is_true());
+        }
+        let axes = value.getattr(intern!(value.py(), "ndim")).and_then(|axes| axes.extract::<usize>());
+        if axes.ok()? != 0 {
+            return None;
+        }
+        let item = value.call_method0(intern!(value.py(), "item")).ok()?;
+        item.cast::<PyBool>().ok().map(|truth| truth.is_true())
     }
 
     fn raised<E: Error>(&self, error: PyErr) -> E {
@@ -194,13 +212,13 @@ impl Typed<'_, '_> {
         match scalar {
             Scalar::Nil if value.is_none() => to.serialize_unit(),
             Scalar::Nil => Err(self.wrong("None")),
-            Scalar::Bool => match value.cast::<PyBool>() {
-                Ok(truth) => to.serialize_bool(truth.is_true()),
-                Err(_) => Err(self.wrong("a bool")),
+            Scalar::Bool => match self.truth() {
+                Some(truth) => to.serialize_bool(truth),
+                None => Err(self.wrong("a bool")),
             },
             Scalar::Int(signed, bits) => self.integer(signed, bits, to),
             Scalar::F32 | Scalar::F64 => {
-                if value.is_instance_of::<PyBool>() {
+                if !value.is_exact_instance_of::<PyFloat>() && self.truth().is_some() {
                     return Err(self.wrong("a float"));
                 }
                 let float: f64 = value.extract().map_err(|_| self.wrong("a float"))?;
@@ -244,7 +262,7 @@ impl Typed<'_, '_> {
 
     fn integer<S: Serializer>(&self, signed: bool, bits: u32, to: S) -> std::result::Result<S::Ok, S::Error> {
         let value = self.value;
-        if value.is_instance_of::<PyBool>() {
+        if !value.is_exact_instance_of::<PyInt>() && self.truth().is_some() {
             return Err(self.wrong("an int"));
         }
         let unsigned = || value.extract::<u64>().ok().filter(|value| bits == 64 || value >> bits == 0);

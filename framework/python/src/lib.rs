@@ -10,6 +10,7 @@
 mod actor;
 mod address;
 mod address_space;
+mod bounds;
 mod capsule;
 mod construct;
 mod context;
@@ -65,6 +66,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<node::PyChannel>()?;
     module.add_class::<node::PyWatch>()?;
     module.add_class::<loader::PyLoader>()?;
+    module.add_function(wrap_pyfunction!(loader::processors, module)?)?;
     module.add_class::<mailbox::PyMailbox>()?;
     module.add_class::<mailbox::Delivered>()?;
     module.add_class::<wait::Driven>()?;

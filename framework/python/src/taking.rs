@@ -20,7 +20,7 @@ use crate::failure::exception;
 use crate::handed::{self, Found, Kind};
 use crate::tensor::PyTensor;
 use crate::torch::Torch;
-use crate::{capsule, cuda};
+use crate::{bounds, capsule, cuda};
 
 /// `kDLCPU` and `kDLCUDAHost`: what the host can reach.
 pub(crate) const ON_HOST: [i32; 2] = [1, 3];
@@ -40,6 +40,7 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     // First what costs little: a plain tensor that lies in memory of ours.
     if let (Some(torch), Some(context)) = (torch, context)
         && !torch.requires_grad(source)?
+        && !torch.is_negated(source)?
         && let Some(known) = known_again(source, torch, context)?
     {
         return Ok(known);
@@ -51,9 +52,8 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
             "a {name} is no tensor; give a tp.Tensor, or an object with `__dlpack__`, such as a numpy array or a torch tensor"
         )));
     }
-    if torch.is_some()
-        && let Some(why) = is_not_plain(source)
-    {
+    let odd = if torch.is_some() { is_not_plain(source) } else { is_masked(source) };
+    if let Some(why) = odd {
         return Err(refused(format!("the {name} {why}")));
     }
     let unwilling = |cause: PyErr| {
@@ -72,6 +72,11 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     let given = given(source, handle).map_err(unwilling)?;
     let managed = capsule::take(&given)?;
     let (managed, array) = capsule::array_of(managed);
+    // SAFETY: it was just made, and is there.
+    #[expect(unsafe_code, reason = "the axes are C's")]
+    if let Some(why) = unsafe { bounds::leaves(source, torch.is_some(), &array) } {
+        return Err(refused(format!("the {name} {why}")));
+    }
     if let Some(context) = context {
         // SAFETY: it was just made, and is there.
         #[expect(unsafe_code, reason = "the axes are C's")]
@@ -115,6 +120,10 @@ fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>)
     }
     match found.kind() {
         Kind::ToRead | Kind::ToWrite => seen(source, &found, context),
+        // Its neighbours in the pool are others' tensors.
+        // SAFETY: as above.
+        #[expect(unsafe_code, reason = "the axes are C's")]
+        Kind::Pool if unsafe { bounds::leaves(source, true, &array) }.is_some() => Ok(None),
         Kind::Pool => match torch.give(source) {
             Some(given) => as_found(source, &found, given?, context),
             None => Ok(None),
@@ -193,10 +202,41 @@ fn is_not_plain(source: &Bound<'_, PyAny>) -> Option<&'static str> {
     if is("requires_grad") {
         return Some("requires a gradient; detach it first, with `.detach()`");
     }
+    let says = |method: &str| source.call_method0(method).is_ok_and(|is| is.is_truthy().unwrap_or(false));
+    if says("is_neg") {
+        return Some(
+            "has a minus sign that is not in its memory, as `.conj().imag` has; write it there first, with `.resolve_neg()`",
+        );
+    }
+    if says("is_conj") {
+        return Some(
+            "is the conjugate of what is in its memory; write it there first, with `.resolve_conj()`",
+        );
+    }
+    if says("_is_zerotensor") {
+        return Some("is zeros without memory; give it some first, with `.clone()`");
+    }
     if is("is_sparse") || is("is_sparse_csr") {
         return Some("is sparse; make it dense first, with `.to_dense()`");
     }
+    if is("is_mkldnn") {
+        return Some("has a layout of MKL-DNN; make it dense first, with `.to_dense()`");
+    }
+    if is("is_nested") {
+        return Some("is nested; send its parts, or pad it first, with `.to_padded_tensor(0)`");
+    }
     is("is_quantized").then_some("is quantized; convert it first, with `.dequantize()`")
+}
+
+/// An array of numpy with a mask, which its memory does not say.
+fn is_masked(source: &Bound<'_, PyAny>) -> Option<&'static str> {
+    let array = bounds::numpy(source.py())?;
+    if source.get_type().is(array) || !source.is_instance(array).unwrap_or(false) {
+        return None;
+    }
+    let masked = source.py().import("numpy.ma").and_then(|masked| masked.getattr("MaskedArray")).ok()?;
+    let is = source.is_instance(&masked).unwrap_or(false);
+    is.then_some("has a mask, which is not sent with it; fill it first, with `.filled(0)`, and send the mask by itself")
 }
 
 /// Asks for a capsule with a version, and without one whoever does not know of versions. What is on a GPU is to be there for work on

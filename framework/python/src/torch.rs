@@ -159,6 +159,11 @@ impl Torch {
         self.read(self.requires_grad.as_ref(), tensor, intern!(tensor.py(), "requires_grad"))?.is_truthy()
     }
 
+    /// Whether its elements are the negatives of what is in its memory.
+    pub(crate) fn is_negated(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        tensor.call_method0(intern!(tensor.py(), "is_neg"))?.is_truthy()
+    }
+
     /// How often a tensor was written, where it counts that.
     pub(crate) fn version(&self, tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
         let version = self.read(self.version.as_ref(), tensor, intern!(tensor.py(), "_version"))?;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import fcntl
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -36,30 +38,31 @@ def by_pil(path: Path, height: int, width: int, filter: Image.Resampling = Image
     return np.asarray(image).transpose(2, 0, 1)
 
 
-class Fifo:
-    """A file that whoever reads it has to wait for."""
+class Late:
+    """A file that keeps its readers waiting: this process has a lease on it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        os.mkfifo(path)
+        # The kernel says by this signal that somebody waits. It is asked instead.
+        signal.signal(signal.SIGIO, lambda *_: None)
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        assert self.take()
 
-    def writer(self) -> int | None:
-        """A descriptor to write to it, if somebody reads it or waits for a writer. Reading goes on until it is closed."""
+    def take(self) -> bool:
+        """Has the next one wait, also where one has waited. False while another process has it open."""
+        with contextlib.suppress(BlockingIOError):  # there is none yet
+            fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         try:
-            return os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return None
+            fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return False
+        return True
 
-    def reader(self, processes: list[int]) -> int | None:
-        """The process that reads it."""
-        for process in processes:
-            folder = f"/proc/{process}/fd"
-            try:
-                links = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
-            except OSError:
-                continue
-            if str(self.path) in links:
-                return process
-        return None
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for it."""
+        return fcntl.fcntl(self.file, fcntl.F_GETLEASE) != fcntl.F_WRLCK
+
+    def give(self, content: bytes = b"") -> None:
+        """Lets the waiting reader have this."""
+        os.write(self.file, content)
+        os.close(self.file)

@@ -56,6 +56,41 @@ def test_values(value: Frame, why: str) -> None:
         tp.encode(value)
 
 
+@tp.message
+class Kinds:
+    truth: bool = False
+    whole: tp.i32 = 0
+    broken: tp.f64 = 0.0
+    text: str = ""
+    raw: bytes = b""
+
+
+def test_scalars_of_numpy_are_taken_alike() -> None:
+    def there_and_back(value: Kinds) -> Kinds:
+        return tp.decode(Kinds, *tp.encode(value))
+
+    for truth in (np.float32(3) > 2, np.bool_(True), np.array(True)):
+        assert there_and_back(Kinds(truth=truth)) == Kinds(True)
+    for whole in (np.uint8(7), np.int64(7), np.array(7)):
+        assert there_and_back(Kinds(whole=whole)) == Kinds(whole=7)
+    for broken in (np.float16(0.5), np.float32(0.5), np.float64(0.5), np.array(0.5)):
+        assert there_and_back(Kinds(broken=broken)) == Kinds(broken=0.5)
+    assert there_and_back(Kinds(text=np.str_("x"), raw=np.bytes_(b"y"))) == Kinds(text="x", raw=b"y")
+    # Neither is the other.
+    for field, value in [("whole", np.True_), ("broken", np.False_), ("whole", np.array(True)), ("broken", np.array(True))]:
+        with pytest.raises(tp.EncodeError, match=f"^Kinds.{field}: it must be an? (int|float) and is of type numpy"):
+            tp.encode(Kinds(**{field: value}))
+    for truth in (np.int8(1), np.array([True]), np.array(1), "yes", 1):
+        with pytest.raises(tp.EncodeError, match="^Kinds.truth: it must be a bool and is of type (numpy.|str|int)"):
+            tp.encode(Kinds(truth=truth))  # type: ignore[arg-type]
+
+
+def test_a_class_of_another_module_is_told_from_its_namesake() -> None:
+    other = type("Region", (), {"__module__": "elsewhere"})
+    with pytest.raises(tp.EncodeError, match=r"it must be a Region and is of type elsewhere.Region$"):
+        tp.encode(frame(regions={"a": other()}))
+
+
 def test_causes_are_kept() -> None:
     with pytest.raises(tp.EncodeError) as caught:
         tp.encode(frame(pixels=[]))

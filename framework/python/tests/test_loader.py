@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tensorpost as tp
-from loader_files import PHOTOGRAPHS, Fifo, by_pil, numbered, numbers
+from loader_files import PHOTOGRAPHS, Late, by_pil, numbered, numbers
 
 RANDOM = int(os.environ.get("TENSORPOST_RANDOM", "1"))
 AS_IT_IS = [tp.Resize(8, 8)]
@@ -264,6 +265,65 @@ def test_folders_are_classes(tmp_path: Path, many: list[Path], node: tp.Node) ->
     assert batch.labels.tolist() == [0, 2, 4, 6]
 
 
+def test_hidden_folders_are_no_classes(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
+    for number, name in enumerate(["a/1.png", ".git/2.png", "b/3.png", "a/.ipynb_checkpoints/4.png", ".ipynb_checkpoints/5.png"]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(many[number], tmp_path / name)
+    with load(tmp_path, node=node) as loader:
+        assert loader.classes == ["a", "b"] and loader.labels == [0, 1]
+        assert [Path(path).name for path in loader.paths] == ["1.png", "3.png"]
+
+
+def test_a_folder_that_links_lead_to_twice_is_named(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
+    for number, name in enumerate(["data/cat/1.png", "data/cat/deep/2.png", "data/dog/3.png", "elsewhere/4.png"]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(many[number], tmp_path / name)
+    data = tmp_path / "data"
+    # Where it is the only way there, a link is followed.
+    (data / "cat" / "more").symlink_to(tmp_path / "elsewhere")
+    with load(data, node=node) as loader:
+        assert len(loader.paths) == 4 and loader.labels == [0, 0, 0, 1]
+    for link, to in [("cat/up", "."), ("cat/self", "cat"), ("dog/other", "cat"), ("ant", "dog"), ("dog/more", "../elsewhere"), ("up", ".")]:
+        (data / link).symlink_to(data / to)
+        with pytest.raises(tp.LoaderError, match="is by a link the same folder as .*remove the link") as error:
+            load(data, node=node)
+        assert str(data / link) in str(error.value)
+        (data / link).unlink()
+
+
+def test_as_many_workers_as_the_process_may_use(many: list[Path]) -> None:
+    import tensorpost._loader as module
+
+    usable = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(usable)})
+        with load(many[:2], workers=None) as loader:
+            assert len(loader.processes) == 1
+    finally:
+        os.sched_setaffinity(0, usable)
+    asked = []
+
+    class Counts:
+        processors = staticmethod(lambda: 300)
+        __file__ = module._native.__file__
+
+        @staticmethod
+        def Loader(*given: Any) -> None:
+            asked.append(given[8])
+            raise tp.SpawnError("as many as that")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_native", Counts)
+        with pytest.raises(tp.SpawnError, match="as many as that"):
+            load(many[:2], workers=None)
+    assert asked == [128]
+
+
+def test_a_node_without_room_for_the_workers_says_what_to_do(many: list[Path]) -> None:
+    with tp.Node(console=False, start_deadline=0.0) as late, pytest.raises(tp.SpawnError, match="2 workers of a loader .*`workers=`"):
+        load(many[:2], node=late)
+
+
 # ---- What goes wrong
 
 
@@ -287,7 +347,14 @@ def broken_files(folder: Path) -> dict[str, str]:
         (folder / name).write_bytes(content)
         said[str(folder / name)] = why
     (folder / "folder.jpg").mkdir()
-    said[str(folder / "folder.jpg")] = "cannot be read"
+    said[str(folder / "folder.jpg")] = "cannot be read: it is a folder, and no file"
+    os.mkfifo(folder / "pipe.png")
+    said[str(folder / "pipe.png")] = "it is a named pipe, and no file"
+    with socket.socket(socket.AF_UNIX) as unread:
+        unread.bind(str(folder / "socket.png"))
+    said[str(folder / "socket.png")] = "it is a socket, and no file"
+    (folder / "zeros.png").symlink_to("/dev/zero")
+    said[str(folder / "zeros.png")] = "it is a device, and no file"
     said[str(folder / "missing.jpg")] = "cannot be read"
     return said
 
@@ -308,11 +375,11 @@ def test_a_broken_file_is_named(tmp_path: Path, many: list[Path], node: tp.Node)
 def test_broken_files_are_left_out(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
     said = broken_files(tmp_path)
     bad = list(said)
-    files = [bad[0], *many[:3], *bad[1:7], many[3], bad[7], many[4], *bad[8:]]
+    files = [bad[0], *many[:3], *bad[1:7], many[3], bad[7], *bad[8:], many[4]]
     with load(files, [tp.CenterCrop(8, 8)], on_error="skip", labels=range(len(files)), node=node) as loader:
         batches = list(loader)
         assert [numbers(batch.pixels) for batch in batches] == [[0, 1, 2], [3], [4]]
-        assert [batch.labels.tolist() for batch in batches] == [[1, 2, 3], [10], [12]]
+        assert [batch.labels.tolist() for batch in batches] == [[1, 2, 3], [10], [len(files) - 1]]
         # Of the second four nothing is whole.
         assert [[one.path for one in batch.broken] for batch in batches] == [bad[:1], bad[1:8], bad[8:]]
         assert all(said[one.path] in one.why for batch in batches for one in batch.broken)
@@ -346,18 +413,18 @@ def test_a_dead_worker_is_replaced_and_no_sample_is_lost_or_doubled(many: list[P
 
 
 def test_a_file_that_kills_its_workers_is_found_out(tmp_path: Path, many: list[Path]) -> None:
-    fifo = Fifo(tmp_path / "deadly.png")
-    files = [*many[:5], fifo.path, *many[5:9]]
+    late = Late(tmp_path / "deadly.png")
+    files = [*many[:5], late.path, *many[5:9]]
     killed = []
-    with load(files, on_error="skip", batch=10) as loader:
+    with load(files, on_error="skip", batch=10, workers=1) as loader:
 
         def kill() -> None:
             while len(killed) < 3:
-                writer = until(fifo.writer)
-                killed.append(until(lambda: fifo.reader(loader.processes)))
+                until(late.is_wanted)
+                killed.append(until(lambda: loader.processes)[0])
                 os.kill(killed[-1], signal.SIGKILL)
-                until(lambda: fifo.reader(killed[-1:]) is None)
-                os.close(writer)
+                until(lambda: killed[-1] not in loader.processes)
+                until(late.take)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -365,18 +432,19 @@ def test_a_file_that_kills_its_workers_is_found_out(tmp_path: Path, many: list[P
         killer.join()
         assert numbers(batch.pixels) == list(range(9)) and len(set(killed)) == 3
         ((index, path, why),) = batch.broken
-        assert index == 5 and path == str(fifo.path) and "3 workers have died over it" in why and "9" in why
+        assert index == 5 and path == str(late.path) and "3 workers have died over it" in why and "9" in why
 
 
 def test_batches_are_made_ahead_within_the_budget(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
-    fifo = Fifo(tmp_path / "late.png")
-    with load([*many[:3], fifo.path], batch=1, workers=1, prefetch=2 * 192, node=node) as loader:
+    late = Late(tmp_path / "late.png")
+    with load([*many[:3], late.path], batch=1, workers=1, prefetch=2 * 192, node=node) as loader:
         batches = iter(loader)
         assert numbers(next(batches).pixels) == [0]
         # The second and the third are made, or ready; the fourth has no place.
-        assert fifo.writer() is None
+        assert not late.is_wanted()
         assert numbers(next(batches).pixels) == [1]
-        os.close(until(fifo.writer))
+        until(late.is_wanted)
+        late.give()
         assert numbers(next(batches).pixels) == [2]
         with pytest.raises(tp.LoaderError, match="it is empty"):
             next(batches)
@@ -394,15 +462,14 @@ def test_batches_that_are_kept_are_an_error_that_says_so(many: list[Path]) -> No
 
 
 def test_ctrl_c_ends_a_wait_and_the_epoch_goes_on(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
-    fifo = Fifo(tmp_path / "late.png")
-    with load([fifo.path, *many[:2]], batch=3, workers=1, node=node) as loader:
+    late = Late(tmp_path / "late.png")
+    with load([late.path, *many[:2]], batch=3, workers=1, node=node) as loader:
         batches = iter(loader)
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             next(batches)
-        writer = until(fifo.writer)
-        os.write(writer, many[9].read_bytes())
-        os.close(writer)
+        until(late.is_wanted)
+        late.give(many[9].read_bytes())
         assert numbers(next(batches).pixels) == [9, 0, 1]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -224,6 +225,32 @@ def test_what_is_no_tensor() -> None:
         tp.Tensor(np.arange(3)[::-1])
     with pytest.raises(tp.TensorError, match="gave no capsule"):
         tp.Tensor(Only(None))
+
+
+def test_an_array_past_the_end_of_its_memory_is_refused() -> None:
+    strided = np.lib.stride_tricks.as_strided
+    owner, loan = np.arange(6, dtype=np.float32), bytearray(24)
+    for base in (owner, np.frombuffer(loan, np.float32), np.frombuffer(memoryview(loan)[4:], np.float32)):
+        inside = strided(base, (2, len(base) - 1), (4, 4))
+        assert tp.Tensor(inside).numpy().tolist() == inside.tolist()
+        for beyond in (strided(base, (7,)), strided(base[1:], (len(base),)), strided(base, (2, 2), (4 * len(base), 4))):
+            for one in (beyond, beyond[1:], beyond.view(np.int32)):
+                with pytest.raises(tp.TensorError, match="bytes of memory, and its shape and strides reach over"):
+                    tp.Tensor(one)
+    # One that lends its memory as CuPy does.
+    whole = types.SimpleNamespace(mem=types.SimpleNamespace(ptr=owner.ctypes.data, size=20))
+    lent = types.SimpleNamespace(data=whole, __dlpack_device__=owner.__dlpack_device__, __dlpack__=owner.__dlpack__)
+    with pytest.raises(tp.TensorError, match="has 20 bytes of memory, and its shape and strides reach over 24"):
+        tp.Tensor(lent)
+    whole.mem.size = 24
+    assert tp.Tensor(lent).nbytes == 24
+
+
+def test_an_array_with_a_mask_is_refused() -> None:
+    masked = np.ma.array([1.0, 2.0], mask=[True, False])
+    with pytest.raises(tp.TensorError, match=r"has a mask, which is not sent with it; fill it first, with `.filled\(0\)`"):
+        tp.Tensor(masked)
+    assert tp.Tensor(masked.filled(0)).numpy().tolist() == [0, 2]
 
 
 def test_what_cannot_be_given() -> None:

@@ -86,6 +86,41 @@ def test_what_cannot_be_taken() -> None:
         tp.Tensor(torch.zeros(2, device="meta"))
     with pytest.raises(tp.EncodeError, match="its dtype must be f32 and is f64; convert it first"):
         tp.encode(Frame(torch.zeros(2, 1, dtype=torch.float64)))
+    pairs = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(tp.TensorError, match="is nested; send its parts"):
+        tp.Tensor(pairs)
+    with pytest.raises(tp.TensorError, match=r"has a layout of MKL-DNN|does not give itself"):
+        tp.Tensor(torch.ones(2, 2).to_mkldnn())
+
+
+def test_what_memory_alone_does_not_say_is_refused() -> None:
+    spectrum = torch.tensor([1 + 2j, 3 + 4j, 5 - 6j])
+    negated = spectrum.conj().imag
+    assert negated.is_neg()
+    for one in (negated, negated[1:], negated.view(3, 1)):
+        with pytest.raises(tp.TensorError, match=r"has a minus sign that is not in its memory.*with `.resolve_neg\(\)`"):
+            tp.Tensor(one)
+    assert tp.Tensor(negated.resolve_neg()).numpy().tolist() == [-2, -4, 6]
+    with pytest.raises(tp.TensorError, match=r"is the conjugate of what is in its memory.*`.resolve_conj\(\)`"):
+        tp.Tensor(spectrum.conj())
+    with pytest.raises(tp.TensorError, match="is zeros without memory"):
+        tp.Tensor(torch._efficientzerotensor((3,)))
+
+
+def test_a_storage_that_is_smaller_than_its_shape_is_refused() -> None:
+    for left in (4, 4096):
+        shrunk = torch.ones(1_000_000)
+        views = [shrunk, shrunk[5:], shrunk.view(1000, 1000).t(), torch.as_strided(shrunk, (2, 2), (1, 999_998))]
+        assert all(tp.Tensor(one).nbytes >= 16 for one in views)
+        shrunk.untyped_storage().resize_(left)
+        for one in views:
+            with pytest.raises(tp.TensorError, match=f"the Tensor has {left} bytes of memory, and its shape and strides reach over"):
+                tp.Tensor(one)
+        if left == 4096:
+            assert tp.Tensor(shrunk[:1024]).nbytes == 4096 and tp.Tensor(shrunk[:0]).nbytes == 0
+    with pytest.raises(tp.TensorError, match="has .* bytes of memory|its data is null"):
+        shrunk.untyped_storage().resize_(0)
+        tp.Tensor(shrunk)
 
 
 def test_work_with_gradients_on_what_was_received() -> None:

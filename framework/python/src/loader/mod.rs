@@ -74,6 +74,12 @@ fn step((name, numbers, filter): &Said) -> Option<Step> {
     })
 }
 
+/// Processors that this process may use, by its affinity and its cgroup.
+#[pyfunction]
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Starts the workers, all at the same time.
 fn start_workers(
     node: &Node,
@@ -129,7 +135,12 @@ impl PyLoader {
         let start = Start { interpreter, library, recipe: recipe.clone() };
         let weak = Arc::downgrade(&node);
         let started = wait::aside(py, move || start_workers(&node, &start, workers, &label))?;
-        let started = started.map_err(|why| exception(py, "SpawnError", why))?;
+        let started = started.map_err(|why| {
+            let why = format!(
+                "{workers} workers of a loader could not be started: {why}; say how many with `workers=`"
+            );
+            exception(py, "SpawnError", why)
+        })?;
         let (processes, workers) = started.into_iter().unzip();
         let times = Mutex::new(Times::default());
         let source = Arc::new(Source { workers, paths, recipe, host, device, times });

@@ -9,8 +9,10 @@
 //! **A file that is broken** is named in the reply, and its place is zeros. A decoder that panics is such a file too.
 
 use std::ffi::OsStr;
-use std::io::Read as _;
+use std::fs::{FileType, OpenOptions};
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -180,6 +182,17 @@ impl Handler<Fill> for Worker {
     }
 }
 
+fn is_a_file(kind: FileType) -> std::io::Result<()> {
+    let name = match kind {
+        kind if kind.is_file() => return Ok(()),
+        kind if kind.is_fifo() => "a named pipe",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_dir() => "a folder",
+        _ => "a device",
+    };
+    Err(std::io::Error::other(format!("it is {name}, and no file")))
+}
+
 impl Worker {
     fn fill<T: tensorpost_core::tensor::Element + Default>(
         &mut self,
@@ -246,8 +259,18 @@ impl Worker {
 
     fn read(&mut self, path: &[u8]) -> std::io::Result<()> {
         self.file.clear();
-        let file = std::fs::File::open(OsStr::from_bytes(path))?;
-        let bytes = file.metadata()?.len();
+        let path = OsStr::from_bytes(path);
+        is_a_file(std::fs::metadata(path)?.file_type())?;
+        // Another may stand in its place by now: a named pipe has perhaps nobody who writes.
+        let open = |how| OpenOptions::new().read(true).custom_flags(how).open(path);
+        let file = match open(libc::O_NONBLOCK | libc::O_NOCTTY) {
+            // Somebody has a lease on it, and gives it back.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => open(libc::O_NOCTTY),
+            opened => opened,
+        }?;
+        let known = file.metadata()?;
+        is_a_file(known.file_type())?;
+        let bytes = known.len();
         if bytes > MAX_FILE {
             return Err(std::io::Error::other(format!(
                 "it has {bytes} bytes, and at most {MAX_FILE} are read"

@@ -1,0 +1,134 @@
+//! Whether a tensor of another library lies in the memory that its library has for it.
+//!
+//! A shape is only what a library says. PyTorch frees the storage of a tensor and leaves its shape (`untyped_storage().resize_`), and numpy
+//! makes views past the end of an array (`as_strided`): reading such a tensor ends the process, or sends what belongs to others. What
+//! can be asked for is asked for here, before a tensor is taken. Of a library that tells nothing of its memory, it is believed.
+
+#![expect(unsafe_code, reason = "the axes are C's")]
+
+use std::ops::Range;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+use crate::capsule::Array;
+use crate::torch::Torch;
+
+/// Objects that keep each other's memory: views of views, and what they were made of.
+const MOST_BASES: usize = 64;
+
+/// The bytes from the first element to the last; `None` without elements. Past the end of addresses it ends with the last one.
+///
+/// # Safety
+/// The array is one that a library has just described, with its axes.
+unsafe fn extent(array: &Array) -> Option<Range<u64>> {
+    let rank = usize::try_from(array.ndim).ok()?;
+    let axis = |first: *const i64, axis: usize| {
+        // SAFETY: there are as many as axes, as the caller promises.
+        unsafe { first.add(axis).read() }
+    };
+    let bytes = i128::from(array.bits) * i128::from(array.lanes) / 8;
+    let start = i128::from(array.data as u64) + i128::from(array.byte_offset);
+    let (mut low, mut high, mut dense) = (start, start + bytes, 1_i128);
+    for at in (0..rank).rev() {
+        let count = i128::from(axis(array.shape, at));
+        if count <= 0 {
+            return None;
+        }
+        let stride = if array.strides.is_null() { dense } else { i128::from(axis(array.strides, at)) };
+        let reach = (count - 1).saturating_mul(stride).saturating_mul(bytes);
+        if reach < 0 {
+            low = low.saturating_add(reach);
+        } else {
+            high = high.saturating_add(reach);
+        }
+        dense = dense.saturating_mul(count);
+    }
+    let address = |number: i128| u64::try_from(number.max(0)).unwrap_or(u64::MAX);
+    Some(address(low)..address(high))
+}
+
+/// Why a tensor does not lie in the memory that its library has for it.
+///
+/// # Safety
+/// As [`extent`].
+pub(crate) unsafe fn leaves(source: &Bound<'_, PyAny>, is_torch: bool, array: &Array) -> Option<String> {
+    let there = if is_torch { storage_of(source) } else { memory_of(source) }?;
+    // SAFETY: the caller's promise.
+    let wanted = unsafe { extent(array) }.filter(|it| it.start < there.start || there.end < it.end)?;
+    Some(format!(
+        "has {} bytes of memory, and its shape and strides reach over {}: its storage was freed or made smaller, or it is a view \
+         past its end; make it anew, or copy what is there",
+        there.end - there.start,
+        wanted.end - wanted.start
+    ))
+}
+
+/// Numpy's class of arrays, if this process has imported it.
+pub(crate) fn numpy(py: Python<'_>) -> Option<&Bound<'_, PyType>> {
+    static ARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    if let Some(array) = ARRAY.get(py) {
+        return Some(array.bind(py));
+    }
+    let modules = py.import("sys").and_then(|sys| sys.getattr("modules")).ok()?;
+    // While it is being imported it may have no class yet.
+    let array = modules.get_item("numpy").ok()?.getattr("ndarray").ok()?.cast_into::<PyType>().ok()?;
+    Some(ARRAY.get_or_init(py, || array.unbind()).bind(py))
+}
+
+/// The memory that an object's library has for it, where that can be asked for and is not the object's own.
+fn memory_of(source: &Bound<'_, PyAny>) -> Option<Range<u64>> {
+    let py = source.py();
+    let Some(array) = numpy(py).filter(|array| source.is_instance(array).unwrap_or(false)) else {
+        return pool_of(source);
+    };
+    let mut at = source.clone();
+    for _ in 0..MOST_BASES {
+        match at.getattr(intern!(py, "base")) {
+            Ok(base) if !base.is_none() => at = base,
+            _ if at.is(source) => return None,
+            // The array that has the memory, dense in it.
+            _ if at.is_instance(array).unwrap_or(false) => {
+                let start = at
+                    .getattr("__array_interface__")
+                    .and_then(|of| of.get_item("data")?.get_item(0)?.extract());
+                let bytes = at.getattr("nbytes").and_then(|bytes| bytes.extract());
+                return Some(from(start.ok()?, bytes.ok()?));
+            }
+            _ => return buffer_of(&at),
+        }
+        if let Ok(Some(torch)) = Torch::if_there(py)
+            && torch.is_tensor(&at).unwrap_or(false)
+        {
+            return storage_of(&at);
+        }
+    }
+    None
+}
+
+fn from(start: u64, bytes: u64) -> Range<u64> {
+    start..start.saturating_add(bytes)
+}
+
+/// Of a tensor of PyTorch.
+fn storage_of(tensor: &Bound<'_, PyAny>) -> Option<Range<u64>> {
+    let storage = tensor.call_method0(intern!(tensor.py(), "untyped_storage")).ok()?;
+    let number = |name| storage.call_method0(name).and_then(|number| number.extract::<u64>()).ok();
+    Some(from(number(intern!(tensor.py(), "data_ptr"))?, number(intern!(tensor.py(), "nbytes"))?))
+}
+
+/// Of an array of CuPy.
+fn pool_of(array: &Bound<'_, PyAny>) -> Option<Range<u64>> {
+    let memory = array.getattr("data").and_then(|data| data.getattr("mem")).ok()?;
+    let number = |name| memory.getattr(name).and_then(|number| number.extract::<u64>()).ok();
+    Some(from(number("ptr")?, number("size")?))
+}
+
+/// Of bytes that an array of numpy was made over.
+fn buffer_of(owner: &Bound<'_, PyAny>) -> Option<Range<u64>> {
+    let buffer = PyUntypedBuffer::get(owner).ok()?;
+    Some(from(buffer.buf_ptr() as u64, buffer.len_bytes() as u64))
+}
