@@ -40,7 +40,7 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     // First what costs little: a plain tensor that lies in memory of ours.
     if let (Some(torch), Some(context)) = (torch, context)
         && !torch.requires_grad(source)?
-        && !torch.is_negated(source)?
+        && !torch.is_negated(source).unwrap_or(true)
         && let Some(known) = known_again(source, torch, context)?
     {
         return Ok(known);
