@@ -105,6 +105,7 @@ fn run_with(program: fn(Builder) -> Builder, cases: Vec<Case>, arguments: fn() -
     hush_asked_panics();
     // Both in the node and in every worker, and before anything else.
     let _ = program(Node::builder()).run_if_worker();
+    crate::user::be_another_if_told();
     if std::env::var_os("RUST_LOG").is_some() {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())

@@ -16,5 +16,6 @@ pub mod network;
 pub mod pipes;
 pub mod players;
 pub mod random;
+pub mod user;
 pub mod wait;
 pub mod want;

@@ -24,6 +24,7 @@ mod relay;
 mod roaming;
 mod scaling;
 mod traces;
+mod users;
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -280,6 +281,7 @@ pub(crate) fn find<M: GpuMessage>(node: &Node, name: &str) -> Address<M> {
 
 fn main() {
     let _ = program(Node::builder()).run_if_worker();
+    tensorpost_tests::user::be_another_if_told();
     match std::env::var(OTHER).as_deref() {
         Ok("serves") => placed::serve(),
         Ok("head") => kills::be_the_head(),
@@ -310,6 +312,7 @@ fn main() {
                 python::cases(),
                 scaling::cases(),
                 traces::cases(),
+                users::cases(),
             ];
             harness::run_waiting(program, cases.concat())
         }
