@@ -21,6 +21,11 @@ impl ProcessId {
     /// The node's own process.
     pub const NODE: ProcessId = ProcessId { slot: 0, incarnation: 0 };
 
+    /// No process of any node, because the node's own slot has one life: what has clocks and memory without a
+    /// node.
+    #[cfg(any(test, feature = "inside"))]
+    pub const OUTSIDE: ProcessId = ProcessId { slot: 0, incarnation: u32::MAX };
+
     /// The process in `slot`, in its life number `incarnation`; `None` where the slot is out of range.
     pub fn new(slot: u16, incarnation: u32) -> Option<Self> {
         (usize::from(slot) < MAX_PROCESSES).then_some(ProcessId { slot, incarnation })

@@ -28,7 +28,7 @@ pub(crate) fn stream(py: Python<'_>) -> PyResult<&'static DeviceStream> {
 }
 
 fn open() -> Result<DeviceStream, Box<dyn std::error::Error>> {
-    let domain = ClockDomain::new(ProcessId::NODE, ClockPage::create()?);
-    let pool = Pool::new(ProcessId::NODE, HostBackend::new(), domain.clone(), PoolOptions::default(), 0);
+    let domain = ClockDomain::new(ProcessId::OUTSIDE, ClockPage::create()?);
+    let pool = Pool::new(HostBackend::new(), domain.clone(), PoolOptions::default(), 0);
     Ok(DeviceStream::new(pool, domain)?)
 }

@@ -5,12 +5,13 @@ use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use super::asking::Ask;
 use super::error::SendError;
 use super::sending::{self, Send};
 use super::standing::would_stand;
+use crate::clock::NodeNumber;
 use crate::ids::ActorId;
 use crate::message::portable::{Describer, Portable, Shape};
 use crate::message::{GpuMessage, message_key, scope};
@@ -19,9 +20,11 @@ use crate::transport::control_channel::{ControlChannelClosed, Location};
 
 /// The address of an actor that takes messages of type `M`.
 ///
-/// It can be cloned, compared, kept, sent in messages and in an actor's arguments. Two addresses are equal when they lead
-/// to the same actor. Sending does not care where the actor is; to one in the same process a message goes as it is. When
-/// the actor is restarted, its addresses lead to its new life; what is sent meanwhile waits for it (DEATH-2).
+/// It can be cloned, compared, kept, sent in messages and in an actor's arguments, by the node that it is of:
+/// actors of another node of the process have no way to it. Two addresses are equal when they lead to the
+/// same actor. Sending does not care where the actor is; to one in the same process a message goes as it is.
+/// When the actor is restarted, its addresses lead to its new life; what is sent meanwhile waits for it
+/// (DEATH-2).
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -88,6 +91,17 @@ pub enum RegisterError {
         name: String,
         /// The number of the host.
         host: u16,
+    },
+    /// The address is of an actor of another node of the process.
+    #[error("`{name}` cannot be registered at {node}: the address is of {address}; register it there")]
+    OtherNode {
+        /// The name.
+        name: String,
+        /// The node of the address. The nodes of a process are counted from 1, in the order in which it
+        /// started them.
+        address: String,
+        /// The node that was asked to register it.
+        node: String,
     },
     /// The node is gone.
     #[error("the node has ended")]
@@ -163,7 +177,7 @@ impl<M: GpuMessage> Address<M> {
         message_key::<M>()
     }
 
-    pub(super) fn transport(&self) -> &Arc<Transport> {
+    pub(crate) fn transport(&self) -> &Arc<Transport> {
         &self.transport
     }
 
@@ -222,6 +236,19 @@ pub(crate) async fn register(
     })
 }
 
+/// Registers the actor behind `address` under `name`, at the node of `transport`.
+pub(crate) async fn register_address<M: GpuMessage>(
+    transport: &Arc<Transport>,
+    name: &str,
+    address: &Address<M>,
+) -> Result<(), RegisterError> {
+    if !Arc::ptr_eq(transport, address.transport()) {
+        let [address, node] = [address.transport(), transport].map(|of| of.domain().node().to_string());
+        return Err(RegisterError::OtherNode { name: name.to_owned(), address, node });
+    }
+    register(transport, name, address.actor()).await
+}
+
 impl<M> Clone for Address<M> {
     fn clone(&self) -> Self {
         Address {
@@ -237,7 +264,8 @@ impl<M> Clone for Address<M> {
 
 impl<M> PartialEq for Address<M> {
     fn eq(&self, other: &Self) -> bool {
-        self.actor == other.actor
+        // Actors of two nodes have the same numbers.
+        self.actor == other.actor && Arc::ptr_eq(&self.transport, &other.transport)
     }
 }
 
@@ -255,8 +283,22 @@ impl<M> fmt::Debug for Address<M> {
     }
 }
 
+/// What is encoded holds an address of this node.
+///
+/// # Errors
+/// It goes out by another, where the number of the actor is another's.
+pub(super) fn goes_out_by<E: ser::Error>(own: NodeNumber) -> Result<(), E> {
+    scope::goes_out_by(own).map_err(|other| {
+        E::custom(format_args!(
+            "the address in it is of {own}, and it goes out by {other}, whose actors have no way to an actor of {own}; give the address of \
+             an actor or a channel of {other}, which sends the messages on"
+        ))
+    })
+}
+
 impl<M> Serialize for Address<M> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        goes_out_by(self.transport.domain().node())?;
         // Of an actor that was restarted since, the new location: its reader need not ask for it.
         (self.actor, self.transport.location_of(self.actor, self.location)).serialize(serializer)
     }

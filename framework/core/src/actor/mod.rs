@@ -96,7 +96,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use address::{Address, LookupError, RegisterError};
-pub(crate) use address::{lookup, register};
+pub(crate) use address::{lookup, register_address};
 pub use asking::Ask;
 pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};

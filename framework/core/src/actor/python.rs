@@ -7,10 +7,12 @@
 use std::path::PathBuf;
 
 use actix::{Actor, Context, Handler, MessageResult};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::address::goes_out_by;
 use super::host::WorkerProgram;
 use super::{Env, Handles, RemoteActor};
+use crate::clock::NodeNumber;
 use crate::message::portable::Portable;
 use crate::message::{GpuMessage, codec};
 
@@ -53,6 +55,25 @@ pub struct Python {
     /// Folders in which modules are looked for, before others.
     path: Vec<String>,
     args: Arguments,
+    addresses: AddressesOf,
+}
+
+/// The node of the addresses in arguments that were written before anybody said which node they are for.
+/// Actors of no other node have a way to those.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct AddressesOf(Option<NodeNumber>);
+
+impl Serialize for AddressesOf {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.map_or(Ok(()), goes_out_by)?;
+        serializer.serialize_unit()
+    }
+}
+
+impl<'de> Deserialize<'de> for AddressesOf {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <()>::deserialize(deserializer).map(|()| AddressesOf(None))
+    }
 }
 
 /// The interpreter of a worker. Each host has its own where a program names none, and looks for it itself.
@@ -92,6 +113,7 @@ impl Python {
             interpreter: Interpreter::default(),
             path: Vec::new(),
             args: Arguments::Values(args),
+            addresses: AddressesOf::default(),
         }
     }
 
@@ -105,8 +127,11 @@ impl Python {
     /// gives them by name, and anything else is the only one. They are read by the annotations of `__init__`, as the fields of a
     /// message are, so there may be addresses in them. Tensors go in messages.
     pub fn args(mut self, args: impl Serialize) -> Self {
-        self.args = match codec::encode(&args, Vec::new()) {
-            Ok(encoded) if encoded.tensors.is_empty() => Arguments::Values(encoded.body),
+        self.args = match codec::encode_for_later(&args) {
+            Ok((encoded, node)) if encoded.tensors.is_empty() => {
+                self.addresses = AddressesOf(node);
+                Arguments::Values(encoded.body)
+            }
             Ok(_) => Arguments::Refused(
                 "there is a tensor in them; start the actor without it, and send it in a message".to_owned(),
             ),

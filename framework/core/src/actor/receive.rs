@@ -96,7 +96,7 @@ impl Receive {
         waker: &Waker,
     ) -> Poll<Result<Option<Fetched<M>>, String>> {
         let Some(transport) = self.transport.upgrade() else { return Poll::Ready(Ok(None)) };
-        let encoded = match codec::encode(message, Vec::new()) {
+        let encoded = match codec::encode_in(message, Vec::new(), transport.domain()) {
             Ok(encoded) => encoded,
             Err(error) => return Poll::Ready(Err(error.to_string())),
         };

@@ -29,9 +29,11 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to watch.
-    pub(crate) fn begin(transport: &Transport, actor: ActorId) -> Self {
+    pub(crate) fn begin<M: GpuMessage>(address: &Address<M>) -> Self {
         let (to, events) = broadcast::channel(WATCH_EVENTS);
-        transport.watch(actor, Watcher { name: None, tell: pass_on(to) });
+        let actor = address.actor();
+        // By the address's own node, whichever node is asked: another one has other actors of these numbers.
+        address.transport().watch(actor, Watcher { name: None, tell: pass_on(to) });
         Watch { actor, events, missed: 0 }
     }
 
@@ -134,8 +136,9 @@ impl Env {
         let recipient = to.actor();
         // Without the thread nobody takes the events, and the watching ends with the first.
         let _ = carrier().map(|carrier| carrier.send((queue, to.clone())));
-        let watcher = Watcher { name: Some(("watch", recipient)), tell: pass_on(events) };
-        self.transport.watch(address.actor(), watcher);
+        let watcher =
+            Watcher { name: named("watch", to.transport(), address, recipient), tell: pass_on(events) };
+        address.transport().watch(address.actor(), watcher);
     }
 
     /// Has this actor fail whenever the one behind `address` goes down for a failure, from now on; then its own restart
@@ -160,9 +163,21 @@ impl Env {
             }
             true
         };
-        let watcher = Watcher { name: Some(("link", self.actor)), tell: Box::new(tell) };
-        self.transport.watch(address.actor(), watcher);
+        let watcher =
+            Watcher { name: named("link", &self.transport, address, self.actor), tell: Box::new(tell) };
+        address.transport().watch(address.actor(), watcher);
     }
+}
+
+/// The name of a watcher for `to`, an actor of the node of `of`. An actor of another node than the watched
+/// one has none: its number is another's there.
+fn named<M: GpuMessage>(
+    what: &'static str,
+    of: &Arc<Transport>,
+    watched: &Address<M>,
+    to: ActorId,
+) -> Option<(&'static str, ActorId)> {
+    Arc::ptr_eq(of, watched.transport()).then_some((what, to))
 }
 
 /// Sends events to an actor.

@@ -1,10 +1,16 @@
 //! All the clocks that one process can see: its own, and those of its peers as long as they are known here.
+//!
+//! **Nodes.** The number of a process means something within one node, and so does whatever is named by one:
+//! a ticket, a lease, a chunk, an actor. A program may have several nodes, at once or one after the other,
+//! and is [`ProcessId::NODE`] in each. So a domain stands for one process *of one node*, and every handle
+//! knows its own: nothing of one domain is looked up in another (SAFE-1, CLOCK-1, CLOCK-2). A comparison of
+//! two addresses tells them apart.
 
 use std::any::Any;
+use std::fmt;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::AtomicBool;
-#[cfg(any(test, feature = "testing"))]
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
@@ -20,10 +26,39 @@ use crate::limits::MAX_PROCESSES;
 use crate::observe::trace::Tracer;
 use crate::os::AdaptiveSpin;
 
-/// The clocks of this process and of its peers. One per process.
+/// Which of a process's domains, and so of its nodes, something is of: for errors, and where the domain
+/// itself is not at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeNumber {
+    /// The nodes that this process was in, counted from 1.
+    Node(u64),
+    /// What has clocks without a node, counted for itself.
+    Outside(u64),
+}
+
+impl NodeNumber {
+    fn next(of_a_node: bool) -> Self {
+        static NODES: AtomicU64 = AtomicU64::new(1);
+        static OTHERS: AtomicU64 = AtomicU64::new(1);
+        let next = |count: &AtomicU64| count.fetch_add(1, Ordering::Relaxed);
+        if of_a_node { NodeNumber::Node(next(&NODES)) } else { NodeNumber::Outside(next(&OTHERS)) }
+    }
+}
+
+impl fmt::Display for NodeNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NodeNumber::Node(number) => write!(f, "node {number} of this process"),
+            NodeNumber::Outside(_) => f.write_str("no node"),
+        }
+    }
+}
+
+/// The clocks of this process and of its peers. One per process and node.
 #[derive(Debug)]
 pub struct ClockDomain {
     pub(super) own: ProcessId,
+    node: NodeNumber,
     pub(super) own_page: Arc<ClockPage>,
     /// Read for the length of a look-up, written only when a peer comes or goes.
     pub(super) peers: RwLock<Peers>,
@@ -55,8 +90,12 @@ struct Peer {
 
 impl ClockDomain {
     /// The clocks of process `own`, whose page this process writes; no peers yet. There is nobody to tell it of deaths.
+    ///
+    /// # Panics
+    /// `own` is a node's own process, which has the domain of its node: see [`ProcessId::OUTSIDE`].
     #[cfg(any(test, feature = "inside"))]
     pub fn new(own: ProcessId, page: Arc<ClockPage>) -> Arc<Self> {
+        assert_ne!(own, ProcessId::NODE, "clocks without a node, in the name of one");
         Self::with_epoch_page(own, page, None)
     }
 
@@ -67,10 +106,12 @@ impl ClockDomain {
         epoch_page: Option<Arc<EpochPage>>,
     ) -> Arc<Self> {
         let by_slot = std::iter::repeat_with(SmallVec::new).take(MAX_PROCESSES).collect();
+        let node = NodeNumber::next(epoch_page.is_some());
         let knowledge = Knowledge::new(epoch_page);
         knowledge.meet(own);
         Arc::new(ClockDomain {
             own,
+            node,
             own_page: page,
             peers: RwLock::new(Peers { by_slot, all: Vec::new() }),
             slots: Arc::default(),
@@ -96,6 +137,12 @@ impl ClockDomain {
     /// The process this is.
     pub fn own(&self) -> ProcessId {
         self.own
+    }
+
+    /// The node that these are the clocks of.
+    #[inline]
+    pub(crate) fn node(&self) -> NodeNumber {
+        self.node
     }
 
     /// Where the process notes what it does, if its node traces. Here because everything that notes something knows its

@@ -325,7 +325,7 @@ mod tests {
     }
 
     fn domain() -> Arc<ClockDomain> {
-        ClockDomain::new(process(0), ClockPage::create().expect("memory"))
+        ClockDomain::with_epoch_page(process(0), ClockPage::create().expect("memory"), None)
     }
 
     fn ticket(of: u16, value: u64) -> Ticket {

@@ -39,6 +39,7 @@ use thiserror::Error;
 #[cfg(test)]
 pub(crate) use self::waiting::sleepers;
 pub use domain::ClockDomain;
+pub(crate) use domain::NodeNumber;
 pub use page::{BadClockPage, ClockPage};
 pub use slots::OwnClock;
 pub use waiting::Waited;

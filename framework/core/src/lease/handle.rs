@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use super::LeaseId;
@@ -216,9 +216,16 @@ impl Lease {
         self.0.device
     }
 
-    /// The clocks that this process can wait for.
+    /// The clocks of the node that it came by, which are the only ones that its tickets mean something among.
     pub(crate) fn domain(&self) -> &Arc<ClockDomain> {
         &self.0.domain
+    }
+
+    /// Whether it came by this node: whether the node's streams can wait for its tickets (CLOCK-1), and can
+    /// say when they are done with the memory (CLOCK-2).
+    #[inline]
+    pub(crate) fn is_of(&self, domain: &Arc<ClockDomain>) -> bool {
+        Arc::ptr_eq(&self.0.domain, domain)
     }
 
     inside! {
@@ -383,18 +390,26 @@ impl Lease {
 
     /// Notes that work on `stream` uses the memory: its end will be waited for before the memory is used again.
     pub(crate) fn used_on(&self, stream: &Stream) {
-        self.0.users.lock().add_open(stream);
+        self.users_with(stream).add_open(stream);
+    }
+
+    /// Its users, for one more. CLOCK-2: what they say at the end is looked up among the clocks of the
+    /// lease's own node.
+    #[inline]
+    fn users_with(&self, stream: &Stream) -> MutexGuard<'_, Users> {
+        debug_assert!(self.is_of(stream.domain()), "a stream of another node, which `check_node` refuses");
+        self.0.users.lock()
     }
 
     /// Notes that `stream` was put behind earlier uses of the memory, and does nothing with it yet.
     pub(crate) fn ordered_on(&self, stream: &Stream) {
-        self.0.users.lock().add(stream);
+        self.users_with(stream).add(stream);
     }
 
     /// Notes work on `stream` that is enqueued, uses the memory and is over at `end`, which the stream writes without being asked.
     #[cfg(any(feature = "graphs", feature = "foreign"))]
     pub(crate) fn used_until(&self, stream: &Stream, end: Ticket, writes: bool) {
-        let mut users = self.0.users.lock();
+        let mut users = self.users_with(stream);
         users.add_until(stream, end);
         // What is tainted stays it, as in `written_on`.
         if writes && !users.is_lost(&self.0.domain) {
@@ -413,7 +428,7 @@ impl Lease {
 
     /// As [`used_on`](Self::used_on), for work that writes.
     pub(crate) fn written_on(&self, stream: &Stream) {
-        let mut users = self.0.users.lock();
+        let mut users = self.users_with(stream);
         users.add_open(stream);
         // The update may have come since the write was allowed: what is tainted stays it (DEATH-3).
         if !users.is_lost(&self.0.domain) {

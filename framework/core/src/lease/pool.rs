@@ -138,10 +138,9 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// An empty pool; no memory is taken before the first allocation. `chunk_base` is the index of its first chunk, so
-    /// that the pools of one process number theirs apart.
+    /// An empty pool of the process whose clocks these are; no memory is taken before the first allocation.
+    /// `chunk_base` is the index of its first chunk, so that the pools of one process number theirs apart.
     pub fn new(
-        process: ProcessId,
         backend: Arc<dyn Backend>,
         domain: Arc<ClockDomain>,
         options: PoolOptions,
@@ -150,7 +149,7 @@ impl Pool {
         let first = options.first_chunk.min(options.budget).max(backend.granularity());
         let allocator = SubAllocator::new(first, backend.granularity(), options.budget);
         Arc::new(Pool {
-            process,
+            process: domain.own(),
             backend,
             domain,
             options,

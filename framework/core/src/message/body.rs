@@ -206,7 +206,9 @@ mod tests {
         let room = |bytes: usize| stream.empty(DType::U8, &[bytes]).ok();
         let value = ("before", vec![3_u8; 200_000], "behind");
         let lists = Lists::Packed;
-        let encoded = codec::encode_for_peer(&value, Vec::new(), lists, Some(&room)).expect("it is written");
+        let encoded =
+            codec::encode_for_peer(&value, Vec::new(), lists, Some(&room), cluster.transport(0).domain());
+        let encoded = encoded.expect("it is written");
         assert!(encoded.filled.is_some() && encoded.body.is_empty() && !encoded.is_plain());
         assert_eq!(stream.pool().stats().allocations, 1);
         let bytes = encoded.body_len();

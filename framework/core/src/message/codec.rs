@@ -15,8 +15,8 @@ use super::parts;
 #[cfg(feature = "raw")]
 use super::raw;
 use super::scope::{self, Incoming, Leases, Outgoing, Outline};
-use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
+use crate::clock::{ClockDomain, NodeNumber, Ticket};
 use crate::fault;
 use crate::lease::Lease;
 use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
@@ -106,6 +106,20 @@ pub enum EncodeError {
         /// The tensor's shape.
         shape: Vec<usize>,
     },
+    /// It has a tensor of another node of the process.
+    #[error(
+        "the {shape:?} tensor in it is of {tensor}, and the message goes out by {sender}, whose processes cannot map its memory; send a \
+         copy, made with `stream.copy(&tensor)` on a stream of {sender}"
+    )]
+    OtherNode {
+        /// The tensor's shape.
+        shape: Vec<usize>,
+        /// The node of the tensor. The nodes of a process are counted from 1, in the order in which it
+        /// started them.
+        tensor: String,
+        /// The node of the address that the message is sent to, or of the actor that answers.
+        sender: String,
+    },
     /// It has what cannot go to an actor of another host.
     #[error("it goes to an actor of another host, and {0}")]
     LeavesHost(&'static str),
@@ -185,7 +199,31 @@ pub(crate) fn encode_as<T: Serialize>(
     body: Vec<u8>,
     lists: Lists,
 ) -> Result<Encoded, EncodeError> {
-    encode_into(value, body, lists, None)
+    encode_into(value, body, lists, None, None).map(|(encoded, _)| encoded)
+}
+
+/// As [`encode`], for processes of one node: all in it has to be of that node.
+///
+/// # Errors
+/// See [`EncodeError`]; `value` is untouched.
+pub fn encode_in<T: Serialize>(
+    value: &T,
+    body: Vec<u8>,
+    node: &Arc<ClockDomain>,
+) -> Result<Encoded, EncodeError> {
+    let (encoded, _) = encode_into(value, body, Lists::Packed, None, Some(node.node()))?;
+    encoded.check_node(node)?;
+    Ok(encoded)
+}
+
+/// As [`encode`], for a node that is not known yet; with the node of the addresses in it, if there are any.
+///
+/// # Errors
+/// See [`EncodeError`]; `value` is untouched.
+pub(crate) fn encode_for_later<T: Serialize>(
+    value: &T,
+) -> Result<(Encoded, Option<NodeNumber>), EncodeError> {
+    encode_into(value, Vec::new(), Lists::Packed, None, None)
 }
 
 /// As [`encode_as`]; a large list of bytes goes into memory of `room`.
@@ -194,10 +232,11 @@ fn encode_into<T: Serialize>(
     mut body: Vec<u8>,
     lists: Lists,
     room: Option<Room<'_>>,
-) -> Result<Encoded, EncodeError> {
+    node: Option<NodeNumber>,
+) -> Result<(Encoded, Option<NodeNumber>), EncodeError> {
     body.clear();
     let mut writer = Writer::new(body, room);
-    let outgoing = scope::encoding(|| {
+    let (outgoing, node) = scope::encoding(node, || {
         let mut serializer = rmp_serde::Serializer::new(&mut writer).with_struct_map();
         match lists {
             Lists::Packed => value.serialize(Packing(&mut serializer)),
@@ -218,11 +257,11 @@ fn encode_into<T: Serialize>(
     nesting::check(bytes)?;
     parts::check(bytes, &outgoing)?;
     let Outgoing { leases, tensors, parts, .. } = outgoing;
-    Ok(Encoded { body, filled, leases, tensors, parts })
+    Ok((Encoded { body, filled, leases, tensors, parts }, node))
 }
 
-/// As [`encode`], for another process: all memory has to be such that it can be mapped there. A large list of bytes goes into memory
-/// of `room`.
+/// As [`encode_in`], for another process: all memory has to be such that it can be mapped there. A large list
+/// of bytes goes into memory of `room`.
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
@@ -231,17 +270,30 @@ pub(crate) fn encode_for_peer<T: Serialize>(
     body: Vec<u8>,
     lists: Lists,
     room: Option<Room<'_>>,
+    node: &Arc<ClockDomain>,
 ) -> Result<Encoded, EncodeError> {
-    let encoded = encode_into(value, body, lists, room)?;
+    let (encoded, _) = encode_into(value, body, lists, room, Some(node.node()))?;
+    encoded.check_node(node)?;
     if let Some(lease) = encoded.leases.iter().position(|(lease, _)| !lease.can_leave()) {
-        let stands_on = |tensor: &&Outline| usize::from(tensor.lease) == lease;
-        let shape = encoded.tensors.iter().find(stands_on).map(|tensor| tensor.layout.shape().to_vec());
-        return Err(EncodeError::NotShared { shape: shape.unwrap_or_default() });
+        return Err(EncodeError::NotShared { shape: encoded.shape_on(lease) });
     }
     Ok(encoded)
 }
 
 impl Encoded {
+    /// SAFE-1: the names of a lease and of its chunk mean other memory in another node.
+    fn check_node(&self, node: &Arc<ClockDomain>) -> Result<(), EncodeError> {
+        let Some(lease) = self.leases.iter().position(|(lease, _)| !lease.is_of(node)) else { return Ok(()) };
+        let [tensor, sender] = [self.leases[lease].0.domain(), node].map(|of| of.node().to_string());
+        Err(EncodeError::OtherNode { shape: self.shape_on(lease), tensor, sender })
+    }
+
+    /// The shape of the first tensor on a lease.
+    fn shape_on(&self, lease: usize) -> Vec<usize> {
+        let stands_on = |tensor: &&Outline| usize::from(tensor.lease) == lease;
+        self.tensors.iter().find(stands_on).map(|tensor| tensor.layout.shape().to_vec()).unwrap_or_default()
+    }
+
     /// Whether it can go to an actor of another host.
     ///
     /// # Errors

@@ -124,9 +124,9 @@ mod tests {
 
     #[test]
     fn its_tensors_go_with_it_and_those_of_another_value_do_not() {
-        let domain = ClockDomain::new(ProcessId::NODE, ClockPage::create().unwrap());
+        let domain = ClockDomain::new(ProcessId::OUTSIDE, ClockPage::create().unwrap());
         let options = PoolOptions { budget: 64 << 20, first_chunk: 1 << 20 };
-        let pool = Pool::new(ProcessId::NODE, HostBackend::new(), domain.clone(), options, 0);
+        let pool = Pool::new(HostBackend::new(), domain.clone(), options, 0);
         let stream = DeviceStream::new(pool, domain).unwrap();
         let both = [1.0_f32, 2.0].map(|value| stream.from_slice(&[1], &[value]).unwrap().freeze());
 

@@ -3,6 +3,11 @@
 //! Scopes form a stack on the thread. A guard opens one and closes it when it drops, on errors and panics too, so a
 //! failed encoding leaves the scope of an outer one as it was. Outside of a scope, a tensor cannot be serialised: the
 //! error says so.
+//!
+//! **Nodes.** What is encoded goes out by one node, and the leases and addresses in it mean something there
+//! alone. An encoding knows its node where that is known, and [`goes_out_by`] refuses addresses of another.
+//! Arguments may be written before anybody says which node they are for; then the first address in them says
+//! it.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,8 +19,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use super::buffers::Gathered;
 use super::parts::Form;
 use super::search::Search;
-use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
+use crate::clock::{NodeNumber, Ticket};
 use crate::lease::Lease;
 use crate::limits::MAX_TENSORS;
 use crate::tensor::part::Inner;
@@ -64,7 +69,8 @@ pub struct Incoming {
 }
 
 enum Scope {
-    Encoding(Outgoing),
+    /// With the node by which it goes out, once that is known.
+    Encoding(Outgoing, Option<NodeNumber>),
     /// A search for lost data, and what it found first.
     Searching(Option<Tainted>),
     Decoding(Incoming),
@@ -110,18 +116,36 @@ impl Drop for Guard {
     }
 }
 
-/// Runs `encode` in a scope that gathers tensors, and returns what it gathered.
+/// Runs `encode` in a scope that gathers tensors, and returns what it gathered, with the node by which it
+/// goes out.
 ///
 /// # Errors
 /// The result of `encode`.
-pub fn encoding<E>(encode: impl FnOnce() -> Result<(), E>) -> Result<Outgoing, E> {
-    let guard = Guard::open(Scope::Encoding(Outgoing::default()));
+pub(super) fn encoding<E>(
+    node: Option<NodeNumber>,
+    encode: impl FnOnce() -> Result<(), E>,
+) -> Result<(Outgoing, Option<NodeNumber>), E> {
+    let guard = Guard::open(Scope::Encoding(Outgoing::default(), node));
     encode()?;
     match guard.close() {
-        Some(Scope::Encoding(outgoing)) => Ok(outgoing),
+        Some(Scope::Encoding(outgoing, node)) => Ok((outgoing, node)),
         // Scopes close in reverse order, so the last one is the one opened here.
-        _ => Ok(Outgoing::default()),
+        _ => Ok((Outgoing::default(), None)),
     }
+}
+
+/// What is encoded holds an address of this node: it goes out by no other.
+///
+/// # Errors
+/// It does go out by another, which is returned.
+pub(crate) fn goes_out_by(node: NodeNumber) -> Result<(), NodeNumber> {
+    SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
+        Some(Scope::Encoding(_, by)) => match *by.get_or_insert(node) {
+            by if by == node => Ok(()),
+            other => Err(other),
+        },
+        _ => Ok(()),
+    })
 }
 
 /// Why the data of a tensor somewhere in `value` will never be there, if there is such a tensor. Goes through the whole value, so
@@ -156,7 +180,7 @@ const OUTSIDE: &str = "a Tensor can only be serialised as part of a message or a
 impl Serialize for Tensor {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let index = SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
-            Some(Scope::Encoding(outgoing)) => outgoing.add(self),
+            Some(Scope::Encoding(outgoing, _)) => outgoing.add(self),
             Some(Scope::Searching(found)) => note(found, self.lease().taint_at(self.ready())),
             _ => Err(OUTSIDE.into()),
         });
@@ -234,7 +258,7 @@ impl Outgoing {
 /// Puts a part into the message that is being encoded; `None` where there is none.
 pub(super) fn add_part(part: &Arc<Inner>) -> Option<Result<u32, String>> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
-        Some(Scope::Encoding(outgoing)) => Some(outgoing.add_part(part)),
+        Some(Scope::Encoding(outgoing, _)) => Some(outgoing.add_part(part)),
         Some(Scope::Searching(found)) => Some(note(found, part.taint())),
         _ => None,
     })
@@ -261,7 +285,7 @@ pub(super) fn has_form(form: &Form) -> bool {
 #[cfg(feature = "raw")]
 pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
-        Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
+        Some(Scope::Encoding(outgoing, _)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
             outgoing.raw = Some(body.to_vec());
             outgoing.make_room(tensors.len());
             tensors.iter().try_for_each(|tensor| outgoing.add(tensor).map(|_| ()))
@@ -278,11 +302,11 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
 #[cfg(feature = "foreign")]
 pub(super) fn add_all(tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
-        Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
+        Some(Scope::Encoding(outgoing, _)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
             outgoing.make_room(tensors.len());
             tensors.iter().try_for_each(|tensor| outgoing.add(tensor).map(|_| ()))
         }
-        Some(Scope::Encoding(_)) => {
+        Some(Scope::Encoding(..)) => {
             Err("an item of another language is in a message alone, or without tensors before it".to_owned())
         }
         Some(Scope::Searching(found)) => tensors

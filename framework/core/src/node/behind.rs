@@ -48,7 +48,9 @@ impl Supervisor {
         let Some(transport) = self.elsewhere() else { return sent(to.send(message)) };
         let to = to.clone();
         if let Some((host, _)) = worker.elsewhere() {
-            let Ok(encoded) = codec::encode(&message, Vec::new()) else { return sent(to.send(message)) };
+            let Ok(encoded) = codec::encode_in(&message, Vec::new(), transport.domain()) else {
+                return sent(to.send(message));
+            };
             let behind = Behind { to: to.actor(), key: message_key::<M>(), body: encoded.body };
             let asked = starter(&transport, host).ask(Request::Behind(Box::new(behind)));
             return async move {

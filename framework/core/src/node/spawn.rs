@@ -14,7 +14,7 @@ use super::{Node, NodeBuilder};
 use crate::actor::foreign::{RawAddress, RawMessage};
 use crate::actor::{
     Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, link, lookup,
-    register, short,
+    register_address, short,
 };
 use crate::device::Device;
 use crate::ids::DeviceId;
@@ -186,7 +186,7 @@ impl Node {
     /// # }
     /// ```
     pub fn watch<M: GpuMessage>(&self, address: &Address<M>) -> Watch {
-        Watch::begin(self.transport(), address.actor())
+        Watch::begin(address)
     }
 
     /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor answers.
@@ -202,7 +202,7 @@ impl Node {
     /// # Errors
     /// The name is taken, or the node is shutting down.
     pub fn register<M: GpuMessage>(&self, name: &str, address: &Address<M>) -> Result<(), RegisterError> {
-        self.block_on(register(self.transport(), name, address.actor()))
+        self.block_on(register_address(self.transport(), name, address))
     }
 
     /// Finds actors by name from any task or thread of this process.
@@ -500,7 +500,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
             return Err(ActorError::Mailbox(self.mailbox));
         }
-        let args = codec::encode(&self.args, Vec::new())
+        let args = codec::encode_in(&self.args, Vec::new(), self.node.transport().domain())
             .map_err(|source| ActorError::Args { actor: type_name, source })?;
         if !args.tensors.is_empty() {
             return Err(ActorError::TensorInArgs(type_name));

@@ -43,7 +43,6 @@ use own::OwnStreams;
 pub(crate) use own::finish_own_work;
 pub(crate) use queued::waiting;
 pub(crate) use wait::host_wait;
-#[cfg(feature = "hosts")]
 pub(crate) use wait::host_wait_in_order;
 #[cfg(feature = "testing")]
 pub use wait::testing_skip_waits;

@@ -361,7 +361,6 @@ pub(crate) fn host_wait(
 
 /// As [`host_wait`], until all that the ticket stands for is over, whether or not that had a result: for the reuse of memory
 /// (CLOCK-2).
-#[cfg(feature = "hosts")]
 pub(crate) fn host_wait_in_order(domain: &Arc<ClockDomain>, ticket: Ticket) -> Result<(), ClockError> {
     if ticket.process == domain.own() {
         OwnStreams::of(domain).flush(ticket.slot, ticket.value);

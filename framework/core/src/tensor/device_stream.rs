@@ -77,7 +77,8 @@ impl DeviceStream {
     /// the first element of the *allocation*; the layout's offset is not added.
     ///
     /// # Errors
-    /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), or a refusal of the device.
+    /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), a tensor of another node, or a
+    /// refusal of the device.
     pub fn begin_read(&self, tensor: &Tensor) -> Result<u64, TensorError> {
         tensor.read_on(&self.stream)
     }
@@ -232,15 +233,19 @@ impl DeviceStream {
     pub(super) fn bring(&self, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), TensorError> {
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         assert_eq!(bytes.len(), span.len(), "a packed tensor spans its elements, and others were measured");
-        let address = tensor.read_on(&self.stream)? + span.start as u64;
-        // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
-        // has put the stream behind the data's writer.
-        unsafe { self.stream.backend().download(bytes, address)? };
+        self.read_for_copy(tensor, |address| {
+            // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this
+            // returns; `read_for_copy` comes after the data's writer.
+            unsafe { self.stream.backend().download(bytes, address + span.start as u64)? };
+            Ok(())
+        })?;
         // DEATH-3: the stream may have waited for something that was never written, and been released.
         tensor.wait(None)
     }
 
-    /// Makes a packed copy of a tensor on this device, in memory of its own.
+    /// Makes a packed copy of a tensor on this device, in memory of its own. The host waits for nothing,
+    /// except where the tensor is of another node than the stream: then this blocks until its data is there
+    /// and the copy is done.
     ///
     /// # Errors
     /// As for [`empty`](Self::empty), and a tensor on another device.
@@ -306,16 +311,17 @@ impl DeviceStream {
         mapping: Arc<crate::device::ChunkMapping>,
     ) -> Result<u64, TensorError> {
         let size = tensor.dtype().size() as u64;
-        let from = tensor.read_on(&self.stream)?;
         let keep: Keep = smallvec![Arc::clone(tensor.lease().mapping()), mapping];
-        for run in tensor.layout().contiguous_runs() {
-            let bytes = run.len() as u64 * size;
-            // SAFETY: the runs lie in the source's allocation, which stays mapped in `keep`, and `read_on` has put the
-            // stream behind its writer; for the other side see the caller.
-            unsafe { self.stream.backend().copy(to, from + run.start as u64 * size, bytes, keep.clone())? };
-            to += bytes;
-        }
-        Ok(to)
+        self.read_for_copy(tensor, |from| {
+            for run in tensor.layout().contiguous_runs() {
+                let (from, bytes) = (from + run.start as u64 * size, run.len() as u64 * size);
+                // SAFETY: the runs lie in the source's allocation, which stays mapped in `keep`, and
+                // `read_for_copy` comes after its writer; for the other side see the caller.
+                unsafe { self.stream.backend().copy(to, from, bytes, keep.clone())? };
+                to += bytes;
+            }
+            Ok(to)
+        })
     }
 
     /// Copies a whole packed tensor from other memory of this device, on this stream.
@@ -330,12 +336,13 @@ impl DeviceStream {
         Ok(())
     }
 
-    /// The tensor itself if it is packed, a packed copy otherwise.
+    /// The tensor itself if it is packed and of this stream's node, a packed copy otherwise.
     ///
     /// # Errors
     /// As for [`copy`](Self::copy).
     pub fn contiguous(&self, tensor: &Tensor) -> Result<Tensor, TensorError> {
-        if tensor.is_contiguous() { Ok(tensor.clone()) } else { Ok(self.copy(tensor)?.freeze()) }
+        let serves = tensor.is_contiguous() && tensor.lease().is_of(&self.domain);
+        if serves { Ok(tensor.clone()) } else { Ok(self.copy(tensor)?.freeze()) }
     }
 
     /// Blocks until all work on the stream is done.

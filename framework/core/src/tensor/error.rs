@@ -99,6 +99,19 @@ pub enum TensorError {
         /// Where the stream is.
         stream: String,
     },
+    /// The stream's node is another one than that by which the tensor came, and cannot wait for that one's
+    /// clocks.
+    #[error(
+        "the tensor is of {tensor}, and the stream of {stream}: neither of two nodes waits for the other's streams; make a copy with \
+         `stream.copy(&tensor)`, or use a stream of the tensor's own node"
+    )]
+    OtherNode {
+        /// The node of the tensor. The nodes of a process are counted from 1, in the order in which it
+        /// started them.
+        tensor: String,
+        /// The node of the stream.
+        stream: String,
+    },
     /// What another library gave by DLPack cannot be a tensor.
     #[error("the DLPack tensor cannot be taken: {why}")]
     DlPack {

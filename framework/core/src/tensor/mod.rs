@@ -28,7 +28,8 @@
 //!
 //! Work on a tensor goes through a stream ([`DeviceStream`]). Every way to use one on a stream first makes the stream
 //! wait for the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it
-//! (CLOCK-2). The handler's stream has waited before the handler begins; asking twice costs nothing.
+//! (CLOCK-2). The handler's stream has waited before the handler begins; asking twice costs nothing. A stream
+//! of another node of the process can do neither, and is refused; copies are made all the same, see `nodes`.
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -48,6 +49,7 @@ mod map;
 mod mutable;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+mod nodes;
 pub mod part;
 mod reduce;
 #[cfg(feature = "hosts")]
@@ -74,6 +76,7 @@ use crate::clock::taint::{Tainted, TicketStatus};
 use crate::ids::{DeviceId, ProcessId};
 use crate::lease::Lease;
 use crate::stream::Stream;
+use nodes::check_node;
 
 /// Whether a tensor's data is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -287,8 +290,8 @@ impl Tensor {
         /// Enqueue the work before anything else is done with the stream.
         ///
         /// # Errors
-        /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), an unknown clock of its writer, a refusal
-        /// of the device.
+        /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), an unknown clock of its
+        /// writer, a stream of another node, a refusal of the device.
         pub fn read_on(&self, stream: &Stream) -> Result<u64, TensorError> {
             self.await_on(stream)?;
             self.lease.used_on(stream);
@@ -298,6 +301,7 @@ impl Tensor {
 
     /// The first half of [`read_on`](Self::read_on): the wait. Whoever calls it notes the use by itself.
     pub(crate) fn await_on(&self, stream: &Stream) -> Result<(), TensorError> {
+        check_node(&self.lease, stream)?;
         if let Some(tainted) = self.lease.taint() {
             return Err(tainted.into());
         }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use super::nodes::check_node;
 use super::{DType, DeviceStream, Layout, Tensor, TensorError, TensorStatus};
 use crate::clock::Ticket;
 use crate::clock::taint::TicketStatus;
@@ -96,6 +97,7 @@ impl TensorMut {
 
     /// The address to write at, with `stream`'s stream put behind every other use.
     fn claim(tensor: &Tensor, stream: &DeviceStream) -> Result<u64, NotSoleReason> {
+        check_node(&tensor.lease, stream.clocked())?;
         let others = tensor.lease.handles().saturating_sub(1);
         if others > 0 {
             return Err(NotSoleReason::HandlesHere { others });
@@ -198,7 +200,8 @@ impl TensorMut {
         ///
         /// # Errors
         /// [`TensorError::Tainted`] where what was written before depends on work that a process had not done when it died
-        /// (make another tensor then), a refusal of the device, memory that cannot be mapped writable.
+        /// (make another tensor then), a stream of another node, a refusal of the device, memory that cannot
+        /// be mapped writable.
         pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
             let address = self.await_on(stream)?;
             self.lease.written_on(stream);
@@ -208,6 +211,7 @@ impl TensorMut {
 
     /// The first half of [`write_on`](Self::write_on): the waits. Whoever calls it notes the use by itself.
     pub(crate) fn await_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+        check_node(&self.lease, stream)?;
         if let Some(tainted) = self.lease.taint() {
             return Err(tainted.into());
         }

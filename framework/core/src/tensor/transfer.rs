@@ -42,15 +42,16 @@ impl DeviceStream {
     /// # Errors
     /// Another device, data that will not come.
     pub fn download_bytes(&self, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
-        let tensor = self.contiguous(tensor)?;
         in_reach(tensor.device(), self)?;
-        let mut bytes = vec![0_u8; tensor.layout().bytes_span(tensor.dtype())?.len()];
-        self.bring(&tensor, &mut bytes)?;
+        let packed = if tensor.is_contiguous() { tensor.clone() } else { self.copy(tensor)?.freeze() };
+        let mut bytes = vec![0_u8; packed.layout().bytes_span(packed.dtype())?.len()];
+        self.bring(&packed, &mut bytes)?;
         Ok(bytes)
     }
 
     /// Copies a tensor of this device, whatever its strides, into a packed one: its elements in row-major order become
-    /// those from `at` on. So several tensors are gathered into one, with one copy each where they are packed.
+    /// those from `at` on. So several tensors are gathered into one, with one copy each where they are
+    /// packed. For a source of another node than the stream this blocks, as [`copy`](Self::copy) does.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -80,20 +81,20 @@ impl DeviceStream {
         }
         in_reach(source.device(), self)?;
         let size = source.dtype().size() as u64;
-        let from = source.read_on(self.clocked())?;
-        let mut to = self.packed_start(tensor)? + at as u64 * size;
-        let keep: Keep = smallvec![Arc::clone(source.lease().mapping()), tensor.lease().writable()?.1];
-        for run in source.layout().contiguous_runs() {
-            let bytes = run.len() as u64 * size;
-            // SAFETY: the runs lie in the source's allocation, and add up to what was found to be left of the target's
-            // packed elements from `at` on; while there is a `Tensor` on it, the source is no `TensorMut`'s memory. Both
-            // stay mapped in `keep`, and `read_on` and `write_on` have ordered the stream with every other use.
-            unsafe {
-                self.clocked().backend().copy(to, from + run.start as u64 * size, bytes, keep.clone())?;
+        self.read_for_copy(source, |from| {
+            let mut to = self.packed_start(tensor)? + at as u64 * size;
+            let keep: Keep = smallvec![Arc::clone(source.lease().mapping()), tensor.lease().writable()?.1];
+            for run in source.layout().contiguous_runs() {
+                let (from, bytes) = (from + run.start as u64 * size, run.len() as u64 * size);
+                // SAFETY: the runs lie in the source's allocation, and add up to what was found to be left of
+                // the target's packed elements from `at` on; while there is a `Tensor` on it, the source is
+                // no `TensorMut`'s memory. Both stay mapped in `keep`, and `read_for_copy` and `write_on`
+                // have ordered the stream with every other use.
+                unsafe { self.clocked().backend().copy(to, from, bytes, keep.clone())? };
+                to += bytes;
             }
-            to += bytes;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// The address of a packed tensor's first element, to write on this stream.

@@ -106,7 +106,7 @@ impl Prepared {
     ) -> Result<Self, (M, Unsent)> {
         let Some(link) = transport.link(to.location.process) else { return Err((message, Unsent::Exited)) };
         let destination = destination(to, kind, correlation);
-        let encoded = match codec::encode(&message, Vec::new()) {
+        let encoded = match codec::encode_in(&message, Vec::new(), transport.domain()) {
             Ok(encoded) => encoded,
             Err(error) => return Err((message, Unsent::Failed(error.to_string()))),
         };

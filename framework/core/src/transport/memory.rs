@@ -31,7 +31,6 @@ use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 
 /// See the module.
 pub(super) struct Memory {
-    me: ProcessId,
     domain: Arc<ClockDomain>,
     /// What the pools are surrounded by.
     transport: Weak<Transport>,
@@ -56,9 +55,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(me: ProcessId, domain: Arc<ClockDomain>, transport: Weak<Transport>) -> Self {
+    pub(super) fn new(domain: Arc<ClockDomain>, transport: Weak<Transport>) -> Self {
         Memory {
-            me,
             domain,
             transport,
             pools: RwLock::default(),
@@ -97,7 +95,7 @@ impl Memory {
         }
         // Each pool numbers its chunks from a range of its own; a process has a handful of devices.
         let base = pools.len() as u32 * POOL_CHUNK_NAMES;
-        let pool = Pool::new(self.me, Arc::clone(device), Arc::clone(&self.domain), options, base);
+        let pool = Pool::new(Arc::clone(device), Arc::clone(&self.domain), options, base);
         pool.surround(self.transport.clone());
         pool.tell_emptied(Arc::clone(&self.emptied));
         #[cfg(feature = "foreign")]

@@ -251,7 +251,7 @@ impl Transport {
         let domain = ClockDomain::with_epoch_page(me, clocks, Some(epoch_page));
         let wakeups = Wakeups::open()?;
         let transport = Arc::new_cyclic(|this| {
-            let memory = Memory::new(me, Arc::clone(&domain), Weak::clone(this));
+            let memory = Memory::new(Arc::clone(&domain), Weak::clone(this));
             Transport {
                 me,
                 this: Weak::clone(this),

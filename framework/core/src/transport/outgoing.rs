@@ -161,7 +161,7 @@ impl Transport {
     pub(super) fn encode<T: Serialize>(&self, value: &T, lists: Lists) -> Result<Encoded, EncodeError> {
         let room = |bytes| self.memory.body_memory(bytes).ok();
         let room: Option<Room<'_>> = if self.fills_bodies() { Some(&room) } else { None };
-        codec::encode_for_peer(value, Use::Encoded.take(), lists, room)
+        codec::encode_for_peer(value, Use::Encoded.take(), lists, room, &self.domain)
     }
 
     /// Claims and writes a frame of a body alone, in one step: on an error nothing was taken. `due` as for

@@ -141,14 +141,15 @@ fn taint_goes_down_a_chain_before_anybody_is_released() {
         is_lost(tensor.to_vec::<f32>(), &cluster, 0);
     }
     for i in 1..4 {
-        let stream = cluster.stream(i);
+        // What came to this process.
+        let (stream, came) = (cluster.stream(i), &lost[2 * (i - 1)]);
         // DEATH-1: nothing waits for ever.
         stream.synchronize().expect("the stream goes on");
-        is_lost(stream.download::<f32>(&lost[0]), &cluster, 0);
-        is_lost(add_one(stream, &lost[0]), &cluster, 0);
-        is_lost(stream.copy(&lost[0]), &cluster, 0);
+        is_lost(stream.download::<f32>(came), &cluster, 0);
+        is_lost(add_one(stream, came), &cluster, 0);
+        is_lost(stream.copy(came), &cluster, 0);
         is_lost(
-            lost[0].clone().into_mut(stream).map_err(|_| TensorError::Tainted { by: cluster.process(0) }),
+            came.clone().into_mut(stream).map_err(|_| TensorError::Tainted { by: cluster.process(0) }),
             &cluster,
             0,
         );

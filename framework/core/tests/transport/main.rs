@@ -1,5 +1,5 @@
-//! Transports of several processes in one: leases, hand-overs, split tensors, bounds, asks, clocks, sleeping readers, deaths, and
-//! streams on which something has failed.
+//! Transports of several processes in one: leases, hand-overs, split tensors, bounds, asks, clocks, sleeping
+//! readers, deaths, two nodes, and streams on which something has failed.
 
 #![cfg(feature = "testing")]
 
@@ -15,6 +15,7 @@ mod idle;
 mod leases;
 #[cfg(feature = "foreign")]
 mod lending;
+mod nodes;
 mod parts;
 mod reader;
 mod retirement;

@@ -162,9 +162,9 @@ fn main() -> Result<(), Anything> {
     {
         return times::run(arguments).map_err(Into::into);
     }
-    let domain = ClockDomain::new(ProcessId::NODE, ClockPage::create()?);
+    let domain = ClockDomain::new(ProcessId::OUTSIDE, ClockPage::create()?);
     let options = PoolOptions { budget: 64 << 20, first_chunk: 1 << 20 };
-    let pool = Pool::new(ProcessId::NODE, HostBackend::new(), domain.clone(), options, 0);
+    let pool = Pool::new(HostBackend::new(), domain.clone(), options, 0);
     let stream = DeviceStream::new(pool, domain)?;
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {

@@ -21,8 +21,8 @@ impl Drop for Kept {
 }
 
 fn stream() -> DeviceStream {
-    let domain = ClockDomain::new(ProcessId::NODE, ClockPage::create().unwrap());
-    let pool = Pool::new(ProcessId::NODE, HostBackend::new(), domain.clone(), PoolOptions::default(), 0);
+    let domain = ClockDomain::new(ProcessId::OUTSIDE, ClockPage::create().unwrap());
+    let pool = Pool::new(HostBackend::new(), domain.clone(), PoolOptions::default(), 0);
     DeviceStream::new(pool, domain).unwrap()
 }
 

@@ -38,7 +38,7 @@ fn scene(budget: u64) -> Scene {
     let fakes = [Fake::new(1, 4, &[2]), Fake::new(2, 4, &[1]), Fake::new(3, 4, &[])];
     let stream = |device: Arc<dyn Backend>, base: u32| {
         let options = PoolOptions { budget, first_chunk: 1 << 20 };
-        let pool = Pool::new(process, device, Arc::clone(&domain), options, base << 24);
+        let pool = Pool::new(device, Arc::clone(&domain), options, base << 24);
         DeviceStream::new(pool, Arc::clone(&domain)).unwrap()
     };
     let gpus = [0, 1, 2].map(|index| stream(Arc::clone(&fakes[index]) as Arc<dyn Backend>, index as u32));

@@ -52,7 +52,7 @@ fn case(name: &str) {
 }
 
 fn process() -> (Arc<ClockDomain>, Arc<HostStream>) {
-    let domain = ClockDomain::new(ProcessId::NODE, ClockPage::create().unwrap());
+    let domain = ClockDomain::new(ProcessId::OUTSIDE, ClockPage::create().unwrap());
     let clock = domain.allocate_slot().unwrap();
     (Arc::clone(&domain), HostStream::new(clock, domain))
 }
@@ -128,7 +128,7 @@ fn work_may_submit_to_its_own_stream_and_not_wait_for_it() {
         )
         .unwrap();
     assert!(seen.recv().unwrap());
-    domain.wait(&crate::clock::Ticket { process: ProcessId::NODE, slot: 0, value: 1 }, None).unwrap();
+    domain.wait(&crate::clock::Ticket { process: ProcessId::OUTSIDE, slot: 0, value: 1 }, None).unwrap();
     stream.synchronize().unwrap();
 }
 
@@ -168,7 +168,7 @@ fn the_last_handle_may_be_dropped_by_the_streams_own_work() {
     stream.submit(&[StreamOp::Advance(1)]).unwrap();
     drop(stream);
     send.send(()).unwrap();
-    domain.wait(&crate::clock::Ticket { process: ProcessId::NODE, slot: 0, value: 1 }, None).unwrap();
+    domain.wait(&crate::clock::Ticket { process: ProcessId::OUTSIDE, slot: 0, value: 1 }, None).unwrap();
 }
 
 #[test]

@@ -63,9 +63,9 @@ impl Surroundings for Script {
 }
 
 fn pool() -> (Arc<Pool>, Arc<Script>) {
-    let domain = ClockDomain::new(process(0), ClockPage::create().expect("memory"));
+    let domain = ClockDomain::with_epoch_page(process(0), ClockPage::create().expect("memory"), None);
     let options = PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 };
-    let pool = Pool::new(process(0), HostBackend::new(), domain, options, 0);
+    let pool = Pool::new(HostBackend::new(), domain, options, 0);
     let script = Script::around(&pool);
     (pool, script)
 }
@@ -293,9 +293,9 @@ fn seen_pool() -> (Arc<Pool>, Arc<Files>, crate::tensor::DeviceStream) {
 }
 
 fn seen_pool_on(backend: Arc<dyn Backend>) -> (Arc<Pool>, Arc<Files>, crate::tensor::DeviceStream) {
-    let domain = ClockDomain::new(process(0), ClockPage::create().expect("memory"));
+    let domain = ClockDomain::with_epoch_page(process(0), ClockPage::create().expect("memory"), None);
     let options = PoolOptions { budget: MANY, first_chunk: MANY };
-    let pool = Pool::new(process(0), backend, Arc::clone(&domain), options, 0);
+    let pool = Pool::new(backend, Arc::clone(&domain), options, 0);
     let files = Arc::new(Files::default());
     let surroundings: Weak<dyn Surroundings> = Arc::downgrade(&(Arc::clone(&files) as Arc<dyn Surroundings>));
     pool.surround(surroundings);

@@ -23,7 +23,7 @@ fn scene() -> Scene {
     let fake = Fake::new(1, 4, &[]);
     let options = PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 };
     let backend = Arc::clone(&fake) as Arc<dyn Backend>;
-    let pool = Pool::new(id, backend, Arc::clone(&domain), options, 0);
+    let pool = Pool::new(backend, Arc::clone(&domain), options, 0);
     let stream = DeviceStream::new(pool, domain).unwrap();
     // As if a kernel without end stood in front: no ticket passes.
     fake.seen.mute.store(true, Ordering::SeqCst);

@@ -5,9 +5,10 @@ use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 
 use super::abi::{self, Array, Unversioned, Versioned};
-use crate::clock::Ticket;
+use crate::clock::{ClockDomain, Ticket};
 use crate::limits::MAX_RANK;
 use crate::tensor::TensorError;
 
@@ -40,8 +41,11 @@ pub struct DlPack {
     held: Held,
     /// When the data is there, of one that was made here and was no raw pointer since: then it is known, and nobody has
     /// promised anything.
-    after: Option<Ticket>,
+    after: Option<After>,
 }
+
+/// A ticket, with the clocks that it is one of: who takes the tensor may be of another node.
+pub(super) type After = (Arc<ClockDomain>, Ticket);
 
 #[derive(Clone, Copy)]
 enum Held {
@@ -174,12 +178,12 @@ impl DlPack {
         }
     }
 
-    pub(super) fn after(&self) -> Option<Ticket> {
-        self.after
+    pub(super) fn after(&self) -> Option<&After> {
+        self.after.as_ref()
     }
 
     /// One that keeps `owner` until its deleter is called.
-    pub(super) fn of(contents: &Contents<'_>, after: Option<Ticket>, owner: Box<dyn Any + Send>) -> Self {
+    pub(super) fn of(contents: &Contents<'_>, after: Option<After>, owner: Box<dyn Any + Send>) -> Self {
         let mut axes = [0; 2 * MAX_RANK];
         let rank = contents.shape.len();
         for (axis, (extent, stride)) in contents.shape.iter().zip(contents.strides).enumerate() {

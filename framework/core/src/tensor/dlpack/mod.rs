@@ -38,9 +38,10 @@ use crate::device::{Access, ChunkMapping};
 use crate::ids::DeviceId;
 use crate::lease::Lease;
 use crate::lease::foreign::{Collected, Collector};
+use crate::stream::host_wait;
 use crate::stream::turn::Turn;
 use describe::{Described, Place, data_type, describe};
-use managed::Contents;
+use managed::{After, Contents};
 
 /// When the data of a tensor that comes in by DLPack is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +100,7 @@ impl DeviceStream {
     pub fn to_dlpack(&self, tensor: &Tensor) -> Result<DlPack, TensorError> {
         in_reach(tensor.device(), self)?;
         tensor.read_on(self.clocked())?;
-        exported_tensor(tensor, tensor.ready())
+        exported_tensor(tensor, tensor.ready().map(|ready| self.after(ready)))
     }
 
     /// [`TensorMut::into_dlpack`] for a consumer that works on this stream: the stream waits for earlier work, not the host, and
@@ -111,8 +112,12 @@ impl DeviceStream {
         in_reach(tensor.device(), self)?;
         tensor.write_on(self.clocked())?;
         // Behind all earlier use of the memory, for which the stream waits from here on.
-        let after = self.clocked().ticket();
+        let after = self.clocked().ticket().map(|ticket| self.after(ticket));
         exported_mut(tensor, after)
+    }
+
+    fn after(&self, ticket: Ticket) -> After {
+        (Arc::clone(self.clocked().domain()), ticket)
     }
 
     /// A tensor of another library in this process, which has to be on this stream's device, without a copy. It lives until its
@@ -122,6 +127,9 @@ impl DeviceStream {
     /// It can be used like any other here, and by actors of this process. Other processes cannot map its memory: send them
     /// `stream.copy(&tensor)`. It can become writable ([`Tensor::into_mut`]) if the other library says that it keeps nothing of
     /// it (`DLPACK_FLAG_BITMASK_IS_COPIED`), as [`TensorMut::into_dlpack`] does.
+    ///
+    /// This stream cannot wait for one of another node: if such a stream has exported the tensor, this call
+    /// blocks until the data is there.
     ///
     /// # Errors
     /// [`TensorError::DlPack`] names what cannot be: a dtype or a device that there is not, lanes, negative strides, null
@@ -136,7 +144,14 @@ impl DeviceStream {
             (tensor.is_sole(), if tensor.is_read_only() { Access::ReadOnly } else { Access::ReadWrite });
         let collector = Collector::get()?;
         // SAFE-1: of what never was a raw pointer nobody has promised that it is there.
-        let after = tensor.after();
+        let after = match tensor.after() {
+            Some((domain, ticket)) if !Arc::ptr_eq(domain, self.clocked().domain()) => {
+                // CLOCK-1, on the clocks of its own node.
+                host_wait(domain, *ticket, None)?;
+                None
+            }
+            after => after.map(|(_, ticket)| *ticket),
+        };
         let holder = Collected::new(tensor, collector);
         // SAFETY: the memory is there until the deleter is called, as who made `tensor` of a pointer has promised, and the
         // holder calls it when it is dropped. What has no elements touches no memory. Nobody is given a reference into it.
@@ -191,7 +206,7 @@ fn ordinal_of(_: DeviceId) -> Option<i32> {
     None
 }
 
-fn exported_tensor(tensor: &Tensor, after: Option<Ticket>) -> Result<DlPack, TensorError> {
+fn exported_tensor(tensor: &Tensor, after: Option<After>) -> Result<DlPack, TensorError> {
     let data = tensor.lease().address() + tensor.layout().offset() as u64 * tensor.dtype().size() as u64;
     let contents = Contents {
         data: pointer(data, tensor.is_empty()),
@@ -204,7 +219,7 @@ fn exported_tensor(tensor: &Tensor, after: Option<Ticket>) -> Result<DlPack, Ten
     Ok(DlPack::of(&contents, after, Box::new(tensor.clone())))
 }
 
-fn exported_mut(tensor: TensorMut, after: Option<Ticket>) -> Result<DlPack, TensorError> {
+fn exported_mut(tensor: TensorMut, after: Option<After>) -> Result<DlPack, TensorError> {
     let (address, _mapping) = tensor.lease().writable()?;
     let data = address + tensor.layout().offset() as u64 * tensor.dtype().size() as u64;
     let (shape, strides) = (tensor.shape().to_vec(), tensor.strides().to_vec());

@@ -16,6 +16,7 @@ use super::managed::Contents;
 use super::{DeviceStream, DlPack, Tensor, TensorError, abi, device_of, in_reach, pointer};
 use crate::lease::foreign::Collector;
 use crate::lease::{Lease, LetGo};
+use crate::tensor::nodes::check_node;
 use crate::tensor::{DType, Layout};
 
 /// How a library may use what it is handed.
@@ -42,7 +43,7 @@ pub fn hand_out(
         Some(stream) => {
             in_reach(tensor.device(), stream)?;
             tensor.read_on(stream.clocked())?;
-            tensor.ready()
+            tensor.ready().map(|ready| stream.after(ready))
         }
         None => {
             tensor.wait(None)?;
@@ -71,7 +72,8 @@ pub fn hand_out(
 }
 
 /// The memory of `tensor` with another layout, whose offset is from the beginning of the allocation. `None` where that leaves the
-/// allocation. `written`: the data is what the library has put there by now, on that stream, or on the host.
+/// allocation, or the stream is of another node. `written`: the data is what the library has put there by
+/// now, on that stream, or on the host.
 pub fn seen_as(
     tensor: &Tensor,
     dtype: DType,
@@ -86,6 +88,7 @@ pub fn seen_as(
         None => tensor.ready(),
         Some(None) => None,
         Some(Some(stream)) => {
+            check_node(lease, stream.clocked()).ok()?;
             lease.written_on(stream.clocked());
             stream.clocked().ticket()
         }
@@ -131,7 +134,7 @@ pub fn closes_before(tensor: &Tensor, later: &Tensor, stream: &DeviceStream) {
 /// part counts as lent out until that has dropped it. `None` where `layout`, from the beginning of `whole`'s allocation on, leaves it.
 ///
 /// # Errors
-/// A layout that has no place in memory.
+/// A layout that has no place in memory, a stream of another node.
 pub fn piece_of(
     whole: &Tensor,
     dtype: DType,
@@ -140,6 +143,7 @@ pub fn piece_of(
     keep: Box<dyn Any + Send>,
     put_away: PutAway,
 ) -> Result<Option<Tensor>, TensorError> {
+    check_node(whole.lease(), stream.clocked())?;
     let span = layout.bytes_span(dtype)?;
     let (Some(pool), true) = (whole.lease().pool(), span.end as u64 <= whole.lease().bytes()) else {
         return Ok(None);

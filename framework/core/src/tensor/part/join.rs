@@ -5,6 +5,7 @@ use super::{Claim, DeviceStream, Inner, TensorError, TensorMut, TensorPart};
 use crate::clock::Ticket;
 use crate::lease::LeaseId;
 use crate::tensor::host::in_reach;
+use crate::tensor::nodes::check_node;
 use crate::tensor::{DType, Layout};
 
 /// Why parts were not joined; they are given back unchanged, in the order in which they came.
@@ -96,7 +97,8 @@ impl TensorMut {
 
 /// Makes `stream`'s stream wait for whatever was done with any of the parts.
 fn put_behind(parts: &[TensorPart], stream: &DeviceStream) -> Result<(), JoinReason> {
-    if let Some(part) = parts.first() {
+    for part in parts {
+        check_node(part.lease(), stream.clocked())?;
         in_reach(part.device(), stream)?;
     }
     let uses: Vec<Ticket> = parts.iter().flat_map(|part| part.inner().last_uses()).collect();

@@ -41,6 +41,7 @@ use smallvec::SmallVec;
 pub use join::{JoinError, JoinReason};
 pub use split::{SplitError, SplitReason};
 
+use super::nodes::check_node;
 use super::{DType, DeviceStream, Layout, Tensor, TensorError, TensorMut, TensorStatus};
 use crate::clock::Ticket;
 use crate::clock::taint::{Tainted, TicketStatus};
@@ -260,6 +261,7 @@ impl TensorPart {
         /// [`TensorError::Tainted`] where what was done with it before was lost with a process, a refusal of the device, an
         /// unknown clock of the process that had the part before.
         pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+            check_node(&self.0.lease, stream)?;
             if let Some(tainted) = self.0.taint() {
                 return Err(tainted.into());
             }
