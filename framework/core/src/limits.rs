@@ -94,10 +94,18 @@ pub const MAX_DECODE_CALLS: u16 = 4 * MAX_NESTING as u16;
 /// many lines are more than anybody reads.
 pub const MAX_SCHEMA_TYPES: usize = 1 << 14;
 
-/// Slots of the return ring between an ordered pair of processes.
-pub const RETURN_SLOTS: usize = 1 << 13;
+/// Slots of the return ring between an ordered pair of processes. They are memory only where they were written, which is
+/// rare beyond [`RETURN_LAP`].
+pub const RETURN_SLOTS: usize = 1 << 17;
 
-/// Most leases that an owner grants to one process at the same time.
+/// Slots of it that are written in turn while the owner keeps up.
+pub const RETURN_LAP: usize = 1 << 8;
+
+/// Entries of it that an owner is woken for which sleeps and has not read them.
+pub const RETURN_BACKLOG: usize = 1 << 12;
+
+/// Most leases that an owner grants to one process at the same time. A receiver may keep as many tensors of one sender: a replay
+/// buffer, or a list of results.
 pub const MAX_GRANTED: usize = RETURN_SLOTS / 4;
 
 /// Most leases of one owner that one process holds when it takes one that was forwarded. Each has its slot in the return ring,
@@ -290,6 +298,7 @@ pub const MAX_SHOWN_POOLS: usize = 64;
 const _: () = assert!(MAX_INLINE_BODY + MAX_TENSORS * 256 + 4096 <= RING_BYTES / 2);
 // Room for the release of every lease, granted or forwarded, and for a hold on its way (LEASE-2), and for what is passed on.
 const _: () = assert!(MAX_GRANTED + MAX_FORWARDED + MAX_FORWARDS <= RETURN_SLOTS);
+const _: () = assert!(RETURN_LAP * 64 < IDLE_RING_BYTES / 2 && RETURN_BACKLOG < MAX_FORWARDED);
 // One message's leases can always be granted.
 const _: () =
     assert!(MAX_TENSORS <= MAX_GRANTED && MAX_TENSORS <= MAX_FORWARDED && MAX_TENSORS <= MAX_FORWARDS);

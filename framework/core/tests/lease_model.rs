@@ -202,9 +202,11 @@ impl Owner {
 }
 
 fn entry_ring() -> (EntryProducer<Loom>, EntryConsumer<Loom>) {
-    let (tail, head, bytes) = (LoomWord::zero(), LoomWord::zero(), LoomBytes::zeroed(2 * ENTRY_BYTES));
-    let producer = EntryProducer::new(tail.clone(), head.clone(), bytes.clone()).expect("a power of two");
-    (producer, EntryConsumer::new(tail, head, bytes).expect("a power of two"))
+    let [tail, head, front] = [(); 3].map(|()| LoomWord::zero());
+    let bytes = LoomBytes::zeroed(2 * ENTRY_BYTES);
+    let producer =
+        EntryProducer::new(tail.clone(), head.clone(), front.clone(), bytes.clone()).expect("a power of two");
+    (producer, EntryConsumer::new(tail, head, front, bytes).expect("a power of two"))
 }
 
 fn model(flaw: Flaw) {

@@ -33,9 +33,11 @@ use wake_reasons::{CREDIT, is_wanted};
 const PREEMPTIONS: Option<usize> = Some(3);
 
 fn ring<O: Orders>(slots: usize) -> (EntryProducer<Loom, O>, EntryConsumer<Loom, O>) {
-    let (tail, head, bytes) = (LoomWord::zero(), LoomWord::zero(), LoomBytes::zeroed(slots * ENTRY_BYTES));
-    let producer = EntryProducer::new(tail.clone(), head.clone(), bytes.clone()).expect("a power of two");
-    (producer, EntryConsumer::new(tail, head, bytes).expect("a power of two"))
+    let [tail, head, front] = [(); 3].map(|()| LoomWord::zero());
+    let bytes = LoomBytes::zeroed(slots * ENTRY_BYTES);
+    let producer =
+        EntryProducer::new(tail.clone(), head.clone(), front.clone(), bytes.clone()).expect("a power of two");
+    (producer, EntryConsumer::new(tail, head, front, bytes).expect("a power of two"))
 }
 
 fn produce<O: Orders>(

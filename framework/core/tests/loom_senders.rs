@@ -160,9 +160,11 @@ fn credits(weaker: Weaker) {
     weaken(weaker);
     let counts = NativeWords(Arc::new(AtomicU64::new(0)));
     let states = NativeWords(Arc::new(AtomicU64::new(0)));
-    let (tail, head, bytes) = (LoomWord::zero(), LoomWord::zero(), LoomBytes::zeroed(2 * ENTRY_BYTES));
-    let mut ring = EntryProducer::<Loom>::new(tail.clone(), head.clone(), bytes.clone()).expect("two slots");
-    let mut incoming = EntryConsumer::<Loom>::new(tail, head, bytes).expect("two slots");
+    let [tail, head, front] = [(); 3].map(|()| LoomWord::zero());
+    let bytes = LoomBytes::zeroed(2 * ENTRY_BYTES);
+    let mut ring = EntryProducer::<Loom>::new(tail.clone(), head.clone(), front.clone(), bytes.clone())
+        .expect("two slots");
+    let mut incoming = EntryConsumer::<Loom>::new(tail, head, front, bytes).expect("two slots");
     let (mailbox, filled) = (LoomBytes::zeroed(8), LoomWord::zero());
 
     let sender = {

@@ -16,7 +16,7 @@ pub(crate) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let look = choose::connect(&arguments.target)?.look()?;
-    let memory = Figures::between(&look, &look).memory;
+    let Figures { memory, links, .. } = Figures::between(&look, &look);
     if arguments.json {
         put(&(serde_json::to_string_pretty(&memory)? + "\n"))?;
         return Ok(());
@@ -30,6 +30,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let more: u64 = memory.iter().map(|pool| pool.more_holders).sum();
     if more > 0 {
         text += &format!("and {more} who hold less\n");
+    }
+    for link in links.iter().filter(|link| link.is_at_limit()) {
+        text += &format!(
+            "{} holds {} tensors of {}, of {} that one process may hold of another, and is sent no more until it drops some; small \
+             ones that it keeps can be copies\n",
+            link.to, link.granted, link.from, link.may_be_granted
+        );
     }
     put(&text)?;
     Ok(())

@@ -15,6 +15,8 @@ use crate::clock::NodeNumber;
 use crate::ids::ActorId;
 use crate::message::portable::{Describer, Portable, Shape};
 use crate::message::{GpuMessage, message_key, scope};
+#[cfg(feature = "foreign")]
+use crate::transport::LeaseLimit;
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannelClosed, Location};
 
@@ -121,6 +123,12 @@ impl<M: GpuMessage> Address<M> {
     /// The actor that it leads to.
     pub fn actor(&self) -> ActorId {
         self.actor
+    }
+
+    #[cfg(feature = "foreign")]
+    pub(super) fn leases_lacked(&self) -> Option<LeaseLimit> {
+        let route = self.transport.route_to(self.actor, self.location).ok()?;
+        self.transport.leases_lacked(&route)
     }
 
     /// Sends, and resolves when the mailbox has accepted the message; waits for room. The first attempt is made now, by

@@ -148,7 +148,7 @@ impl<M: GpuMessage> Future for Ask<M> {
             return Poll::Pending;
         }
         if let Some(sending) = &mut this.sending {
-            sending.fail(SendFailure::TimedOut);
+            sending.fail_late();
             return this.poll_reply(cx);
         }
         Poll::Ready(Err(AskError::TimedOut))

@@ -27,6 +27,10 @@ pub enum SendFailure {
     /// The deadline came before there was room.
     #[error("the mailbox was full until the deadline; the actor is slower than its senders, or stuck")]
     TimedOut,
+    /// The actor's process holds as many tensors of this process as one process may of another, and this message has more. Of
+    /// [`Address::send`](super::Address::send) with a deadline, that came meanwhile.
+    #[error("there is no room for its tensors: {0}")]
+    LeasesOut(String),
     /// The actor has stopped, or never was.
     #[error("there is no such actor (any more)")]
     NoSuchActor,
@@ -77,6 +81,7 @@ impl SendFailure {
         match self {
             SendFailure::Full
             | SendFailure::TimedOut
+            | SendFailure::LeasesOut(_)
             | SendFailure::Restarting
             | SendFailure::NoLink(_)
             | SendFailure::Blocking => true,

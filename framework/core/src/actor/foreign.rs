@@ -17,7 +17,7 @@ pub use crate::message::raw::{RawMessage, RawReply, Unanswered};
 pub use crate::message::raw_item::RawItem;
 use crate::stream::turn::{self, Turn};
 use crate::tensor::Tensor;
-use crate::transport::Transport;
+use crate::transport::{LeaseLimit, Transport};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::EndReason;
 
@@ -60,6 +60,11 @@ impl RawAddress {
     /// As [`Address::ask`].
     pub fn ask(&self, message: RawMessage) -> Ask<RawMessage> {
         self.0.with_key(message.key).ask(message)
+    }
+
+    /// What a message to the actor that found no room in time lacked, where that was leases.
+    pub fn leases_lacked(&self) -> Option<LeaseLimit> {
+        self.0.leases_lacked()
     }
 
     /// For what asks for an address of some type, and sends nothing to it.

@@ -188,10 +188,13 @@ pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Resul
         // Whether it is restarted, its own host alone knows. From here the way to it is being made.
         reason = SendFailure::Full;
     }
-    if may_wait(&reason) && way.as_ref().is_some_and(Route::may_lack_leases) {
+    if let Some(way) = way.as_ref().filter(|way| may_wait(&reason) && way.may_lack_leases()) {
         // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody waits, so
         // nothing else wakes it.
         address.transport().wake_reader();
+        if let (SendFailure::Full, Some(limit)) = (&reason, address.transport().leases_lacked(way)) {
+            reason = SendFailure::LeasesOut(limit.to_string());
+        }
     }
     match message {
         Some(message) => Err(SendError { message, reason }),
@@ -330,6 +333,15 @@ impl<M: GpuMessage> Sending<M> {
         }
     }
 
+    /// The deadline has come: fails, and says what there was no room for.
+    pub(super) fn fail_late(&mut self) {
+        let lacked = match (&self.state, &self.address) {
+            (State::Waiting(route, _), Some(address)) => address.transport().leases_lacked(route),
+            _ => None,
+        };
+        self.fail(lacked.map_or(SendFailure::TimedOut, |limit| SendFailure::LeasesOut(limit.to_string())));
+    }
+
     /// Fails where it waits. A poll makes no attempt from now on.
     pub(super) fn withdraw(&mut self) {
         if matches!(self.state, State::Waiting(..)) {
@@ -448,7 +460,7 @@ impl<M: GpuMessage> Future for Send<M> {
         if let Some(timeout) = this.timeout {
             let sleep = this.sleep.get_or_insert_with(|| Box::pin(sleep(timeout)));
             if sleep.as_mut().poll(cx).is_ready() {
-                this.sending.fail(SendFailure::TimedOut);
+                this.sending.fail_late();
                 if let Poll::Ready(outcome) = this.sending.poll(cx) {
                     return Poll::Ready(outcome.map(|_| ()));
                 }

@@ -70,6 +70,9 @@ pub struct LinkReport {
     pub replies_waiting: Option<u64>,
     /// Leases on this process's memory that the other was granted, directly or by a third.
     pub lent: u64,
+    /// Of these, those that it was granted directly: of them there may be
+    /// [`MAX_GRANTED`](crate::limits::MAX_GRANTED).
+    pub granted: u64,
 }
 
 /// What one process has sent to one actor of another.

@@ -434,7 +434,7 @@ impl Cluster {
     /// As [`forge_frame`](Self::forge_frame).
     pub fn forge_notice(&self, from: usize, to: usize, notice: Entry) -> bool {
         let link = self.link(from, to);
-        link.post(notice).is_ok_and(|is_posted| is_posted) && link.publish_notices()
+        link.post(notice).is_ok_and(|due| due.is_some()) && link.publish_notices()
     }
 
     /// Process `i` looks for what was not used since it last did; whether it is to look again.

@@ -333,6 +333,7 @@ impl Transport {
             } else if !owners.has_room_for_holds(count) {
                 // The owner may sleep: nothing else that is posted to it is worth waking it.
                 owners.ring(wake_reasons::FRAMES);
+                self.note_no_room_for_holds(link.peer, &owners, count);
                 waits = true;
             }
         }

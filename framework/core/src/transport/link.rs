@@ -120,9 +120,11 @@ impl Link {
         let (own_data_tail, own_return_tail) = self.connection.memory.tails();
         let (own_data_head, own_return_head) = self.connection.memory.heads();
         self.sender.open(Producer::new(own_data_tail, data_head.clone(), own_data)?);
-        self.leases.open_out(EntryProducer::new(own_return_tail, return_head, own_returns)?);
+        let own_front = self.connection.memory.return_front();
+        self.leases.open_out(EntryProducer::new(own_return_tail, return_head, own_front, own_returns)?);
         self.receiver.open(Consumer::new(data_tail.clone(), own_data_head, data)?);
-        self.leases.open_in(EntryConsumer::new(return_tail.clone(), own_return_head, returns)?);
+        let front = memory.return_front();
+        self.leases.open_in(EntryConsumer::new(return_tail.clone(), own_return_head, front, returns)?);
         // Last: who finds a cursor moved reads what it tells of.
         self.receiver.watch([data_tail, return_tail, data_head]);
         Ok(())

@@ -84,6 +84,7 @@ pub mod hosts;
 pub mod inbox;
 mod incoming;
 mod last_replies;
+mod lease_limit;
 mod lending;
 pub mod lifecycle;
 mod link;
@@ -134,6 +135,7 @@ use wakeups::Wakeups;
 pub use incoming::FrameBuffer;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
+pub use lease_limit::LeaseLimit;
 pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use outgoing::{Claim, NotNow};

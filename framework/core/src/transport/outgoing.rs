@@ -240,16 +240,19 @@ impl Transport {
         };
         let owned = own + usize::from(in_lease);
         // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
+        let lacking = |error: &TransmitError| self.note_lack(link, error);
         let body = match &encoded.filled {
             Some(filled) => Some(filled.lease()),
             None if in_lease => {
                 // Before: memory that comes back of a body that did not go would be what its sender waits for.
-                link.may_claim(destination, bytes, owned, |error| self.corrupt(link, error))?;
+                let may = link.may_claim(destination, bytes, owned, |error| self.corrupt(link, error));
+                may.inspect_err(lacking)?;
                 Some(self.body_lease(destination, encoded)?)
             }
             None => None,
         };
-        link.claim(destination, bytes, owned, body, forwards, |error| self.corrupt(link, error))
+        let claim = link.claim(destination, bytes, owned, body, forwards, |error| self.corrupt(link, error));
+        claim.inspect_err(lacking)
     }
 
     /// Writes the frame that was claimed. The value that was encoded has been dropped.

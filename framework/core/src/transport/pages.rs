@@ -40,6 +40,8 @@ const WAKE_PAGE_BYTES: usize = PAGE;
 
 const DATA_TAIL: usize = 0;
 const RETURN_TAIL: usize = LINE;
+// In the line of its tail: the same process writes it, and rarely.
+const RETURN_FRONT: usize = RETURN_TAIL + 8;
 const DATA_HEAD: usize = 2 * LINE;
 const RETURN_HEAD: usize = 3 * LINE;
 const TAKEN: usize = 4 * LINE;
@@ -160,6 +162,11 @@ impl LinkMemory {
     /// The tails of the data ring and of the return ring.
     pub(crate) fn tails(&self) -> (NativeWord, NativeWord) {
         (self.0.word(DATA_TAIL), self.0.word(RETURN_TAIL))
+    }
+
+    /// The position that lies at the front of the return ring.
+    pub(crate) fn return_front(&self) -> NativeWord {
+        self.0.word(RETURN_FRONT)
     }
 
     /// The writer's cursors into the data ring and the return ring of the other direction.

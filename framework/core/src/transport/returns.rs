@@ -21,7 +21,6 @@ use std::time::Duration;
 use super::Transport;
 use super::entry::{self, Notice};
 use super::link::Link;
-use super::wake_reasons;
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
@@ -115,17 +114,17 @@ impl Transport {
         if self.lifecycle.is_abandoned() {
             return;
         }
-        match link.post(notice) {
-            Ok(true) => {}
-            Ok(false) => return,
+        let due = match link.post(notice) {
+            Ok(Some(due)) => due,
+            Ok(None) => return,
             Err(error) => {
                 tracing::error!(peer = %link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
                 self.give_up(link);
                 return;
             }
-        }
+        };
         fault::point("lease.released");
-        self.publish_soon(link, wake_reasons::ROOM);
+        self.publish_soon(link, due);
     }
 
     /// [`post_notice`](Self::post_notice), visible to the peer when this returns: something that has to be seen before a

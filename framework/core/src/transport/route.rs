@@ -18,7 +18,6 @@ use super::directory::{Arrival, Way};
 use super::inbox::Inbox;
 use super::{Link, LinkRefused, Queue, Transport};
 use crate::ids::ActorId;
-use crate::limits::{MAX_GRANTED, MAX_TENSORS};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, ExitedProcess};
 
@@ -167,6 +166,6 @@ impl Route {
 
     /// Whether a message on this way may lack leases: then only the reader finds those that the peer has given back.
     pub(crate) fn may_lack_leases(&self) -> bool {
-        matches!(self, Route::Long(link, ..) if link.granted() + MAX_TENSORS > MAX_GRANTED)
+        matches!(self, Route::Long(link, ..) if link.may_lack_leases())
     }
 }

@@ -15,6 +15,7 @@ impl Transport {
                 sent,
                 replies_waiting: replies,
                 lent: (link.granted() + link.forwarded()) as u64,
+                granted: link.granted() as u64,
             }
         };
         Survey {

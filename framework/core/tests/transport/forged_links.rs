@@ -42,7 +42,7 @@ fn sealed(bytes: u64) -> OwnedFd {
 
 /// As large as anything, and its sender can still write it, or cut it short under its reader.
 fn unsealed() -> OwnedFd {
-    Memfd::create("forged", 8 << 20).expect("memory").into_fd()
+    Memfd::create("forged", 16 << 20).expect("memory").into_fd()
 }
 
 fn clocks() -> OwnedFd {
@@ -50,7 +50,7 @@ fn clocks() -> OwnedFd {
 }
 
 fn half(bell: OwnedFd) -> Vec<OwnedFd> {
-    vec![clocks(), sealed(8 << 20), sealed(8 << 20), sealed(8 << 20), bell]
+    vec![clocks(), sealed(16 << 20), sealed(16 << 20), sealed(16 << 20), bell]
 }
 
 /// Sends these as the liar's half of a link to B, and looks that B gives the liar up and serves C.
@@ -74,7 +74,7 @@ fn refused(what: &str, descriptors: Vec<OwnedFd>) {
 
 #[test]
 fn descriptors_of_something_else_are_refused() {
-    let big = || sealed(8 << 20);
+    let big = || sealed(16 << 20);
     refused("none at all", vec![]);
     refused("too few", vec![clocks(), big(), big(), big()]);
     refused("too many", vec![clocks(), big(), big(), big(), file(), file()]);
@@ -143,7 +143,7 @@ fn offered(what: &str, offers: Vec<Vec<OwnedFd>>) -> bool {
 
 #[test]
 fn fresh_rings_are_believed_as_those_of_a_half_are() {
-    let big = || sealed(8 << 20);
+    let big = || sealed(16 << 20);
     assert!(!offered("nothing wrong with them", vec![vec![big()]]));
     for (what, descriptors) in [
         ("none", vec![]),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tensorpost_core::lease::PoolOptions;
-use tensorpost_core::limits::{MAX_TENSORS, RETURN_SLOTS};
+use tensorpost_core::limits::{MAX_FORWARDED, MAX_TENSORS, RETURN_BACKLOG};
 use tensorpost_core::tensor::{DType, Tensor};
 use tensorpost_core::testing::Cluster;
 
@@ -65,7 +65,7 @@ fn a_sleeping_owner_reads_before_its_peers_run_out_of_room() {
     let tensors = at_b.take_one().message;
     with_readers(&cluster, 3, async {
         // Each round is a hold and a release of every tensor, in C's return ring to A.
-        for round in 0..3 * RETURN_SLOTS / (2 * MAX_TENSORS) {
+        for round in 0..MAX_FORWARDED / (2 * MAX_TENSORS) + 8 {
             until("a credit", || cluster.try_send(1, &to_c, tensors.clone()).is_ok()).await;
             until(&format!("the tensors of round {round}"), || !at_c.is_empty()).await;
             // A goes to sleep; the holds and releases come while nobody there looks.
@@ -76,6 +76,9 @@ fn a_sleeping_owner_reads_before_its_peers_run_out_of_room() {
     });
     cluster.run_until_idle();
     assert_eq!(cluster.leases(0), 0);
+    // It reads long before that: what they post touches no more memory.
+    let touched = cluster.ring_bytes(2, 0);
+    assert!(touched < 2 * RETURN_BACKLOG * 64, "{touched} bytes");
 }
 
 /// Who forwards a tensor keeps its own lease until the receiver has passed the frame, and must not sleep through that,

@@ -6,6 +6,7 @@ use tensorpost_derive::GpuMessage;
 use super::*;
 use crate::device::fake::Muted;
 use crate::lease::PoolOptions;
+use crate::limits::{MAX_GRANTED, MAX_TENSORS};
 use crate::stream::turn::Turn;
 use crate::tensor::Tensor;
 use crate::testing::Cluster;
@@ -44,6 +45,53 @@ impl Inbox for Stopping {
     fn local(&self) -> &Arc<LocalCredits> {
         &self.0
     }
+}
+
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = crate)]
+struct Batch {
+    tensors: Vec<Tensor>,
+}
+
+/// A receiver keeps all that it is sent. Nobody handles anything that would make room, so all are told what there is too much of.
+#[test]
+fn who_keeps_too_many_tensors_is_named_to_both_sides() {
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<Batch>(1, 1 << 10);
+    let address: Address<Batch> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
+    let address = address.with_key(to.key);
+    let tensor = || cluster.stream(0).from_slice(&[1], &[1_u32]).expect("memory").freeze();
+    let batch = |count| Batch { tensors: (0..count).map(|_| tensor()).collect() };
+    let mut kept = Vec::new();
+    for _ in 0..MAX_GRANTED / MAX_TENSORS {
+        assert!(cluster.transport(1).held_to_the_limit().is_none());
+        address.try_send(batch(MAX_TENSORS)).expect("there is room");
+        cluster.run_until_idle();
+        kept.extend(inbox.take());
+    }
+    const { assert!(MAX_GRANTED >= 20_000) };
+    let now = address.try_send(batch(1)).expect_err("one more");
+    let waiting = address.send(now.message).timeout(Duration::ZERO);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let late = runtime.block_on(waiting).expect_err("nobody drops any");
+    assert!(late.is_retryable());
+    let there = cluster.transport(1).held_to_the_limit().expect("it keeps all").to_string();
+    for text in [now.reason.to_string(), late.reason.to_string(), there] {
+        let (holder, owner) = (cluster.process(1), cluster.process(0));
+        let says =
+            format!("{holder} holds {MAX_GRANTED} tensors of {owner}, of {MAX_GRANTED} that one process may");
+        assert!(text.contains(&says) && text.contains("copies of small ones"), "{text}");
+    }
+    let survey = cluster.transport(0).survey();
+    assert_eq!(survey.links.iter().map(|link| link.granted).max(), Some(MAX_GRANTED as u64));
+    // A full mailbox is no want of leases.
+    kept.drain(..kept.len() - 1).for_each(drop);
+    cluster.run_until_idle();
+    while address.try_send(batch(0)).is_ok() {
+        cluster.run_until_idle();
+    }
+    let full = address.try_send(batch(1)).expect_err("a message too many");
+    assert!(matches!(full.reason, SendFailure::Full), "{full}");
 }
 
 /// What comes back is the ask, with the way to whoever asked: the next attempt is an ask again.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::protocol::{ActorFacts, HostFacts, LinkFacts, Look, PoolFacts};
+use crate::limits::{MAX_GRANTED, MAX_TENSORS};
 use crate::observe::metrics::ProcessState;
 use crate::observe::survey::SentReport;
 use crate::observe::text::printable;
@@ -175,6 +176,17 @@ pub struct LinkFigures {
     pub replies_waiting: Option<u64>,
     /// Leases on memory of the sender that the other has.
     pub lent: u64,
+    /// Of these, those that it was lent directly.
+    pub granted: u64,
+    /// How many there may be of those.
+    pub may_be_granted: u64,
+}
+
+impl LinkFigures {
+    /// Whether a message to the other process may wait because that one keeps too many tensors.
+    pub fn is_at_limit(&self) -> bool {
+        self.granted + MAX_TENSORS as u64 > self.may_be_granted
+    }
 }
 
 impl Figures {
@@ -345,6 +357,8 @@ fn link_figures(earlier: &Look, now: &Look, of: &LinkFacts, interval: f64) -> Li
         messages_per_second: since.map(|since| per_second(since as f64, interval)),
         replies_waiting: of.link.replies_waiting,
         lent: of.link.lent,
+        granted: of.link.granted,
+        may_be_granted: MAX_GRANTED as u64,
     }
 }
 

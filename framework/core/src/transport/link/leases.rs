@@ -14,15 +14,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::Link;
-use crate::limits::{MAX_FORWARDED, MAX_FORWARDS};
+use crate::limits::{MAX_FORWARDED, MAX_FORWARDS, RETURN_BACKLOG};
+use crate::os::monotonic_ns;
 use crate::transport::entry;
 use crate::transport::ring::entries::PushError;
 use crate::transport::ring::{Entry, EntryConsumer, EntryProducer, NativeBytes, RingCorrupt};
 use crate::transport::wake_reasons;
+
+/// How often the log is told that a limit of leases is reached.
+const TELL_LIMIT_EVERY: Duration = Duration::from_secs(60);
 
 /// See the module.
 #[derive(Debug)]
@@ -43,6 +48,8 @@ pub(super) struct Leases {
     held: AtomicUsize,
     /// Leases that the peer has given back.
     released: AtomicU64,
+    /// When the log was told last that a limit is reached, on the monotonic clock.
+    limit_told: AtomicU64,
 }
 
 /// The return ring to the peer.
@@ -86,6 +93,7 @@ impl Leases {
             refused: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             released: AtomicU64::new(0),
+            limit_told: AtomicU64::new(0),
         }
     }
 
@@ -119,17 +127,17 @@ impl Leases {
 }
 
 impl Link {
-    /// Writes a notice to the peer, which sees it once it is [published](Self::publish_notices). False while the link is
-    /// not connected.
-    pub(crate) fn post(&self, notice: Entry) -> Result<bool, PushError> {
-        match self.leases.notices_out.lock().as_mut() {
-            Some(out) => {
-                out.ring.push(notice)?;
-                self.leases.note_unpublished(true);
-                Ok(true)
-            }
-            None => Ok(false),
-        }
+    /// Writes a notice to the peer, which sees it once it is [published](Self::publish_notices). For which of the
+    /// [`wake_reasons`] that is worth waking it; `None` while the link is not connected.
+    pub(crate) fn post(&self, notice: Entry) -> Result<Option<u8>, PushError> {
+        let mut notices = self.leases.notices_out.lock();
+        let Some(out) = notices.as_mut() else { return Ok(None) };
+        out.ring.push(notice)?;
+        self.leases.note_unpublished(true);
+        // A peer that sleeps while many come reads them now and then: they touch no more memory than that.
+        let backlog = RETURN_BACKLOG as u64;
+        let is_long = out.ring.position().is_multiple_of(backlog) && out.ring.unconsumed()? >= backlog;
+        Ok(Some(if is_long { wake_reasons::FRAMES } else { wake_reasons::ROOM }))
     }
 
     /// Makes all notices to the peer visible.
@@ -285,8 +293,17 @@ impl Link {
         self.leases.forwarded.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Whether it is time to say that a limit of leases is reached: once a minute.
+    pub(crate) fn tells_limit(&self) -> bool {
+        let (now, told) = (monotonic_ns(), self.leases.limit_told.load(Ordering::Relaxed));
+        let tells = told == 0 || now.saturating_sub(told) >= TELL_LIMIT_EVERY.as_nanos() as u64;
+        if tells {
+            self.leases.limit_told.store(now, Ordering::Relaxed);
+        }
+        tells
+    }
+
     /// Leases on the peer's memory that this process holds.
-    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn held(&self) -> usize {
         self.leases.held.load(Ordering::Relaxed)
     }

@@ -347,23 +347,29 @@ impl Link {
     }
 
     fn check_credit(&self, destination: &Destination) -> Result<(), TransmitError> {
-        if !wants_credit(destination.kind) {
-            return Ok(());
-        }
-        let capacity = match self.mailbox_state(destination.index) {
+        if wants_credit(destination.kind) { self.credit_at(destination.index) } else { Ok(()) }
+    }
+
+    /// Whether the mailbox at `index` has room.
+    pub(crate) fn has_credit(&self, index: u16) -> bool {
+        self.credit_at(index).is_ok()
+    }
+
+    fn credit_at(&self, index: u16) -> Result<(), TransmitError> {
+        let capacity = match self.mailbox_state(index) {
             CLOSED => return Err(TransmitError::NoSuchActor),
             AWAY => return Err(TransmitError::Restarting),
             // Whoever comes there takes one at least, and until then the peer refuses it.
             NOBODY => 1,
             capacity => capacity,
         };
-        let window = self.window(destination.index).ok_or(TransmitError::NoSuchActor)?;
+        let window = self.window(index).ok_or(TransmitError::NoSuchActor)?;
         let sent = window.sent.load(Ordering::Relaxed);
         // A peer that claims to have handled more than was sent gets no more than a full window for it.
         let is_full = |handled: u64| sent.saturating_sub(handled) >= capacity;
         if is_full(window.handled.load(Ordering::Relaxed)) {
             // Only now: the receiver writes that word with each message, and to look at it takes the cache line away.
-            let handled = self.handled(destination.index);
+            let handled = self.handled(index);
             if is_full(handled) {
                 return Err(TransmitError::NotNow(NotNow::MailboxFull));
             }

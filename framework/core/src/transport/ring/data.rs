@@ -14,10 +14,12 @@
 //! The producer may go on in other memory that both have ([`Producer::move_to`], [`Consumer::follow`]): a header with a marker of
 //! its own is then the last thing in the memory before.
 
+use std::fmt::Debug;
+
 use super::ends::{Content, ReadingEnd, WritingEnd};
-use super::error::{RingCorrupt, RingError};
+use super::error::{BadCapacity, RingCorrupt, RingError};
 use super::native::Native;
-use super::platform::{Bytes, Orders, Platform, Sound};
+use super::platform::{Bytes, Orders, Platform, Sound, Word};
 
 const HEADER: u64 = 8;
 const UNIT: u64 = 8;
@@ -48,8 +50,8 @@ pub const fn max_payload(capacity: usize) -> usize {
 /// # Errors
 /// [`BadCapacity`](super::BadCapacity) unless `capacity` is a power of two of a sensible size.
 #[cfg(any(test, feature = "inside"))]
-pub fn in_memory(capacity: usize) -> Result<(Producer, Consumer), super::BadCapacity> {
-    super::ends::in_memory(capacity)
+pub fn in_memory(capacity: usize) -> Result<(Producer, Consumer), BadCapacity> {
+    super::ends::in_memory(capacity, 0, 0)
 }
 
 /// Records in a ring; positions count bytes.
@@ -61,14 +63,30 @@ impl Content for Records {
     const UNIT: u64 = UNIT;
     // Two records with some payload.
     const MIN_BYTES: usize = 32;
+    /// The position at which it has begun to write its memory.
+    type Writing<W: Word + Debug> = u64;
     /// The end of the record that was peeked; the head where none was.
-    type Reading = u64;
+    type Reading<W: Word + Debug> = u64;
 }
 
 /// The writing end.
 pub type Producer<P = Native, O = Sound> = WritingEnd<P, O, Records>;
 
 impl<P: Platform, O: Orders> Producer<P, O> {
+    /// The writing end of a fresh ring: it stores to `tail` and `bytes`, and loads the peer's `head`. Both words
+    /// are zero.
+    ///
+    /// # Errors
+    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
+    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+        Self::with(tail, head, bytes, 0)
+    }
+
+    /// Bytes of its memory that it has written to, or left out, at most.
+    pub fn touched(&self) -> usize {
+        (self.tail.at - self.writing).min(self.capacity) as usize
+    }
+
     /// Room for a record with a payload of `len` bytes. Dropping the reservation leaves nothing behind.
     ///
     /// # Errors
@@ -125,7 +143,8 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         }
         self.bytes.write_word(self.offset() as usize, header(0, MOVED));
         self.tail.at += HEADER;
-        Ok(self.go_on_in(bytes))
+        self.writing = self.tail.at;
+        Ok(std::mem::replace(&mut self.bytes, bytes))
     }
 
     #[inline]
@@ -188,6 +207,15 @@ impl<P: Platform, O: Orders> Reservation<'_, P, O> {
 pub type Consumer<P = Native, O = Sound> = ReadingEnd<P, O, Records>;
 
 impl<P: Platform, O: Orders> Consumer<P, O> {
+    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail` and `bytes`. Both words
+    /// are zero.
+    ///
+    /// # Errors
+    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
+    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+        Self::with(tail, head, bytes, 0)
+    }
+
     /// Copies the next record's payload into `out`, in place of what was in it, and returns the position of its
     /// end; `None`, and `out` as it was, where nothing was published. The record stays the next one until
     /// [`consume`](Self::consume).

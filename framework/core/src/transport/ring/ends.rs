@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use super::cursor::{OwnCursor, PeerCursor};
 use super::error::{BadCapacity, Cursor, RingCorrupt};
-use super::platform::{Bytes, Orders, Platform};
+use super::platform::{Bytes, Orders, Platform, Word};
 
 /// What a ring holds: what its positions count, and which of them a cursor can have.
 pub trait Content {
@@ -17,8 +17,10 @@ pub trait Content {
     const UNIT: u64;
     /// Least capacity in bytes.
     const MIN_BYTES: usize;
+    /// What the writing end remembers besides its place.
+    type Writing<W: Word + Debug>: Debug;
     /// What the reading end remembers besides its place.
-    type Reading: Debug + Default;
+    type Reading<W: Word + Debug>: Debug;
 }
 
 /// Both ends of a ring within one process.
@@ -27,13 +29,18 @@ type Ends<C> = (WritingEnd<super::Native, super::Sound, C>, ReadingEnd<super::Na
 
 /// A ring of `bytes` bytes between two threads of this process.
 #[cfg(any(test, feature = "inside"))]
-pub(super) fn in_memory<C: Content>(bytes: usize) -> Result<Ends<C>, BadCapacity> {
+pub(super) fn in_memory<C: Content>(
+    bytes: usize,
+    writing: C::Writing<super::NativeWord>,
+    reading: C::Reading<super::NativeWord>,
+) -> Result<Ends<C>, BadCapacity> {
     use super::native::{NativeBytes, NativeWord};
 
     BadCapacity::check(bytes, C::MIN_BYTES)?;
     let (tail, head) = (NativeWord::in_memory(), NativeWord::in_memory());
     let (written, read) = NativeBytes::in_memory(bytes);
-    Ok((WritingEnd::new(tail.clone(), head.clone(), written)?, ReadingEnd::new(tail, head, read)?))
+    let producer = WritingEnd::with(tail.clone(), head.clone(), written, writing)?;
+    Ok((producer, ReadingEnd::with(tail, head, read, reading)?))
 }
 
 /// The writing end of a ring of `C`.
@@ -44,39 +51,26 @@ pub struct WritingEnd<P: Platform, O: Orders, C: Content> {
     pub(super) bytes: P::Bytes,
     /// In positions.
     pub(super) capacity: u64,
-    /// The position at which it has begun to write `bytes`.
-    began: u64,
+    pub(super) writing: C::Writing<P::Word>,
     kind: PhantomData<fn() -> (O, C)>,
 }
 
 impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
-    /// The writing end of a fresh ring: it stores to `tail` and `bytes`, and loads the peer's `head`. Both words
-    /// are zero.
-    ///
-    /// # Errors
-    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
-    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+    pub(super) fn with(
+        tail: P::Word,
+        head: P::Word,
+        bytes: P::Bytes,
+        writing: C::Writing<P::Word>,
+    ) -> Result<Self, BadCapacity> {
         BadCapacity::check(bytes.len(), C::MIN_BYTES)?;
         Ok(WritingEnd {
             tail: OwnCursor::new(tail),
             head: PeerCursor::new(head, Cursor::Head, C::UNIT),
             capacity: (bytes.len() / C::POSITION_BYTES) as u64,
             bytes,
-            began: 0,
+            writing,
             kind: PhantomData,
         })
-    }
-
-    /// Bytes of its memory that it has written to, or left out, at most.
-    pub fn touched(&self) -> usize {
-        let positions = (self.tail.at - self.began).min(self.capacity);
-        positions as usize * C::POSITION_BYTES
-    }
-
-    /// What is written from here on goes into `bytes`. Returns what it leaves.
-    pub(super) fn go_on_in(&mut self, bytes: P::Bytes) -> P::Bytes {
-        self.began = self.tail.at;
-        std::mem::replace(&mut self.bytes, bytes)
     }
 
     /// Makes everything written since the last time visible to the reader, with one store. Says whether there was
@@ -144,24 +138,24 @@ pub struct ReadingEnd<P: Platform, O: Orders, C: Content> {
     pub(super) bytes: P::Bytes,
     /// In positions.
     pub(super) capacity: u64,
-    pub(super) reading: C::Reading,
+    pub(super) reading: C::Reading<P::Word>,
     orders: PhantomData<fn() -> O>,
 }
 
 impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
-    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail` and `bytes`. Both words
-    /// are zero.
-    ///
-    /// # Errors
-    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
-    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+    pub(super) fn with(
+        tail: P::Word,
+        head: P::Word,
+        bytes: P::Bytes,
+        reading: C::Reading<P::Word>,
+    ) -> Result<Self, BadCapacity> {
         BadCapacity::check(bytes.len(), C::MIN_BYTES)?;
         Ok(ReadingEnd {
             tail: PeerCursor::new(tail, Cursor::Tail, C::UNIT),
             head: OwnCursor::new(head),
             capacity: (bytes.len() / C::POSITION_BYTES) as u64,
             bytes,
-            reading: C::Reading::default(),
+            reading,
             orders: PhantomData,
         })
     }

@@ -1,13 +1,23 @@
 //! The return ring: entries of a fixed size, so that room for each can be promised in advance (LEASE-2).
 //!
 //! Memory, deaths and batching are as in the [data ring](super::data), except that positions count entries.
+//!
+//! There is room for many entries, and mostly few are under way. So a producer that has written [`RETURN_LAP`] slots begins at the
+//! front of the memory again as soon as the consumer has taken everything: the slots behind them are touched only where the
+//! consumer falls behind, and cost nothing before. The position that lies at the front is a word of the producer's, the `front`.
+//! The producer changes it only where nothing is under way, so the consumer that sees a tail sees the front that goes with
+//! it, and cannot see a later one before it has published that it took everything.
+
+use std::fmt::Debug;
+use std::sync::atomic::Ordering;
 
 use thiserror::Error;
 
 use super::ends::{Content, ReadingEnd, WritingEnd};
-use super::error::RingCorrupt;
+use super::error::{BadCapacity, RingCorrupt};
 use super::native::Native;
-use super::platform::{Bytes, Orders, Platform, Sound};
+use super::platform::{Bytes, Orders, Platform, Sound, Word};
+use crate::limits::RETURN_LAP;
 
 /// One entry: a cache line.
 pub type Entry = [u64; 8];
@@ -31,8 +41,10 @@ pub enum PushError {
 /// # Errors
 /// [`BadCapacity`](super::BadCapacity) unless `slots` is a power of two of a sensible size.
 #[cfg(any(test, feature = "inside"))]
-pub fn in_memory(slots: usize) -> Result<(EntryProducer, EntryConsumer), super::BadCapacity> {
-    super::ends::in_memory(slots.saturating_mul(ENTRY_BYTES))
+pub fn in_memory(slots: usize) -> Result<(EntryProducer, EntryConsumer), BadCapacity> {
+    let front = super::NativeWord::in_memory();
+    let (writing, reading) = (WrittenFront::new(front.clone()), ReadFront::new(front));
+    super::ends::in_memory(slots.saturating_mul(ENTRY_BYTES), writing, reading)
 }
 
 /// Entries in a ring; positions count them.
@@ -43,13 +55,59 @@ impl Content for Entries {
     const POSITION_BYTES: usize = ENTRY_BYTES;
     const UNIT: u64 = 1;
     const MIN_BYTES: usize = ENTRY_BYTES;
-    type Reading = ();
+    type Writing<W: Word + Debug> = WrittenFront<W>;
+    type Reading<W: Word + Debug> = ReadFront<W>;
+}
+
+/// The front as the producer writes it.
+#[derive(Debug)]
+pub struct WrittenFront<W> {
+    word: W,
+    /// The position that lies in the first slot.
+    at: u64,
+    /// Slots of the memory that were written before that.
+    furthest: u64,
+}
+
+impl<W> WrittenFront<W> {
+    fn new(word: W) -> Self {
+        WrittenFront { word, at: 0, furthest: 0 }
+    }
+}
+
+/// The front as the consumer sees it.
+#[derive(Debug)]
+pub struct ReadFront<W> {
+    word: W,
+    at: u64,
+    /// The tail with which it was looked at.
+    seen_with: u64,
+}
+
+impl<W> ReadFront<W> {
+    fn new(word: W) -> Self {
+        ReadFront { word, at: 0, seen_with: 0 }
+    }
 }
 
 /// The writing end.
 pub type EntryProducer<P = Native, O = Sound> = WritingEnd<P, O, Entries>;
 
 impl<P: Platform, O: Orders> EntryProducer<P, O> {
+    /// The writing end of a fresh ring: it stores to `tail`, `front` and `bytes`, and loads the peer's `head`. The words are zero.
+    ///
+    /// # Errors
+    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
+    pub fn new(tail: P::Word, head: P::Word, front: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+        Self::with(tail, head, bytes, WrittenFront::new(front))
+    }
+
+    /// Bytes of its memory that it has written to, at most.
+    pub fn touched(&self) -> usize {
+        let slots = (self.tail.at - self.writing.at).max(self.writing.furthest).min(self.capacity);
+        slots as usize * ENTRY_BYTES
+    }
+
     /// Appends an entry, visible with the next [`publish`](Self::publish).
     ///
     /// # Errors
@@ -60,7 +118,12 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
         if self.tail.at - self.head.seen == self.capacity && self.unconsumed()? == self.capacity {
             return Err(PushError::Full);
         }
-        let offset = offset(self.tail.at, self.capacity);
+        let lap = self.tail.at - self.writing.at;
+        // Only where all is published can all be taken; and the head is not looked at for each entry of a batch.
+        if lap >= (RETURN_LAP as u64).min(self.capacity / 2) && self.tail.at == self.tail.published {
+            self.begin_again()?;
+        }
+        let offset = offset(self.tail.at - self.writing.at, self.capacity);
         for (i, word) in entry.into_iter().enumerate() {
             self.bytes.write_word(offset + i * size_of::<u64>(), word);
         }
@@ -70,6 +133,19 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
 }
 
 impl<P: Platform, O: Orders> EntryProducer<P, O> {
+    /// The next entry goes to the front, if the consumer has taken all.
+    #[inline]
+    fn begin_again(&mut self) -> Result<(), RingCorrupt> {
+        if self.unconsumed()? == 0 {
+            let front = &mut self.writing;
+            front.furthest = front.furthest.max(self.tail.at - front.at);
+            front.at = self.tail.at;
+            // Published by the tail's release, before any entry behind it.
+            front.word.store(front.at, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Appends `mark`, and goes on in `bytes`, which nobody has written or read. Returns the memory that it leaves. Who reads the
     /// mark [follows](EntryConsumer::follow).
     ///
@@ -80,7 +156,9 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
         if self.tail.at != self.head.seen || bytes.len() != self.bytes.len() || self.push(mark).is_err() {
             return Err(bytes);
         }
-        Ok(self.go_on_in(bytes))
+        // The consumer does the same when it has read the mark: the word is not needed for it.
+        (self.writing.at, self.writing.furthest) = (self.tail.at, 0);
+        Ok(std::mem::replace(&mut self.bytes, bytes))
     }
 }
 
@@ -88,6 +166,14 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
 pub type EntryConsumer<P = Native, O = Sound> = ReadingEnd<P, O, Entries>;
 
 impl<P: Platform, O: Orders> EntryConsumer<P, O> {
+    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail`, `front` and `bytes`. The words are zero.
+    ///
+    /// # Errors
+    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
+    pub fn new(tail: P::Word, head: P::Word, front: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+        Self::with(tail, head, bytes, ReadFront::new(front))
+    }
+
     /// Takes a copy of the next entry; `None` where nothing was published. The producer gets the slot back with
     /// the next [`publish_head`](Self::publish_head).
     ///
@@ -98,7 +184,13 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
         if self.is_empty()? {
             return Ok(None);
         }
-        let offset = offset(self.head.at, self.capacity);
+        if self.reading.seen_with != self.tail.seen {
+            self.reading.seen_with = self.tail.seen;
+            // Behind the acquire of the tail. A front that is behind the one that is known is from before a move. A wrong one leads
+            // to entries that nobody wrote, which is nobody's loss but the producer's (WIRE-1).
+            self.reading.at = self.reading.at.max(self.reading.word.load(Ordering::Relaxed));
+        }
+        let offset = offset(self.head.at.wrapping_sub(self.reading.at), self.capacity);
         let entry = std::array::from_fn(|i| self.bytes.read_word(offset + i * size_of::<u64>()));
         self.head.at += 1;
         Ok(Some(entry))
@@ -107,11 +199,12 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
     /// Reads on in `bytes`: the entry that was taken last says that the producer has moved to them. Returns what is left.
     pub fn follow(&mut self, bytes: P::Bytes) -> P::Bytes {
         debug_assert_eq!(bytes.len(), self.bytes.len(), "a ring moves to memory of its own length");
+        self.reading.at = self.head.at;
         std::mem::replace(&mut self.bytes, bytes)
     }
 }
 
-/// Offset in bytes of the entry at `position`.
+/// Offset in bytes of the entry that is `position` entries from the front.
 #[inline]
 fn offset(position: u64, slots: u64) -> usize {
     (position & (slots - 1)) as usize * ENTRY_BYTES

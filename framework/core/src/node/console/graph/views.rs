@@ -266,6 +266,7 @@ mod tests {
                 sent: Some(vec![SentReport { index, sent, done: sent - 1 }]),
                 replies_waiting: Some(0),
                 lent: 0,
+                granted: 0,
             },
         };
         // What the other host has sent, comes out of the gateway.

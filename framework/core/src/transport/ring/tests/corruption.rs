@@ -116,17 +116,21 @@ proptest! {
     }
 
     #[test]
-    fn broken_cursors_break_no_return_ring(steps in prop::collection::vec((0..4u8, number()), 1..60)) {
+    fn broken_cursors_break_no_return_ring(steps in prop::collection::vec((0..5u8, number()), 1..60)) {
         let (tail, head) = (NativeWord::in_memory(), NativeWord::in_memory());
         let bytes: Arc<[AtomicU64]> = (0..32).map(|_| AtomicU64::new(0)).collect();
         let view = || NativeBytes::of_words(&bytes, 4 * entries::ENTRY_BYTES);
-        let mut producer: EntryProducer = EntryProducer::new(tail.clone(), head.clone(), view()).expect("4 slots");
-        let mut consumer: EntryConsumer = EntryConsumer::new(tail.clone(), head.clone(), view()).expect("4 slots");
+        let front = NativeWord::in_memory();
+        let mut producer: EntryProducer =
+            EntryProducer::new(tail.clone(), head.clone(), front.clone(), view()).expect("4 slots");
+        let mut consumer: EntryConsumer =
+            EntryConsumer::new(tail.clone(), head.clone(), front.clone(), view()).expect("4 slots");
         for (step, value) in steps {
             match step {
                 0 => { let _ = producer.push([value; 8]); producer.publish(); }
                 1 => { let _ = consumer.pop(); consumer.publish_head(); }
                 2 => tail.store(value, Ordering::Relaxed),
+                3 => front.store(value, Ordering::Relaxed),
                 _ => head.store(value, Ordering::Relaxed),
             }
             if let Ok(len) = producer.unconsumed() {

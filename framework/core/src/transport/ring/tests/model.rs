@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
+use crate::limits::RETURN_LAP;
 use crate::transport::ring::entries::PushError;
 use crate::transport::ring::{data, entries, *};
 
@@ -153,6 +154,42 @@ proptest! {
             prop_assert_eq!(unconsumed as usize, queue.len() + unreturned);
         }
     }
+}
+
+/// Memory that is there for many entries is touched only where there are many.
+#[test]
+fn a_return_ring_begins_again_where_all_was_taken() {
+    const SLOTS: usize = 8 * RETURN_LAP;
+    let (mut producer, mut consumer) = entries::in_memory(SLOTS).expect("a power of two");
+    let (mut pushed, mut taken) = (0, 0);
+    let mut pass = |producer: &mut EntryProducer, push: usize, take: usize| {
+        for _ in 0..push {
+            producer.push([pushed; 8]).expect("there is room");
+            pushed += 1;
+        }
+        producer.publish();
+        for _ in 0..take {
+            assert_eq!(consumer.pop(), Ok(Some([taken; 8])));
+            taken += 1;
+        }
+        consumer.publish_head();
+        (consumer.is_empty() == Ok(true)) == (pushed == taken)
+    };
+    for _ in 0..5 * SLOTS {
+        assert!(pass(&mut producer, 3, 3));
+    }
+    let lap = (RETURN_LAP + 3) * entries::ENTRY_BYTES;
+    assert!(producer.touched() <= lap, "{} bytes", producer.touched());
+    // A consumer that is always behind has it go round all of the memory, and the last slot is as good as the first.
+    assert!(pass(&mut producer, 1, 0));
+    for _ in 0..3 * SLOTS {
+        assert!(pass(&mut producer, 1, 1));
+    }
+    assert_eq!(producer.touched(), SLOTS * entries::ENTRY_BYTES);
+    assert!(pass(&mut producer, SLOTS - 1, 0));
+    assert_eq!(producer.push([0; 8]), Err(PushError::Full));
+    assert!(pass(&mut producer, 0, SLOTS));
+    assert!(pass(&mut producer, RETURN_LAP, RETURN_LAP) && pass(&mut producer, 1, 1));
 }
 
 #[test]

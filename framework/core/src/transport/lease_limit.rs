@@ -1,0 +1,85 @@
+//! How many leases of one process another may hold (MBX-2), and what is said where that is reached.
+//!
+//! A sender whose message lacks leases waits as for room in a mailbox, but no handler makes that room: whoever keeps the tensors has
+//! to let go of some. So the error of the sender, that of a receiver which waits in vain, the log and the console name the limit.
+//!
+//! Used by `outgoing` and `incoming`, which meet the limit, and by whoever puts an error into words. **Locks.** None.
+//! **On a crash** of the holder its leases come back (LEASE-4).
+
+use std::sync::Arc;
+
+use super::link::Link;
+use super::outgoing::{NotNow, TransmitError};
+use super::{Route, Transport};
+use crate::ids::ProcessId;
+use crate::limits::{MAX_FORWARDED, MAX_GRANTED, MAX_TENSORS};
+
+/// One process holds as many tensors of another as it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{holder} holds {leases} tensors of {owner}, of {most} that one process may hold of another: it has to drop some, or to keep \
+     copies of small ones (`.clone()` in PyTorch, `.copy()` in NumPy, `to_vec` in Rust); `tensorpost holders` shows who holds what"
+)]
+pub struct LeaseLimit {
+    /// The process that holds them.
+    pub holder: ProcessId,
+    /// The process whose memory they are in.
+    pub owner: ProcessId,
+    /// How many it holds.
+    pub leases: usize,
+    /// How many it may.
+    pub most: usize,
+}
+
+impl Link {
+    /// Whether a message to the peer may lack leases.
+    pub(crate) fn may_lack_leases(&self) -> bool {
+        self.granted() + MAX_TENSORS > MAX_GRANTED
+    }
+}
+
+impl Transport {
+    fn limit_of(&self, link: &Link) -> LeaseLimit {
+        let (holder, owner, leases) = (link.peer, self.me, link.granted());
+        LeaseLimit { holder, owner, leases, most: MAX_GRANTED }
+    }
+
+    /// What a message lacks that found room in the mailbox and none on the way: leases, if it is those.
+    pub(crate) fn leases_lacked(&self, route: &Route) -> Option<LeaseLimit> {
+        match route {
+            Route::Long(link, location, _) if link.may_lack_leases() && link.has_credit(location.index) => {
+                Some(self.limit_of(link))
+            }
+            _ => None,
+        }
+    }
+
+    /// A claim has failed. Where it lacked leases, the log says so now and then.
+    #[cold]
+    pub(super) fn note_lack(&self, link: &Link, error: &TransmitError) {
+        if matches!(error, TransmitError::NotNow(NotNow::LeasesOut)) && link.tells_limit() {
+            tracing::warn!("messages to {} wait: {}", link.peer, self.limit_of(link));
+        }
+    }
+
+    /// A frame waits because the owner's ring has no room for so many more holds. Where that is because this process holds too many
+    /// leases, the log says so now and then.
+    #[cold]
+    pub(super) fn note_no_room_for_holds(&self, from: ProcessId, owners: &Arc<Link>, holds: usize) {
+        if owners.held() + 2 * holds < MAX_FORWARDED || !owners.tells_limit() {
+            return;
+        }
+        let (holder, owner, leases) = (self.me, owners.peer, owners.held());
+        let limit = LeaseLimit { holder, owner, leases, most: MAX_FORWARDED };
+        tracing::warn!("messages of {from} with tensors of {owner} wait: {limit}");
+    }
+
+    /// Where this process holds as many tensors of another as it may: then that one sends it no more.
+    #[cfg(feature = "foreign")]
+    pub fn held_to_the_limit(&self) -> Option<LeaseLimit> {
+        self.links.all().iter().find(|link| link.held() + MAX_TENSORS > MAX_GRANTED).map(|link| {
+            let (holder, owner, leases) = (self.me, link.peer, link.held());
+            LeaseLimit { holder, owner, leases, most: MAX_GRANTED }
+        })
+    }
+}
