@@ -138,6 +138,8 @@ words! {
         "bool" => Bool, "u8" => U8, "u16" => U16, "u32" => U32, "u64" => U64,
         "i8" => I8, "i16" => I16, "i32" => I32, "i64" => I64,
         "f16" => F16, "bf16" => BF16, "f32" => F32, "f64" => F64,
+        "f8e4m3" => F8E4M3, "f8e5m2" => F8E5M2, "f8e4m3fnuz" => F8E4M3Fnuz, "f8e5m2fnuz" => F8E5M2Fnuz,
+        "f8e8m0" => F8E8M0, "f4e2m1x2" => F4E2M1X2, "complex64" => Complex64, "complex128" => Complex128,
     }
 }
 

@@ -53,6 +53,9 @@ impl DeviceStream {
             other @ (DType::I8 | DType::U16 | DType::U64 | DType::Bool) => {
                 Err(refused(format!("candle has no tensors of {other}; convert it first, with `.cast(..)`")))
             }
+            other => Err(refused(format!(
+                "candle has no tensors of {other}; take its bytes with `download_bytes`"
+            ))),
         }
     }
 

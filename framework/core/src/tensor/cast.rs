@@ -21,6 +21,7 @@ macro_rules! with_type {
             DType::BF16 => $this.$generic::<$($before,)? bf16>($($args),*),
             DType::F32 => $this.$generic::<$($before,)? f32>($($args),*),
             DType::F64 => $this.$generic::<$($before,)? f64>($($args),*),
+            dtype => Err(TensorError::NoElement { dtype }),
         }
     };
 }
@@ -47,7 +48,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// A tensor or stream that is not on the host, data that will not come, no memory.
+    /// A tensor or stream that is not on the host, a dtype that Rust has no type for, data that will not come, no memory.
     pub fn cast(&self, stream: &DeviceStream, dtype: DType) -> Result<TensorMut, TensorError> {
         with_type!(self.dtype(), self.cast_from::<_>(stream, dtype))
     }

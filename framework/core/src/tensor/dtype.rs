@@ -42,11 +42,28 @@ pub enum DType {
     F32 = 12,
     /// IEEE 754 binary64.
     F64 = 13,
+    /// A float of 8 bits with 4 of exponent, without infinities: `float8_e4m3fn`. Rust has no type for it, nor for those below: their
+    /// elements go as bytes.
+    F8E4M3 = 14,
+    /// A float of 8 bits with 5 of exponent: `float8_e5m2`.
+    F8E5M2 = 15,
+    /// As [`F8E4M3`](Self::F8E4M3), with one zero and one NaN: `float8_e4m3fnuz`.
+    F8E4M3Fnuz = 16,
+    /// As [`F8E5M2`](Self::F8E5M2), with one zero and one NaN and without infinities: `float8_e5m2fnuz`.
+    F8E5M2Fnuz = 17,
+    /// A power of two in 8 bits, which scales others: `float8_e8m0fnu`.
+    F8E8M0 = 18,
+    /// Two floats of 4 bits in one byte, which is one element here: `float4_e2m1fn_x2`.
+    F4E2M1X2 = 19,
+    /// Two [`F32`](Self::F32), the real part first.
+    Complex64 = 20,
+    /// Two [`F64`](Self::F64), the real part first.
+    Complex128 = 21,
 }
 
 impl DType {
     /// Every type, in the order of the wire codes.
-    pub const ALL: [DType; 13] = [
+    pub const ALL: [DType; 21] = [
         DType::Bool,
         DType::U8,
         DType::U16,
@@ -60,6 +77,14 @@ impl DType {
         DType::BF16,
         DType::F32,
         DType::F64,
+        DType::F8E4M3,
+        DType::F8E5M2,
+        DType::F8E4M3Fnuz,
+        DType::F8E5M2Fnuz,
+        DType::F8E8M0,
+        DType::F4E2M1X2,
+        DType::Complex64,
+        DType::Complex128,
     ];
 
     /// The code of this type on the wire, the same in every version.
@@ -76,9 +101,12 @@ impl DType {
     pub const fn size(self) -> usize {
         match self {
             DType::Bool | DType::U8 | DType::I8 => 1,
+            DType::F8E4M3 | DType::F8E5M2 | DType::F8E4M3Fnuz | DType::F8E5M2Fnuz => 1,
+            DType::F8E8M0 | DType::F4E2M1X2 => 1,
             DType::U16 | DType::I16 | DType::F16 | DType::BF16 => 2,
             DType::U32 | DType::I32 | DType::F32 => 4,
-            DType::U64 | DType::I64 | DType::F64 => 8,
+            DType::U64 | DType::I64 | DType::F64 | DType::Complex64 => 8,
+            DType::Complex128 => 16,
         }
     }
 
@@ -98,6 +126,14 @@ impl DType {
             DType::BF16 => "bf16",
             DType::F32 => "f32",
             DType::F64 => "f64",
+            DType::F8E4M3 => "f8e4m3",
+            DType::F8E5M2 => "f8e5m2",
+            DType::F8E4M3Fnuz => "f8e4m3fnuz",
+            DType::F8E5M2Fnuz => "f8e5m2fnuz",
+            DType::F8E8M0 => "f8e8m0",
+            DType::F4E2M1X2 => "f4e2m1x2",
+            DType::Complex64 => "complex64",
+            DType::Complex128 => "complex128",
         }
     }
 }
@@ -110,7 +146,7 @@ impl fmt::Display for DType {
 
 /// The text names no element type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} is no element type: use bool, u8, u16, u32, u64, i8, i16, i32, i64, f16, bf16, f32 or f64")]
+#[error("{name:?} is no element type: use one of {}", DType::ALL.map(DType::name).join(", "))]
 pub struct UnknownDType {
     /// The text that was given.
     pub name: String,
@@ -197,14 +233,14 @@ mod tests {
     #[test]
     fn wire_codes_are_stable() {
         let codes: Vec<u8> = DType::ALL.iter().map(|dtype| dtype.code()).collect();
-        assert_eq!(codes, (1..=13).collect::<Vec<u8>>());
+        assert_eq!(codes, (1..=21).collect::<Vec<u8>>());
         assert_eq!(DType::F32.code(), 12);
     }
 
     #[test]
     fn every_byte_is_a_type_or_none() {
         for code in 0..=u8::MAX {
-            assert_eq!(DType::from_code(code).map(DType::code), (1..=13).contains(&code).then_some(code));
+            assert_eq!(DType::from_code(code).map(DType::code), (1..=21).contains(&code).then_some(code));
         }
     }
 

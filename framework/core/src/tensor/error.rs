@@ -125,6 +125,15 @@ pub enum TensorError {
         /// What it is, and what to do.
         why: String,
     },
+    /// Rust has no type for the elements.
+    #[error(
+        "Rust has no type for elements of {dtype}; take them as bytes (`download_bytes`, `upload_bytes`), or convert them in a kernel \
+         or a library that has them"
+    )]
+    NoElement {
+        /// The type of the elements.
+        dtype: DType,
+    },
     /// Bytes that are neither 0 nor 1 in a tensor of bool.
     #[error("a tensor of bool holds bytes other than 0 and 1; whoever wrote it made a mistake")]
     NotBool,

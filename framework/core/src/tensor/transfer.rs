@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::host::in_reach;
-use super::{DeviceStream, Element, Tensor, TensorError, TensorMut};
+use super::{DType, DeviceStream, Element, Tensor, TensorError, TensorMut};
 use crate::device::Keep;
 
 impl DeviceStream {
@@ -33,6 +33,25 @@ impl DeviceStream {
         // first; it is writable and this tensor's alone, and `write_on` has put the stream behind every other use, and
         // its reuse behind the stream.
         unsafe { self.clocked().backend().upload(to, bytemuck::cast_slice(elements), keep)? };
+        Ok(())
+    }
+
+    /// As [`upload`](Self::upload), for elements of any type as the bytes that they are, such as those of a file.
+    ///
+    /// # Errors
+    /// Another device or number of bytes, bytes that are no `bool`, a tensor that is not packed, a device that refuses.
+    pub fn upload_bytes(&self, tensor: &mut TensorMut, bytes: &[u8]) -> Result<(), TensorError> {
+        let (wanted, given) = (tensor.layout().packed_bytes(tensor.dtype())?, bytes.len());
+        if wanted != given {
+            return Err(TensorError::Length { shape: tensor.shape().to_vec(), wanted, given });
+        }
+        if tensor.dtype() == DType::Bool && !bool::validate(bytes) {
+            return Err(TensorError::NotBool);
+        }
+        let to = self.packed_start(tensor)?;
+        let keep = smallvec![tensor.lease().writable()?.1];
+        // SAFETY: as for `upload`: there is room for exactly these bytes.
+        unsafe { self.clocked().backend().upload(to, bytes, keep)? };
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tensorpost_core::api::node::Node;
 use tensorpost_core::api::tensor::{DType, DeviceStream, Element, Tensor, TensorError};
+use tensorpost_core::testing::Cluster;
 
 /// A node that lives as long as the process: its streams are made once.
 static NODE: LazyLock<Node> = LazyLock::new(|| Node::builder().start().expect("a node"));
@@ -409,4 +410,36 @@ mod with_ndarray {
             prop_assert_eq!(written.view_array::<i32>()?, array.mapv(|x| x.wrapping_mul(2)));
         }
     }
+}
+
+/// Rust has no type for floats of 8 bits and complex numbers: they are made, sent and read as bytes, and no sum or cast takes them.
+#[test]
+fn every_dtype_goes_from_process_to_process() {
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<Tensor>(1, 4);
+    for dtype in DType::ALL {
+        let bytes: Vec<u8> = (0..6 * dtype.size()).map(|at| at as u8 % 2).collect();
+        let mut made = cluster.stream(0).empty(dtype, &[2, 3]).expect("memory");
+        let short = cluster.stream(0).upload_bytes(&mut made, &bytes[1..]).expect_err("a byte is missing");
+        assert!(matches!(short, TensorError::Length { .. }), "{short}");
+        cluster.stream(0).upload_bytes(&mut made, &bytes).expect("as many");
+        cluster.send(0, &to, made.freeze());
+        cluster.run_until_idle();
+        let came = inbox.take_one().message;
+        assert_eq!((came.dtype(), came.shape()), (dtype, &[2, 3][..]));
+        let there = cluster.stream(1).download_bytes(&came).expect("data");
+        assert_eq!(there, bytes, "{dtype}");
+        let cast = came.cast(cluster.stream(1), DType::F64);
+        if dtype > DType::F64 {
+            let why = cast.expect_err("no type").to_string();
+            assert!(why.contains(dtype.name()) && why.contains("upload_bytes"), "{why}");
+        } else {
+            cast.expect("there is a type");
+        }
+        drop(came);
+        cluster.run_until_idle();
+    }
+    let mut flags = cluster.stream(0).empty(DType::Bool, &[1]).expect("memory");
+    let wrong = cluster.stream(0).upload_bytes(&mut flags, &[2]).expect_err("neither 0 nor 1");
+    assert!(matches!(wrong, TensorError::NotBool), "{wrong}");
 }

@@ -116,7 +116,7 @@ fn wrong_words_list_the_allowed_ones() {
     refused(
         parse_quote! { struct F { #[tensor(dtype = float)] x: Tensor } },
         "field `x`: unknown dtype `float`; dtype is one of bool, u8, u16, u32, u64, i8, i16, i32, i64, f16, bf16, \
-         f32, f64",
+         f32, f64, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0, f4e2m1x2, complex64, complex128",
     );
     refused(
         parse_quote! { enum E { A { #[tensor(device = "cuda")] x: Tensor } } },

@@ -33,6 +33,18 @@ pub(super) const BFLOAT: u8 = 4;
 pub(super) const COMPLEX: u8 = 5;
 /// `kDLBool`.
 pub(super) const BOOL: u8 = 6;
+/// `kDLFloat8_e4m3fn`.
+pub(super) const FLOAT8_E4M3FN: u8 = 10;
+/// `kDLFloat8_e4m3fnuz`.
+pub(super) const FLOAT8_E4M3FNUZ: u8 = 11;
+/// `kDLFloat8_e5m2`.
+pub(super) const FLOAT8_E5M2: u8 = 12;
+/// `kDLFloat8_e5m2fnuz`.
+pub(super) const FLOAT8_E5M2FNUZ: u8 = 13;
+/// `kDLFloat8_e8m0fnu`.
+pub(super) const FLOAT8_E8M0FNU: u8 = 14;
+/// `kDLFloat4_e2m1fn`.
+pub(super) const FLOAT4_E2M1FN: u8 = 17;
 
 /// `DLPackVersion`.
 #[repr(C)]

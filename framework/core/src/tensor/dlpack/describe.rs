@@ -116,6 +116,10 @@ unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
 
 fn dtype(dtype: abi::DataType) -> Result<DType, TensorError> {
     let abi::DataType { code, bits, lanes } = dtype;
+    // Two to a byte, as PyTorch has them.
+    if (code, bits, lanes) == (abi::FLOAT4_E2M1FN, 4, 2) {
+        return Ok(DType::F4E2M1X2);
+    }
     if lanes != 1 {
         return Err(refused(format!(
             "its elements have {lanes} lanes, and those of a tensor have one; give it an axis of {lanes} instead"
@@ -135,6 +139,13 @@ fn dtype(dtype: abi::DataType) -> Result<DType, TensorError> {
         (abi::BFLOAT, 16) => Some(DType::BF16),
         (abi::FLOAT, 32) => Some(DType::F32),
         (abi::FLOAT, 64) => Some(DType::F64),
+        (abi::FLOAT8_E4M3FN, 8) => Some(DType::F8E4M3),
+        (abi::FLOAT8_E5M2, 8) => Some(DType::F8E5M2),
+        (abi::FLOAT8_E4M3FNUZ, 8) => Some(DType::F8E4M3Fnuz),
+        (abi::FLOAT8_E5M2FNUZ, 8) => Some(DType::F8E5M2Fnuz),
+        (abi::FLOAT8_E8M0FNU, 8) => Some(DType::F8E8M0),
+        (abi::COMPLEX, 64) => Some(DType::Complex64),
+        (abi::COMPLEX, 128) => Some(DType::Complex128),
         _ => None,
     };
     known.ok_or_else(|| {
@@ -160,8 +171,15 @@ pub(super) fn data_type(dtype: DType) -> abi::DataType {
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => abi::INT,
         DType::F16 | DType::F32 | DType::F64 => abi::FLOAT,
         DType::BF16 => abi::BFLOAT,
+        DType::F8E4M3 => abi::FLOAT8_E4M3FN,
+        DType::F8E5M2 => abi::FLOAT8_E5M2,
+        DType::F8E4M3Fnuz => abi::FLOAT8_E4M3FNUZ,
+        DType::F8E5M2Fnuz => abi::FLOAT8_E5M2FNUZ,
+        DType::F8E8M0 => abi::FLOAT8_E8M0FNU,
+        DType::F4E2M1X2 => return abi::DataType { code: abi::FLOAT4_E2M1FN, bits: 4, lanes: 2 },
+        DType::Complex64 | DType::Complex128 => abi::COMPLEX,
     };
-    // Lossless: 64 at most.
+    // Lossless: 128 at most.
     abi::DataType { code, bits: dtype.size() as u8 * 8, lanes: 1 }
 }
 

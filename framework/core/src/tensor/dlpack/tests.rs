@@ -178,10 +178,15 @@ fn refused(change: impl FnOnce(&mut Array), expected: &str) {
 fn what_cannot_be_is_named() {
     refused(|array| array.dtype.lanes = 4, "its elements have 4 lanes, and those of a tensor have one");
     refused(
-        |array| array.dtype = DataType { code: abi::COMPLEX, bits: 64, lanes: 1 },
-        "its dtype is complex64, and a tensor has one of bool, u8,",
+        |array| array.dtype = DataType { code: abi::COMPLEX, bits: 32, lanes: 1 },
+        "its dtype is complex32, and a tensor has one of bool, u8,",
     );
-    refused(|array| array.dtype = DataType { code: 10, bits: 8, lanes: 1 }, "its dtype is type 10 of 8");
+    refused(|array| array.dtype = DataType { code: 7, bits: 8, lanes: 1 }, "its dtype is type 7 of 8");
+    // Floats of 4 bits, one to a byte.
+    refused(
+        |array| array.dtype = DataType { code: abi::FLOAT4_E2M1FN, bits: 4, lanes: 1 },
+        "its dtype is type 17 of 4",
+    );
     refused(|array| array.dtype.bits = 128, "its dtype is float128");
     refused(|array| array.device.kind = 10, "it is on a device of DLPack's type 10");
     refused(|array| array.ndim = -1, "it has -1 axes");
@@ -232,7 +237,7 @@ proptest! {
     ) {
         let (shape, strides): (Vec<usize>, Vec<isize>) = axes.into_iter().unzip();
         let layout = Layout::from_parts(&shape, &strides, 0).expect("it is small");
-        let mut data = [0_u64; 64];
+        let mut data = [0_u128; 64];
         let contents = Contents {
             data: data.as_mut_ptr().cast(),
             device: ON_CPU,

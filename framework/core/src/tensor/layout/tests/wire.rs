@@ -79,7 +79,7 @@ fn lies_are_refused() {
     assert_eq!(Layout::from_wire(&[]), Err(LayoutError::WireLength { bytes: 0 }));
     assert_eq!(Layout::from_wire(&[12; 145]), Err(LayoutError::WireLength { bytes: 145 }));
     assert_eq!(with_word(0, 0), Err(LayoutError::WireDType { code: 0 }));
-    assert_eq!(with_word(0, 14), Err(LayoutError::WireDType { code: 14 }));
+    assert_eq!(with_word(0, 22), Err(LayoutError::WireDType { code: 22 }));
     assert_eq!(with_word(0, 0x090c), Err(LayoutError::TooManyAxes { rank: 9 }));
     assert_eq!(with_word(0, 0x0100_0000_0000_020c), Err(LayoutError::WirePadding { at: 7 }));
     assert_eq!(with_word(32, 1), Err(LayoutError::WirePadding { at: 32 }));
