@@ -26,7 +26,7 @@ pub use error::PoolError;
 pub use handle::{Lease, Returns};
 #[cfg(feature = "foreign")]
 pub(crate) use pool::LetGo;
-pub use pool::{Pool, PoolOptions};
+pub use pool::{GpuBudget, Pool, PoolOptions};
 pub(crate) use sharing::is_last;
 pub use writers::Writers;
 

@@ -27,6 +27,8 @@ use super::LeaseId;
 use super::error::PoolError;
 use super::handle::Lease;
 use super::table::{Emptied, Given, LeaseTable, LeaseTableError, Left, Measured, Uses};
+use serde::{Deserialize, Serialize};
+
 use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
@@ -54,6 +56,37 @@ pub use surroundings::Surroundings;
 
 /// Blocks in use that one allocation or return looks at, where it does not need them.
 const LOOKS: usize = 8;
+
+/// What the pool of a GPU may take of it: what is sent, received or kept for others. What a library allocates for itself is not in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GpuBudget {
+    /// So many bytes.
+    Bytes(u64),
+    /// So many thousandths of the GPU's memory.
+    Thousandths(u16),
+}
+
+impl Default for GpuBudget {
+    /// A quarter.
+    fn default() -> Self {
+        GpuBudget::Thousandths(250)
+    }
+}
+
+impl GpuBudget {
+    /// A share of the GPU's memory, from 0 to 1.
+    pub(crate) fn share(share: f64) -> Self {
+        GpuBudget::Thousandths((share.clamp(0.0, 1.0) * 1000.0).round() as u16)
+    }
+
+    /// Of a GPU that has `total` bytes.
+    pub(crate) fn of(self, total: u64) -> u64 {
+        match self {
+            GpuBudget::Bytes(bytes) => bytes,
+            GpuBudget::Thousandths(share) => (total / 1000).saturating_mul(u64::from(share)).max(CHUNK_BYTES),
+        }
+    }
+}
 
 /// How large a pool may get.
 #[derive(Clone, Copy, Debug)]

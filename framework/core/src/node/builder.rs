@@ -22,6 +22,7 @@ use super::{Node, Processes, files, live, worker};
 use crate::actor::{self, ProcessActors};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
+use crate::lease::GpuBudget;
 use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{self, Collector, TraceRing};
@@ -35,7 +36,7 @@ pub struct NodeBuilder {
     worker_log: Option<String>,
     worker_telemetry: Option<worker::WorkerTelemetry>,
     host_budget: u64,
-    gpu_budget: Option<u64>,
+    gpu_budget: Option<GpuBudget>,
     sharing: Option<Sharing>,
     #[cfg(feature = "testing")]
     pretends_mps: bool,
@@ -108,9 +109,16 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the bytes that each process's pool on each GPU may take; a quarter of the GPU unless said otherwise.
+    /// Sets the bytes that each process's pool on each GPU may take, for what it sends, receives and keeps for others; a quarter of the
+    /// GPU unless said otherwise. What PyTorch allocates in an actor beyond that is its own, and costs a copy where it is sent.
     pub fn gpu_budget(mut self, bytes: u64) -> Self {
-        self.gpu_budget = Some(bytes);
+        self.gpu_budget = Some(GpuBudget::Bytes(bytes));
+        self
+    }
+
+    /// As [`gpu_budget`](Self::gpu_budget), as a share of each GPU's memory, from 0 to 1.
+    pub fn gpu_share(mut self, share: f64) -> Self {
+        self.gpu_budget = Some(GpuBudget::share(share));
         self
     }
 

@@ -53,7 +53,8 @@ use super::{Node, Spawn};
 use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
 use crate::device::Device;
 use crate::ids::{ActorId, ProcessId};
-use crate::limits::{DEFAULT_MAILBOX, cuda_connections};
+use crate::lease::GpuBudget;
+use crate::limits::DEFAULT_MAILBOX;
 use crate::message::{GpuMessage as _, codec, message_key};
 use crate::observe::text::shown;
 use crate::transport::Transport;
@@ -91,6 +92,8 @@ pub(super) struct NewWorker {
     pub(super) streams: usize,
     /// Where it is an interpreter, and not this program again.
     pub(super) interpreter: Option<Interpreter>,
+    /// Where it is not what that host's node says.
+    pub(super) gpu_budget: Option<GpuBudget>,
 }
 
 /// Where an actor is started.
@@ -306,11 +309,11 @@ fn worker_for(
     supervisor: &Supervisor,
     starts: &Mutex<Starts>,
     host: u16,
-    NewWorker { name, streams, interpreter }: &NewWorker,
+    NewWorker { name, streams, interpreter, gpu_budget }: &NewWorker,
 ) -> Result<WorkerId, SpawnError> {
     // The one of this host, as its variables say, unless a program names one.
     let program = interpreter.as_ref().map(Interpreter::program);
-    let making = Making { program, connections: cuda_connections(*streams) };
+    let making = Making { gpu_budget: *gpu_budget, ..Making::of(program, *streams) };
     let worker = supervisor.spawn_worker_of(name, making)?;
     supervisor.started_for(worker, host);
     let mut starts = starts.lock();
@@ -579,7 +582,7 @@ impl Supervisor {
         };
         let host = self.host_of(host)?;
         let interpreter = python.map(Python::its_interpreter);
-        let new = NewWorker { name: name.to_owned(), streams, interpreter };
+        let new = NewWorker { name: name.to_owned(), streams, interpreter, gpu_budget: None };
         match ask_starter(&transport, &host, Request::Worker(Box::new(new)))? {
             Answer::Worker(number) => Ok(WorkerId::of_host(host.number, number)),
             other => Err(not_done(&host, other)),

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::actor::StartActor;
 use crate::clock::ProcessPages;
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::lease::GpuBudget;
 use crate::node::worker::uplink::Uplink;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
@@ -160,8 +161,8 @@ pub struct Identity {
     pub opens: Option<DeviceId>,
     /// Bytes that its host pool may take.
     pub host_budget: u64,
-    /// Bytes that its pool on each GPU may take; a quarter of the GPU's memory where nothing is said.
-    pub gpu_budget: Option<u64>,
+    /// What its pool on each GPU may take; a quarter of the GPU's memory where nothing is said.
+    pub gpu_budget: Option<GpuBudget>,
     /// Records that it keeps for a trace, where the node traces.
     pub trace: Option<u32>,
     /// Whether it notes what waits in it: the node has a limit for hangs.

@@ -8,7 +8,6 @@ use super::spawn::ActorError;
 use super::supervisor::Making;
 use super::{Closed, Node, NodeError, Processes};
 use crate::device::Device;
-use crate::limits::cuda_connections;
 use crate::transport::hosts::{Host, Nixl, Settings};
 
 /// The worker that speaks to other hosts.
@@ -206,7 +205,7 @@ impl Processes {
     /// Starts the gateway, and waits until this host is one of its node: before any actor of it has an id.
     pub(super) fn become_one_of(&self, hosts: Hosts) -> Result<(), NodeError> {
         let failed = |error: &dyn std::fmt::Display| NodeError::Hosts(error.to_string());
-        let making = Making { program: None, connections: cuda_connections(1) };
+        let making = Making::of(None, 1);
         let gateway = self.supervisor.spawn_worker_of(GATEWAY, making).map_err(|error| failed(&error))?;
         let began = self.supervisor.begin_hosts(gateway, hosts.settings).map_err(|error| failed(&error))?;
         let host = began.map_err(NodeError::Hosts)?;

@@ -64,8 +64,8 @@ impl ProcessActors {
             transport.domain().detect_hangs();
         }
         transport.set_host(identity.host);
-        if let Some(bytes) = identity.gpu_budget {
-            transport.set_gpu_budget(bytes);
+        if let Some(budget) = identity.gpu_budget {
+            transport.set_gpu_budget(budget);
         }
         // The host pool is always there: large bodies travel in it, and peers' host tensors are mapped through it.
         let host: Arc<dyn Backend> = HostBackend::new();

@@ -18,7 +18,8 @@ use crate::actor::{
 };
 use crate::device::Device;
 use crate::ids::DeviceId;
-use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX, cuda_connections};
+use crate::lease::GpuBudget;
+use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
 use crate::message::{EncodeError, GpuMessage, codec};
 use crate::tensor::{DeviceStream, TensorError};
 use crate::transport::TransportStats;
@@ -33,7 +34,9 @@ pub enum ActorError {
     )]
     UnknownType(&'static str),
     /// The mailbox's capacity is out of range.
-    #[error("a mailbox holds 1 to {MAX_MAILBOX} messages per sending process, not {0}")]
+    #[error(
+        "a mailbox holds 1 to {MAX_MAILBOX} messages per sending process, not {0}; choose a `.mailbox(n)` in that range"
+    )]
     Mailbox(u32),
     /// Its arguments cannot be encoded.
     #[error("the arguments of {actor} cannot be sent to a worker: {source}")]
@@ -104,6 +107,7 @@ impl Node {
             mailbox: DEFAULT_MAILBOX,
             own_thread: false,
             streams: 1,
+            gpu_budget: None,
             spares: 0,
             how: Supervision::default(),
             #[cfg(feature = "hosts")]
@@ -323,6 +327,7 @@ pub struct Spawn<'n, A: RemoteActor> {
     mailbox: u32,
     own_thread: bool,
     streams: usize,
+    gpu_budget: Option<GpuBudget>,
     spares: u32,
     how: Supervision,
     #[cfg(feature = "hosts")]
@@ -390,6 +395,19 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
+    /// Sets the bytes that its worker's pool on each GPU may take, where that is not what
+    /// [the node](super::NodeBuilder::gpu_budget) says. A worker that runs [already](Self::worker) keeps what it has.
+    pub fn gpu_budget(mut self, bytes: u64) -> Self {
+        self.gpu_budget = Some(GpuBudget::Bytes(bytes));
+        self
+    }
+
+    /// As [`gpu_budget`](Self::gpu_budget), as a share of each GPU's memory, from 0 to 1.
+    pub fn gpu_share(mut self, share: f64) -> Self {
+        self.gpu_budget = Some(GpuBudget::share(share));
+        self
+    }
+
     /// Sets its restart policy; [`Restart::never`] unless said otherwise. The supervisor starts it anew from the same
     /// arguments, under the same identity, so its addresses stay valid and its names stay its own (DEATH-2). Its state
     /// and its mailbox are lost. A first start that fails is not repeated: [`start`](Self::start) reports it.
@@ -445,7 +463,12 @@ impl<A: RemoteActor> Spawn<'_, A> {
             if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {
                 return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
             }
-            let new = super::elsewhere::NewWorker { name, streams: self.streams, interpreter };
+            let new = super::elsewhere::NewWorker {
+                name,
+                streams: self.streams,
+                interpreter,
+                gpu_budget: self.gpu_budget,
+            };
             if let Some(worker) = worker_there.filter(|_| !self.how.restart.roams()) {
                 return self.defer()?.start(worker);
             }
@@ -467,11 +490,12 @@ impl<A: RemoteActor> Spawn<'_, A> {
             return Ok(started);
         }
         let (supervisor, streams, worker) = (Arc::clone(self.node.supervisor()), self.streams, self.worker);
+        let gpu_budget = self.gpu_budget;
         let deferred = self.defer()?;
         let worker = match worker {
             Some(worker) => worker,
             None => {
-                let making = Making { program, connections: cuda_connections(streams) };
+                let making = Making { gpu_budget, ..Making::of(program, streams) };
                 supervisor.spawn_worker_of(&name, making)?
             }
         };

@@ -25,8 +25,8 @@ use crate::clock::ClockDomain;
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{DeviceId, ProcessId};
 use crate::lease::pool::LookAgain;
-use crate::lease::{Lease, LeaseId, Pool, PoolOptions, Writers};
-use crate::limits::{CHUNK_BYTES, POOL_CHUNK_NAMES};
+use crate::lease::{GpuBudget, Lease, LeaseId, Pool, PoolOptions, Writers};
+use crate::limits::POOL_CHUNK_NAMES;
 use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 
 /// See the module.
@@ -44,7 +44,7 @@ pub(super) struct Memory {
     emptied: Arc<AtomicBool>,
     /// A hold is unproven, or the forwards of somebody who has let go are left.
     unsettled: AtomicBool,
-    gpu_budget: OnceLock<u64>,
+    gpu_budget: OnceLock<GpuBudget>,
     /// The share of each pool's budget that may be lent, where there is a bound.
     #[cfg(feature = "foreign")]
     lent_share: OnceLock<u64>,
@@ -72,15 +72,14 @@ impl Memory {
         }
     }
 
-    /// Bytes that the pool of a GPU may take, unless it was opened with others: a quarter of its memory.
+    /// Bytes that the pool of a GPU may take, unless it was opened with others.
     fn device_budget(&self, backend: &Arc<dyn Backend>) -> u64 {
-        let set = self.gpu_budget.get().copied();
-        set.unwrap_or_else(|| (backend.total_bytes() / 4).max(CHUNK_BYTES))
+        self.gpu_budget.get().copied().unwrap_or_default().of(backend.total_bytes())
     }
 
-    /// Says how many bytes the pool of each GPU may take; the first to say so is right.
-    pub(super) fn set_gpu_budget(&self, bytes: u64) {
-        let _ = self.gpu_budget.set(bytes);
+    /// Says how much the pool of each GPU may take; the first to say so is right.
+    pub(super) fn set_gpu_budget(&self, budget: GpuBudget) {
+        let _ = self.gpu_budget.set(budget);
     }
 
     /// The process's memory on `device`, made on first use.

@@ -150,7 +150,7 @@ pub(crate) use watching::{Tell, Watcher};
 use crate::clock::{ClockDomain, ProcessPages};
 use crate::device::{Backend, DeviceError};
 use crate::ids::{ActorId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions};
+use crate::lease::{GpuBudget, Pool, PoolOptions};
 use crate::limits::MAX_ACTORS;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
@@ -235,9 +235,9 @@ impl std::fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Says how many bytes the pool of each GPU may take; the first to say so is right.
-    pub fn set_gpu_budget(&self, bytes: u64) {
-        self.memory.set_gpu_budget(bytes);
+    /// Says how much the pool of each GPU may take; the first to say so is right.
+    pub fn set_gpu_budget(&self, budget: GpuBudget) {
+        self.memory.set_gpu_budget(budget);
     }
 
     /// Opens the transport of process `me`, whose control channel is `control`, with the pages that the node gave it.

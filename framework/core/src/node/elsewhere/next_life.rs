@@ -12,7 +12,6 @@ use std::sync::Arc;
 use super::{Answer, InGroup, NewWorker, Order, Request, StartIn, ToStart, not_done, starter};
 use crate::actor::{AskError, NewActor};
 use crate::ids::ActorId;
-use crate::limits::cuda_connections;
 use crate::node::group::{Group, Supervision};
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::registry::{NameError, check_name};
@@ -209,9 +208,9 @@ pub(in crate::node) fn next_life(
 
 /// Begins a life on this host.
 fn here(supervisor: &Supervisor, made_of: &Roams, guest: Guest) -> Result<(), ActorError> {
-    let NewWorker { name, streams, interpreter } = &made_of.worker;
+    let NewWorker { name, streams, interpreter, gpu_budget } = &made_of.worker;
     let program = interpreter.as_ref().map(crate::actor::Interpreter::program);
-    let making = Making { program, connections: cuda_connections(*streams) };
+    let making = Making { gpu_budget: *gpu_budget, ..Making::of(program, *streams) };
     let worker = supervisor.spawn_worker_of(name, making)?;
     let how = Supervision { restart: made_of.restart, group: made_of.group.clone() };
     let started = supervisor.start_guest(worker, made_of.actor.clone(), how, guest);

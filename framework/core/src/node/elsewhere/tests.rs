@@ -66,7 +66,7 @@ fn who_asks_again_for_a_life_that_is_being_started_has_its_answer() {
     let (starter, index) = starter_in(&cluster);
     let start = |number| {
         let guest = Guest { actor: ActorId::roaming(7, number), life: 3 };
-        let worker = NewWorker { name: String::new(), streams: 1, interpreter: None };
+        let worker = NewWorker { name: String::new(), streams: 1, interpreter: None, gpu_budget: None };
         let actor = NewActor {
             name: None,
             label: None,

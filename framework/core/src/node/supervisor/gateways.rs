@@ -20,7 +20,6 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
-use crate::limits::cuda_connections;
 use crate::node::broker::Delivery;
 use crate::node::control::Down;
 use crate::node::hosts::GATEWAY;
@@ -245,7 +244,7 @@ impl State {
     fn launch_next_gateway(&mut self) -> Result<(), String> {
         let slot = self.new_slot(GATEWAY).map_err(|error| error.to_string())?;
         let Some((id, before)) = self.hosts.gateways.worker else { return Err("there was none".to_owned()) };
-        self.note_making(id, Making { program: None, connections: cuda_connections(1) });
+        self.note_making(id, Making::of(None, 1));
         let deadline = Instant::now() + self.settings.start_deadline;
         let phase = WorkerPhase::Greeting { deadline, asker: Asker::Gateway };
         let failed = |error: std::io::Error| {

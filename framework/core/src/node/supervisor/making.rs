@@ -11,7 +11,8 @@ use std::collections::HashSet;
 
 use crate::actor::WorkerProgram;
 use crate::doctor;
-use crate::limits::CUDA_CONNECTIONS;
+use crate::lease::GpuBudget;
+use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
 
 use super::run::State;
 use super::{Program, WorkerId};
@@ -22,25 +23,36 @@ pub(crate) struct Making {
     pub(crate) program: Option<WorkerProgram>,
     /// `CUDA_DEVICE_MAX_CONNECTIONS`, unless the node's own environment says otherwise.
     pub(crate) connections: usize,
+    /// What its pool on each GPU may take, where that is not what the node says.
+    pub(crate) gpu_budget: Option<GpuBudget>,
+}
+
+impl Making {
+    /// With hardware queues for so many streams on a GPU.
+    pub(crate) fn of(program: Option<WorkerProgram>, streams: usize) -> Self {
+        Making { program, connections: cuda_connections(streams), gpu_budget: None }
+    }
 }
 
 /// What was found for it.
 pub(super) struct Made {
     program: Option<Program>,
     connections: usize,
+    gpu_budget: Option<GpuBudget>,
 }
 
 impl State {
     /// This worker is made of that in all its lives.
-    pub(super) fn note_making(&mut self, id: WorkerId, Making { program, connections }: Making) {
+    pub(super) fn note_making(&mut self, id: WorkerId, making: Making) {
+        let Making { program, connections, gpu_budget } = making;
         let program = program.map(|program| self.settings.program.another(program));
         let (workers, between) = (&mut self.workers, &self.restarts.between);
         // Those that are not there, and do not come back, need none.
         let known: HashSet<WorkerId> =
             workers.iter().map(|worker| worker.id).chain(between.iter().map(|next| next.worker)).collect();
         workers.makings.retain(|id, _| known.contains(id));
-        if program.is_some() || connections != CUDA_CONNECTIONS {
-            workers.makings.insert(id, Made { program, connections });
+        if program.is_some() || connections != CUDA_CONNECTIONS || gpu_budget.is_some() {
+            workers.makings.insert(id, Made { program, connections, gpu_budget });
         }
     }
 
@@ -56,6 +68,12 @@ impl State {
     /// Its hardware queues on a GPU.
     pub(super) fn connections_of(&self, id: WorkerId) -> usize {
         self.workers.makings.get(&id).map_or(CUDA_CONNECTIONS, |made| made.connections)
+    }
+
+    /// What its pool on each GPU may take.
+    pub(super) fn gpu_budget_of(&self, id: WorkerId) -> Option<GpuBudget> {
+        let made = self.workers.makings.get(&id).and_then(|made| made.gpu_budget);
+        made.or(self.settings.gpu_budget)
     }
 
     /// What the doctor finds about a worker that did not start; `said` is what the error says itself.

@@ -143,7 +143,9 @@ impl State {
 
     /// Welcomes the worker, if it runs the right build.
     fn hello(&mut self, index: usize, build: &Build, pid: u32) {
-        let agreed = self.workers.at(index).map(|worker| self.program_of(worker.made_as()).check(build));
+        let made_as = self.workers.at(index).map(|worker| worker.made_as());
+        let agreed = made_as.map(|made_as| self.program_of(made_as).check(build));
+        let gpu_budget = made_as.and_then(|made_as| self.gpu_budget_of(made_as));
         let Some(worker) = self.workers.at_mut(index) else { return };
         if pid != worker.child.id() {
             let text = format!("it says that its process id is {pid}, and it is {}", worker.child.id());
@@ -176,7 +178,7 @@ impl State {
             name: worker.title().to_string(),
             opens,
             host_budget: self.settings.host_budget,
-            gpu_budget: self.settings.gpu_budget,
+            gpu_budget,
             trace: self.settings.trace.as_ref().map(|(_, trace)| trace.records()),
             detects_hangs: self.settings.hang_limit.is_some(),
         };

@@ -75,7 +75,8 @@ use serde::{Deserialize, Serialize};
 use crate::actor::{NewActor, Python};
 use crate::clock::taint::EpochPage;
 use crate::ids::{ActorId, DeviceId};
-use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
+use crate::lease::GpuBudget;
+use crate::limits::CUDA_CONNECTIONS;
 use crate::node::console::LogRing;
 #[cfg(feature = "hosts")]
 use crate::node::elsewhere::Order;
@@ -142,7 +143,7 @@ pub(crate) struct Settings {
     pub(crate) start_deadline: Duration,
     pub(crate) worker_log: String,
     pub(crate) host_budget: u64,
-    pub(crate) gpu_budget: Option<u64>,
+    pub(crate) gpu_budget: Option<GpuBudget>,
     /// The epoch page that the node's own process was opened with.
     pub(crate) epoch_page: Arc<EpochPage>,
     /// Where the trace of the run goes, and where its rings come together, if there is one.
@@ -197,7 +198,7 @@ impl Supervisor {
     /// # Errors
     /// [`SpawnError`]: it says what the worker did instead.
     pub fn spawn_worker(&self, name: &str) -> Result<WorkerId, SpawnError> {
-        self.spawn_worker_of(name, Making { program: None, connections: CUDA_CONNECTIONS })
+        self.spawn_worker_of(name, Making { connections: CUDA_CONNECTIONS, ..Making::of(None, 1) })
     }
 
     /// As [`spawn_worker`](Self::spawn_worker), with so many streams on each GPU: as many as there will be actors in it, and
@@ -206,7 +207,7 @@ impl Supervisor {
     /// # Errors
     /// As there.
     pub fn spawn_worker_with(&self, name: &str, streams: usize) -> Result<WorkerId, SpawnError> {
-        self.spawn_worker_of(name, Making { program: None, connections: cuda_connections(streams) })
+        self.spawn_worker_of(name, Making::of(None, streams))
     }
 
     /// As [`spawn_worker_with`](Self::spawn_worker_with); the worker runs the interpreter of `python`, if there is one.
@@ -221,7 +222,7 @@ impl Supervisor {
         python: Option<&Python>,
     ) -> Result<WorkerId, SpawnError> {
         let program = python.map(Python::program);
-        self.spawn_worker_of(name, Making { program, connections: cuda_connections(streams) })
+        self.spawn_worker_of(name, Making::of(program, streams))
     }
 
     pub(crate) fn spawn_worker_of(&self, name: &str, making: Making) -> Result<WorkerId, SpawnError> {
