@@ -25,7 +25,9 @@ pub enum SendFailure {
     #[error("the mailbox is full; wait with `send`, or try again later")]
     Full,
     /// The deadline came before there was room.
-    #[error("the mailbox was full until the deadline; the actor is slower than its senders, or stuck")]
+    #[error(
+        "the mailbox, or the ring to its process, was full until the deadline; the actor is slower than its senders, or stuck"
+    )]
     TimedOut,
     /// The actor's process holds as many tensors of this process as one process may of another, and this message has more. Of
     /// [`Address::send`](super::Address::send) with a deadline, that came meanwhile.

@@ -17,9 +17,9 @@ pub use crate::message::raw::{RawMessage, RawReply, Unanswered};
 pub use crate::message::raw_item::RawItem;
 use crate::stream::turn::{self, Turn};
 use crate::tensor::Tensor;
-use crate::transport::{LeaseLimit, Transport};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::EndReason;
+use crate::transport::{LeaseLimit, Transport};
 
 /// The address of an actor, for messages of any type: each says by its key which it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -62,7 +62,7 @@ impl RawAddress {
         self.0.with_key(message.key).ask(message)
     }
 
-    /// What a message to the actor that found no room in time lacked, where that was leases.
+    /// The limit of leases that a message to the actor met which found no room in time, if it met that.
     pub fn leases_lacked(&self) -> Option<LeaseLimit> {
         self.0.leases_lacked()
     }

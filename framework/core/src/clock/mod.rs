@@ -125,7 +125,10 @@ pub enum ClockError {
     #[error(transparent)]
     Tainted(#[from] taint::Tainted),
     /// Every clock of this process is in use.
-    #[error("all {} clocks of this process are in use; drop a stream first", crate::limits::MAX_STREAMS)]
+    #[error(
+        "all {} clocks of this process are in use; drop a stream first, or start some of its actors in another worker",
+        crate::limits::MAX_STREAMS
+    )]
     Exhausted,
     /// A store to a page that this process maps read-only (ONE-WRITER).
     #[error("this process does not write that clock page")]

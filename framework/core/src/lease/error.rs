@@ -8,7 +8,8 @@ use crate::limits::MAX_POOL_CHUNKS;
 pub enum PoolError {
     /// Larger than the pool may ever be.
     #[error(
-        "a tensor of {asked} bytes can never fit the pool of {device}, whose budget is {budget} bytes; raise the budget"
+        "a tensor of {asked} bytes can never fit the pool of {device}, whose budget is {budget} bytes; raise the \
+         budget (`host_budget`, `gpu_budget`), or split the tensor"
     )]
     TooLarge {
         /// Which device.
@@ -20,7 +21,8 @@ pub enum PoolError {
     },
     /// No room now; dropping tensors makes some. A retry makes sense.
     #[error(
-        "the pool of {device} is full: {asked} bytes asked for, {in_use} of {budget} bytes in use{}. {holders}",
+        "the pool of {device} is full: {asked} bytes asked for, {in_use} of {budget} bytes in use{}; drop tensors that are not needed \
+         any more, wait for some with `empty_when_free`, or raise the budget (`host_budget`, `gpu_budget`). {holders}",
         at_the_bound(*.chunks)
     )]
     Full {

@@ -57,12 +57,13 @@ pub use surroundings::Surroundings;
 /// Blocks in use that one allocation or return looks at, where it does not need them.
 const LOOKS: usize = 8;
 
-/// What the pool of a GPU may take of it: what is sent, received or kept for others. What a library allocates for itself is not in it.
+/// The share of a GPU that its pool may take, for tensors that are sent, received or kept for others. It does not count memory that a
+/// library allocates for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GpuBudget {
-    /// So many bytes.
+    /// Bytes.
     Bytes(u64),
-    /// So many thousandths of the GPU's memory.
+    /// Thousandths of the GPU's memory.
     Thousandths(u16),
 }
 
@@ -79,7 +80,7 @@ impl GpuBudget {
         GpuBudget::Thousandths((share.clamp(0.0, 1.0) * 1000.0).round() as u16)
     }
 
-    /// Of a GPU that has `total` bytes.
+    /// Its bytes on a GPU that has `total`.
     pub(crate) fn of(self, total: u64) -> u64 {
         match self {
             GpuBudget::Bytes(bytes) => bytes,

@@ -19,7 +19,7 @@ use crate::clock::taint::Tainted;
 use crate::clock::{ClockDomain, NodeNumber, Ticket};
 use crate::fault;
 use crate::lease::Lease;
-use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
+use crate::limits::{MAX_BODY, MAX_DECODE_CALLS, MAX_INLINE_BODY};
 use crate::observe::context::TraceContext;
 use crate::os::vital;
 use crate::tensor::part::Inner;
@@ -156,7 +156,7 @@ pub enum DecodeError {
     },
     /// The type holds itself without a container between, and so has no end.
     #[error(
-        "its type holds itself through options and newtypes alone; put a struct with a named field between"
+        "its type holds itself through more than {MAX_DECODE_CALLS} options and newtypes; put a struct with a named field between"
     )]
     TooDeep,
     /// A `Deserialize` of the type panicked. The process goes on.

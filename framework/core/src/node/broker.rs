@@ -82,7 +82,10 @@ pub(crate) enum Complaint {
     UnknownActor(ActorId),
     #[error("a descriptor for {0:?} could not be made ({1}); {OPEN_FILES}")]
     NoDescriptor(ChunkId, #[source] io::Error),
-    #[error("it asks for more than {MAX_PARKED} chunks at a time that their owners have not published")]
+    #[error(
+        "it asks for more than {MAX_PARKED} chunks at a time that their owners have not published, which no process of the framework \
+         does"
+    )]
     TooManyQuestions,
     #[error("it answered ping {0}, which it was not sent")]
     NotPinged(u64),

@@ -110,7 +110,7 @@ impl NodeBuilder {
     }
 
     /// Sets the bytes that each process's pool on each GPU may take, for what it sends, receives and keeps for others; a quarter of the
-    /// GPU unless said otherwise. What PyTorch allocates in an actor beyond that is its own, and costs a copy where it is sent.
+    /// GPU unless said otherwise. PyTorch may allocate more in an actor: that is its own, and costs a copy where it is sent.
     pub fn gpu_budget(mut self, bytes: u64) -> Self {
         self.gpu_budget = Some(GpuBudget::Bytes(bytes));
         self

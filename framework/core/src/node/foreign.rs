@@ -123,7 +123,8 @@ impl Broker {
         let waits = self.foreign.reaching.wait(from, actor, watches);
         waits.map_err(|TooMany| {
             out_of_reach(format!(
-                "{from} waits for {MAX_WANTED} actors of other hosts; {actor} is one too many"
+                "{from} waits for {MAX_WANTED} actors of other hosts, as many as one process may; send to {actor} when some \
+                 have answered"
             ))
         })?;
         self.reach_next(actor.host(), out);

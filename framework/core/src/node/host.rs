@@ -161,7 +161,7 @@ pub struct Identity {
     pub opens: Option<DeviceId>,
     /// Bytes that its host pool may take.
     pub host_budget: u64,
-    /// What its pool on each GPU may take; a quarter of the GPU's memory where nothing is said.
+    /// The budget of its pool on each GPU; a quarter of the GPU's memory where nothing is said.
     pub gpu_budget: Option<GpuBudget>,
     /// Records that it keeps for a trace, where the node traces.
     pub trace: Option<u32>,

@@ -27,7 +27,7 @@ pub(crate) enum LineError {
     #[error("the other side has closed its control socket")]
     Closed,
     #[error(
-        "the other side does not read its control socket: {packets} packets ({bytes} bytes, {descriptors} descriptors) wait"
+        "the other side does not read its control socket: {packets} packets ({bytes} bytes, {descriptors} descriptors) wait; it is stopped, or its machine is overloaded"
     )]
     Full { packets: usize, bytes: usize, descriptors: usize },
     #[error("a packet on the control socket {0}")]

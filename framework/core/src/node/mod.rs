@@ -89,6 +89,8 @@ pub mod host;
 pub(crate) mod hosts;
 mod journal;
 pub mod limits;
+#[cfg(all(test, feature = "testing"))]
+mod limits_tests;
 mod line;
 mod link_messages;
 mod live;

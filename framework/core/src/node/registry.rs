@@ -35,13 +35,19 @@ pub enum NameError {
     #[error("too many names are being given at a time; try again in a moment")]
     Busy,
     /// A name has 1 to 255 bytes.
-    #[error("a name has 1 to {MAX_NAME} bytes, and this one has {0}")]
+    #[error("a name has 1 to {MAX_NAME} bytes, and this one has {0}; choose another")]
     Length(usize),
     /// A process has registered as many names as one may.
-    #[error("this process has registered {MAX_NAMES_EACH} names, which is the limit")]
+    #[error(
+        "this process has registered {MAX_NAMES_EACH} names, as many as one may; stop actors whose names nobody looks up, or send \
+         addresses in messages"
+    )]
     TooMany,
     /// There are as many names as there may be.
-    #[error("the registry holds {MAX_NAMES} names already")]
+    #[error(
+        "the registry holds {MAX_NAMES} names, as many as it may; stop actors whose names nobody looks up, or send addresses in \
+         messages"
+    )]
     Full,
 }
 

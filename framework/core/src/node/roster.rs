@@ -47,7 +47,9 @@ pub enum LocationError {
     #[error("{0} hosts {MAX_ACTORS} actors already; start another worker for this one")]
     Full(ProcessId),
     /// A mailbox has room for 1 to [`MAX_MAILBOX`] messages.
-    #[error("a mailbox has room for 1 to {MAX_MAILBOX} messages per sending process, not {0}")]
+    #[error(
+        "a mailbox has room for 1 to {MAX_MAILBOX} messages per sending process, not {0}; choose a capacity in that range"
+    )]
     Capacity(u32),
 }
 

@@ -70,8 +70,7 @@ pub struct LinkReport {
     pub replies_waiting: Option<u64>,
     /// Leases on this process's memory that the other was granted, directly or by a third.
     pub lent: u64,
-    /// Of these, those that it was granted directly: of them there may be
-    /// [`MAX_GRANTED`](crate::limits::MAX_GRANTED).
+    /// The part that it was granted directly: at most `MAX_GRANTED`.
     pub granted: u64,
 }
 

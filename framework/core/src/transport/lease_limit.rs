@@ -1,9 +1,9 @@
 //! How many leases of one process another may hold (MBX-2), and what is said where that is reached.
 //!
-//! A sender whose message lacks leases waits as for room in a mailbox, but no handler makes that room: whoever keeps the tensors has
-//! to let go of some. So the error of the sender, that of a receiver which waits in vain, the log and the console name the limit.
+//! A sender whose message lacks leases waits as for room in a mailbox, but no handler makes that room: the process that keeps the
+//! tensors has to let go of some. So the error of the sender, that of a receiver which waits in vain, the log and the console name the limit.
 //!
-//! Used by `outgoing` and `incoming`, which meet the limit, and by whoever puts an error into words. **Locks.** None.
+//! Used by `outgoing` and `incoming`, which meet the limit, and by the texts of errors. **Locks.** None.
 //! **On a crash** of the holder its leases come back (LEASE-4).
 
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Transport {
         LeaseLimit { holder, owner, leases, most: MAX_GRANTED }
     }
 
-    /// What a message lacks that found room in the mailbox and none on the way: leases, if it is those.
+    /// The limit that a message meets which found room in the mailbox and none on the way, if it is this one.
     pub(crate) fn leases_lacked(&self, route: &Route) -> Option<LeaseLimit> {
         match route {
             Route::Long(link, location, _) if link.may_lack_leases() && link.has_credit(location.index) => {

@@ -176,7 +176,7 @@ pub struct LinkFigures {
     pub replies_waiting: Option<u64>,
     /// Leases on memory of the sender that the other has.
     pub lent: u64,
-    /// Of these, those that it was lent directly.
+    /// The part that the sender lent it directly.
     pub granted: u64,
     /// How many there may be of those.
     pub may_be_granted: u64,

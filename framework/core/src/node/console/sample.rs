@@ -68,7 +68,8 @@ pub fn look(at: u64, handled: [u64; 2]) -> Look {
         more_holders: 0,
     };
     let sent = Some(vec![SentReport { index: 0, sent: handled[1] + 3, done: handled[1] }]);
-    let link = LinkReport { peer: process(2), open: true, sent, replies_waiting: Some(0), lent: 2, granted: 2 };
+    let link =
+        LinkReport { peer: process(2), open: true, sent, replies_waiting: Some(0), lent: 2, granted: 2 };
     Look {
         at,
         node: NodeFacts {

@@ -193,7 +193,10 @@ impl Thread {
         let mut refused = None;
         if self.watchers.len() >= MAX_WATCHERS && !self.let_an_idle_one_go() {
             let by: Vec<_> = self.watchers.iter().map(|watcher| described(watcher.who)).collect();
-            let text = format!("{MAX_WATCHERS} look into this node already: {}", by.join(", "));
+            let text = format!(
+                "{MAX_WATCHERS} look into this node already, as many as may; end one of them first: {}",
+                by.join(", ")
+            );
             self.say(Said::TooMany, || format!("a watcher was refused: {text}"));
             refused = Some(text);
         }
@@ -288,7 +291,9 @@ impl Thread {
     fn begin_trace(&mut self, index: usize, long: Duration) -> Result<(), Answer> {
         if long > MAX_TRACED_TIME {
             let most = time(MAX_TRACED_TIME);
-            return Err(Answer::Refused(format!("a trace lasts {most} at most; its memory has an end")));
+            return Err(Answer::Refused(format!(
+                "a trace lasts {most} at most; trace a shorter time, or several times"
+            )));
         }
         let other = self.watchers.iter().find_map(|watcher| Some((watcher.who, watcher.tracing.as_ref()?)));
         if let Some((who, tracing)) = other {
@@ -393,8 +398,10 @@ impl Thread {
             return socket.try_send(&bytes, &[]);
         }
         if bytes.len() > MAX_CONSOLE_ANSWER {
-            let text =
-                format!("the answer would have {} bytes, and {MAX_CONSOLE_ANSWER} are the most", bytes.len());
+            let text = format!(
+                "the answer would have {} bytes, and {MAX_CONSOLE_ANSWER} are the most; ask for less",
+                bytes.len()
+            );
             return socket.try_send(&serde_json::to_vec(&Packet::Answer(Answer::Refused(text)))?, &[]);
         }
         let memory = sealed(&bytes)?;

@@ -23,7 +23,7 @@ pub(crate) struct Making {
     pub(crate) program: Option<WorkerProgram>,
     /// `CUDA_DEVICE_MAX_CONNECTIONS`, unless the node's own environment says otherwise.
     pub(crate) connections: usize,
-    /// What its pool on each GPU may take, where that is not what the node says.
+    /// The budget of its pool on each GPU, where it is not that of the node.
     pub(crate) gpu_budget: Option<GpuBudget>,
 }
 
@@ -70,7 +70,7 @@ impl State {
         self.workers.makings.get(&id).map_or(CUDA_CONNECTIONS, |made| made.connections)
     }
 
-    /// What its pool on each GPU may take.
+    /// The budget of its pool on each GPU.
     pub(super) fn gpu_budget_of(&self, id: WorkerId) -> Option<GpuBudget> {
         let made = self.workers.makings.get(&id).and_then(|made| made.gpu_budget);
         made.or(self.settings.gpu_budget)

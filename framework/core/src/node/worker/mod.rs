@@ -476,7 +476,9 @@ enum ControlEnd {
     Message(#[from] ControlError),
     #[error("the node greeted this worker twice")]
     Unexpected,
-    #[error("the worker's main thread has more than {} requests of the node to do", MAX_MAIN_TASKS)]
+    #[error(
+        "the worker's main thread has more than {MAX_MAIN_TASKS} requests of the node to do, which no node sends"
+    )]
     Busy,
 }
 

@@ -11,7 +11,9 @@ use crate::tensor::dtype::DType;
 #[non_exhaustive]
 pub enum LayoutError {
     /// More axes than a tensor can have.
-    #[error("a tensor has at most {MAX_RANK} axes: this shape has {rank}")]
+    #[error(
+        "a tensor has at most {MAX_RANK} axes: this shape has {rank}; give it a view in which some are one"
+    )]
     TooManyAxes {
         /// Axes that were asked for.
         rank: usize,

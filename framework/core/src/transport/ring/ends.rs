@@ -17,7 +17,7 @@ pub trait Content {
     const UNIT: u64;
     /// Least capacity in bytes.
     const MIN_BYTES: usize;
-    /// What the writing end remembers besides its place.
+    /// The state of the writing end besides its place.
     type Writing<W: Word + Debug>: Debug;
     /// What the reading end remembers besides its place.
     type Reading<W: Word + Debug>: Debug;

@@ -3,8 +3,8 @@
 //! Memory, deaths and batching are as in the [data ring](super::data), except that positions count entries.
 //!
 //! There is room for many entries, and mostly few are under way. So a producer that has written [`RETURN_LAP`] slots begins at the
-//! front of the memory again as soon as the consumer has taken everything: the slots behind them are touched only where the
-//! consumer falls behind, and cost nothing before. The position that lies at the front is a word of the producer's, the `front`.
+//! front of the memory again as soon as the consumer has taken everything. It touches the slots behind them only where the
+//! consumer falls behind, and they cost nothing before. The position that lies at the front is a word of the producer's, the `front`.
 //! The producer changes it only where nothing is under way, so the consumer that sees a tail sees the front that goes with
 //! it, and cannot see a later one before it has published that it took everything.
 

@@ -100,12 +100,12 @@ fn label_name(name: &str) -> Cow<'_, str> {
 }
 
 /// Whether a series may be told.
-fn check<'a>(
+pub(crate) fn check<'a>(
     name: &str,
     labels: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
 ) -> Result<(), &'static str> {
     if labels.len() > MAX_METRIC_LABELS {
-        return Err("it has more than 16 labels");
+        return Err("it has more than 16 labels; put what tells it apart into fewer");
     }
     check_name(name)?;
     if name.starts_with("tensorpost_") {
@@ -121,14 +121,14 @@ fn check<'a>(
         }
     }
     if bytes > MAX_METRIC_TEXT {
-        return Err("its name and its labels have more than 1024 bytes");
+        return Err("its name and its labels have more than 1024 bytes; make them shorter");
     }
     Ok(())
 }
 
 fn check_name(name: &str) -> Result<(), &'static str> {
     if !(1..=MAX_METRIC_NAME).contains(&name.len()) {
-        return Err("a name of a metric or a label has 1 to 200 bytes");
+        return Err("a name of a metric or a label has 1 to 200 bytes; make it shorter");
     }
     if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_:.-/".contains(&byte)) {
         return Err("a name of a metric or a label has letters, digits and _ : . - / only");

@@ -139,7 +139,10 @@ impl WorkerRecorder {
         let mut descriptions = self.0.descriptions.lock();
         if descriptions.of.len() >= MAX_METRIC_SERIES {
             drop(descriptions);
-            self.0.refuse(name.as_str(), "this worker has described 1024 metrics, which is the limit");
+            self.0.refuse(
+                name.as_str(),
+                "this worker has described 1024 metrics, as many as one may; describe each once",
+            );
             return;
         }
         if descriptions.of.insert((kind, name.as_str().to_owned())) {
@@ -184,7 +187,10 @@ impl WorkerRecorder {
             }
             Entry::Vacant(_) => {
                 drop(series);
-                self.0.refuse(key.name(), "this worker has 1024 series, which is the limit");
+                self.0.refuse(
+                    key.name(),
+                    "this worker has 1024 series, as many as one may; give labels fewer values",
+                );
                 None
             }
         }

@@ -12,6 +12,10 @@ fn parts(shape: &[usize], strides: &[isize], offset: usize) -> Layout {
 }
 
 /// The sentence of the error that `result` must be.
+/// The text for a shape with nine axes.
+const TOO_MANY_AXES: &str =
+    "a tensor has at most 8 axes: this shape has 9; give it a view in which some are one";
+
 fn sentence<T: std::fmt::Debug>(result: Result<T, LayoutError>) -> String {
     result.expect_err("must be refused").to_string()
 }
@@ -39,11 +43,11 @@ fn row_major_strides() {
 fn the_highest_rank_works_and_the_next_is_refused() {
     let layout = contiguous(&[2; MAX_RANK]);
     assert_matches(&layout, &Model::of(&layout));
-    assert_eq!(sentence(Layout::contiguous(&[1; 9])), "a tensor has at most 8 axes: this shape has 9");
-    assert_eq!(sentence(layout.unsqueeze(3)), "a tensor has at most 8 axes: this shape has 9");
-    assert_eq!(sentence(layout.view(&[1; 9])), "a tensor has at most 8 axes: this shape has 9");
-    assert_eq!(sentence(layout.view_infer(&[None; 9])), "a tensor has at most 8 axes: this shape has 9");
-    assert_eq!(sentence(layout.broadcast_to(&[2; 9])), "a tensor has at most 8 axes: this shape has 9");
+    assert_eq!(sentence(Layout::contiguous(&[1; 9])), TOO_MANY_AXES);
+    assert_eq!(sentence(layout.unsqueeze(3)), TOO_MANY_AXES);
+    assert_eq!(sentence(layout.view(&[1; 9])), TOO_MANY_AXES);
+    assert_eq!(sentence(layout.view_infer(&[None; 9])), TOO_MANY_AXES);
+    assert_eq!(sentence(layout.broadcast_to(&[2; 9])), TOO_MANY_AXES);
 }
 
 #[test]
