@@ -158,7 +158,7 @@ pub(super) fn trace(path: &Path) -> Check {
         Err(error) => Check::broken("trace", format!("{} cannot be written to: {error}", folder.display()))
             .needs(format!("a folder with room for {} MiB and more", ROOM >> 20), why)
             .fix(known(&error).map_or_else(
-                || format!("{FOLDER}: {}=/tmp/trace.json", crate::observe::trace::VARIABLE),
+                || format!("{FOLDER}: {}=trace.json", crate::observe::trace::VARIABLE),
                 str::to_owned,
             )),
     }

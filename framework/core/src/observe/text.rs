@@ -33,9 +33,63 @@ pub(crate) fn shown(mut text: String, limit: usize) -> String {
     plain
 }
 
-/// A name cannot move the cursor.
+/// A name cannot move the cursor, and cannot turn the text beside it.
 pub fn printable(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+    name.chars().map(|letter| if is_odd(letter) { ' ' } else { letter }).collect()
+}
+
+/// The same JSON with each text in it as [`shown`] makes it, for the words of a process that nobody has
+/// checked before.
+pub(crate) fn shown_in_json(json: &str) -> String {
+    let mut plain = String::with_capacity(json.len());
+    let mut rest = json;
+    while let Some(at) = rest.find(|letter| letter == '\\' || is_odd(letter) && !letter.is_ascii()) {
+        plain.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let (letter, bytes) = escaped(rest);
+        let (now, behind) = rest.split_at(bytes);
+        match letter {
+            Some('\n') if behind.starts_with(&CONTINUED[1..]) => plain.push_str(now),
+            Some('\n') => plain.push_str(&format!("\\n{}", &CONTINUED[1..])),
+            Some('\t') => plain.push(' '),
+            Some(odd) if is_odd(odd) => plain.push_str(&format!("\\{}", odd.escape_unicode())),
+            _ => plain.push_str(now),
+        }
+        rest = behind;
+    }
+    plain + rest
+}
+
+/// The letter that a text in JSON begins with, or its escape, and its bytes. The JSON parser refuses a wrong
+/// escape later.
+fn escaped(text: &str) -> (Option<char>, usize) {
+    let unit = |text: &str| {
+        let digits = text.strip_prefix("\\u")?.get(..4)?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    let mut letters = text.chars();
+    match (letters.next(), letters.next()) {
+        (Some('\\'), Some('u')) => {
+            let units = [unit(text), text.get(6..).and_then(unit)];
+            let decoded = char::decode_utf16(units.into_iter().flatten()).next().and_then(Result::ok);
+            match decoded {
+                Some(letter) => (Some(letter), 6 * letter.len_utf16()),
+                None => (None, 2),
+            }
+        }
+        (Some('\\'), Some(short)) => {
+            let letter = match short {
+                'n' => Some('\n'),
+                't' => Some('\t'),
+                'r' => Some('\r'),
+                'b' => Some('\u{8}'),
+                'f' => Some('\u{c}'),
+                _ => None,
+            };
+            (letter, 1 + short.len_utf8())
+        }
+        (letter, _) => (letter, letter.map_or(0, char::len_utf8)),
+    }
 }
 
 /// A rate or a count, in three or four characters where it is large.
@@ -70,10 +124,16 @@ pub fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit as usize]) }
 }
 
-/// Control characters, the separators of lines and paragraphs, and the marks of direction.
-fn is_odd(character: char) -> bool {
+/// Such a character changes how the text around it looks, or is not seen itself: control characters, the
+/// separators of lines and paragraphs, and Unicode's format characters (Cf), which include the marks of
+/// direction.
+pub fn is_odd(character: char) -> bool {
     character.is_control()
-        || matches!(character, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(character,
+            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}' | '\u{891}' | '\u{8e2}' | '\u{180e}'
+            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0001}' | '\u{e0020}'..='\u{e007f}')
 }
 
 #[cfg(test)]
@@ -91,6 +151,33 @@ mod tests {
         assert_eq!(text, "boom\n    | ERROR node: all is lost\\u{d}\\u{1b}[2J\\u{2028}x\\u{9b}31m\\u{202e}");
         assert!(text.lines().skip(1).all(|line| line.starts_with("    | ")));
         assert_eq!(shown(text.clone(), 1000), text, "once more");
+    }
+
+    #[test]
+    fn a_name_moves_nothing_and_turns_nothing() {
+        assert_eq!(
+            printable("größer \u{1b}[2J\u{9b}\u{202e}evil\u{61c}\u{2066}\u{200b}\u{feff}\u{e0041}x\n"),
+            "größer  [2J  evil     x "
+        );
+    }
+
+    #[test]
+    fn texts_in_json_are_plain_however_they_are_written() {
+        let says = |json: &str| serde_json::from_str::<String>(&shown_in_json(json)).unwrap();
+        let text = "boom\nERROR node: lost\r\u{1b}[2J\u{2028}\u{9b}31m\u{202e} \"\\ größer \u{1f600} \u{e0041}\n    | x\t";
+        let expected = shown(text.to_owned(), 1000);
+        assert_eq!(says(&serde_json::to_string(text).unwrap()), expected);
+        // Every letter escaped, as no honest node does.
+        let units = text.encode_utf16().map(|unit| format!("\\u{unit:04x}"));
+        let all_escaped = says(&format!("\"{}\"", units.collect::<String>()));
+        assert_eq!(all_escaped, expected.replace("\n    | x", "\n    |     | x"));
+        assert!(!all_escaped.contains(|letter| is_odd(letter) && letter != '\n'));
+        // Invalid JSON stays invalid, and plain JSON stays as it is.
+        for json in ["\\", "\\u", "\"\\u12", "\"\\ud83d\"", "\"\\ud83d\\u0041\"", "\"\\é\""] {
+            assert!(serde_json::from_str::<String>(&shown_in_json(json)).is_err(), "{json}");
+        }
+        let plain = r#"{"a": [1, "x\"\\n", {"b": null}]}"#;
+        assert_eq!(shown_in_json(plain), plain);
     }
 
     #[test]

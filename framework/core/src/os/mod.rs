@@ -10,6 +10,7 @@
 mod aside;
 pub mod doorbell;
 pub mod event;
+pub mod files;
 pub mod foreign;
 pub mod futex;
 pub mod launcher;

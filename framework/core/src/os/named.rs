@@ -6,10 +6,11 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -75,6 +76,8 @@ impl Listener {
                 None
             }
             Place::Path(path) => {
+                // The file gets the mode that the socket has, and nobody's file in its place does.
+                rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
                 match rustix::net::bind(&fd, &address) {
                     Err(Errno::ADDRINUSE) if is_left_behind(path) => {
                         std::fs::remove_file(path)?;
@@ -82,8 +85,6 @@ impl Listener {
                     }
                     other => other?,
                 }
-                // Before it listens nobody can connect, so nobody connects before the mode is set.
-                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
                 let file = std::fs::symlink_metadata(path)?;
                 Some((path.clone(), file.dev(), file.ino()))
             }
@@ -180,6 +181,8 @@ pub fn peer(fd: BorrowedFd<'_>) -> io::Result<Peer> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn name(of: &str) -> Place {

@@ -15,6 +15,7 @@ use std::ops::RangeInclusive;
 use crate::ids::ProcessId;
 use crate::node::console::{GpuShare, Look};
 use crate::observe::metrics::ProcessState;
+use crate::observe::text::printable;
 
 /// The bounds of a histogram, as powers of two nanoseconds: 1 us to 17 s.
 const BOUNDS: RangeInclusive<u32> = 10..=34;
@@ -212,13 +213,14 @@ fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>, 
     }
 }
 
-/// Names as labels: the second of one name in one place is `name#2`.
+/// Names as labels, made plain: the second of one name in one place is `name#2`.
 fn names<'a, P: Eq + std::hash::Hash>(all: impl Iterator<Item = (P, &'a str)>) -> Vec<String> {
-    let mut seen: HashMap<(P, &str), u32> = HashMap::new();
+    let mut seen: HashMap<(P, String), u32> = HashMap::new();
     let one = |(place, name): (P, &'a str)| {
-        let count = seen.entry((place, name)).or_default();
+        let name = printable(name);
+        let count = seen.entry((place, name.clone())).or_default();
         *count += 1;
-        if *count == 1 { name.to_owned() } else { format!("{name}#{count}") }
+        if *count == 1 { name } else { format!("{name}#{count}") }
     };
     all.map(one).collect()
 }
@@ -229,7 +231,7 @@ fn name(names: &HashMap<ProcessId, String>, process: ProcessId) -> &str {
 
 /// A label, with what has a meaning in its value escaped.
 fn label(name: &str, value: &str) -> String {
-    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let value = printable(value).replace('\\', "\\\\").replace('"', "\\\"");
     format!("{name}=\"{value}\"")
 }
 
@@ -238,20 +240,23 @@ mod tests {
     use super::*;
     use crate::node::console::protocol::HostFacts;
     use crate::node::console::sample;
+    use crate::observe::text::is_odd;
 
     #[test]
     fn each_metric_is_described_once_and_each_series_is_there_once() {
         let mut look = sample::look(0, [100, 20]);
-        look.actors[0].name = "a \"b\"\\\n".to_owned();
+        look.actors[0].name = "a \"b\"\\\n\u{1b}[2J\u{202e}".to_owned();
         // Two processes of one name, and two actors of one name in one process.
         look.processes[2].name = look.processes[1].name.clone();
         look.actors[1].process = look.actors[0].process;
-        look.actors[1].name = look.actors[0].name.clone();
+        // Another name, and the same when it is plain.
+        look.actors[1].name = look.actors[0].name.replace('\n', "\r");
         // The same once more, on another host.
         let there = Some(Box::new(look.clone()));
         look.hosts = vec![HostFacts { number: 1, name: "1 left".to_owned(), look: there }];
         look.hosts.push(HostFacts { number: 2, name: "2 x".to_owned(), look: None });
         let text = text(&look);
+        assert!(!text.contains(|letter| letter != '\n' && is_odd(letter)), "{text:?}");
         let mut series = std::collections::HashSet::new();
         let mut described = std::collections::HashSet::new();
         for line in text.lines() {
@@ -271,9 +276,9 @@ mod tests {
         assert!(text.contains("tensorpost_process_up{process=\"camera.0#2\"} 1\n"), "{text}");
         assert!(text.contains("tensorpost_process_up{host=\"1 left\",process=\"camera.0#2\"} 1\n"), "{text}");
         assert!(text.contains("tensorpost_host_up{host=\"2 x\"} 0\n"), "{text}");
-        let labels = "process=\"camera.0\",actor=\"a \\\"b\\\"\\\\\\n\"";
+        let labels = "process=\"camera.0\",actor=\"a \\\"b\\\"\\\\  [2J \"";
         assert!(text.contains(&format!("tensorpost_messages_handled_total{{{labels}}} 100\n")), "{text}");
-        assert!(text.contains("actor=\"a \\\"b\\\"\\\\\\n#2\""), "{text}");
+        assert!(text.contains("actor=\"a \\\"b\\\"\\\\  [2J #2\""), "{text}");
         // 150 us each: below 2^18 ns and not below 2^17.
         for (le, count) in [("0.000131072", 0), ("0.000262144", 100), ("17.179869184", 100), ("+Inf", 100)] {
             let bucket = format!("tensorpost_handler_seconds_bucket{{{labels},le=\"{le}\"}} {count}\n");

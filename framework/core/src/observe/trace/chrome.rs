@@ -25,13 +25,14 @@
 //! # }
 //! ```
 
-use std::ffi::OsString;
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
+
+use crate::observe::text::is_odd;
+use crate::os::files;
 
 /// An event of the file. Rows are threads in the format's words; times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,30 +162,14 @@ impl Args {
     }
 }
 
-/// Writes all events to a file, and `about` the run behind them. The file appears whole or not at all: on a full disk what was there
-/// before stays, and nothing half written is left.
+/// Writes all events to a file, and `about` the run behind them. The file appears whole or not at all: on a
+/// full disk what was there before stays, and nothing half written is left. A link is followed where this
+/// user or root has made it, and nobody else's is.
 ///
 /// # Errors
 /// What the system says.
 pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> {
-    // A link's target is replaced and not the link; a pipe, a terminal or a device cannot be replaced by a file.
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
-    if fs::metadata(&path).is_ok_and(|known| !known.is_file()) {
-        return write(&mut BufWriter::new(File::create(&path)?), events, about);
-    }
-    let mut beside = OsString::from(".");
-    beside.push(name);
-    beside.push(format!(".{}.part", std::process::id()));
-    let beside = path.with_file_name(beside);
-    let written = File::create(&beside)
-        .and_then(|file| write(&mut BufWriter::new(file), events, about))
-        .and_then(|()| fs::rename(&beside, &path));
-    if written.is_err() {
-        // Where it could not even be made there is nothing to remove.
-        let _ = fs::remove_file(&beside);
-    }
-    written
+    files::replace(path, |file| write(file, events, about))
 }
 
 /// Writes all events, and `about` the run behind them.
@@ -261,12 +246,12 @@ fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1000.0
 }
 
-/// `text` without what would need an escape that not every reader knows: control characters become spaces, backslashes
-/// slashes.
+/// `text` without what would need an escape that not every reader knows, and what turns it: that becomes
+/// spaces, backslashes slashes.
 fn plain(text: &str) -> String {
     let letter = |letter: char| match letter {
         '\\' => '/',
-        letter if letter.is_control() => ' ',
+        letter if is_odd(letter) => ' ',
         letter => letter,
     };
     text.chars().map(letter).collect()
