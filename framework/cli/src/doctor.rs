@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
 
 use clap::Args;
+use tensorpost_core::console::printable;
 use tensorpost_core::doctor::{Again, Check, Options, Report, Status, examine, run_task};
 
 /// Finds out why a node cannot run on this machine, or is slower or smaller than it could be.
@@ -149,7 +150,7 @@ fn for_issue(report: &Report) -> String {
 
 /// Without what could move a terminal's cursor, or end a line: some of it comes from the environment.
 fn tame(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
+    printable(text)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The command, run on a node of this process.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use serde_json::Value;
 use tensorpost::hosts::Hosts;
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
+use tensorpost_core::os::named::{Listener, Place};
 
 /// Does what it is told, and keeps what it gets.
 struct Keeper(Vec<Tensor>);
@@ -161,6 +162,37 @@ fn ps_lists_the_node_and_top_goes_on_until_it_is_stopped() -> anyhow::Result<()>
     assert!(!top.wait()?.success(), "the node has ended, and top says so");
     assert!(node.shutdown(Duration::from_secs(20))?.is_clean());
     assert!(text(&["stop"]).contains("had ended before"));
+    Ok(())
+}
+
+/// A process that listens at such a name chooses what it shows.
+#[tensorpost::test]
+fn root_asks_its_own_nodes_unless_it_says_so() -> anyhow::Result<()> {
+    const OTHER: u32 = 65533;
+    // Nobody's process.
+    let pid = u32::MAX.to_string();
+    let name = format!("tensorpost/{OTHER}/{pid}");
+    let listener = Listener::bind(&Place::Name(name))?;
+    let ask = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
+    };
+    let is_listed = |asked: Child| -> anyhow::Result<bool> {
+        let nodes: Value = serde_json::from_slice(&asked.wait_with_output()?.stdout)?;
+        Ok(nodes.as_array().is_some_and(|nodes| nodes.iter().any(|node| node["uid"] == OTHER)))
+    };
+    assert!(!is_listed(ask(&["ps", "--json"])?)?);
+    assert!(listener.accept().is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "it was asked");
+    let asked = ask(&["ps", "--json", "--all-users"])?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while listener.accept().is_err() {
+        assert!(Instant::now() < deadline, "it was not asked");
+        std::thread::yield_now();
+    }
+    assert!(is_listed(asked)?);
+    let output = Command::new(env!("CARGO_BIN_EXE_tensorpost")).args(["log", &pid]).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("--all-users") && !output.status.success(), "{said}");
     Ok(())
 }
 

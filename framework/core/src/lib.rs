@@ -109,7 +109,7 @@ mod testing;
 /// crate and of no other; the command says so where a node has another one.
 pub mod console {
     pub use crate::node::console::VARIABLE;
-    pub use crate::node::console::client::{Console, ConsoleError, Found, nodes};
+    pub use crate::node::console::client::{Console, ConsoleError, Found, nodes, nodes_of_all_users};
     pub use crate::node::console::figures::{
         ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
     };
@@ -122,7 +122,7 @@ pub mod console {
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::ProcessState;
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
-    pub use crate::observe::text::{bytes, number, printable, time};
+    pub use crate::observe::text::{bytes, is_odd, number, printable, time};
     pub use crate::observe::trace::{TraceError, TraceSummary, TracedProcess};
 
     /// A look at a node that there is not.

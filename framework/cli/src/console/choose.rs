@@ -1,7 +1,7 @@
 //! Which node a command is about.
 
 use anyhow::{Context, bail};
-use tensorpost_core::console::{Console, Found, nodes};
+use tensorpost_core::console::{Console, Found, nodes, nodes_of_all_users};
 
 use super::Target;
 
@@ -15,30 +15,30 @@ pub(super) fn connect(target: &Target) -> anyhow::Result<Console> {
             let number: u32 = pid
                 .parse()
                 .with_context(|| format!("`{pid}` is neither a process id nor the path of a console"))?;
-            let found = of_process(number)?;
+            let found = of_process(number, target.all_users)?;
             found.connect().with_context(|| format!("cannot look into the node {number}"))
         }
         None => {
-            let found = the_only_one()?;
+            let found = the_only_one(target.all_users)?;
             found.connect().with_context(|| format!("cannot look into the node {}", found.pid))
         }
     }
 }
 
-fn of_process(pid: u32) -> anyhow::Result<Found> {
-    let mut of_it: Vec<_> = all()?.into_iter().filter(|node| node.pid == pid).collect();
+fn of_process(pid: u32, all_users: bool) -> anyhow::Result<Found> {
+    let mut of_it: Vec<_> = all(all_users)?.into_iter().filter(|node| node.pid == pid).collect();
     match of_it.len() {
         1 => Ok(of_it.remove(0)),
         0 => bail!(
-            "process {pid} is no node that this user can look into; `tensorpost ps` lists those that are"
+            "process {pid} is no node of this user's; `tensorpost ps` lists those that are, and for root, with --all-users, those of others"
         ),
         // A program with several: the one that began first has the shortest name.
         _ => Ok(of_it.remove(0)),
     }
 }
 
-fn the_only_one() -> anyhow::Result<Found> {
-    let mut nodes = all()?;
+fn the_only_one(all_users: bool) -> anyhow::Result<Found> {
+    let mut nodes = all(all_users)?;
     match nodes.len() {
         1 => Ok(nodes.remove(0)),
         0 => bail!(
@@ -52,6 +52,9 @@ fn the_only_one() -> anyhow::Result<Found> {
     }
 }
 
-pub(super) fn all() -> anyhow::Result<Vec<Found>> {
-    nodes().context("the system's table of sockets cannot be read; is /proc mounted?")
+/// The command asks nodes of other users only when it is told to, because each of them chooses what its node
+/// shows.
+pub(super) fn all(all_users: bool) -> anyhow::Result<Vec<Found>> {
+    let found = if all_users { nodes_of_all_users() } else { nodes() };
+    found.context("the system's table of sockets cannot be read; is /proc mounted?")
 }

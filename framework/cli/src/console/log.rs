@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tensorpost_core::console::{Answer, Console, ConsoleError, LogLine, Request, Severity, printable};
+use tensorpost_core::console::{ConsoleError, LogLine, Severity, printable};
 
 use super::{Target, choose, put};
 
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut console = choose::connect(&arguments.target)?;
-    let mut lines = after(&mut console, 0)?;
+    let mut lines = console.log(0)?;
     let mut last = lines.last().map_or(0, |line| line.number);
     lines.drain(..lines.len().saturating_sub(arguments.lines));
     write(&lines, arguments.json)?;
@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     loop {
         sleep(EVERY);
-        let lines = match after(&mut console, last) {
+        let lines = match console.log(last) {
             Err(ConsoleError::Ended) => return Ok(()),
             lines => lines?,
         };
@@ -46,17 +46,6 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         last = lines.last().map_or(last, |line| line.number);
         write(&lines, arguments.json)?;
-    }
-}
-
-/// All records that there are after one: an answer has only the first of them.
-fn after(console: &mut Console, mut last: u64) -> Result<Vec<LogLine>, ConsoleError> {
-    let mut all = Vec::new();
-    loop {
-        let Answer::Log(lines) = console.ask(&Request::Log { after: last })? else { return Ok(all) };
-        let Some(newest) = lines.last() else { return Ok(all) };
-        last = newest.number;
-        all.extend(lines);
     }
 }
 

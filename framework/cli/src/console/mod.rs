@@ -21,7 +21,7 @@ use clap::{Args, Subcommand};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// The nodes of this user that run here; for root, those of all users
+    /// The nodes of this user that run here
     Ps(ps::Arguments),
     /// What its actors do, what its memory holds and what stands still, again and again
     Top(top::Arguments),
@@ -44,6 +44,9 @@ pub(crate) enum Command {
 pub(crate) struct Target {
     /// Process id of the node, or the path of its console; may be left out where one node runs
     node: Option<String>,
+    /// As root, look into nodes of other users, too: each shows what its user wants it to
+    #[arg(long)]
+    all_users: bool,
 }
 
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {

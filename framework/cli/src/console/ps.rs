@@ -12,6 +12,9 @@ pub(crate) struct Arguments {
     /// Print a JSON list
     #[arg(long)]
     json: bool,
+    /// As root, ask the nodes of other users, too: each shows what its user wants it to
+    #[arg(long)]
+    all_users: bool,
 }
 
 #[derive(Serialize)]
@@ -28,7 +31,7 @@ struct Node {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let nodes: Vec<_> = choose::all()?.iter().filter_map(node).collect();
+    let nodes: Vec<_> = choose::all(arguments.all_users)?.iter().filter_map(node).collect();
     if arguments.json {
         put(&(serde_json::to_string_pretty(&nodes)? + "\n"))?;
         return Ok(());

@@ -31,7 +31,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     // For a trace, which has a connection of its own.
     let node = arguments.target.node.clone().or_else(|| Some(console.hello().pid.to_string()));
-    screen::run(console, arguments.every, Target { node })
+    screen::run(console, arguments.every, Target { node, ..arguments.target })
 }
 
 /// Plain text, or JSON, one interval after the other, until the node ends.

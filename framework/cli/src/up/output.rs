@@ -5,6 +5,8 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use tensorpost_core::console::is_odd;
+
 use super::hosts::Host;
 use super::limits::MAX_ALIGNED;
 
@@ -100,7 +102,7 @@ fn plain(line: &[u8], colour: bool, text: &mut Vec<u8>) {
             continue;
         }
         let (shown, behind) = rest.split_at(letter.len_utf8());
-        if letter == '\t' || !(letter.is_control() || turns(letter)) {
+        if letter == '\t' || !is_odd(letter) {
             text.extend_from_slice(shown.as_bytes());
         } else {
             text.extend(letter.escape_default().map(|letter| letter as u8));
@@ -119,11 +121,6 @@ fn colouring(text: &str) -> Option<usize> {
     (parameters.as_bytes()[end] == b'm').then_some("\x1b[".len() + end + 1)
 }
 
-/// Whether a letter changes the direction of those behind it (Unicode's Bidi_Control).
-fn turns(letter: char) -> bool {
-    matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,7 +136,7 @@ mod tests {
         let title = b"\x1b]0;root@here\x07 \x1b[2J \x9b2J \xc2\x9b2J \r\x08 \xe2\x80\xaeabc \xff";
         for colour in [false, true] {
             let text = shown(title, colour);
-            assert!(!text.chars().any(|letter| letter.is_control() || turns(letter)), "{text:?}");
+            assert!(!text.chars().any(is_odd), "{text:?}");
             assert!(text.starts_with("\\u{1b}]0;root@here\\u{7}") && text.contains("\\u{202e}abc"), "{text}");
         }
         assert_eq!(shown("a\tü 😀\r".as_bytes(), true), "a\tü 😀");

@@ -87,6 +87,14 @@ fn contents(option: &str, path: &Path, is_secret: bool, most: u64) -> anyhow::Re
         "{option} {0} can be read by others than its user: `chmod 600 {0}`",
         path.display()
     );
+    // Of this process itself.
+    let own = fs::metadata("/proc/self").context("/proc is not mounted")?.uid();
+    ensure!(
+        !is_secret || [0, own].contains(&known.uid()),
+        "{option} {} is user {}'s, who could put another there: copy it",
+        path.display(),
+        known.uid()
+    );
     let mut bytes = Vec::new();
     file.by_ref().take(most + 1).read_to_end(&mut bytes).with_context(named)?;
     Ok((bytes, known.len()))

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::protocol::{Answer, Hello, Look, Packet, Request, VERSION};
+use super::protocol::{Answer, Hello, LogLine, Look, Packet, Request, VERSION};
 use super::traced::Traced;
 use crate::limits::MAX_HOST_TRACE;
-use crate::node::limits::{ENDLESS, MAX_CONSOLE_ANSWER};
+use crate::node::limits::{
+    ENDLESS, MAX_CONSOLE_ANSWER, MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINE, MAX_LOG_LINES,
+};
 use crate::node::wait;
-use crate::observe::text::time_of;
+use crate::observe::text::{shown, shown_in_json, time_of};
 use crate::os::named::{self, Place, peer};
 use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, memfd};
@@ -105,17 +107,24 @@ impl Found {
     }
 }
 
-/// The nodes of this user that listen by name, and for root those of all; the oldest name first. None of them is asked.
+/// The nodes of this user that listen by name; the oldest name first. None of them is asked.
 ///
 /// # Errors
 /// `/proc` cannot be read.
 pub fn nodes() -> io::Result<Vec<Found>> {
+    let own = rustix::process::geteuid().as_raw();
+    Ok(nodes_of_all_users()?.into_iter().filter(|node| node.uid == own).collect())
+}
+
+/// The nodes of all users, of which root alone is answered by those of others. Each says of itself what its
+/// user wants it to.
+///
+/// # Errors
+/// As for [`nodes`].
+pub fn nodes_of_all_users() -> io::Result<Vec<Found>> {
     // A name may hold any bytes.
     let table = std::fs::read("/proc/net/unix")?;
-    let own = rustix::process::geteuid().as_raw();
-    let mut found = nodes_in(&String::from_utf8_lossy(&table));
-    found.retain(|node| own == 0 || node.uid == own);
-    Ok(found)
+    Ok(nodes_in(&String::from_utf8_lossy(&table)))
 }
 
 fn nodes_in(table: &str) -> Vec<Found> {
@@ -220,6 +229,38 @@ impl Console {
         }
     }
 
+    /// The records of its log with a number above this: all that the node keeps, or the first of more.
+    ///
+    /// # Errors
+    /// As for [`ask`](Self::ask); more, or longer ones, than a node keeps are garbage.
+    pub fn log(&mut self, mut after: u64) -> Result<Vec<LogLine>, ConsoleError> {
+        let (mut all, mut bytes) = (Vec::new(), 0);
+        while all.len() < MAX_LOG_LINES {
+            let lines = match self.ask(&Request::Log { after })? {
+                Answer::Log(lines) => lines,
+                other => return Err(ConsoleError::Garbage(format!("no log but {other:?}"))),
+            };
+            if lines.is_empty() {
+                break;
+            }
+            for line in &lines {
+                let texts =
+                    [line.host.as_deref(), line.worker.as_deref(), Some(&line.target), Some(&line.text)];
+                bytes += texts.into_iter().flatten().map(str::len).sum::<usize>();
+                // Escapes make up to eight bytes of one.
+                if line.number <= after || line.text.len() > 8 * MAX_LOG_LINE || bytes > 8 * MAX_LOG_BYTES {
+                    return Err(ConsoleError::Garbage("that is the log of no node".to_owned()));
+                }
+                after = line.number;
+            }
+            if lines.len() > MAX_LOG_ANSWER {
+                return Err(ConsoleError::Garbage("that is the log of no node".to_owned()));
+            }
+            all.extend(lines);
+        }
+        Ok(all)
+    }
+
     /// Has every process note what it does for so long, and waits for it. In [`Traced::write_to`] it becomes a file.
     ///
     /// # Errors
@@ -300,13 +341,149 @@ fn read_of(memory: Option<OwnedFd>, length: u64, most: usize) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
+/// Reads the text of a process that only claims to be a node. Nothing in the result moves the cursor of a
+/// terminal.
 fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, ConsoleError> {
-    serde_json::from_slice(bytes).map_err(|error| ConsoleError::Garbage(error.to_string()))
+    /// Of what is wrong with it, which may quote it.
+    const MOST: usize = 1 << 10;
+    let garbage = |why: String| ConsoleError::Garbage(shown(why, MOST));
+    let text = std::str::from_utf8(bytes).map_err(|error| garbage(error.to_string()))?;
+    serde_json::from_str(&shown_in_json(text)).map_err(|error| garbage(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread::{self, JoinHandle};
+
+    use serde_json::{Value, json};
+
     use super::*;
+
+    const EVIL: &str = "\u{1b}]0;title taken\u{7}\u{1b}[2J\u{1b}[1;1Hnode 1 is fine\u{202e}";
+
+    /// A process that listens at the name of a node of this user, and says `hello` and then `answer` to each
+    /// question, with its number.
+    fn pretender(
+        number: u32,
+        hello: &Value,
+        answer: impl Fn(u64) -> Value + Send + 'static,
+    ) -> (Found, JoinHandle<u64>) {
+        let (uid, pid) = (rustix::process::geteuid().as_raw(), std::process::id());
+        let place = Place::Name(format!("tensorpost-test/{uid}/{pid}.{number}"));
+        let listener = named::Listener::bind(&place).unwrap();
+        let hello = hello.to_string();
+        let thread = thread::spawn(move || {
+            wait::poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).unwrap();
+            let socket = Seqpacket::from_fd(listener.accept().unwrap()).unwrap();
+            socket.send(hello.as_bytes(), &[]).unwrap();
+            let mut question = Vec::new();
+            let mut asked = 0;
+            loop {
+                wait::poll(&mut [PollFd::new(&socket, PollFlags::IN)], None).unwrap();
+                if socket.try_recv(&mut question).is_ok_and(|packet| packet.is_closed()) {
+                    return asked;
+                }
+                asked += 1;
+                if socket.send(answer(asked).to_string().as_bytes(), &[]).is_err() {
+                    return asked;
+                }
+            }
+        });
+        (Found { uid, pid, place }, thread)
+    }
+
+    fn hello(version: &str, refused: Option<&str>) -> Value {
+        json!({"console": VERSION, "version": version, "pid": 1, "refused": refused})
+    }
+
+    fn is_plain(text: &str) {
+        assert!(
+            !text.contains(['\u{1b}', '\u{7}', '\u{202e}']) && text.contains("node 1 is fine"),
+            "{text:?}"
+        );
+    }
+
+    #[test]
+    fn nothing_that_a_pretender_says_moves_the_cursor() {
+        let other = json!({"console": 999, "version": EVIL, "pid": 1, "refused": null});
+        let wrong = json!({"console": EVIL});
+        for (number, hello) in [other, hello("0.1.0", Some(EVIL)), wrong].iter().enumerate() {
+            let (found, thread) = pretender(number as u32 + 1, hello, |_| Value::Null);
+            is_plain(&found.connect().unwrap_err().to_string());
+            thread.join().unwrap();
+        }
+        let line = json!({"number": 1, "unix_ms": 0, "severity": "Info", "host": EVIL, "worker": EVIL, "target": EVIL, "text": EVIL});
+        let answers = [
+            json!({"Answer": {"Refused": EVIL}}),
+            json!({"Answer": {EVIL: 1}}),
+            json!({"Answer": {"Log": [line]}}),
+            json!({"Answer": {"Log": []}}),
+        ];
+        let last = answers.len();
+        let (found, thread) =
+            pretender(7, &hello(EVIL, None), move |asked| answers[(asked as usize).min(last) - 1].clone());
+        let mut console = found.connect().unwrap();
+        is_plain(&console.hello().version);
+        is_plain(&console.look().unwrap_err().to_string());
+        is_plain(&console.look().unwrap_err().to_string());
+        let lines = console.log(0).unwrap();
+        let line = &lines[0];
+        for text in [line.host.as_ref().unwrap(), line.worker.as_ref().unwrap(), &line.target, &line.text] {
+            is_plain(text);
+        }
+        drop(console);
+        thread.join().unwrap();
+    }
+
+    /// CON-2, of the command's side. Root listens as another user, and others look for another user's node.
+    #[test]
+    fn nothing_is_said_to_another_user() {
+        const OTHER: u32 = 65534;
+        let own = rustix::process::geteuid();
+        let place = Place::Name(format!("tensorpost-test/{}/{}.20", own.as_raw(), std::process::id()));
+        let (wanted, listens) = if own.is_root() { (0, OTHER) } else { (own.as_raw() + 1, own.as_raw()) };
+        let at = place.clone();
+        // The identity of a thread is its own.
+        let listening = thread::spawn(move || {
+            if listens == OTHER {
+                let nobody = rustix::process::Uid::from_raw(OTHER);
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            }
+            named::Listener::bind(&at).unwrap()
+        });
+        let listener = listening.join().unwrap();
+        let refused = Console::open(&place, wanted).unwrap_err();
+        assert!(matches!(refused, ConsoleError::OtherUser { uid, .. } if uid == listens), "{refused}");
+        let socket = Seqpacket::from_fd(listener.accept().unwrap()).unwrap();
+        assert!(socket.try_recv(&mut Vec::new()).unwrap().is_closed(), "something was said");
+    }
+
+    #[test]
+    fn a_log_without_end_is_none() {
+        let line = |number: u64, text: String| json!({"number": number, "unix_ms": 0, "severity": "Info", "host": null, "worker": null, "target": "x", "text": text});
+        let log = |lines: Vec<Value>| json!({"Answer": {"Log": lines}});
+        let ends = |number: u32, answer: Box<dyn Fn(u64) -> Value + Send>| {
+            let (found, thread) = pretender(number, &hello("0.1.0", None), answer);
+            let read = found.connect().unwrap().log(0);
+            (read, thread.join().unwrap())
+        };
+        // As many as a node keeps, one at a time; then it is enough.
+        let (read, asked) = ends(8, Box::new(move |asked| log(vec![line(asked, "y".to_owned())])));
+        assert_eq!((read.unwrap().len(), asked), (MAX_LOG_LINES, MAX_LOG_LINES as u64));
+        let garbage: [Box<dyn Fn(u64) -> Value + Send>; 4] = [
+            Box::new(move |_| log(vec![line(1, "the same again".to_owned())])),
+            Box::new(move |asked| log(vec![line(asked, "y".repeat(8 * MAX_LOG_LINE + 1))])),
+            Box::new(move |asked| log(vec![line(asked, "y".repeat(4 * MAX_LOG_LINE)); 1])),
+            Box::new(move |_| {
+                log((1..=MAX_LOG_ANSWER as u64 + 1).map(|number| line(number, String::new())).collect())
+            }),
+        ];
+        for (number, answer) in garbage.into_iter().enumerate() {
+            let (read, asked) = ends(9 + number as u32, answer);
+            assert!(matches!(read, Err(ConsoleError::Garbage(_))), "{read:?}");
+            assert!(asked <= 8 * MAX_LOG_BYTES as u64 / (4 * MAX_LOG_LINE) as u64 + 1, "{asked}");
+        }
+    }
 
     #[test]
     fn nodes_are_found_by_their_names_and_nothing_else_is() {
