@@ -185,7 +185,7 @@ impl Ways {
         match place.within(timeout_at(until.into(), shaking.as_mut())).await {
             Some(Ok(Ok(io))) => match Arc::clone(&self.places).try_acquire_owned() {
                 Ok(among_all) => {
-                    place.is_known();
+                    place.shows_key();
                     // It fails where the listener ends.
                     let _ = ready.send(Ok(io.at(among_all))).await;
                 }

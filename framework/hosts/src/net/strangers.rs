@@ -173,7 +173,7 @@ impl Waiting {
 
 impl Place {
     /// It has shown the key itself.
-    pub(super) fn is_known(self) {
+    pub(super) fn shows_key(self) {
         let mut state = self.all.0.lock();
         state.known.insert(self.from, self.number);
         if state.known.len() > MAX_HOSTS {
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn who_is_known_or_has_shown_a_proof_outlasts_strangers_of_its_own_address() {
         let door = Door::new();
-        door.begins("10.1.2.3", false).is_known();
+        door.begins("10.1.2.3", false).shows_key();
         let proven = door.begins("10.1.2.4", true);
         let known = door.enter("10.1.2.3");
         for _ in 0..8 * MAX_STRANGERS {
@@ -332,7 +332,7 @@ mod tests {
         assert!(!proofs.is_new((MAX_PROOFS as u128).to_le_bytes()));
         assert_eq!((proofs.all.len(), proofs.in_order.len()), (MAX_PROOFS, MAX_PROOFS));
         for number in 0..2 * MAX_HOSTS {
-            door.begins(&format!("10.{}.{}.3", number / 256, number % 256), false).is_known();
+            door.begins(&format!("10.{}.{}.3", number / 256, number % 256), false).shows_key();
         }
         assert_eq!(door.all.0.lock().known.len(), MAX_HOSTS);
     }
