@@ -80,6 +80,29 @@ def test_an_older_version_and_one_that_fails_change_nothing(topic: FakeTopic, ca
     assert asked == [(0, 0), (5, 7), (5, 7), (5, 7), (5, 7), (6, 8)]
 
 
+def test_a_number_after_which_no_topic_could_go_on_is_none(topic: FakeTopic) -> None:
+    weights = subscriber(topic)
+    for number in (2**64 - 1, 2**63 + 1):
+        topic.answers.put((7, number, 1))
+    topic.answers.put((8, 1, 2))
+    assert weights.ready(timeout=30) == tp.Version(1, Weights(2))
+    assert [topic.asked.get(timeout=30) for _ in range(3)] == [(0, 0)] * 3
+
+
+def test_no_question_of_a_reader_takes_the_numbers_from_the_others() -> None:
+    from tensorpost._topic import Topic
+
+    for than in (2**64 - 1, 2**63, 2**62 + 1, 2**62, 41):
+        topic = object.__new__(Topic)
+        Topic.__init__(topic, "")
+        topic.replace("first")
+        topic.outnumber(than)
+        assert topic.newest is not None and topic.last == topic.newest[0] <= 2**62 + 1
+        before = topic.last
+        topic.replace("second")
+        assert topic.newest == (before + 1, "second")
+
+
 def test_the_end_is_told_to_all_who_wait_and_what_there_was_stays(topic: FakeTopic) -> None:
     over = threading.Event()
     weights = subscriber(topic, over)

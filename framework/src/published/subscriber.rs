@@ -10,6 +10,7 @@ use tensorpost_core::api::node::Node;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
+use super::topic::MOST_NUMBER;
 use super::{Newer, Newest, Publishable, Version};
 
 /// How long a reader waits before it looks again for a topic that was not there; doubled up to [`LONGEST_PAUSE`]. The
@@ -208,9 +209,9 @@ async fn ask<M: Publishable>(
             // The topic is shutting down, and this process soon is.
             Ok(Newest { value: None, .. }) => return any,
             Ok(Newest { life: from, number, value: Some(value) }) => {
-                // A topic that does not keep the order is none.
-                if number <= *than {
-                    tracing::error!(number, than, "a topic gave an older version for a newer one");
+                // A topic that does not keep the order is none; nor is one after which no other could go on.
+                if number <= *than || number > MOST_NUMBER {
+                    tracing::error!(number, than, "a topic gave a version with a number that cannot be");
                     return any;
                 }
                 (*than, *life, any) = (number, from, true);

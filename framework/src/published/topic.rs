@@ -13,6 +13,13 @@ use tokio::sync::watch;
 
 use super::{Publishable, Version};
 
+/// The highest number that a reader is believed to have from a topic before this one. Any process can be a reader, and whatever
+/// it says must leave numbers for what is published after it (WIRE-1).
+const MOST_HEARD: u64 = 1 << 62;
+
+/// The highest number that a reader believes of a topic: one that has heard of [`MOST_HEARD`] gives out as many again.
+pub(super) const MOST_NUMBER: u64 = 2 * MOST_HEARD;
+
 /// Keeps the newest version of a value of type `M`, and gives it to who asks for something newer than it has. Start it
 /// under the name that the value is to have. See the [module](super).
 pub struct Topic<M: Publishable> {
@@ -153,7 +160,9 @@ impl<M: Publishable> Handler<Newer<M>> for Topic<M> {
         let mut than = newer.than;
         if newer.life != self.life {
             // What it has is of a topic before this one: everything here is newer, and has to have a higher number.
-            self.outnumber(newer.than);
+            if newer.than <= MOST_HEARD {
+                self.outnumber(newer.than);
+            }
             than = 0;
         }
         let life = self.life;
@@ -182,7 +191,7 @@ impl<M: Publishable> Topic<M> {
         self.newest.send_replace(Some(Version { number: self.last, value }));
     }
 
-    /// Gives the version that is there, and all to come, higher numbers than `number`.
+    /// Gives the version that is there, and all to come, higher numbers than `number`, which is [`MOST_HEARD`] at most.
     fn outnumber(&mut self, number: u64) {
         if number < self.last {
             return;
@@ -190,12 +199,12 @@ impl<M: Publishable> Topic<M> {
         self.last = number;
         let renumbered = self.newest.send_if_modified(|version| {
             if let Some(version) = version {
-                version.number = number.saturating_add(1);
+                version.number = number + 1;
             }
             version.is_some()
         });
         if renumbered {
-            self.last = number.saturating_add(1);
+            self.last = number + 1;
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tensorpost::node::Spawned;
 use tensorpost::prelude::*;
 use tensorpost::published::{Publisher, Subscriber, Topic};
+use tensorpost_core::__private::{Describe, Describer, Field, Interface, Shape};
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{Builder, Case};
@@ -154,7 +155,7 @@ impl Handler<Train> for Trainer {
 }
 
 pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Topic<Weights>>().actor::<Reader>().actor::<Trainer>()
+    builder.actor::<Topic<Weights>>().actor::<Topic<Step>>().actor::<Reader>().actor::<Trainer>()
 }
 
 struct Scene {
@@ -351,8 +352,91 @@ fn a_node_with_readers_shuts_down_at_once(builder: Builder) {
     assert!(scene.node.block_on(own.changed()).is_err());
 }
 
+/// Programs in other languages can follow it, and so ask for it in any words.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(portable)]
+struct Step {
+    step: u64,
+}
+
+/// The question of a reader, as a liar writes it.
+#[derive(Serialize, Deserialize)]
+struct Newer {
+    than: u64,
+    life: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Newest {
+    life: u64,
+    number: u64,
+    value: Option<Step>,
+}
+
+impl actix::Message for Newer {
+    type Result = Newest;
+}
+
+impl GpuMessage for Newer {
+    type Reply = Newest;
+    const NAME: &'static str = "tensorpost::Newer";
+    const SCHEMA: u64 = 0;
+    const FOLLOWS: bool = true;
+    const PORTABLE: Option<Describe> = Some(question);
+
+    fn check(&self) -> Result<(), tensorpost::message::TensorCheckError> {
+        Ok(())
+    }
+}
+
+fn question(describer: &mut Describer) -> Interface {
+    let value = Step::PORTABLE.expect("it is portable")(describer);
+    let field = |name: &str, shape| Field { name: name.to_owned(), shape, optional: false };
+    Interface {
+        message: format!("tensorpost::Newer<{}>", value.message),
+        body: Shape::Struct(vec![field("than", Shape::U64), field("life", Shape::U64)]),
+        reply: Shape::Struct(vec![
+            field("life", Shape::U64),
+            field("number", Shape::U64),
+            field("value", Shape::Option(Box::new(value.body))),
+        ]),
+    }
+}
+
+/// WIRE-1: any process can be a reader, and say that it has whichever version.
+fn no_readers_question_takes_the_numbers_from_the_others(builder: Builder) {
+    let node = builder.start().unwrap();
+    for (index, than) in [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 62) + 1, 1 << 62, 41].into_iter().enumerate()
+    {
+        let name = format!("steps.{index}");
+        let topic = node.spawn::<Topic<Step>>(()).name(&name).start().unwrap();
+        let publisher = Publisher::<Step>::new(topic.address());
+        let mut reader = Subscriber::<Step>::follow(&node, &name);
+        let publish = |step| node.block_on(publisher.publish(Step { step })).unwrap();
+        assert_eq!(publish(1), 1);
+        let lie = |than, life| {
+            let liar = node.lookup::<Newer>(&name).unwrap();
+            node.block_on(liar.ask(Newer { than, life }).timeout(Duration::from_secs(10)))
+        };
+        let Newest { life, number, value } = lie(than, 7).unwrap();
+        assert!(value.is_some_and(|value| value.step == 1) && number <= (1 << 62) + 1, "{than}: {number}");
+        // Nor by what it says of the topic that is there: for that it waits itself.
+        let asked = node.lookup::<Newer>(&name).unwrap().ask(Newer { than: u64::MAX, life });
+        let mut last = number;
+        for step in 2..5 {
+            let next = publish(step);
+            assert!(next > last, "{than}: {next} after {last}");
+            last = next;
+            until("the reader has it", || reader.latest().is_some_and(|version| version.value.step == step));
+            assert!(lie(than, 7 + step).unwrap().value.is_some());
+        }
+        drop(asked);
+    }
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     cases![
+        no_readers_question_takes_the_numbers_from_the_others,
         a_thousand_versions_four_readers,
         a_slow_reader_skips_versions_and_holds_few,
         a_late_reader_gets_the_newest_at_once_and_nothing_else,

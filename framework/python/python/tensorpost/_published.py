@@ -23,6 +23,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
 
 QUESTION = MARK + "newer"
 
+MOST_HEARD = 1 << 62
+"""The highest number that a topic believes a reader to have from a topic before it: any process can be a reader, and whatever it says
+must leave numbers for what is published after it. A reader believes twice as much of a topic."""
+
 
 @dataclass(frozen=True)
 class Version(Generic[_M]):
@@ -264,8 +268,8 @@ def _follow(
                     newest = topic.ask(question(than, life))
                     if newest.value is None:
                         break  # the topic is shutting down, and this process soon is
-                    if newest.number <= than:
-                        # A topic that does not keep the order is none.
+                    if newest.number <= than or newest.number > 2 * MOST_HEARD:
+                        # A topic that does not keep the order is none; nor is one after which no other could go on.
                         print(f"tensorpost: `{name}` gave version {newest.number} after {than}", file=sys.stderr)
                         break
                     than, life = newest.number, newest.life

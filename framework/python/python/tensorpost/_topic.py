@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from . import _actor, _worker
-from ._published import question_of
+from ._published import MOST_HEARD, question_of
 
 
 @_actor.actor
@@ -44,7 +44,7 @@ class Topic:
 
     def outnumber(self, number: int) -> None:
         """Gives the version that is there, and all to come, higher numbers than this."""
-        if number < self.last:
+        if number < self.last or number > MOST_HEARD:
             return
         self.last = number
         if self.newest is not None:
