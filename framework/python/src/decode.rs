@@ -2,7 +2,8 @@
 //! unknown ones, and lists of fields where a map could be.
 //!
 //! Bytes are somebody else's (WIRE-1): they were found to be one value that is not nested too deep, each type is checked, and
-//! what trying the variants of an untagged enum may cost is bounded.
+//! what trying the variants of an untagged enum may cost is bounded, as is the memory that the value takes. Other threads have
+//! the interpreter every few thousand values.
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use crate::construct::Values;
 use crate::context::Context;
 use crate::encode::{MAX_DEPTH, TENSOR, listed};
 use crate::failure::{Failure, Result};
+use crate::meter::Meter;
 use crate::plan::{Class, Node, Plan, Scalar, Style, Variant};
 use crate::reader::{Item, Reader};
 use crate::taking::{Asked, taken};
@@ -28,6 +30,9 @@ use crate::torch::Ledger;
 /// Values that are looked at: of an honest body a few for each byte, and some more for a body of few.
 const STEPS_PER_BYTE: usize = 1024;
 const STEPS: usize = 1 << 16;
+
+/// After so many values another thread may have the interpreter.
+const TURN: usize = 1 << 12;
 
 struct Decoder<'a, 'py> {
     py: Python<'py>,
@@ -41,6 +46,7 @@ struct Decoder<'a, 'py> {
     /// The tensor whose place is looked for; the others are not looked at.
     sought: Option<usize>,
     steps: usize,
+    meter: Meter,
     depth: usize,
 }
 
@@ -95,7 +101,8 @@ fn decode_with<'py>(
 ) -> Result<Bound<'py, PyAny>> {
     let mut reader = Reader::new(body)?;
     let steps = STEPS + body.len().saturating_mul(STEPS_PER_BYTE);
-    let mut decoder = Decoder { py, plan, tensors, context, ledger, sought, steps, depth: 0 };
+    let meter = Meter::new(body.len());
+    let mut decoder = Decoder { py, plan, tensors, context, ledger, sought, steps, meter, depth: 0 };
     let value = decoder.value(plan.root, &mut reader)?;
     if reader.has_ended() { Ok(value) } else { Err(Failure::new("bytes follow the value")) }
 }
@@ -113,6 +120,9 @@ impl<'py> Decoder<'_, 'py> {
         self.steps = self.steps.checked_sub(1).ok_or_else(|| {
             Failure::new("reading it takes more steps than a body of its length may; tell the variants of its enums by a tag")
         })?;
+        if self.steps.is_multiple_of(TURN) {
+            self.py.detach(|| ());
+        }
         if self.depth == MAX_DEPTH {
             return Err(Failure::new("it is nested too deep"));
         }
@@ -139,6 +149,7 @@ impl<'py> Decoder<'_, 'py> {
             Node::Array(inner, length) => Ok(self.list(*inner, Some(*length), reader)?.into_any()),
             Node::Set(inner) => {
                 let items = self.list(*inner, None, reader)?;
+                self.meter.set(items.len())?;
                 PySet::new(self.py, items.iter()).map(Bound::into_any).map_err(|error| self.raised(error))
             }
             Node::Map(key, value) => self.map(*key, *value, reader),
@@ -147,6 +158,7 @@ impl<'py> Decoder<'_, 'py> {
                 if length != inner.len() {
                     return Err(Failure::new(format!("it must have {} items and has {length}", inner.len())));
                 }
+                self.meter.tuple(length)?;
                 let mut items = Vec::with_capacity(length);
                 for (index, inner) in inner.iter().enumerate() {
                     items.push(self.value(*inner, reader).map_err(|failure| failure.at(index))?);
@@ -175,8 +187,15 @@ impl<'py> Decoder<'_, 'py> {
         }
     }
 
-    fn scalar(&self, scalar: Scalar, item: Item<'_>) -> Result<Bound<'py, PyAny>> {
+    fn scalar(&mut self, scalar: Scalar, item: Item<'_>) -> Result<Bound<'py, PyAny>> {
         let py = self.py;
+        match (scalar, item) {
+            (Scalar::F32 | Scalar::F64, _) => self.meter.float()?,
+            (_, Item::Int(value)) => self.meter.int(value)?,
+            (_, Item::Str(text)) => self.meter.text(text)?,
+            (_, Item::Bytes(bytes)) => self.meter.bytes(bytes)?,
+            _ => {}
+        }
         let object = match (scalar, item) {
             (Scalar::Nil, Item::Nil) => py.None().into_bound(py),
             (Scalar::Bool, Item::Bool(truth)) => pyo3::types::PyBool::new(py, truth).to_owned().into_any(),
@@ -277,6 +296,7 @@ impl<'py> Decoder<'_, 'py> {
             self.tensors[index] = Given::Raw(tensor);
             return Err(Failure::new(why));
         }
+        self.meter.handle()?;
         let made = match (owned, self.context) {
             (false, Some(context)) => {
                 let came_to = self.ledger.map(|ledger| (Arc::clone(ledger), index));
@@ -312,10 +332,11 @@ impl<'py> Decoder<'_, 'py> {
         Ok(PyTensor::owned(owned, context.map(Arc::clone)))
     }
 
-    fn address(&self, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
+    fn address(&mut self, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
         let context = self.context.ok_or_else(|| {
             Failure::new("an address can only be read from a message, a reply or an actor's arguments")
         })?;
+        self.meter.handle()?;
         let raw = RawAddress::read(reader.skipped()?, &context.transport);
         let raw = raw.map_err(|error| Failure::new(format!("it must be an address: {error}")))?;
         let address = Bound::new(self.py, PyAddress::new(raw, Arc::clone(context)));
@@ -334,8 +355,10 @@ impl<'py> Decoder<'_, 'py> {
         {
             return Err(Failure::new(format!("it must have {wanted} items and has {length}")));
         }
+        self.meter.list()?;
         let list = PyList::empty(self.py);
         for index in 0..length {
+            self.meter.item(index)?;
             let item = self.value(inner, reader).map_err(|failure| failure.at(index))?;
             list.append(item).map_err(|error| self.raised(error))?;
         }
@@ -347,6 +370,7 @@ impl<'py> Decoder<'_, 'py> {
             Item::Map(length) => length,
             other => return Err(wrong("a map", other)),
         };
+        self.meter.dict(length)?;
         let dict = PyDict::new(self.py);
         for index in 0..length {
             let its_key = self.value(key, reader).map_err(|failure| failure.at(index))?;
@@ -384,6 +408,8 @@ impl<'py> Decoder<'_, 'py> {
                 _ => self.fields(class, tag, reader, &mut values)?,
             },
         }
+        let defaults = values.of_fields.iter().filter(|value| value.is_none()).count();
+        self.meter.object(values.of_fields.len(), defaults)?;
         values.make(self.py).map_err(|error| self.raised(error))
     }
 
@@ -472,8 +498,11 @@ impl<'py> Decoder<'_, 'py> {
                 self.content(variant, has_content.then_some(reader))
             }
             Repr::Untagged => {
+                let meter = self.meter;
                 for variant in variants {
                     let mut again = *reader;
+                    // The objects of the variant before are gone.
+                    self.meter = meter;
                     // Which one it is, is told by what fits. What a class's own code raises is no different from there.
                     if let Ok(value) = self.body(&variant.class, None, &mut again) {
                         *reader = again;
@@ -508,7 +537,10 @@ impl<'py> Decoder<'_, 'py> {
     fn content(&mut self, variant: &Variant, reader: Option<&mut Reader<'_>>) -> Result<Bound<'py, PyAny>> {
         let read = match reader {
             Some(reader) => self.body(&variant.class, None, reader),
-            None => variant.class.class.bind(self.py).call0().map_err(|error| self.raised(error)),
+            None => {
+                self.meter.object(0, 0)?;
+                variant.class.class.bind(self.py).call0().map_err(|error| self.raised(error))
+            }
         };
         read.map_err(|failure| failure.in_field(&variant.name))
     }

@@ -26,6 +26,7 @@ mod handed;
 mod loader;
 mod look;
 mod mailbox;
+mod meter;
 mod node;
 mod pipeline;
 mod plan;
