@@ -36,11 +36,13 @@ mod lives;
 mod orders;
 mod orphans;
 mod scaling;
+mod tellers;
 
 use causes::{Elsewhere, is_kept_from_its_next_life, is_killed_by_the_node, process_of};
 use lives::Told;
 use orders::{Order, Orders};
 use scaling::Scaling;
+use tellers::Tellers;
 
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);
@@ -88,6 +90,7 @@ struct Conductor {
     counts: Vec<Option<Counts>>,
     /// What members told of themselves, and earlier lives of them.
     told: Told,
+    tellers: Tellers,
     deaths: Vec<Death>,
     /// Those of them that do not say why.
     causeless: Vec<usize>,
@@ -137,6 +140,7 @@ pub(super) async fn conduct(
     let mut conductor = Conductor {
         counts: vec![None; members.len()],
         told: Told::default(),
+        tellers: Tellers::default(),
         deaths: Vec::new(),
         causeless: Vec::new(),
         elsewhere: Elsewhere::default(),
@@ -197,7 +201,7 @@ pub(super) async fn conduct(
             Some(_) = conductor.sends.next() => {}
             Some(heard) = conductor.stops.next() => conductor.heard_stop.extend(heard),
             () = reached(conductor.kill_at) => conductor.command(Command::Kill),
-            Ok(event) = events.recv() => conductor.event(event),
+            Ok((from, event)) = events.recv_from() => conductor.event(from, event),
             order = orders.next() => conductor.order(order),
             Some(step) = conductor.scaling.next() => if let Some(index) = conductor.scaled(step) {
                 let before = conductor.brief(index);
@@ -214,8 +218,8 @@ pub(super) async fn conduct(
     conductor.scale_no_more().await;
     conductor.count_again(&mut events, &mut orders).await;
     // An actor tells everything before it answers, so all events of members that answered are in the channel by now.
-    while let Some(event) = events.try_recv() {
-        conductor.event(event);
+    while let Some((from, event)) = events.try_recv_from() {
+        conductor.event(from, event);
     }
     conductor.tell(&mut reporter, true);
     conductor.close().await;
@@ -271,26 +275,6 @@ impl Conductor {
     fn tell(&self, reporter: &mut Reporter, last: bool) {
         let replicas = self.scaling.replicas(&self.plan);
         reporter.tell(&self.plan, self.began.elapsed(), &self.all_counts(), &replicas, last);
-    }
-
-    fn event(&mut self, event: Event) {
-        match event {
-            Event::Progress(counts, waits) => {
-                // What a life that has ended still tells says nothing of the one that goes on.
-                if let Some(counts) = self.told.note(*counts) {
-                    self.stillness.told(counts, waits);
-                }
-            }
-            Event::Failed(failure) => {
-                self.failure.get_or_insert(failure);
-                self.stop_sources();
-            }
-            Event::Spans { stage, replica, pid, spans } => {
-                if let Some(trace) = &mut self.trace {
-                    trace.add(stage, replica, pid, spans);
-                }
-            }
-        }
     }
 
     /// The members that have not ended.
@@ -454,6 +438,7 @@ impl Conductor {
 
     /// A member is done: all its items and ends were answered.
     fn finished(&mut self, index: usize, counts: Counts) {
+        let counts = self.as_of(index, counts);
         self.told.is_at(&counts);
         self.counts[index] = Some(counts);
         // An end was answered by a life that may have died since; the next one would wait for it.
@@ -521,6 +506,7 @@ impl Conductor {
             tokio::select! {
                 Some((index, answer)) = asks.next() => {
                     if let Ok(counts) = answer {
+                        let counts = self.as_of(index, counts);
                         self.told.is_at(&counts);
                         let life = counts.life;
                         let before = self.counts[index].replace(counts);
@@ -533,7 +519,7 @@ impl Conductor {
                 // A source that died since it was done has not heard it, and its next life takes nothing before that.
                 Some(heard) = self.stops.next() => self.heard_stop.extend(heard),
                 // Without that they fill their channel, and whoever has spans to tell does not end.
-                Ok(event) = events.recv() => self.event(event),
+                Ok((from, event)) = events.recv_from() => self.event(from, event),
                 () = reached(self.kill_at) => self.command(Command::Kill),
                 order = orders.next() => self.order(order),
             }

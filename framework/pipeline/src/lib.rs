@@ -107,6 +107,9 @@ mod run;
 mod settings;
 mod stages;
 mod stillness;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 mod trace;
 mod traits;
 mod tune;

@@ -33,6 +33,18 @@ pub const DEFAULT_UNACKNOWLEDGED: u32 = 256;
 /// Failures, and lost items, that one actor of a pipeline remembers by id; further ones are counted.
 pub const MAX_NAMED: usize = 1024;
 
+/// Bytes of a text in which one of them says why.
+pub(super) const MAX_WHY: usize = 16 << 10;
+
+/// The longest time that an actor of a pipeline can tell of: a year.
+pub(super) const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Lives of one actor of a pipeline whose counts are kept each by itself; those of earlier ones are added up.
+pub(super) const MAX_LIVES: usize = 64;
+
+/// Events of one actor that a trace has.
+pub(super) const MAX_TRACED_OF_ONE: usize = 8 * MAX_TRACED;
+
 /// Most replicas of one stage: each is a process, unless several share one.
 pub const MAX_REPLICAS: u32 = 128;
 

@@ -167,8 +167,10 @@ fn snapshot(
             replicas,
             items: sum(now.1, taken) as u64,
             // Each replica makes all that it says.
-            of: told.then(|| here().map(|counts| counts.length).sum::<Option<u64>>()).flatten(),
-            dropped: toward.map(|toward| toward.dropped).sum(),
+            of: told
+                .then(|| here().try_fold(0_u64, |sum, counts| Some(sum.saturating_add(counts.length?))))
+                .flatten(),
+            dropped: toward.fold(0, |sum, toward| sum.saturating_add(toward.dropped)),
             rate: change(taken) / seconds,
             in_flight: sum(now.1, |counts| counts.in_flight as f64) as u64,
             bytes_in_flight: sum(now.1, |counts| counts.bytes_in_flight as f64) as u64,
@@ -198,7 +200,8 @@ fn left(source: &StageSnapshot, elapsed: Duration) -> Option<Duration> {
 }
 
 fn shown(plan: &Plan, snapshot: Snapshot) -> Shown {
-    let bytes_in_flight = snapshot.stages.iter().map(|stage| stage.bytes_in_flight).sum();
+    let bytes = snapshot.stages.iter().map(|stage| stage.bytes_in_flight);
+    let bytes_in_flight = bytes.fold(0, u64::saturating_add);
     let stages = snapshot.stages.into_iter().zip(&plan.stages).map(|(stage, planned)| {
         let mut note = note(&stage);
         if planned.scales() {

@@ -168,21 +168,23 @@ impl Report {
                 calls.merge(&counts.calls);
                 active = active.max(counts.active);
                 if plan.home(index) == index {
-                    line.bytes_not_copied += counts.bytes_not_copied;
+                    add(&mut line.bytes_not_copied, counts.bytes_not_copied);
                 }
-                report.lost_count += counts.lost;
-                unread += counts.lost_unread;
-                explained += counts.lost_tainted + counts.lost_outside;
+                add(&mut report.lost_count, counts.lost);
+                add(&mut unread, counts.lost_unread);
+                add(&mut explained, counts.lost_tainted.saturating_add(counts.lost_outside));
                 report.failures.extend_from_slice(&counts.failures);
                 report.lost.extend_from_slice(&counts.lost_items);
-                report.left_over_count += counts.left_over;
+                add(&mut report.left_over_count, counts.left_over);
                 report.left_over.extend_from_slice(&counts.left_over_items);
             }
             let toward = counts.iter().flat_map(|counts| &counts.toward);
             let toward = toward.filter(|toward| usize::from(toward.stage) == index);
-            let (dropped, handled) = toward.fold((0, 0), |(dropped, handled), toward| {
-                (dropped + toward.dropped, handled + toward.handled)
-            });
+            let (mut dropped, mut handled) = (0, 0);
+            for toward in toward {
+                add(&mut dropped, toward.dropped);
+                add(&mut handled, toward.handled);
+            }
             line.dropped = dropped;
             line.at_least = deaths.iter().any(|death| death.stage == stage.name);
             // A death does not take what its senders know.
@@ -198,8 +200,8 @@ impl Report {
         report.count_what_arrived(plan);
         // A receiver that ended is explained by its death; tainted data, and what an actor outside had, by a death here or
         // elsewhere on the node.
-        let ended = report.lost_count.saturating_sub(unread + explained);
-        report.lost_unexplained = unread + if report.deaths.is_empty() { ended } else { 0 };
+        let ended = report.lost_count.saturating_sub(unread).saturating_sub(explained);
+        report.lost_unexplained = unread.saturating_add(if report.deaths.is_empty() { ended } else { 0 });
         report.failures.truncate(MAX_NAMED);
         report.lost.sort_by_key(|lost| lost.id);
         report.lost.truncate(MAX_NAMED);
@@ -221,7 +223,7 @@ impl Report {
             if !self.stages[index].at_least || all || plan.edges_to(edge.to).count() > 1 {
                 continue;
             }
-            let arrived = self.stages[edge.to].items_in + self.stages[edge.to].dropped;
+            let arrived = self.stages[edge.to].items_in.saturating_add(self.stages[edge.to].dropped);
             self.stages[index].items_out = self.stages[index].items_out.max(arrived);
         }
     }
@@ -268,6 +270,11 @@ impl Report {
     }
 }
 
+/// A worker says the numbers, and one is no larger than the largest.
+fn add(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more);
+}
+
 /// Seconds in which streams waited; `None` if one of them is on a device that does not tell, or there is none.
 pub(super) fn stream_waited<'c>(counts: impl Iterator<Item = &'c Counts>) -> Option<f64> {
     counts
@@ -282,17 +289,17 @@ impl StageReport {
     }
 
     fn add(&mut self, counts: &Counts) {
-        self.items_in += counts.items_in;
-        self.items_out += counts.items_out;
-        self.missed += counts.missed;
-        self.errors += counts.errors;
-        self.retries += counts.retries;
-        self.skipped += counts.skipped;
-        self.dead_letters += counts.dead_letters;
-        self.resent += counts.resent;
+        add(&mut self.items_in, counts.items_in);
+        add(&mut self.items_out, counts.items_out);
+        add(&mut self.missed, counts.missed);
+        add(&mut self.errors, counts.errors);
+        add(&mut self.retries, counts.retries);
+        add(&mut self.skipped, counts.skipped);
+        add(&mut self.dead_letters, counts.dead_letters);
+        add(&mut self.resent, counts.resent);
+        add(&mut self.stream_waits, counts.stream_waits);
         self.busy += counts.busy.as_secs_f64();
         self.waiting += counts.waiting.as_secs_f64();
-        self.stream_waits += counts.stream_waits;
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::Path;
 use tensorpost_core::api::observe::chrome::{self, Args, Event, Slices, Step};
 
 use super::item::ItemId;
+use super::limits::{MAX_LIVES, MAX_TRACED_OF_ONE};
 use super::plan::Plan;
 use super::worker::meter::{Span, Spanned};
 
@@ -18,16 +19,29 @@ use super::worker::meter::{Span, Spanned};
 pub(super) struct Trace {
     actors: Vec<(u16, u16, u32)>,
     spans: Vec<(usize, Span)>,
+    /// By stage and replica: lives that have told spans, and how many spans.
+    told: HashMap<(u16, u16), (usize, usize)>,
 }
 
 impl Trace {
+    /// Adds what a replica has told; past its bounds it is left out (MBX-2).
     pub(super) fn add(&mut self, stage: u16, replica: u16, pid: u32, spans: Vec<Span>) {
         let actor = (stage, replica, pid);
-        let index = self.actors.iter().position(|known| *known == actor).unwrap_or_else(|| {
-            self.actors.push(actor);
-            self.actors.len() - 1
-        });
-        self.spans.extend(spans.into_iter().map(|span| (index, span)));
+        let (lives, count) = self.told.entry((stage, replica)).or_default();
+        let index = match self.actors.iter().position(|known| *known == actor) {
+            Some(index) => index,
+            None if *lives == MAX_LIVES => return,
+            None => {
+                *lives += 1;
+                self.actors.push(actor);
+                self.actors.len() - 1
+            }
+        };
+        let room = MAX_TRACED_OF_ONE - *count;
+        let spans = spans.into_iter().take(room).map(|span| (index, span));
+        let before = self.spans.len();
+        self.spans.extend(spans);
+        *count += self.spans.len() - before;
     }
 
     /// Writes the file.
@@ -58,7 +72,8 @@ impl Trace {
                     Spanned::Send(next) => ("send", format!("send to {}", stage_name(plan, next))),
                     Spanned::Lease(next) => {
                         let name = format!("leased to {}", stage_name(plan, next));
-                        let ends = [(Step::Begin, at, args), (Step::End, at + took, Args::default())];
+                        let ends =
+                            [(Step::Begin, at, args), (Step::End, at.saturating_add(took), Args::default())];
                         timed.extend(ends.map(|(step, at, args)| {
                             let (name, id) = (name.clone(), format!("lease {index}"));
                             (at, Event::Async { step, pid, tid, at, cat: "lease", name, id, args })

@@ -4,6 +4,7 @@ mod actors;
 mod circles;
 mod errors;
 mod graphs;
+mod liars;
 mod live;
 mod losses;
 mod promises;
@@ -12,7 +13,7 @@ mod workers;
 
 use tensorpost_tests::harness;
 
-tensorpost_tests::modules!(actors, circles, errors, graphs, live, losses, promises, scaling, workers);
+tensorpost_tests::modules!(actors, circles, errors, graphs, liars, live, losses, promises, scaling, workers);
 
 fn main() {
     harness::run(program, cases())

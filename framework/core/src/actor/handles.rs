@@ -398,7 +398,7 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
-    fn sender(&self) -> ProcessId {
+    pub(super) fn sender(&self) -> ProcessId {
         match self {
             Done::Remote(receipt) => receipt.sender(),
             Done::Local(receipt) => receipt.transport.process(),

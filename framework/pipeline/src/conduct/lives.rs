@@ -2,10 +2,11 @@
 //!
 //! Used by the conductor. Counts of a life that has ended are kept beside those of the one that runs, and still change: where
 //! a process outlives the panic of one of its actors, what that had sent is followed there to its end; and the last word of a
-//! process may be read after its end. Each life counts once.
+//! process may be read after its end. Each life counts once. The first of many are added up (MBX-2).
 
 use std::collections::HashMap;
 
+use crate::limits::MAX_LIVES;
 use crate::worker::meter::Counts;
 
 /// See the module.
@@ -17,7 +18,7 @@ pub(super) struct Told {
     lives: HashMap<(u16, u16), u64>,
     /// Of lives that have ended.
     past: Vec<Counts>,
-    /// Of replicas that have left, one sum for each place, with the last life there.
+    /// Of replicas that have left, and of lives past the first [`MAX_LIVES`], one sum for each place, with the last life in it.
     left: HashMap<(u16, u16), Counts>,
 }
 
@@ -56,14 +57,16 @@ impl Told {
 
     /// A replica has left and these are its last counts: another may take its place.
     pub(super) fn left(&mut self, counts: Counts) {
-        let member = (counts.stage, counts.replica);
-        self.latest.remove(&member);
-        let life = counts.life;
-        let counts = counts.of_the_past();
+        self.latest.remove(&(counts.stage, counts.replica));
+        self.add_up(counts.of_the_past());
+    }
+
+    fn add_up(&mut self, counts: Counts) {
+        let (member, life) = ((counts.stage, counts.replica), counts.life);
         match self.left.get_mut(&member) {
             Some(sum) => {
                 sum.absorb(counts);
-                sum.life = life;
+                sum.life = life.max(sum.life);
             }
             None => drop(self.left.insert(member, counts)),
         }
@@ -75,7 +78,18 @@ impl Told {
         match self.past.iter_mut().find(|past| is_same(past, &counts)) {
             // What its process has not copied is no more its own from its end on.
             Some(past) => *past = Counts { bytes_not_copied: past.bytes_not_copied, ..counts },
-            None => self.past.push(counts),
+            None => {
+                let member = (counts.stage, counts.replica);
+                self.past.push(counts);
+                let of_it = |of: &&Counts| (of.stage, of.replica) == member;
+                if self.past.iter().filter(of_it).count() > MAX_LIVES
+                    && let Some(first) = self.past.iter().filter(of_it).map(|of| of.life).min()
+                    && let Some(at) = self.past.iter().position(|of| of_it(&of) && of.life == first)
+                {
+                    let first = self.past.swap_remove(at);
+                    self.add_up(first);
+                }
+            }
         }
     }
 
@@ -136,6 +150,24 @@ mod tests {
             assert!(told.note(counts(life, 1)).is_none(), "what is read late is in the sum");
         }
         assert_eq!(known(&told), (None, vec![200]));
+    }
+
+    /// MBX-2: a worker that makes lives up tells of no more items than it says, and takes no more room.
+    #[test]
+    fn of_many_lives_the_first_are_added_up() {
+        let mut told = Told::default();
+        for life in 0..10_000 {
+            told.note(counts(life, 1));
+        }
+        let (latest, past) = known(&told);
+        assert_eq!(latest.unwrap_or(0) + past.iter().sum::<u64>(), 10_000);
+        assert!(past.len() <= MAX_LIVES + 1, "{}", past.len());
+        // Backwards too, where each is told of after its end.
+        let mut told = Told::default();
+        for life in (0..10_000).rev() {
+            told.note(counts(life, u64::MAX));
+        }
+        assert!(known(&told).1.len() <= MAX_LIVES + 1);
     }
 
     #[test]

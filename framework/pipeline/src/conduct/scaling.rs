@@ -402,14 +402,15 @@ impl Conductor {
     }
 
     fn look(&self, stage: usize, scaled: &Scaled, now: Instant) -> Look {
-        let (mut accepted, mut waiting, mut taken, mut busy) = (0, 0, 0, std::time::Duration::ZERO);
+        let (mut accepted, mut waiting, mut taken, mut busy) =
+            (0_u64, 0_u64, 0_u64, std::time::Duration::ZERO);
         for counts in self.known_counts() {
             if usize::from(counts.stage) == stage {
-                taken += counts.items_in;
+                taken = taken.saturating_add(counts.items_in);
                 busy += counts.busy;
             }
             for toward in counts.toward.iter().filter(|toward| usize::from(toward.stage) == stage) {
-                accepted += toward.accepted;
+                accepted = accepted.saturating_add(toward.accepted);
                 waiting += u64::from(toward.waiting);
             }
         }
@@ -422,7 +423,7 @@ impl Conductor {
             }
         }
         // What was lost in a mailbox was accepted and never taken: the stage's replicas have to be at work too.
-        let backlog = waiting + accepted.saturating_sub(taken);
+        let backlog = waiting.saturating_add(accepted.saturating_sub(taken));
         Look { at: now, replicas: scaled.open(), backlog, busy, in_calls, held_up }
     }
 

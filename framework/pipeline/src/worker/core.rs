@@ -42,6 +42,8 @@ type Sent = dyn Fn() -> Vec<Toward>;
 
 impl Part {
     pub(super) fn new(config: Config, env: &Env) -> Rc<Self> {
+        #[cfg(feature = "testing")]
+        crate::testing::note(&config.events);
         let meter = Meter::new(config.index, config.replica, config.trace);
         Rc::new(Part {
             config,

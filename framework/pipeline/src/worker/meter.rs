@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::api::observe::Histogram;
 
 use crate::item::ItemId;
-use crate::limits::{MAX_NAMED, MAX_TRACED};
+use crate::limits::{MAX_NAMED, MAX_TRACED, MAX_WHY, MOST_TIME};
 
 /// An item on which a stage failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,44 +124,85 @@ impl Counts {
         self
     }
 
+    /// As its process can have told them: what is longer is cut (MBX-2), and the time of a run fits a number.
+    pub(crate) fn bounded(mut self) -> Self {
+        for time in
+            [&mut self.busy, &mut self.waiting, &mut self.active].into_iter().chain(&mut self.stream_waited)
+        {
+            *time = (*time).min(MOST_TIME);
+        }
+        self.toward.truncate(usize::from(u16::MAX));
+        let cut = |all: &mut Vec<Lost>| {
+            all.truncate(MAX_NAMED);
+            all.iter_mut().for_each(|lost| [&mut lost.stage, &mut lost.why].into_iter().for_each(cut));
+        };
+        [&mut self.lost_items, &mut self.left_over_items].into_iter().for_each(cut);
+        self.failures.truncate(MAX_NAMED);
+        self.failures = self.failures.into_iter().map(Failure::bounded).collect();
+        self.fatal = self.fatal.map(Failure::bounded);
+        // In the order that it should have had.
+        let mut calls = Histogram::default();
+        calls.merge(&self.calls);
+        self.calls = calls;
+        self
+    }
+
     /// Adds those of another life that is over for good: of replicas that have left, one sum is kept and not each.
     pub(crate) fn absorb(&mut self, other: Counts) {
-        self.items_in += other.items_in;
-        self.items_out += other.items_out;
-        self.missed += other.missed;
-        self.errors += other.errors;
-        self.retries += other.retries;
-        self.skipped += other.skipped;
-        self.dead_letters += other.dead_letters;
-        self.lost += other.lost;
-        self.lost_tainted += other.lost_tainted;
-        self.lost_outside += other.lost_outside;
-        self.lost_unread += other.lost_unread;
-        self.resent += other.resent;
-        self.busy += other.busy;
-        self.waiting += other.waiting;
-        self.active += other.active;
+        for (count, more) in [
+            (&mut self.items_in, other.items_in),
+            (&mut self.items_out, other.items_out),
+            (&mut self.missed, other.missed),
+            (&mut self.errors, other.errors),
+            (&mut self.retries, other.retries),
+            (&mut self.skipped, other.skipped),
+            (&mut self.dead_letters, other.dead_letters),
+            (&mut self.lost, other.lost),
+            (&mut self.lost_tainted, other.lost_tainted),
+            (&mut self.lost_outside, other.lost_outside),
+            (&mut self.lost_unread, other.lost_unread),
+            (&mut self.resent, other.resent),
+            (&mut self.bytes_not_copied, other.bytes_not_copied),
+            (&mut self.stream_waits, other.stream_waits),
+            (&mut self.left_over, other.left_over),
+        ] {
+            *count = count.saturating_add(more);
+        }
+        self.busy = self.busy.saturating_add(other.busy);
+        self.waiting = self.waiting.saturating_add(other.waiting);
+        self.active = self.active.saturating_add(other.active);
         self.calls.merge(&other.calls);
-        self.bytes_not_copied += other.bytes_not_copied;
-        self.stream_waits += other.stream_waits;
-        self.stream_waited = self.stream_waited.zip(other.stream_waited).map(|(one, other)| one + other);
+        let waited = self.stream_waited.zip(other.stream_waited);
+        self.stream_waited = waited.map(|(one, other)| one.saturating_add(other));
         let named = |named: &[Lost]| MAX_NAMED.saturating_sub(named.len());
         self.failures.extend(other.failures.into_iter().take(MAX_NAMED.saturating_sub(self.failures.len())));
         self.lost_items.extend(other.lost_items.into_iter().take(named(&self.lost_items)));
-        self.left_over += other.left_over;
         self.left_over_items.extend(other.left_over_items.into_iter().take(named(&self.left_over_items)));
         for of in other.toward {
             match self.toward.iter_mut().find(|toward| toward.stage == of.stage) {
                 Some(toward) => {
-                    toward.handled += of.handled;
-                    toward.accepted += of.accepted;
-                    toward.dropped += of.dropped;
+                    toward.handled = toward.handled.saturating_add(of.handled);
+                    toward.accepted = toward.accepted.saturating_add(of.accepted);
+                    toward.dropped = toward.dropped.saturating_add(of.dropped);
                 }
                 None => self.toward.push(of),
             }
         }
         self.fatal = self.fatal.take().or(other.fatal);
     }
+}
+
+impl Failure {
+    /// As its process can have told it.
+    pub(crate) fn bounded(mut self) -> Self {
+        [&mut self.stage, &mut self.why].into_iter().for_each(cut);
+        self
+    }
+}
+
+/// Cuts a text of another process.
+fn cut(text: &mut String) {
+    text.truncate(text.floor_char_boundary(MAX_WHY));
 }
 
 /// Something that took time, for a trace.

@@ -78,7 +78,8 @@ impl<T> Reorder<T> {
         for (_, lane) in lanes {
             for (number, (items, complete)) in std::mem::take(&mut lane.waiting) {
                 self.ready.extend(items);
-                lane.next = number + u64::from(complete);
+                // A sender says the number.
+                lane.next = number.saturating_add(u64::from(complete));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::ids::ActorId;
+use crate::ids::{ActorId, ProcessId};
 use crate::message::{GpuMessage, codec, message_key};
 use crate::observe::trace::Of;
 use crate::transport::Transport;
@@ -72,10 +72,22 @@ impl<M: GpuMessage> Channel<M> {
     /// # Cancel safety
     /// Dropping the future loses no message.
     pub async fn recv(&mut self) -> Result<M, ChannelError> {
+        self.recv_from().await.map(|(_, message)| message)
+    }
+
+    /// [`recv`](Self::recv), with the process that has sent the message. What stands in a message is the word of whoever sent
+    /// it; this is not.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv).
+    pub async fn recv_from(&mut self) -> Result<(ProcessId, M), ChannelError> {
         loop {
             let message = self.envelopes.recv().await.ok_or(ChannelError)?;
-            if let Some(message) = self.open(message) {
-                return Ok(message);
+            if let Some(received) = self.open(message) {
+                return Ok(received);
             }
         }
     }
@@ -90,7 +102,7 @@ impl<M: GpuMessage> Channel<M> {
     pub fn blocking_recv(&mut self) -> Result<M, ChannelError> {
         loop {
             let message = self.envelopes.blocking_recv().ok_or(ChannelError)?;
-            if let Some(message) = self.open(message) {
+            if let Some((_, message)) = self.open(message) {
                 return Ok(message);
             }
         }
@@ -98,23 +110,29 @@ impl<M: GpuMessage> Channel<M> {
 
     /// The next message if there is one.
     pub fn try_recv(&mut self) -> Option<M> {
+        self.try_recv_from().map(|(_, message)| message)
+    }
+
+    /// The next message if there is one, with the process that has sent it.
+    pub fn try_recv_from(&mut self) -> Option<(ProcessId, M)> {
         loop {
             let message = self.envelopes.try_recv().ok()?;
-            if let Some(message) = self.open(message) {
-                return Some(message);
+            if let Some(received) = self.open(message) {
+                return Some(received);
             }
         }
     }
 
     /// The message, unless a tensor in it was lost with a process: then it is logged and counted, and nobody gets it
     /// (DEATH-3).
-    fn open(&self, message: handles::Envelope<M>) -> Option<M> {
+    fn open(&self, message: handles::Envelope<M>) -> Option<(ProcessId, M)> {
         let transport = self.transport.upgrade();
         let tainted = transport.as_ref().and_then(|transport| message.taint(transport.domain()));
         let Some(by) = tainted else {
             let handles::Envelope { message, done, .. } = message;
+            let sender = done.sender();
             done.taken();
-            return Some(message);
+            return Some((sender, message));
         };
         let (message, sender) = message.refuse_tainted(by, transport);
         tracing::warn!(message = M::NAME, %sender, %by, "a dead letter: a tensor in it was lost with a process");
