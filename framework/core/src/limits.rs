@@ -90,6 +90,14 @@ pub const MAX_NESTING: usize = 64;
 /// around it.
 pub const MAX_DECODE_CALLS: u16 = 4 * MAX_NESTING as u16;
 
+/// Bytes of the stack that decoding may take before an error, of which an untagged enum makes one for each variant that does not
+/// fit, ends it: half of what a thread has by default.
+pub const MAX_DECODE_STACK: usize = 1 << 20;
+
+/// Bytes for which a nil, or an empty list or map, counts where serde holds it before it is known what becomes of it: a byte can be a
+/// value of any size there.
+pub const DECODED_NIL: usize = 256;
+
 /// Most types in one portable schema, counted as often as they are in it. A schema is text that two programs compare, and this
 /// many lines are more than anybody reads.
 pub const MAX_SCHEMA_TYPES: usize = 1 << 14;
@@ -136,6 +144,13 @@ pub const MAX_CERTIFICATES: usize = 1 << 12;
 
 /// Ranges of one clock's values that are known to be tainted, before the oldest are merged.
 pub const MAX_TAINT_RANGES: usize = 16;
+
+/// Messages and notices of one process that another cannot take, before it is given up: each costs the receiver some of its time.
+/// So many of them are forgiven each second, because a program may be wrong about a message as often as it likes to be told.
+pub const MAX_REFUSED: u32 = 1 << 13;
+
+/// See [`MAX_REFUSED`].
+pub const FORGIVEN_A_SECOND: u32 = 1 << 8;
 
 /// Pages of dead processes that a process keeps mapped, for waits that have just been made.
 pub const MAX_DEAD_PAGES: usize = 8;
@@ -262,6 +277,11 @@ pub const MAX_LOG_LABEL: usize = 512;
 
 /// Longest record in the node, in bytes, all its texts together; of one that is longer, the last fields and spans are left out.
 pub const MAX_LOG_RECORD: usize = 64 << 10;
+
+/// Longest message on a control socket that has a record in it: its texts are no longer, and each of them has a head, as have their
+/// places in the record.
+pub const MAX_LOG_MESSAGE: usize = MAX_LOG_RECORD + (4 << 10);
+const _: () = assert!((2 * MAX_LOG_FIELDS + MAX_LOG_SPANS + 16) * 16 < MAX_LOG_MESSAGE - MAX_LOG_RECORD);
 
 /// Most sets of field names for which the node keeps a callsite, for each severity: `tracing` keeps them for good.
 pub const MAX_LOG_CALLSITES: usize = 128;

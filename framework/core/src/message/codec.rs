@@ -368,8 +368,12 @@ pub fn decode<T: DeserializeOwned>(
         fault::point("wire.decoded");
         decoded
     });
-    catch_unwind(read)
-        .unwrap_or_else(|panic| Err(DecodeError::Panicked(vital::panic_text(panic.as_ref()).to_owned())))
+    catch_unwind(read).unwrap_or_else(|panic| {
+        if panic.is::<meter::TooDeep>() {
+            return Err(DecodeError::TooDeep);
+        }
+        Err(DecodeError::Panicked(vital::panic_text(panic.as_ref()).to_owned()))
+    })
 }
 
 /// Reads a value whose body has passed the look at its nesting.
@@ -377,10 +381,11 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     let may = meter::allowance(body.len());
     let meter = Meter::new(may);
     let mut from = rmp_serde::Deserializer::from_read_ref(body);
+    let _on_stack = meter::OnStack::begin();
     T::deserialize(meter.over(&mut from)).map_err(|error| match meter.spent() {
         Some(Spent::Bytes) => DecodeError::TooMuch { bytes: body.len(), may },
         Some(Spent::Calls) => DecodeError::TooDeep,
-        None => error.into(),
+        None => error.0.into(),
     })
 }
 

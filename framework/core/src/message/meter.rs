@@ -6,17 +6,21 @@
 //! [`allowance`]. It counts how deep it is called, too: options and newtypes take no byte of the body, so a type that holds
 //! itself through them would recurse for ever, which the look at the [nesting](super::nesting) cannot see.
 //!
-//! Not seen is what serde makes of a value that it holds already: of an untagged enum, or behind `flatten`.
+//! Of an untagged enum, and behind `flatten`, serde holds a value before it is known what becomes of it. What it holds is
+//! counted, and a nil or an empty list as if it were to become something [large](DECODED_NIL). What it makes of that comes
+//! by here no more, but for the errors of the variants that do not fit: a type that holds itself there makes one at each
+//! step, so an error ends the decoding where the stack has grown [too far](MAX_DECODE_STACK).
 
 use std::cell::Cell;
 use std::fmt;
+use std::panic::resume_unwind;
 
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
 use super::packed::{self, Packed};
-use crate::limits::{DECODED_BASE, DECODED_PER_BYTE, MAX_DECODE_CALLS};
+use crate::limits::{DECODED_BASE, DECODED_NIL, DECODED_PER_BYTE, MAX_DECODE_CALLS, MAX_DECODE_STACK};
 
 /// Bytes that a value may take whose body has `bytes`.
 pub(super) fn allowance(bytes: usize) -> usize {
@@ -30,6 +34,65 @@ pub(super) enum Spent {
     Bytes,
     /// More than [`MAX_DECODE_CALLS`].
     Calls,
+}
+
+thread_local! {
+    /// Where the stack was when the decoding on this thread began; 0 outside of one.
+    static BEGAN: Cell<usize> = const { Cell::new(0) };
+}
+
+/// What unwinds out of a decoding whose type holds itself without an end.
+pub(super) struct TooDeep;
+
+/// As long as it lives, errors on this thread look at how deep they are.
+pub(super) struct OnStack {
+    outer: usize,
+}
+
+impl OnStack {
+    pub(super) fn begin() -> Self {
+        let outer = BEGAN.get();
+        if outer == 0 {
+            BEGAN.set(here());
+        }
+        OnStack { outer }
+    }
+}
+
+impl Drop for OnStack {
+    fn drop(&mut self) {
+        BEGAN.set(self.outer);
+    }
+}
+
+/// About where the stack ends.
+#[inline(never)]
+fn here() -> usize {
+    let mark = 0_u8;
+    std::hint::black_box(&raw const mark) as usize
+}
+
+/// An error of a [`Metered`] deserialiser.
+#[derive(Debug)]
+pub(super) struct Metering<E>(pub(super) E);
+
+impl<E: fmt::Display> fmt::Display for Metering<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<E: std::error::Error> std::error::Error for Metering<E> {}
+
+impl<E: Error> Error for Metering<E> {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        let began = BEGAN.get();
+        if began != 0 && began.abs_diff(here()) > MAX_DECODE_STACK {
+            // An error would only have the next variant tried, one deeper.
+            resume_unwind(Box::new(TooDeep));
+        }
+        Metering(E::custom(message))
+    }
 }
 
 /// The count of one decoding.
@@ -93,7 +156,7 @@ impl At<'_> {
     #[inline]
     fn element<T, E: Error>(self, elements: Elements) -> Result<Self, E> {
         let bytes = size_of::<T>();
-        if elements == Elements::Heap {
+        if elements != Elements::Inside {
             self.count(bytes)?;
         }
         Ok(At { place: bytes, ..self })
@@ -116,6 +179,8 @@ enum Elements {
     Inside,
     /// In memory of its own.
     Heap,
+    /// There too, and nobody knows yet what becomes of them.
+    Held,
 }
 
 /// A deserialiser that counts.
@@ -159,10 +224,10 @@ struct Seed<'m, S> {
 macro_rules! counted {
     ($($method:ident($($argument:ident: $type:ty),*) $elements:ident $newtype:ident;)*) => { $(
         #[inline]
-        fn $method<V: Visitor<'de>>(self, $($argument: $type,)* visitor: V) -> Result<V::Value, D::Error> {
-            let at = self.at.enter::<V::Value, D::Error>()?;
+        fn $method<V: Visitor<'de>>(self, $($argument: $type,)* visitor: V) -> Result<V::Value, Self::Error> {
+            let at = self.at.enter::<V::Value, Self::Error>()?;
             let (elements, newtype) = (Elements::$elements, Newtype::$newtype);
-            self.from.$method($($argument,)* Visit { visitor, at, elements, newtype })
+            self.from.$method($($argument,)* Visit { visitor, at, elements, newtype }).map_err(Metering)
         }
     )* };
 }
@@ -171,14 +236,14 @@ macro_rules! counted {
 macro_rules! plain {
     ($($method:ident)*) => { $(
         #[inline]
-        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-            self.from.$method(visitor)
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+            self.from.$method(visitor).map_err(Metering)
         }
     )* };
 }
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Metered<'_, D> {
-    type Error = D::Error;
+    type Error = Metering<D::Error>;
 
     plain! {
         deserialize_bool deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128 deserialize_u8
@@ -189,7 +254,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Metered<'_, D> {
     counted! {
         deserialize_bytes() Heap Extension;
         deserialize_byte_buf() Heap Extension;
-        deserialize_any() Heap Extension;
+        deserialize_any() Held Extension;
         deserialize_option() Inside Extension;
         deserialize_unit_struct(name: &'static str) Inside Extension;
         deserialize_newtype_struct(name: &'static str) Inside Itself;
@@ -222,6 +287,12 @@ impl<'m, V> Visit<'m, V> {
     fn split<A>(self, access: A) -> (V, Inner<'m, A>) {
         (self.visitor, Inner { access, at: self.at, elements: self.elements })
     }
+
+    /// Nothing, of which nobody knows yet what it becomes.
+    #[inline]
+    fn nothing<E: Error>(&self) -> Result<(), E> {
+        if self.elements == Elements::Held { self.at.count(DECODED_NIL) } else { Ok(()) }
+    }
 }
 
 impl<'de, V: Visitor<'de>> Visitor<'de> for Visit<'_, V> {
@@ -240,23 +311,25 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Visit<'_, V> {
 
     #[inline]
     fn visit_none<E: Error>(self) -> Result<V::Value, E> {
+        self.nothing()?;
         self.visitor.visit_none()
     }
 
     #[inline]
     fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
+        self.nothing()?;
         self.visitor.visit_unit()
     }
 
     #[inline]
     fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
-        self.visitor.visit_some(Metered { from, at: self.at })
+        self.visitor.visit_some(Metered { from, at: self.at }).map_err(|error| error.0)
     }
 
     #[inline]
     fn visit_newtype_struct<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
         if self.newtype == Newtype::Itself {
-            return self.visitor.visit_newtype_struct(Metered { from, at: self.at });
+            return self.visitor.visit_newtype_struct(Metered { from, at: self.at }).map_err(|error| error.0);
         }
         let packed = Packed::read(from)?;
         if let Some(bytes) = packed.whole::<V>() {
@@ -264,25 +337,31 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Visit<'_, V> {
             return Ok(packed::value::<V>(bytes.to_vec()));
         }
         let (visitor, numbers) = self.split(packed.numbers());
-        visitor.visit_seq(numbers)
+        visitor.visit_seq(numbers).map_err(|error| error.0)
     }
 
     #[inline]
     fn visit_seq<A: SeqAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+        if access.size_hint() == Some(0) {
+            self.nothing()?;
+        }
         let (visitor, access) = self.split(access);
-        visitor.visit_seq(access)
+        visitor.visit_seq(access).map_err(|error| error.0)
     }
 
     #[inline]
     fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+        if access.size_hint() == Some(0) {
+            self.nothing()?;
+        }
         let (visitor, access) = self.split(access);
-        visitor.visit_map(access)
+        visitor.visit_map(access).map_err(|error| error.0)
     }
 
     #[inline]
     fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
         let (visitor, access) = self.split(access);
-        visitor.visit_enum(access)
+        visitor.visit_enum(access).map_err(|error| error.0)
     }
 }
 
@@ -292,7 +371,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Seed<'_, S> {
     #[inline]
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<S::Value, D::Error> {
         let at = self.at.element::<S::Value, D::Error>(self.elements)?;
-        self.seed.deserialize(Metered { from, at })
+        self.seed.deserialize(Metered { from, at }).map_err(|error| error.0)
     }
 }
 
@@ -304,12 +383,15 @@ impl<'m, A> Inner<'m, A> {
 }
 
 impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Inner<'_, A> {
-    type Error = A::Error;
+    type Error = Metering<A::Error>;
 
     #[inline]
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, Self::Error> {
         let seed = self.seed(seed);
-        self.access.next_element_seed(seed)
+        self.access.next_element_seed(seed).map_err(Metering)
     }
 
     #[inline]
@@ -319,18 +401,18 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Inner<'_, A> {
 }
 
 impl<'de, A: MapAccess<'de>> MapAccess<'de> for Inner<'_, A> {
-    type Error = A::Error;
+    type Error = Metering<A::Error>;
 
     #[inline]
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Self::Error> {
         let seed = self.seed(seed);
-        self.access.next_key_seed(seed)
+        self.access.next_key_seed(seed).map_err(Metering)
     }
 
     #[inline]
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Self::Error> {
         let seed = self.seed(seed);
-        self.access.next_value_seed(seed)
+        self.access.next_value_seed(seed).map_err(Metering)
     }
 
     #[inline]
@@ -340,35 +422,39 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Inner<'_, A> {
 }
 
 impl<'de, 'm, A: EnumAccess<'de>> EnumAccess<'de> for Inner<'m, A> {
-    type Error = A::Error;
+    type Error = Metering<A::Error>;
     type Variant = Inner<'m, A::Variant>;
 
     #[inline]
-    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self::Variant), A::Error> {
+    fn variant_seed<S: DeserializeSeed<'de>>(
+        self,
+        seed: S,
+    ) -> Result<(S::Value, Self::Variant), Self::Error> {
         let seed = self.seed(seed);
-        let (variant, access) = self.access.variant_seed(seed)?;
+        let (variant, access) = self.access.variant_seed(seed).map_err(Metering)?;
         Ok((variant, Inner { access, at: self.at, elements: Elements::Inside }))
     }
 }
 
 impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Inner<'_, A> {
-    type Error = A::Error;
+    type Error = Metering<A::Error>;
 
     #[inline]
-    fn unit_variant(self) -> Result<(), A::Error> {
-        self.access.unit_variant()
+    fn unit_variant(self) -> Result<(), Self::Error> {
+        self.access.unit_variant().map_err(Metering)
     }
 
     #[inline]
-    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, A::Error> {
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Self::Error> {
         let seed = self.seed(seed);
-        self.access.newtype_variant_seed(seed)
+        self.access.newtype_variant_seed(seed).map_err(Metering)
     }
 
     #[inline]
-    fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
+    fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, Self::Error> {
         let (elements, newtype) = (Elements::Inside, Newtype::Extension);
-        self.access.tuple_variant(len, Visit { visitor, at: self.at, elements, newtype })
+        let visitor = Visit { visitor, at: self.at, elements, newtype };
+        self.access.tuple_variant(len, visitor).map_err(Metering)
     }
 
     #[inline]
@@ -376,9 +462,10 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Inner<'_, A> {
         self,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, A::Error> {
+    ) -> Result<V::Value, Self::Error> {
         let (elements, newtype) = (Elements::Inside, Newtype::Extension);
-        self.access.struct_variant(fields, Visit { visitor, at: self.at, elements, newtype })
+        let visitor = Visit { visitor, at: self.at, elements, newtype };
+        self.access.struct_variant(fields, visitor).map_err(Metering)
     }
 }
 

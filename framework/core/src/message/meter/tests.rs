@@ -70,13 +70,60 @@ fn an_enum_and_what_serde_holds_of_an_untagged_one_are_counted() {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Untagged {
-        Numbers(#[expect(dead_code, reason = "only decoded")] Vec<u8>),
-        Nils(Vec<()>),
+        Large(Vec<Option<Large>>),
+        Numbers(Vec<u8>),
     }
-    match read::<Untagged>(&list(COUNT, NIL)).expect("is not more than the factor") {
-        Untagged::Nils(nils) => assert_eq!(nils.len(), COUNT),
-        Untagged::Numbers(_) => panic!("nils are no numbers"),
+    match read::<Untagged>(&list(COUNT, &[7])).expect("is not more than the factor") {
+        Untagged::Numbers(numbers) => assert_eq!(numbers, [7; COUNT]),
+        Untagged::Large(_) => panic!("numbers are no nils"),
     }
+    // Of which each may become something large.
+    for nothing in [NIL, &[0x90], &[0x80]] {
+        too_much::<Untagged>(&list(COUNT, nothing));
+    }
+    let few = read::<Untagged>(&list(1000, NIL)).expect("is little");
+    assert!(matches!(few, Untagged::Large(nils) if nils.len() == 1000));
+    #[derive(Debug, Deserialize)]
+    struct Flat {
+        #[serde(flatten)]
+        #[expect(dead_code, reason = "only decoded")]
+        rest: HashMap<String, Option<Large>>,
+    }
+    let entries: Vec<u8> = (0..60_000)
+        .flat_map(|key| [format!("\u{a4}{key:04x}").as_bytes()[1..].to_vec(), vec![0xc0]].concat())
+        .collect();
+    too_much::<Flat>(&[&[0xde], &60_000_u16.to_be_bytes()[..], &entries].concat());
+}
+
+/// Two bytes are enough for a type that holds itself where serde tries one variant after the other.
+#[test]
+fn an_untagged_enum_that_holds_itself_ends() {
+    #[derive(Debug, Deserialize)]
+    #[serde(untagged)]
+    #[expect(dead_code, reason = "only decoded")]
+    enum Tree {
+        Leaf(u8),
+        Node(Box<Tree>),
+    }
+    #[derive(Debug, Deserialize)]
+    #[serde(untagged)]
+    #[expect(dead_code, reason = "only decoded")]
+    enum Many {
+        Leaf(u8),
+        Node(Vec<Many>),
+        Named { of: Box<Many> },
+        Again(Option<Box<Many>>),
+    }
+    for body in [&[0xa1, b'x'][..], &[0xc3], &[0x92, 7, 0xa1, b'x']] {
+        assert!(matches!(read::<Tree>(body), Err(DecodeError::TooDeep)), "{body:?}");
+        assert!(matches!(read::<Many>(body), Err(DecodeError::TooDeep)), "{body:?}");
+    }
+    assert!(matches!(read::<Tree>(&[7]), Ok(Tree::Leaf(7))));
+    // As deep as a body may be.
+    let nested = [vec![0x91; MAX_NESTING - 1], vec![7]].concat();
+    assert!(matches!(read::<Many>(&nested), Ok(Many::Node(_))));
+    // What follows on this thread is none the wiser.
+    assert_eq!(read::<Vec<u8>>(&[0x91, 7]).expect("a list"), [7]);
 }
 
 #[test]
