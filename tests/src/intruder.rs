@@ -20,6 +20,8 @@ pub enum Deed {
     SpoilBells,
     /// Say this to the node so often, byte for byte.
     Say(Vec<u8>, u32),
+    /// Say these to the node, one after the other and over and over, until it listens no more. The reply does not wait.
+    KeepSaying(Vec<Vec<u8>>),
     /// Send the node a descriptor whose close waits, with this message.
     SendLingering(Vec<u8>),
     /// Say so often to the node what has a descriptor of memory with it, four of which go with each message.
@@ -55,18 +57,24 @@ impl Handler<Deed> for Intruder {
         match deed {
             Deed::Nothing => {}
             Deed::SpoilBells => spoil_bells(),
-            Deed::Say(message, times) => (0..times).for_each(|_| say(&message, &[])),
+            Deed::Say(message, times) => {
+                let _said = (0..times).all(|_| say(&message, &[]));
+            }
+            Deed::KeepSaying(messages) => {
+                let all = move || while messages.iter().all(|message| say(message, &[])) {};
+                drop(std::thread::spawn(all));
+            }
             Deed::SayWithMemory(message, times) => {
                 let memory = tensorpost_core::os::Memfd::create("forged", 4096).expect("memory");
                 let (one, _other) = std::os::unix::net::UnixStream::pair().expect("descriptors");
                 let memory = memory.as_fd();
                 let fds = [memory, memory, memory, memory, one.as_fd()];
-                (0..times).for_each(|_| say(&message, &fds));
+                let _said = (0..times).all(|_| say(&message, &fds));
             }
             Deed::SendLingering(message) => {
                 let (slow, reader) = lingering();
                 self.kept.push(reader);
-                say(&message, &[slow.as_fd()]);
+                let _ = say(&message, &[slow.as_fd()]);
                 // Left open here, the last close would be this process's.
                 drop(slow_end(slow));
             }
@@ -87,8 +95,8 @@ fn borrow(number: i32) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
-/// One control message in its packets. Where the node has ended the conversation, there is nobody to talk to.
-fn say(message: &[u8], fds: &[BorrowedFd<'_>]) {
+/// One control message in its packets. False where the node has ended the conversation: there is nobody to talk to.
+fn say(message: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     let mut parts = message.chunks((64 << 10) - 1).peekable();
     while let Some(part) = parts.next() {
         let last = parts.peek().is_none();
@@ -106,11 +114,12 @@ fn say(message: &[u8], fds: &[BorrowedFd<'_>]) {
             use rustix::io::Errno;
             // Too many descriptors are under way until the node has read some.
             if !matches!(error, Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::AGAIN) {
-                return;
+                return false;
             }
             std::thread::yield_now();
         }
     }
+    true
 }
 
 /// A socket whose close waits because nobody reads what was sent, and the end that does not read.

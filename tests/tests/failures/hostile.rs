@@ -7,10 +7,14 @@ use std::os::unix::fs::FileExt;
 
 use std::time::Duration;
 
+use serde_json::Value;
+use tensorpost::actor::EndReason;
 use tensorpost::device::DeviceId;
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
-use tensorpost_core::ids::{ChunkId, ProcessId};
+use tensorpost_core::ids::{ActorId, ChunkId, ProcessId};
+use tensorpost_core::observe::hang_probe::HangProbe;
+use tensorpost_core::observe::log::LogRecord;
 use tensorpost_core::transport::WhyRefused;
 use tensorpost_core::transport::control_channel::{LinkMessage, ToNode};
 use tensorpost_tests::cases;
@@ -258,30 +262,41 @@ fn a_store_into_what_others_own_faults(builder: Builder) {
     }
 }
 
-/// What a worker can say on its control socket, as far as it is tested here.
+/// A message on a worker's control socket, as far as it is tested.
 #[derive(Serialize)]
-enum Up {
+pub(crate) enum Up {
     ActorsStopped,
     Failing { why: String, lost_gpu: bool },
     OpenFailed { why: String },
     Node(ToNode),
+    HangProbe { round: u64, hang_probe: HangProbe },
+    Log(LogRecord),
+    LogsDropped { count: u64 },
+    Started { actor: ActorId, result: Result<(), String> },
+    ActorStopped { actor: ActorId, why: Option<EndReason>, away: bool },
+    Activity { round: u64, activity: Value },
+    Metrics { round: u64, metrics: Value, survey: Option<Value> },
+    UserMetrics { updates: Value, dropped: u64 },
+    Trace { interval: Option<u64> },
+    Pong { number: u64 },
+    GpusLookedAt { number: u64 },
 }
 
 impl Up {
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         rmp_serde::to_vec_named(self).unwrap()
     }
 }
 
 /// A node with a worker that was taken over, and one that was not.
-struct Break {
-    node: Node,
-    evil: Spawned<Intruder>,
-    innocent: Spawned<Intruder>,
+pub(crate) struct Break {
+    pub(crate) node: Node,
+    pub(crate) evil: Spawned<Intruder>,
+    pub(crate) innocent: Spawned<Intruder>,
 }
 
 impl Break {
-    fn new(builder: Builder) -> Self {
+    pub(crate) fn new(builder: Builder) -> Self {
         let node = builder.worker_log("off").start().unwrap();
         let evil = node.spawn::<Intruder>(()).name("evil").start().unwrap();
         let innocent = node.spawn::<Intruder>(()).name("innocent").start().unwrap();
@@ -290,12 +305,12 @@ impl Break {
     }
 
     /// There may be no answer.
-    fn does(&self, deed: Deed) {
+    pub(crate) fn does(&self, deed: Deed) {
         drop(self.node.block_on(self.evil.address().ask(deed).timeout(Duration::from_secs(5))));
     }
 
     /// The node starts a worker, and the innocent one answers and has done nothing wrong.
-    fn goes_on(&self) {
+    pub(crate) fn goes_on(&self) {
         let fresh = self.node.spawn::<Intruder>(()).start().unwrap();
         ask(&self.node, &fresh.address(), Deed::Nothing);
         ask(&self.node, &self.innocent.address(), Deed::Nothing);
@@ -303,7 +318,7 @@ impl Break {
         assert_eq!((innocent.state, innocent.complaints), (WorkerState::Running, 0));
     }
 
-    fn end_of_the_evil(&self) -> String {
+    pub(crate) fn end_of_the_evil(&self) -> String {
         match self.node.supervisor().await_end(self.evil.worker()) {
             Some(WorkerState::Exited { why, .. }) => why.unwrap_or_default(),
             state => panic!("{state:?}"),

@@ -7,6 +7,7 @@ mod groups;
 mod hangs;
 mod hostile;
 mod last_replies;
+mod liars;
 mod lifecycle;
 mod node_death;
 mod spares;
@@ -22,6 +23,7 @@ tensorpost_tests::modules!(
     hangs,
     hostile,
     last_replies,
+    liars,
     lifecycle,
     node_death,
     spares,

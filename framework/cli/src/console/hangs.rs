@@ -111,7 +111,10 @@ fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
         let Some(metrics) = process.metrics.as_ref().filter(|metrics| metrics.open > 0) else { continue };
         let handled = |look: &Look| {
             let of_it = look.actors.iter().filter(|actor| actor.process == process.process);
-            of_it.filter_map(|actor| actor.metrics.as_ref()).map(|metrics| metrics.handled).sum::<u64>()
+            of_it
+                .filter_map(|actor| actor.metrics.as_ref())
+                .map(|metrics| metrics.handled)
+                .fold(0, u64::saturating_add)
         };
         if handled(earlier) == handled(now) {
             lines.push(format!(

@@ -27,7 +27,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         true => "nobody holds any of it\n".to_owned(),
         false => holders.plain(),
     };
-    let more: u64 = memory.iter().map(|pool| pool.more_holders).sum();
+    let more: u64 = memory.iter().map(|pool| pool.more_holders).fold(0, u64::saturating_add);
     if more > 0 {
         text += &format!("and {more} who hold less\n");
     }

@@ -79,7 +79,8 @@ fn holds_up(figures: &Figures, left: Duration) -> String {
         .take(MOST)
         .map(|link| format!("`{}` sends `{}` {} messages a second", link.from, link.to, number(rate(link))))
         .collect();
-    let open: usize = figures.processes.iter().filter_map(|process| process.open).sum();
+    let open: usize =
+        figures.processes.iter().filter_map(|process| process.open).fold(0, usize::saturating_add);
     let left = tensorpost_core::console::time(left);
     match sending.is_empty() {
         true => format!("waiting: {open} messages are not done with; what is left is killed in {left}"),

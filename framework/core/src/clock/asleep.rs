@@ -6,7 +6,6 @@ use parking_lot::Mutex;
 
 use super::Ticket;
 use crate::observe::hang_probe::count_note;
-use crate::os::monotonic_ns;
 
 /// Most sleepers that are noted; there are no more threads than that in a process that works as it should.
 const MOST: usize = 256;
@@ -21,8 +20,6 @@ pub(super) struct Asleep {
 pub(crate) struct Waiting {
     /// The ticket that it waits for.
     pub(crate) ticket: Ticket,
-    /// Since when, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub(crate) since: u64,
     /// The thread's name; a host stream's thread is named after it.
     pub(crate) thread: String,
     number: u64,
@@ -51,7 +48,7 @@ impl Asleep {
             return Noted { asleep: self, number: None };
         }
         let number = all.iter().map(|sleeper| sleeper.number + 1).max().unwrap_or(0);
-        all.push(Waiting { ticket: *ticket, since: monotonic_ns(), thread, number });
+        all.push(Waiting { ticket: *ticket, thread, number });
         Noted { asleep: self, number: Some(number) }
     }
 

@@ -134,6 +134,11 @@ impl ClockDomain {
         self.knowledge.processes()
     }
 
+    /// The process that passes on what comes from other hosts, as the node says.
+    pub(crate) fn gateway(&self) -> Option<ProcessId> {
+        self.knowledge.gateway()
+    }
+
     /// The process this is.
     pub fn own(&self) -> ProcessId {
         self.own

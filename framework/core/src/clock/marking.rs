@@ -78,6 +78,11 @@ impl Knowledge {
         self.epoch_page.as_ref().map_or(0, |epoch_page| epoch_page.processes())
     }
 
+    /// The process that passes on what comes from other hosts, as the node says.
+    pub(super) fn gateway(&self) -> Option<ProcessId> {
+        self.epoch_page.as_ref()?.gateway()
+    }
+
     /// Whether this process knows what everybody must know by now.
     #[inline]
     fn is_current(&self) -> bool {

@@ -2,8 +2,11 @@
 //!
 //! Layout, in bytes: a header of one cache line (magic, version, counts); [`MAX_STREAMS`] clocks, each on a line of
 //! its own so that streams do not disturb each other, with a word behind it that says whether a device writes the
-//! clock; then one 32-bit word per process of the node, which says how
-//! many host threads of *this* page's process sleep on a clock of that one.
+//! clock, and another with the largest value that the process has promised of it; then one 32-bit word per process of
+//! the node, which says how many host threads of *this* page's process sleep on a clock of that one.
+//!
+//! The promise is there for others to look at (WIRE-1): nobody waits for a value that its process has not promised, and
+//! the node believes nobody who says so.
 //!
 //! On a crash the page stays as it was: peers and the node still have it mapped. The node keeps a writable mapping
 //! of every worker's page from before the worker was spawned, and writes through it after the worker's death only.
@@ -23,13 +26,15 @@ use crate::os::{Access, BadMemfd, Mapping, Memfd, Woken};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPCLOCKS");
 /// Version of the layout; the counts are part of it.
-const VERSION: u64 = (2 << 32) | ((MAX_STREAMS as u64) << 16) | MAX_PROCESSES as u64;
+const VERSION: u64 = (3 << 32) | ((MAX_STREAMS as u64) << 16) | MAX_PROCESSES as u64;
 const LINE: usize = 64;
 const CLOCKS_AT: usize = LINE;
 const WAITING_AT: usize = CLOCKS_AT + MAX_STREAMS * LINE;
 const PAGE_BYTES: usize = (WAITING_AT + MAX_PROCESSES * size_of::<u32>()).next_multiple_of(4096);
 /// Where on a clock's line it says whether a device writes it, which wakes nobody.
 const DEVICE_AT: usize = 8;
+/// Where on a clock's line the largest value stands that was promised of it. Whoever asks for that has just read the clock.
+const PROMISED_AT: usize = 16;
 /// Where in a clock's eight bytes the half is that every advance changes.
 const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 4 };
 
@@ -204,6 +209,23 @@ impl ClockPage {
         Ok(())
     }
 
+    /// Says that clock `slot` will reach `value`, before anybody hears of that. Calls for one clock come one after the
+    /// other, under the lock of its stream.
+    pub(crate) fn promise(&self, slot: u16, value: u64) {
+        let word = clock_at(slot).and_then(|at| self.mapping.word64(at + PROMISED_AT));
+        if let Some(word) = word.filter(|word| !passed(word.load(Ordering::Relaxed), value)) {
+            // What carries the value to others orders this before it: a ring, a socket.
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether clock `slot` has passed `value`, or its process has promised that it will.
+    pub(crate) fn is_promised(&self, slot: u16, value: u64) -> bool {
+        let Some(at) = clock_at(slot) else { return false };
+        let shows = |at| self.mapping.watch64(at).is_some_and(|word| passed(word.load(), value));
+        shows(at) || shows(at + PROMISED_AT)
+    }
+
     /// All clocks: the death certificate, when its process is dead and nobody writes them any more.
     pub fn values(&self) -> [u64; MAX_STREAMS] {
         std::array::from_fn(|slot| self.load(slot as u16).unwrap_or(0))
@@ -214,6 +236,12 @@ impl ClockPage {
         let word = clock_at(slot).and_then(|at| self.mapping.word64(at)).ok_or(ClockError::NotWriter)?;
         word.store(value, Ordering::Release); // CLOCK-RELEASE
         Ok(())
+    }
+
+    /// Sets clock `slot`, as its stream would.
+    #[cfg(test)]
+    pub(crate) fn testing_advance(&self, slot: u16, value: u64) {
+        self.store(slot, value).expect("a page of this process");
     }
 
     /// [`release_all`](Self::release_all), for tests of devices. Never for a program: who is released reads what nobody has written.
@@ -298,6 +326,22 @@ mod tests {
         // Even a descriptor that was opened for writing maps read-only by now (ONE-WRITER).
         let raw = own.writable_fd().unwrap().try_clone_to_owned().unwrap();
         assert!(ClockPage::adopt(raw).is_err());
+    }
+
+    /// WIRE-1.
+    #[test]
+    fn a_peer_sees_what_was_promised() {
+        let own = ClockPage::create().unwrap();
+        let peer = ClockPage::open(own.export_fd().unwrap()).unwrap();
+        assert!(
+            peer.is_promised(3, 0) && !peer.is_promised(3, 1) && !peer.is_promised(MAX_STREAMS as u16, 0)
+        );
+        own.promise(3, 7);
+        own.promise(3, 6);
+        peer.promise(3, 9);
+        assert!(peer.is_promised(3, 7) && !peer.is_promised(3, 8) && !peer.is_promised(2, 7));
+        own.store(3, 9).unwrap();
+        assert!(peer.is_promised(3, 9), "it is there");
     }
 
     #[test]

@@ -110,6 +110,7 @@ impl OwnClock {
         let raise = |old| (!passed(old, value)).then_some(value);
         let promised = &self.slots.promised[usize::from(self.slot)];
         let _ = promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise);
+        self.page.promise(self.slot, value);
     }
 
     /// The largest value promised so far.

@@ -13,10 +13,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Instant;
 
-use crate::clock::taint::{EpochPage, TaintRange};
+use crate::clock::ProcessPages;
+use crate::clock::taint::TaintRange;
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
@@ -137,9 +137,14 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    /// The broker of a node that says on `epoch_page` what everybody must know of deaths.
-    pub(crate) fn with_epoch_page(epoch_page: Arc<EpochPage>) -> Self {
-        Broker { deaths: Deaths::with_epoch_page(epoch_page), ..Broker::default() }
+    /// The broker of a node with these pages of its own: on one it says what everybody must know of deaths.
+    pub(crate) fn with_pages(pages: ProcessPages) -> Self {
+        Broker { deaths: Deaths::with_pages(pages), ..Broker::default() }
+    }
+
+    /// Whether there is, or was, such a process.
+    pub(crate) fn knows(&self, process: ProcessId) -> bool {
+        self.lifecycle.get(&process.slot()).is_some_and(|last| process.incarnation() <= *last)
     }
 
     /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there is

@@ -1,4 +1,5 @@
 use std::io::{Read, Write};
+use std::sync::Arc;
 
 use super::*;
 use crate::device::Access;
@@ -25,8 +26,9 @@ fn broker() -> Broker {
 /// Who looks for messages goes by it.
 #[test]
 fn the_page_says_how_many_processes_there_are() {
-    let page = EpochPage::create().unwrap();
-    let mut broker = Broker::with_epoch_page(Arc::clone(&page));
+    let pages = ProcessPages::of_the_node().unwrap();
+    let page = Arc::clone(&pages.epoch_page);
+    let mut broker = Broker::with_pages(pages);
     for slot in 0..3 {
         broker.joined(process(slot));
     }

@@ -284,8 +284,7 @@ impl NodeBuilder {
             host: 0,
         };
         let pages = ProcessPages::of_the_node().map_err(NodeError::system)?;
-        let epoch_page = Arc::clone(&pages.epoch_page);
-        let process_runtime = open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
+        let process_runtime = open(&identity, shared.clone(), pages.clone()).map_err(NodeError::Open)?;
         if let Some((_, trace)) = &trace {
             process_runtime.trace(TraceRing(trace.own(true).map_err(NodeError::system)?));
         }
@@ -302,7 +301,7 @@ impl NodeBuilder {
             worker_log: worker_log.unwrap_or_else(|| "info".to_owned()),
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
-            epoch_page,
+            pages,
             trace: trace.clone(),
             trace_records: self.trace_records,
             hang_limit: self.hang_limit,

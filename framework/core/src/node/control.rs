@@ -7,11 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::actor::StartActor;
 use crate::ids::ActorId;
-use crate::limits::{MAX_ACTORS, MAX_METRIC_SERIES, MAX_PROCESSES};
+use crate::limits::{MAX_LOG_MESSAGE, MAX_METRIC_SERIES};
 use crate::node::handshake::Build;
 use crate::node::host::{Activity, Identity};
 use crate::node::limits::{MAX_CONTROL_MESSAGE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::observe::hang_probe::{HangProbe, WaitsIn};
+use crate::observe::list::at_most;
 use crate::observe::log::LogRecord;
 use crate::observe::metrics::ProcessMetrics;
 use crate::observe::metrics::user::Update;
@@ -60,7 +61,12 @@ pub(crate) enum Up {
     /// Events of the worker's log that found no room.
     LogsDropped { count: u64 },
     /// Metrics of user code that have changed, and how many were dropped.
-    UserMetrics { updates: Vec<Update>, dropped: u64 },
+    UserMetrics {
+        // As many series as may be, and descriptions of as many. Each is checked where it is given to the recorder.
+        #[serde(deserialize_with = "at_most::<{ 2 * MAX_METRIC_SERIES }, _, _>")]
+        updates: Vec<Update>,
+        dropped: u64,
+    },
 }
 
 /// From the node to a worker.
@@ -106,7 +112,26 @@ pub(crate) enum Down {
     Exit { comes_back: bool },
 }
 
+/// What a worker of ours may say at length. A record of its log is cut before it is sent, and all else is short.
+const LONG: [&str; 4] = ["Node", "Metrics", "HangProbe", "UserMetrics"];
+
 impl Up {
+    /// What a worker has said, [bounded](Self::bounded).
+    ///
+    /// # Errors
+    /// WIRE-1: nothing that a worker of ours says. What it says at too great a length is not even decoded (MBX-2).
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, ControlError> {
+        // A map of one entry, under the name of the variant.
+        let says = |name: &&str| {
+            let head = [0x81, 0xa0 | name.len() as u8];
+            bytes.strip_prefix(&head).is_some_and(|rest| rest.starts_with(name.as_bytes()))
+        };
+        if bytes.len() > MAX_LOG_MESSAGE && !LONG.iter().any(|name| says(name)) {
+            return Err(ControlError::TooLong(bytes.len()));
+        }
+        decode(bytes).map(Up::bounded)
+    }
+
     /// The message with all its texts cut and made plain, as the node keeps, shows and passes them on. A worker of ours cuts
     /// them itself; another might say 8 MiB, which fits upwards and then fits no message to anybody else.
     pub(crate) fn bounded(self) -> Self {
@@ -120,14 +145,11 @@ impl Up {
                 Up::ActorStopped { actor, why: why.map(|why| why.with_text(failure)), away }
             }
             Up::Metrics { round, mut metrics, survey } => {
-                metrics.actors.truncate(MAX_ACTORS + 1);
                 metrics.actors.iter_mut().for_each(|actor| name(&mut actor.name));
                 Up::Metrics { round, metrics, survey: survey.map(Survey::bounded) }
             }
             Up::HangProbe { round, mut hang_probe } => {
-                hang_probe.actors.truncate(MAX_ACTORS);
                 hang_probe.actors.iter_mut().for_each(|actor| name(&mut actor.name));
-                hang_probe.waits.truncate(MAX_PROCESSES);
                 for wait in &mut hang_probe.waits {
                     if let WaitsIn::Thread(thread) = &mut wait.waits_in {
                         name(thread);
@@ -136,11 +158,6 @@ impl Up {
                 Up::HangProbe { round, hang_probe }
             }
             Up::Log(record) => Up::Log(record.bounded()),
-            // Each is checked where it is given to the recorder. As many series as may be, and descriptions of as many.
-            Up::UserMetrics { mut updates, dropped } => {
-                updates.truncate(2 * MAX_METRIC_SERIES);
-                Up::UserMetrics { updates, dropped }
-            }
             // Names in the registry are compared, not shown; the broker bounds them.
             message @ (Up::Ready
             | Up::Node(_)
@@ -149,6 +166,7 @@ impl Up {
             | Up::Pong { .. }
             | Up::GpusLookedAt { .. }
             | Up::ActorsStopped
+            | Up::UserMetrics { .. }
             | Up::LogsDropped { .. }) => message,
         }
     }
@@ -165,6 +183,8 @@ pub(crate) enum ControlError {
     Encode(#[from] rmp_serde::encode::Error),
     #[error("a control message does not decode: {0}")]
     Decode(#[from] rmp_serde::decode::Error),
+    #[error("a control message of {0} bytes is none that may be so long")]
+    TooLong(usize),
     #[error("a control message has {0} bytes after its end")]
     Trailing(usize),
     #[error(
@@ -195,6 +215,8 @@ mod tests {
     use super::*;
     use crate::actor::NewActor;
     use crate::ids::{DeviceId, ProcessId};
+    use crate::limits::{MAX_LOG_FIELDS, MAX_PROCESSES};
+    use crate::observe::hang_probe::WaitProbe;
     use crate::transport::control_channel::Location;
     use crate::transport::lifecycle::RestartWhen;
 
@@ -239,6 +261,45 @@ mod tests {
         assert!(matches!(decode::<Down>(&longer), Err(ControlError::Trailing(1))));
         assert!(decode::<Up>(&[0xc1]).is_err());
         assert!(decode::<Up>(&vec![0x91; 100_000]).is_err());
+    }
+
+    /// MBX-2: a worker of ours cuts its records before they are sent.
+    #[test]
+    fn a_record_that_no_worker_of_ours_sends_is_not_decoded() {
+        let record = |fields: usize| crate::observe::log::LogRecord {
+            severity: crate::observe::log::Severity::Info,
+            target: "x".into(),
+            message: "y".into(),
+            fields: vec![(String::new(), String::new()); fields],
+            spans: vec![],
+            location: None,
+        };
+        let said = |fields| rmp_serde::to_vec_named(&Up::Log(record(fields))).unwrap();
+        for fields in [0, MAX_LOG_FIELDS, MAX_LOG_FIELDS + 1, 20_000] {
+            let Up::Log(read) = Up::read(&said(fields)).unwrap() else { panic!("it is a record") };
+            assert_eq!(read, record(fields.min(MAX_LOG_FIELDS)));
+        }
+        assert!(matches!(Up::read(&said(30_000)), Err(ControlError::TooLong(_))));
+        // Nor under another form of its name, or of the map that it is in.
+        let long = said(2_000_000);
+        for head in [&[0x81, 0xd9, 3][..], &[0xde, 0, 1, 0xa3], &[0x82, 0xa3], &[0x81, 0xa3]] {
+            let forged = [head, &long[2..]].concat();
+            assert!(matches!(Up::read(&forged), Err(ControlError::TooLong(_))));
+        }
+        let long = "x".repeat(MAX_LOG_MESSAGE);
+        for said in [Up::OpenFailed { why: long.clone() }, Up::Failing { why: long, lost_gpu: false }] {
+            assert!(matches!(Up::read(&encode(&said).unwrap()), Err(ControlError::TooLong(_))));
+        }
+    }
+
+    #[test]
+    fn lists_are_cut_while_they_are_read() {
+        let wait =
+            WaitProbe { waits_in: WaitsIn::Thread(String::new()), on: ProcessId::NODE, clock: 0, value: 0 };
+        let hang_probe = HangProbe { actors: Vec::new(), waits: vec![wait; 100_000] };
+        let said = encode(&Up::HangProbe { round: 1, hang_probe }).unwrap();
+        let Up::HangProbe { hang_probe, .. } = Up::read(&said).unwrap() else { panic!("it is one") };
+        assert_eq!(hang_probe.waits.len(), MAX_PROCESSES);
     }
 
     #[test]

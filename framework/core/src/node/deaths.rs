@@ -15,7 +15,7 @@ use super::broker::{Complaint, Delivery};
 use super::limits::{MAX_RELEASED_PAGES, MAX_REPORTED_RANGES};
 use super::taint::{Act, Rounds};
 use crate::clock::taint::{EpochPage, TaintRange, TaintUpdate};
-use crate::clock::{ClockPage, is_released};
+use crate::clock::{ClockPage, ProcessPages, is_released};
 use crate::ids::ProcessId;
 use crate::limits::MAX_STREAMS;
 use crate::transport::control_channel::FromNode;
@@ -29,6 +29,8 @@ pub(crate) struct Deaths {
     rounds: Rounds,
     /// `None` where only the bookkeeping is wanted.
     epoch_page: Option<Arc<EpochPage>>,
+    /// Of the node's own process.
+    own: Option<Arc<ClockPage>>,
     /// The pages of workers that live, or whose clocks are still to be released.
     pages: HashMap<ProcessId, Arc<ClockPage>>,
     released: Vec<Released>,
@@ -43,8 +45,9 @@ struct Released {
 }
 
 impl Deaths {
-    pub(crate) fn with_epoch_page(epoch_page: Arc<EpochPage>) -> Self {
-        Deaths { epoch_page: Some(epoch_page), ..Deaths::default() }
+    pub(crate) fn with_pages(pages: ProcessPages) -> Self {
+        let ProcessPages { clocks, epoch_page } = pages;
+        Deaths { epoch_page: Some(epoch_page), own: Some(clocks), ..Deaths::default() }
     }
 
     /// Makes the clock page of a process that is about to start.
@@ -57,6 +60,14 @@ impl Deaths {
     pub(crate) fn say_processes(&self, count: usize) {
         if let Some(epoch_page) = &self.epoch_page {
             epoch_page.set_processes(count);
+        }
+    }
+
+    /// What others send comes by way of this process.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn say_gateway(&self, gateway: ProcessId) {
+        if let Some(epoch_page) = &self.epoch_page {
+            epoch_page.set_gateway(gateway);
         }
     }
 
@@ -83,6 +94,11 @@ impl Deaths {
         let page = self.pages.get(&process)?;
         // Its process has mapped it before it could write a link message.
         Some(page.seal().and_then(|()| page.export_fd()))
+    }
+
+    /// The clocks of a process that has not ended.
+    pub(crate) fn page_of(&self, process: ProcessId) -> Option<&Arc<ClockPage>> {
+        if process == ProcessId::NODE { self.own.as_ref() } else { self.pages.get(&process) }
     }
 
     /// The news that a process which joins must get before anything else.

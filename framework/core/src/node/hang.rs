@@ -56,6 +56,18 @@ pub enum Hang {
         /// The value that the clock shows.
         now: u64,
     },
+    /// It says that it waits for a clock to show a value of which the clock's process knows nothing: it lies, or has
+    /// believed somebody who does.
+    Unpromised {
+        /// Which of its streams or threads waits.
+        waits_in: WaitsIn,
+        /// The process whose clock it is, which has nothing to do with it.
+        on: ProcessId,
+        /// Which clock.
+        clock: u16,
+        /// The value that is waited for.
+        value: u64,
+    },
 }
 
 /// A worker in which something made no progress for longer than the limit.
@@ -84,12 +96,13 @@ impl Hang {
         match self {
             Hang::Silent { .. } => {}
             Hang::Mailbox { name, .. } => change(name),
-            Hang::Clock { waiter_name, waits_in, .. } => {
+            Hang::Clock { waiter_name, waits_in: WaitsIn::Thread(thread), .. } => {
                 change(waiter_name);
-                if let WaitsIn::Thread(thread) = waits_in {
-                    change(thread);
-                }
+                change(thread);
             }
+            Hang::Clock { waiter_name, .. } => change(waiter_name),
+            Hang::Unpromised { waits_in: WaitsIn::Thread(thread), .. } => change(thread),
+            Hang::Unpromised { .. } => {}
         }
     }
 }
@@ -117,6 +130,13 @@ impl fmt::Display for HangReport {
             Hang::Clock { waiter, waiter_name, waits_in, clock, value, now } => {
                 write!(f, "should have advanced its clock {clock} to {value}; it shows {now}. ")?;
                 write!(f, "`{waiter_name}` ({waiter}) has waited for {lasted}, in {waits_in}")
+            }
+            Hang::Unpromised { waits_in, on, clock, value } => {
+                write!(
+                    f,
+                    "says that it has waited for {lasted}, in {waits_in}, for clock {clock} of {on} to show "
+                )?;
+                write!(f, "{value}, which {on} has not promised")
             }
         }
     }

@@ -237,7 +237,7 @@ pub const MAX_HANGS: usize = 64;
 /// Longest text of a failure that a worker reports, in bytes; the rest is cut off. It goes on to all other workers.
 pub const MAX_FAILURE_TEXT: usize = 16 << 10;
 
-/// Messages handled from one worker before the others get their turn.
+/// Packets handled from one worker before the others get their turn.
 pub const TURN_MESSAGES: usize = 64;
 
 /// Stands for a time without end: no clock gets so far, and an instant plus this does not overflow.

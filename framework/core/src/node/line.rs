@@ -148,6 +148,8 @@ pub(crate) enum Incoming {
     Message(Vec<u8>, Vec<OwnedFd>),
     /// A message whose descriptors are lost, because this process may open no more files.
     Starved(Vec<u8>),
+    /// A part of a message, of which more is to come: a turn that has had many of these goes to the next worker.
+    Part,
     /// Nothing more for now.
     Empty,
     /// The other end is closed and everything was read.
@@ -166,7 +168,7 @@ impl Receiving {
         Receiving { socket, packet: vec![0; MAX_PACKET].into(), partial: Vec::new() }
     }
 
-    /// The next whole message, if it is there. Never waits.
+    /// The next packet, and with the last of a message the whole, if it is there. Never waits.
     pub(crate) fn next(&mut self) -> Result<Incoming, LineError> {
         loop {
             let received = match self.socket.try_recv_into(&mut self.packet) {
@@ -194,7 +196,9 @@ impl Receiving {
                     }
                     return Ok(Incoming::Message(message, received.fds));
                 }
-                MORE if received.fds.is_empty() && !received.starved && !part.is_empty() => {}
+                MORE if received.fds.is_empty() && !received.starved && !part.is_empty() => {
+                    return Ok(Incoming::Part);
+                }
                 MORE => {
                     return Err(LineError::Malformed(
                         "carries descriptors, or nothing, before its message's end",
@@ -221,6 +225,7 @@ mod tests {
             Incoming::Empty => panic!("empty"),
             Incoming::Closed => panic!("closed"),
             Incoming::Starved(_) => panic!("out of descriptors"),
+            Incoming::Part => panic!("not whole"),
         }
     }
 
@@ -235,6 +240,7 @@ mod tests {
         while got.len() < 2 {
             match inn.next().unwrap() {
                 Incoming::Message(bytes, descriptors) => got.push((bytes, descriptors.len())),
+                Incoming::Part => {}
                 Incoming::Empty => {
                     out.flush().unwrap();
                 }

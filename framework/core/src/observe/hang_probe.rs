@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+use super::list::at_most;
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
 
 /// The notes that this process has made, see [`notes`].
 #[cfg(feature = "testing")]
@@ -33,8 +35,10 @@ pub(crate) fn count_note() {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HangProbe {
     /// Its actors.
+    #[serde(deserialize_with = "at_most::<MAX_ACTORS, _, _>")]
     pub actors: Vec<ActorProbe>,
     /// Its threads and streams that wait for a clock.
+    #[serde(deserialize_with = "at_most::<MAX_PROCESSES, _, _>")]
     pub waits: Vec<WaitProbe>,
 }
 
@@ -54,7 +58,7 @@ pub struct ActorProbe {
     pub handling: bool,
 }
 
-/// A wait for a clock.
+/// A wait for a clock. The node sees for itself what the clock shows, and how long the wait lasts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitProbe {
     /// The thread or stream that waits.
@@ -65,10 +69,6 @@ pub struct WaitProbe {
     pub clock: u16,
     /// The value that is waited for.
     pub value: u64,
-    /// What the clock shows.
-    pub now: u64,
-    /// How long it has waited, in nanoseconds; for a stream of a GPU, since it was first seen there.
-    pub waited: u64,
 }
 
 /// Where in a process something waits for a clock.

@@ -19,6 +19,7 @@ use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::callsites;
+use super::list::at_most;
 use super::text::shown;
 use crate::limits::{MAX_LOG_FIELDS, MAX_LOG_LABEL, MAX_LOG_RECORD, MAX_LOG_SPANS, MAX_LOG_TEXT};
 
@@ -59,8 +60,10 @@ pub struct LogRecord {
     /// The message.
     pub message: String,
     /// Its other fields, by name.
+    #[serde(deserialize_with = "at_most::<MAX_LOG_FIELDS, _, _>")]
     pub fields: Vec<(String, String)>,
     /// The spans that it is in, outermost first, each with its fields.
+    #[serde(deserialize_with = "at_most::<MAX_LOG_SPANS, _, _>")]
     pub spans: Vec<String>,
     /// File and line.
     pub location: Option<(String, u32)>,
@@ -78,9 +81,21 @@ impl LogRecord {
     /// The record of another process as it can be kept and shown: a process of ours keeps to the bounds, and another might
     /// not (WIRE-1).
     pub(crate) fn bounded(self) -> Self {
+        self.with_texts(shown)
+    }
+
+    /// The record as a process sends it: no larger than the node takes.
+    pub(crate) fn cut(self) -> Self {
+        self.with_texts(|mut text, limit| {
+            text.truncate(text.floor_char_boundary(limit));
+            text
+        })
+    }
+
+    fn with_texts(self, bounded: impl Fn(String, usize) -> String) -> Self {
         let mut room = MAX_LOG_RECORD;
         let mut take = |text: String, limit: usize| {
-            let text = shown(text, limit.min(room));
+            let text = bounded(text, limit.min(room));
             room -= text.len();
             text
         };
@@ -327,6 +342,7 @@ impl fmt::Display for Pairs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::MAX_LOG_MESSAGE;
     use parking_lot::Mutex;
     use tracing_subscriber::layer::SubscriberExt;
 
@@ -391,6 +407,31 @@ mod tests {
         for text in texts.chain([&record.message, &record.target]) {
             assert!(text.lines().skip(1).all(|line| line.starts_with("    |")), "{text}");
         }
+    }
+
+    /// MBX-2: what a process sends fits what the node reads.
+    #[test]
+    fn the_longest_record_is_cut_before_it_is_sent() {
+        let long = "ä\n".repeat(1 << 16);
+        let record = LogRecord {
+            severity: Severity::Trace,
+            target: long.clone(),
+            message: long.clone(),
+            fields: vec![(long.clone(), long.clone()); 1000],
+            spans: vec![long.clone(); 1000],
+            location: Some((long, u32::MAX)),
+        };
+        let sent = rmp_serde::to_vec_named(&record.cut()).unwrap();
+        assert!(sent.len() <= MAX_LOG_MESSAGE && sent.len() > MAX_LOG_RECORD, "{} bytes", sent.len());
+        assert!(rmp_serde::from_slice::<LogRecord>(&sent).unwrap().bytes() <= MAX_LOG_RECORD);
+        let short =
+            LogRecord { message: "two\nlines".into(), fields: vec![], spans: vec![], ..record_of("t") };
+        assert_eq!(short.clone().cut(), short);
+    }
+
+    fn record_of(target: &str) -> LogRecord {
+        let (message, fields, spans) = (String::new(), Vec::new(), Vec::new());
+        LogRecord { severity: Severity::Info, target: target.into(), message, fields, spans, location: None }
     }
 
     #[test]

@@ -25,6 +25,7 @@
 mod callsites;
 pub mod context;
 pub mod hang_probe;
+pub(crate) mod list;
 pub mod log;
 pub mod metrics;
 pub mod progress;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::list::at_most;
 use crate::ids::{DeviceId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS, MAX_SHOWN_POOLS};
 
@@ -16,8 +17,10 @@ use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS, MAX_SHOWN_POOL
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survey {
     /// Its own memory, by device.
+    #[serde(deserialize_with = "at_most::<MAX_SHOWN_POOLS, _, _>")]
     pub pools: Vec<PoolReport>,
-    /// Its links to others.
+    /// Its links to each of the others, and to earlier lives that are read to the end.
+    #[serde(deserialize_with = "at_most::<{ 2 * MAX_PROCESSES }, _, _>")]
     pub links: Vec<LinkReport>,
 }
 
@@ -39,6 +42,7 @@ pub struct PoolReport {
     /// What was released and whose last use has not passed.
     pub quarantined: u64,
     /// Who holds it, the largest first; a tensor that two hold is counted for both.
+    #[serde(deserialize_with = "at_most::<MAX_SHOWN_HOLDERS, _, _>")]
     pub holders: Vec<HolderReport>,
     /// Holders that are not in the list.
     pub more_holders: u64,
@@ -88,10 +92,6 @@ pub struct SentReport {
 impl Survey {
     /// The survey of another process as it can be kept: one of ours keeps to the bounds, and another might not (WIRE-1).
     pub(crate) fn bounded(mut self) -> Self {
-        self.pools.truncate(MAX_SHOWN_POOLS);
-        self.pools.iter_mut().for_each(|pool| pool.holders.truncate(MAX_SHOWN_HOLDERS));
-        // A link to each of the others, and those to earlier lives that are read to the end.
-        self.links.truncate(2 * MAX_PROCESSES);
         self.links
             .iter_mut()
             .filter_map(|link| link.sent.as_mut())

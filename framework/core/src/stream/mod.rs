@@ -198,7 +198,10 @@ impl Stream {
                 state.marked_in.get_or_insert_with(turn::current);
             }
             state.owed = true;
-            state.written + 1
+            let value = state.written + 1;
+            // Here, because the write may be made late.
+            self.0.domain.own_page().promise(self.0.slot, value);
+            value
         };
         // A host stream that is idle runs the write here and now, which spares its readers a wait.
         if self.0.kind == DeviceKind::Host || !turn::defer(self) {
@@ -300,6 +303,7 @@ impl Stream {
         // This write stands for those that are owed or late, too.
         self.next_value(&mut state);
         let value = state.written;
+        self.0.domain.own_page().promise(self.0.slot, value);
         if let Err(error) = put(value) {
             let advance = [StreamOp::Advance(value)];
             if let Err(error) = self.0.backend.submit(&advance).or_else(|_| self.0.backend.submit(&advance)) {

@@ -18,7 +18,6 @@ use super::own::OwnStreams;
 use crate::clock::{ClockDomain, Ticket, passed};
 use crate::ids::DeviceId;
 use crate::observe::hang_probe::{WaitProbe, WaitsIn, count_note};
-use crate::os::monotonic_ns;
 
 /// Waits above which those that are over are looked for.
 const PRUNE_AT: usize = 16;
@@ -35,8 +34,6 @@ struct Waits {
     device: Option<DeviceId>,
     queue: VecDeque<Wait>,
     prune_at: usize,
-    /// Where it stood when it was looked at last, and since which look.
-    stands_at: Option<(Ticket, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,24 +48,17 @@ struct Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stands {
     pub(super) at: Ticket,
-    /// The first look, in nanoseconds of `CLOCK_MONOTONIC`, that found it there.
-    pub(super) since: u64,
     pub(super) device: DeviceId,
 }
 
 /// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value. Waits
 /// for nobody. Empty where the node detects no hangs.
-///
-/// Of a stream it is known since which look it has stood there; of a thread, since when. A host stream is both.
 pub(crate) fn waiting(domain: &ClockDomain) -> Vec<WaitProbe> {
-    let time = monotonic_ns();
-    let hang_probe = |waits_in: WaitsIn, ticket: Ticket, since: u64| WaitProbe {
+    let hang_probe = |waits_in: WaitsIn, ticket: Ticket| WaitProbe {
         waits_in,
         on: ticket.process,
         clock: ticket.slot,
         value: ticket.value,
-        now: domain.value_of(ticket.process, ticket.slot).unwrap_or(0),
-        waited: time.saturating_sub(since),
     };
     // Nobody waits for a clock that is not known here any more.
     let is_over = |ticket: &Ticket| domain.passed(ticket).unwrap_or(true);
@@ -76,15 +66,13 @@ pub(crate) fn waiting(domain: &ClockDomain) -> Vec<WaitProbe> {
     let mut waits = Vec::new();
     for (slot, queued) in OwnStreams::of(domain).all_queued() {
         let shows = domain.own_page().load(slot).unwrap_or(0);
-        let Some(stands) = queued.look(shows, time, is_over) else { continue };
-        let thread = asleep.iter().position(|sleeper| sleeper.is_stream(slot) && sleeper.ticket == stands.at);
-        let since = thread.map_or(stands.since, |at| asleep.swap_remove(at).since);
-        waits.push(hang_probe(WaitsIn::Stream { clock: slot, device: stands.device }, stands.at, since));
+        let Some(stands) = queued.look(shows, is_over) else { continue };
+        // A host stream is a thread too.
+        asleep.retain(|sleeper| !(sleeper.is_stream(slot) && sleeper.ticket == stands.at));
+        waits.push(hang_probe(WaitsIn::Stream { clock: slot, device: stands.device }, stands.at));
     }
     waits.extend(
-        asleep
-            .into_iter()
-            .map(|sleeper| hang_probe(WaitsIn::Thread(sleeper.thread), sleeper.ticket, sleeper.since)),
+        asleep.into_iter().map(|sleeper| hang_probe(WaitsIn::Thread(sleeper.thread), sleeper.ticket)),
     );
     waits
 }
@@ -122,21 +110,15 @@ impl Queued {
         waits.queue.truncate(left);
     }
 
-    /// The wait at which the stream stands, whose clock shows `shows`. `now` is the time of this look.
-    pub(super) fn look(&self, shows: u64, now: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
+    /// The wait at which the stream stands, whose clock shows `shows`.
+    pub(super) fn look(&self, shows: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
         let mut waits = self.0.lock();
-        let Waits { device, queue, stands_at, .. } = &mut *waits;
-        while queue.front().is_some_and(|wait| is_over(&wait.ticket)) {
-            queue.pop_front();
+        while waits.queue.front().is_some_and(|wait| is_over(&wait.ticket)) {
+            waits.queue.pop_front();
         }
         // What is in front of the wait may take its time as well; then nobody is to blame but the stream's own process.
-        let at = queue.front().filter(|wait| passed(shows, wait.behind)).map(|wait| wait.ticket);
-        *stands_at = at.map(|at| match *stands_at {
-            Some((before, since)) if before == at => (at, since),
-            _ => (at, now),
-        });
-        let (at, since) = (*stands_at)?;
-        Some(Stands { at, since, device: (*device)? })
+        let at = waits.queue.front().filter(|wait| passed(shows, wait.behind))?.ticket;
+        Some(Stands { at, device: waits.device? })
     }
 }
 
@@ -166,20 +148,18 @@ mod tests {
         queued
     }
 
-    fn stands(queued: &Queued, shows: u64, now: u64, others: u64) -> Option<(u64, u64)> {
-        let stands = queued.look(shows, now, |ticket| passed(others, ticket.value))?;
-        Some((stands.at.value, stands.since))
+    fn stands(queued: &Queued, shows: u64, others: u64) -> Option<u64> {
+        queued.look(shows, |ticket| passed(others, ticket.value)).map(|stands| stands.at.value)
     }
 
     #[test]
     fn a_stream_stands_at_its_first_wait_that_is_not_over() {
         let queued = queued(&[(3, 0), (5, 0), (9, 2)]);
-        assert_eq!(stands(&queued, 0, 100, 2), Some((3, 100)));
-        assert_eq!(stands(&queued, 0, 200, 2), Some((3, 100)), "since the look that found it there first");
-        assert_eq!(stands(&queued, 0, 300, 3), Some((5, 300)));
-        assert_eq!(stands(&queued, 0, 400, 5), None, "its own work in front of the next wait is not done");
-        assert_eq!(stands(&queued, 2, 500, 5), Some((9, 500)));
-        assert_eq!(stands(&queued, 2, 600, 9), None);
+        assert_eq!(stands(&queued, 0, 2), Some(3));
+        assert_eq!(stands(&queued, 0, 3), Some(5));
+        assert_eq!(stands(&queued, 0, 5), None, "its own work in front of the next wait is not done");
+        assert_eq!(stands(&queued, 2, 5), Some(9));
+        assert_eq!(stands(&queued, 2, 9), None);
     }
 
     /// A device that shows nothing of its streams, as a GPU: what they stand at is known all the same, in waits for data
@@ -200,16 +180,13 @@ mod tests {
         stream.wait([theirs.ticket(3)]).expect("a clock that is known");
         stream.wait_in_order([theirs.ticket(5)]).expect("the same");
         let own = stream.backend().clock_slot();
-        let stands = |value, now| {
-            let [wait] = &waiting(&domain)[..] else { panic!("{:?}", waiting(&domain)) };
+        let stands = |value| {
             let waits_in = WaitsIn::Stream { clock: own, device: fake.id() };
-            let (on, clock, waited) = (id(2), theirs.slot(), wait.waited);
-            assert_eq!(*wait, WaitProbe { waits_in, on, clock, value, now, waited });
-            assert!(waiting(&domain)[0].waited > waited, "since the first look");
+            assert_eq!(waiting(&domain), [WaitProbe { waits_in, on: id(2), clock: theirs.slot(), value }]);
         };
-        stands(3, 0);
+        stands(3);
         other.advance(&theirs, 4).expect("its own clock");
-        stands(5, 4);
+        stands(5);
         other.advance(&theirs, 5).expect("its own clock");
         assert_eq!(waiting(&domain), []);
         // Behind work of its own that is not done, it is itself the slow one.
@@ -218,7 +195,7 @@ mod tests {
         stream.wait([theirs.ticket(6)]).expect("the same");
         assert_eq!(waiting(&domain), []);
         domain.forge_clock(own, 1).expect("the device would write it");
-        stands(6, 5);
+        stands(6);
     }
 
     #[test]
@@ -258,7 +235,7 @@ mod tests {
         let queued = queued(&[(3, 0)]);
         let count = queued.put([ticket(4), ticket(5)].into_iter(), 0, |_| false);
         queued.take_back(count);
-        assert_eq!((stands(&queued, 0, 1, 2), stands(&queued, 0, 2, 3)), (Some((3, 1)), None));
+        assert_eq!((stands(&queued, 0, 2), stands(&queued, 0, 3)), (Some(3), None));
     }
 
     /// MBX-2.
@@ -274,6 +251,6 @@ mod tests {
         }
         assert!(queued.0.lock().queue.len() <= MOST);
         assert_eq!(queued.put(std::iter::once(ticket(1)), 0, |_| false), 0);
-        assert!(stands(&queued, 0, 1, 9_999).is_some());
+        assert!(stands(&queued, 0, 9_999).is_some());
     }
 }

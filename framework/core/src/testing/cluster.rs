@@ -34,6 +34,7 @@ use super::hub::Hub;
 use super::inbox::{Target, TestInbox};
 use super::sending::{self, Asked, Lack, Prepared, Unsent, Waiter};
 use crate::actor::Address;
+use crate::clock::Ticket;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::ids::{ActorId, ChunkId, ProcessId};
@@ -435,6 +436,12 @@ impl Cluster {
     pub fn forge_notice(&self, from: usize, to: usize, notice: Entry) -> bool {
         let link = self.link(from, to);
         link.post(notice).is_ok_and(|due| due.is_some()) && link.publish_notices()
+    }
+
+    /// A process promises a value of one of its clocks, which it need not keep.
+    pub fn promise(&self, ticket: Ticket) {
+        let of = self.members.iter().find(|of| of.transport.process() == ticket.process);
+        of.expect("one of these").transport.domain().own_page().promise(ticket.slot, ticket.value);
     }
 
     /// Process `i` looks for what was not used since it last did; whether it is to look again.

@@ -68,10 +68,10 @@ struct State {
 impl Hub {
     pub(super) fn start() -> Arc<Self> {
         let (queue, said) = channel();
-        let epoch_page = EpochPage::create().expect("a test has memory");
+        let pages = ProcessPages::of_the_node().expect("a test has memory");
         let hub = Arc::new(Hub {
             queue: Mutex::new(Some(queue)),
-            broker: Mutex::new(Broker::with_epoch_page(epoch_page)),
+            broker: Mutex::new(Broker::with_pages(pages)),
             state: Mutex::default(),
             traffic: Mutex::default(),
             idle: Condvar::new(),

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::entry;
-use super::link::Link;
+use super::link::{Fault, Link};
 use super::outgoing::NotNow;
 use super::{Transport, wake_reasons};
 use crate::fault;
@@ -136,8 +136,8 @@ impl Transport {
         match settled {
             Settled::Refused(process, holds, error) => {
                 self.counters.rejected.fetch_add(u64::from(holds), Ordering::Relaxed);
-                tracing::warn!(peer = %process, holds, %error, "a notice about a lease was refused");
                 if let Some(link) = self.links.to(process) {
+                    self.note_refused(&link, Fault::Anybodys, "a notice about a lease was refused", &error);
                     (0..holds).for_each(|_| link.uncount_forwarded());
                     link.count_refused(holds as usize);
                 }

@@ -23,6 +23,7 @@
 
 mod delivery;
 
+use std::fmt::Display;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
@@ -34,7 +35,7 @@ use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::connect::NoLink;
 use super::inbox::Refusal;
-use super::link::{Inbound, Link};
+use super::link::{Fault, Inbound, Link};
 use super::{LinkRefused, Transport, entry, wake_reasons};
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping};
@@ -42,11 +43,9 @@ use crate::fault;
 use crate::ids::{ChunkId, ProcessId};
 use crate::lease::table::LeaseTableError;
 use crate::lease::{Lease, LeaseId, Returns};
-use crate::limits::MAX_LOG_TEXT;
 use crate::message::buffers::Use;
 use crate::message::codec::{self, DecodeError};
 use crate::message::wire::{Frame, Kind, LeaseEntry, Tables};
-use crate::observe::text::shown;
 use crate::tensor::DType;
 use crate::tensor::{Layout, Tensor};
 use crate::transport::ring::RingCorrupt;
@@ -153,7 +152,7 @@ impl Transport {
                 if !link.has_room_for_holds(1) {
                     return false;
                 }
-                self.reject_frame(link, &error.to_string());
+                self.reject_frame(link, Fault::ItsOwn, &error);
                 // Its leases cannot be read, so the sender, who knows them, takes them back.
                 self.post_notice_now(link, entry::rejected(end));
                 return true;
@@ -164,7 +163,7 @@ impl Transport {
             Look::Ready(mappings) => mappings,
             Look::Wait => return false,
             Look::Never(why) => {
-                self.reject_frame(link, &why);
+                self.reject_frame(link, Fault::Anybodys, &why);
                 entries().for_each(|entry| self.memory.chunks.forget_missing(entry.id.chunk));
                 self.give_back(link, entries());
                 self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
@@ -176,7 +175,7 @@ impl Transport {
             match self.adopt(link, entry) {
                 Ok(lease) => adopted.push((lease, entry.ready)),
                 Err(why) => {
-                    self.reject_frame(link, &why);
+                    self.reject_frame(link, Fault::Anybodys, &why);
                     self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
                     // Those adopted so far go back as they drop; the rest without having been taken.
                     self.give_back(link, entries().skip(adopted.len() + 1));
@@ -211,22 +210,29 @@ impl Transport {
         let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
         for entry in entries {
             let owner = entry.id.chunk.owner;
-            // First the clocks, for memory of this process too: whoever waits for one that ran back, or that nobody knows,
-            // waits for ever or not at all.
+            // First the clocks, for memory of this process too. A wait for one that ran back, that nobody has promised to advance
+            // so far, or that nobody knows, lasts for ever or not at all.
             if let Some(ready) = entry.ready
                 && let Some(page) = self.domain.page_of(ready.process)
-                && let Some((before, now)) = page.ran_back(ready.slot)
             {
-                // Whoever wrote that clock has nothing true to say about any tensor.
-                if let Some(liar) = self.link(ready.process) {
-                    liar.break_off();
-                    self.wakeups.wake_reader();
+                let Ticket { process, slot: clock, value } = ready;
+                if let Some((before, now)) = page.ran_back(clock) {
+                    // Whoever wrote that clock has nothing true to say about any tensor.
+                    if let Some(liar) = self.link(process) {
+                        liar.break_off();
+                        self.wakeups.wake_reader();
+                    }
+                    return Look::Never(format!(
+                        "clock {clock} of {process} ran back from {before} to {now}"
+                    ));
                 }
-                let clock = ready.slot;
-                return Look::Never(format!(
-                    "clock {clock} of {} ran back from {before} to {now}",
-                    ready.process
-                ));
+                // WIRE-1, DEATH-1: the node would take this process for the liar that its peer is.
+                if !page.is_promised(clock, value) {
+                    let what = "a tensor is to be ready when clock";
+                    return Look::Never(format!(
+                        "{what} {clock} of {process} shows {value}, which {process} has not promised"
+                    ));
+                }
             }
             if let Some(ready) = entry.ready
                 && self.domain.page_of(ready.process).is_none()
@@ -449,7 +455,7 @@ impl Transport {
                     large.0.as_slice()
                 }
                 Err(why) => {
-                    self.reject(link, &why);
+                    self.reject(link, Fault::ItsOwn, &why);
                     return self.refuse_frame(link, inbound, frame, &Refusal::Undelivered(why));
                 }
             },
@@ -458,7 +464,7 @@ impl Transport {
         let tensors = match codec::tensors(&adopted, frame.tensors) {
             Ok(tensors) => tensors,
             Err(error) => {
-                self.reject(link, &error.to_string());
+                self.reject(link, Fault::ItsOwn, &error);
                 return self.refuse_frame(link, inbound, frame, &Refusal::Undelivered(error.to_string()));
             }
         };
@@ -480,16 +486,14 @@ impl Transport {
 
     /// A frame that is taken and goes nowhere: its sender has counted it as sent, so it counts as received, or a shutdown
     /// would wait for it until its deadline.
-    fn reject_frame(&self, link: &Link, why: &str) {
+    fn reject_frame(&self, link: &Link, fault: Fault, why: &dyn Display) {
         self.count_received();
-        self.reject(link, why);
+        self.reject(link, fault, why);
     }
 
-    fn reject(&self, link: &Link, why: &str) {
+    fn reject(&self, link: &Link, fault: Fault, why: &dyn Display) {
         self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-        // What is wrong with a frame may quote it.
-        let why = shown(why.to_owned(), MAX_LOG_TEXT);
-        tracing::warn!(peer = %link.peer, why, "a frame was rejected");
+        self.note_refused(link, fault, "a frame was rejected", why);
     }
 }
 

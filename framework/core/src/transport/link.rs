@@ -20,7 +20,7 @@
 //!
 //! **Locks**, in the order in which they may nest: `inbound` (receiver); `notices_in` (leases); then, none of them inside
 //! another, `out` (sender), `notices_out` (leases), credits, `guests` (senders), the two of renewal, and a pool's own. Nothing of the user's runs
-//! under any of them but `inbound`, under which messages are decoded.
+//! under any of them but `inbound`, under which messages are decoded. The one of the refusals is a leaf.
 //!
 //! **On a crash** of the peer see `endings`. **On cancellation** of a send its claim gives everything back.
 
@@ -32,6 +32,7 @@ mod granted;
 mod granted_tests;
 mod leases;
 mod receiver;
+mod refusals;
 mod renewal;
 mod sender;
 mod senders;
@@ -47,6 +48,8 @@ pub(crate) use self::credits::{AWAY, CLOSED, Credit, NOBODY};
 use self::leases::Leases;
 pub(crate) use self::receiver::Inbound;
 use self::receiver::ReceiverSide;
+pub(super) use self::refusals::Fault;
+use self::refusals::Refusals;
 use self::renewal::Renewal;
 pub(crate) use self::renewal::RingUse;
 use self::sender::SenderSide;
@@ -76,6 +79,8 @@ pub(crate) struct Link {
     credits: Credits,
     /// Fresh memory for idle rings.
     renewal: Renewal,
+    /// Counts what the peer has sent and could not be taken.
+    refusals: Refusals,
 }
 
 impl Link {
@@ -99,6 +104,7 @@ impl Link {
             senders: Senders::new(),
             credits,
             renewal: Renewal::default(),
+            refusals: Refusals::default(),
         })
     }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use super::Transport;
 use super::entry::{self, Notice};
-use super::link::Link;
+use super::link::{Fault, Link};
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
@@ -171,9 +171,12 @@ impl Transport {
                 |notice| match notice {
                     Notice::Release { chunk, entry, generation, uses } => {
                         let id = entry::lease_id(self.me, chunk, entry, generation);
-                        let released = self.memory.pool_of(id).and_then(|pool| {
-                            pool.release(id, link.peer, &uses).map_err(|error| error.to_string())
-                        });
+                        let released = match self.never_over(link.peer, &uses) {
+                            Some(never) => Err(never),
+                            None => self.memory.pool_of(id).and_then(|pool| {
+                                pool.release(id, link.peer, &uses).map_err(|error| error.to_string())
+                            }),
+                        };
                         let (given, settled) = released.inspect_err(|_| link.uncount_refused())?;
                         if !settled {
                             self.memory.note_unsettled();
@@ -214,9 +217,19 @@ impl Transport {
             );
         if let Err(error) = result {
             self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer = %link.peer, error, "a notice about a lease was refused");
+            // A hold may be of what somebody else has lied about.
+            self.note_refused(link, Fault::Anybodys, "a notice about a lease was refused", &error);
         }
         moved
+    }
+
+    /// WIRE-1: what is wrong with uses of `holder` that would never be over. The lease stays until its holder ends.
+    fn never_over(&self, holder: ProcessId, uses: &[Ticket]) -> Option<String> {
+        let page = self.domain.page_of(holder)?;
+        let Ticket { slot, value, .. } = uses.iter().find(|of| !page.is_promised(of.slot, of.value))?;
+        Some(format!(
+            "memory came back that is used until clock {slot} shows {value}, which was not promised"
+        ))
     }
 
     /// The peer could not read the frame that ends at `end`: the grants in it are void.

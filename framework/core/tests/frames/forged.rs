@@ -235,6 +235,32 @@ fn harms_nobody_else(field: Field, value: u64) {
     assert!(played.is_ok(), "{what}");
 }
 
+/// A tensor that is never there is none, whichever process is to be waited for: B would wait for ever, and tell the node that
+/// it waits for C.
+#[test]
+fn a_tensor_that_nobody_promised_is_refused() {
+    let field = |name| forge::fields(2, 2).into_iter().find(|field| field.name == name).expect("a lease");
+    let [flags, process, value, clock] =
+        ["lease flags", "clock's process", "clock value", "clock"].map(field);
+    for of in [A, B, C] {
+        for (slot, at) in [(0, 1 << 40), (7, 1), (29, u64::MAX >> 1)] {
+            let scene = Scene::new();
+            let id = scene.cluster.process(of);
+            let before = scene.rejected(B);
+            scene.send_tampered(move |frame| {
+                let with_clock = flags.get(frame) | 2;
+                flags.set(frame, with_clock);
+                for (field, to) in [(process, id.to_bits()), (value, at), (clock, slot)] {
+                    field.set(frame, to);
+                }
+                forge::reseal(frame);
+            });
+            assert_eq!(scene.rejected(B), before + 1, "clock {slot} of process {of} at {at}");
+            scene.assert_well_with_the_sender("after the forgery");
+        }
+    }
+}
+
 /// A forwards C's memory to B, and lies about it. C counts what B says in good faith, and loses nothing.
 #[test]
 fn no_lie_about_a_third_ones_memory_harms_it() {

@@ -184,13 +184,26 @@ fn a_rejection_takes_back_one_frames_leases_at_most() {
     scene.assert_well();
 }
 
-/// Uses of clocks that will never get there cost the owner that memory, and nothing else: the pool goes on, and its
+/// WIRE-1: a use of a clock that was never to come so far is none.
+#[test]
+fn a_use_that_was_not_promised_is_refused() {
+    let scene = Scene::new();
+    let process = scene.cluster.process(B);
+    for (slot, value) in [(3, 1 << 40), (3, 1), (0, u64::MAX >> 1), (MAX_STREAMS as u16 - 1, 1 << 62)] {
+        let never = Ticket { process, slot, value };
+        scene.is_refused(forge::release(scene.id, &[never]), &format!("{never:?}"));
+    }
+    scene.assert_well();
+}
+
+/// Uses that do not end cost the owner that memory, and nothing else: the pool goes on, and its
 /// streams wait only where they take that very memory. When the liar ends, its clocks pass.
 #[test]
 fn a_use_that_never_ends_keeps_one_block_only() {
     let scene = Scene::new();
     let process = scene.cluster.process(B);
     let never = Ticket { process, slot: 3, value: 1 << 40 };
+    scene.cluster.promise(never);
     let mine = numbers(&scene.cluster);
     scene.cluster.send(A, &scene.to_b, mine);
     scene.cluster.run_until_idle();

@@ -149,6 +149,7 @@ fn nobody_stalls_memory_that_was_never_lent() {
     let mine = scene.private().freeze();
     let entry = Entry::of(mine.lease());
     let never = Ticket { process: scene.cluster.process(LIAR), slot: 0, value: 1 << 60 };
+    scene.cluster.promise(never);
     scene.hold(entry);
     assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::release(entry.id, &[never])));
     scene.cluster.run_until_idle();
@@ -259,6 +260,7 @@ fn what_nobody_forwarded_is_held_by_nobody_else() {
     assert_eq!(scene.rejected(), rejected + 1);
     assert_eq!(scene.send_back(entry), (0, 0));
     let never = Ticket { process: scene.cluster.process(LIAR), slot: 0, value: 1 << 60 };
+    scene.cluster.promise(never);
     // And what it says of its use is not waited for.
     for _ in 0..2 {
         scene.hold(entry);

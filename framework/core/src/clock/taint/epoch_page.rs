@@ -1,16 +1,19 @@
-//! The epoch page: on it the node says up to which round everybody must know what is tainted, and how many processes there
-//! are. The node writes it, and all others map it read-only (ONE-WRITER).
+//! The epoch page: on it the node says up to which round everybody must know what is tainted, how many processes there
+//! are, and which of them speaks for other hosts. The node writes it, and all others map it read-only (ONE-WRITER).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::ids::ProcessId;
 use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPEPOCH1");
 const ROUND_AT: usize = 64;
 const PROCESSES_AT: usize = 128;
+/// One more than the bits of a process's id.
+const GATEWAY_AT: usize = 136;
 const BYTES: usize = 4096;
 
 /// See the module.
@@ -89,6 +92,20 @@ impl EpochPage {
         }
     }
 
+    /// The process that passes on what comes from other hosts, if there is one.
+    pub fn gateway(&self) -> Option<ProcessId> {
+        let word = self.mapping.watch64(GATEWAY_AT).map_or(0, |word| word.load());
+        word.checked_sub(1).and_then(ProcessId::from_bits)
+    }
+
+    /// Says which process it is; on an epoch page that this process does not write, nothing happens.
+    #[cfg_attr(not(feature = "hosts"), allow(dead_code, reason = "without other hosts there is none"))]
+    pub fn set_gateway(&self, gateway: ProcessId) {
+        if let Some(word) = self.mapping.word64(GATEWAY_AT) {
+            word.store(gateway.to_bits() + 1, Ordering::Relaxed);
+        }
+    }
+
     /// Raises the round; on an epoch page that this process does not write, nothing happens. The node does this before
     /// it releases anything.
     pub fn raise(&self, round: u64) {
@@ -112,6 +129,11 @@ mod tests {
         node.set_processes(5);
         worker.set_processes(9);
         assert_eq!((node.processes(), worker.processes()), (5, 5));
+        let [gateway, other] = [1, 2].map(|slot| ProcessId::new(slot, 7).unwrap());
+        assert_eq!((node.gateway(), worker.gateway()), (None, None));
+        node.set_gateway(gateway);
+        worker.set_gateway(other);
+        assert_eq!((node.gateway(), worker.gateway()), (Some(gateway), Some(gateway)));
         let blank = Memfd::create("blank", BYTES as u64).unwrap();
         blank.seal_future_write().unwrap();
         assert!(matches!(EpochPage::open(blank.into_fd()), Err(BadEpochPage::Header(0))));

@@ -125,16 +125,12 @@ impl Broker {
             return Ok(true);
         }
         let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
-        match self.lifecycle.get(&to.slot()) {
-            Some(last) if to.incarnation() <= *last => {
-                answer(FromNode::Exited { process: to });
-                Ok(false)
-            }
-            _ => {
-                answer(FromNode::Nobody { process: to });
-                Err(Complaint::UnknownProcess(to))
-            }
+        if self.knows(to) {
+            answer(FromNode::Exited { process: to });
+            return Ok(false);
         }
+        answer(FromNode::Nobody { process: to });
+        Err(Complaint::UnknownProcess(to))
     }
 
     /// Fresh rings for the link to `to`, with their descriptor, if the node has not lost it.

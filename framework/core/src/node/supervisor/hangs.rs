@@ -4,6 +4,10 @@
 //! actor, so a worker that does not answer hangs as a whole. The supervisor compares each answer with the one before.
 //! Durations are the node's own: a handler pays a store before and after its call and no look at the clock.
 //!
+//! A worker that tells of a wait accuses another, so the node looks for itself (WIRE-1). It has the clock pages of all
+//! processes mapped: a clock must stand, before a value that its process has promised, for as long as the limit, by the
+//! node's time. A worker that tells of a value that was never promised is complained of, and hangs by itself.
+//!
 //! Time in which the node stood still itself (its machine was suspended, or it was) counts against nobody.
 //!
 //! A worker that waits for another process's clock is that one's victim and not to blame; where they wait in a row, the
@@ -12,7 +16,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::clock::passed;
 use crate::ids::{ActorId, ProcessId};
+use crate::node::broker::Broker;
 use crate::node::control::Down;
 use crate::node::hang::{Hang, HangReport, OnHang};
 use crate::node::host::ProcessRuntime;
@@ -30,20 +36,51 @@ pub(super) struct Hangs {
     next: Option<Instant>,
     seen: HashMap<ProcessId, Seen>,
     found: VecDeque<HangReport>,
-    /// Until when, and for how long, the node last stood still itself.
-    stall: Option<(Instant, Duration)>,
 }
 
 /// What the last answers of one worker showed.
 #[derive(Default)]
 struct Seen {
-    /// When it was asked what it has not answered.
-    unanswered: Option<Instant>,
+    /// The look that it has not answered, and when it was asked.
+    unanswered: Option<(u64, Instant)>,
     /// By actor: how far it was, and since when.
     mailboxes: HashMap<ActorId, (ActorProbe, Instant)>,
-    waits: Vec<WaitProbe>,
+    waits: Vec<Standing>,
     /// The reports made of it, so that each is made once.
     reported: HashSet<Said>,
+}
+
+/// A wait that a process tells of, as the node has found it.
+struct Standing {
+    wait: WaitProbe,
+    clock: Clock,
+    /// Since when the process tells of it and the clock stands.
+    since: Instant,
+}
+
+/// A clock that somebody waits for, as the page of its process shows it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clock {
+    /// Its value, before one that was promised.
+    Owes(u64),
+    /// There is no such clock, or it was never to show that value.
+    OwesNothing,
+}
+
+impl Clock {
+    /// The clock that a process says it waits for; `None` where nobody waits for it any more.
+    fn of(wait: &WaitProbe, broker: &Broker) -> Option<Self> {
+        let WaitProbe { on, clock, value, .. } = *wait;
+        let Some(page) = broker.deaths.page_of(on).filter(|_| broker.roster.lifecycle(on)) else {
+            // A process that has ended keeps nobody waiting (DEATH-1).
+            return (!broker.knows(on)).then_some(Clock::OwesNothing);
+        };
+        match page.load(clock) {
+            Some(shows) if passed(shows, value) => None,
+            Some(shows) if page.is_promised(clock, value) => Some(Clock::Owes(shows)),
+            _ => Some(Clock::OwesNothing),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,47 +103,53 @@ impl Hangs {
 
     /// The node has stood still for so long, and others perhaps with it: that time is in nobody's durations.
     pub(super) fn stalled(&mut self, lost: Duration) {
-        self.stall = Some((Instant::now(), lost));
         for seen in self.seen.values_mut() {
-            seen.unanswered = seen.unanswered.map(|asked| asked + lost);
-            seen.mailboxes.values_mut().for_each(|(_, since)| *since += lost);
+            let asked = seen.unanswered.iter_mut().map(|(_, asked)| asked);
+            let actors = seen.mailboxes.values_mut().map(|(_, since)| since);
+            let waits = seen.waits.iter_mut().map(|standing| &mut standing.since);
+            asked.chain(actors).chain(waits).for_each(|since| *since += lost);
         }
-    }
-
-    /// Waits as their process has measured them, without time in which the node stood still.
-    fn without_stall(&self, mut waits: Vec<WaitProbe>) -> Vec<WaitProbe> {
-        if let Some((until, lost)) = self.stall {
-            let since = until.elapsed();
-            for wait in &mut waits {
-                // What began after the stall has lost nothing by it.
-                let before = Duration::from_nanos(wait.waited).saturating_sub(since);
-                wait.waited -= before.min(lost).as_nanos() as u64;
-            }
-        }
-        waits
     }
 
     pub(super) fn left(&mut self, process: ProcessId) {
         self.seen.remove(&process);
     }
 
-    /// Whether a process is itself kept waiting by another, for as long as the limit.
-    fn is_victim(&self, process: ProcessId, limit: Duration) -> bool {
+    /// Whether a process is itself kept waiting by another. Where several wait in a row, the node may have heard of one
+    /// wait two looks after another; so half of the limit is enough.
+    fn is_victim(&self, process: ProcessId, limit: Duration, now: Instant) -> bool {
         let waits = self.seen.get(&process).map(|seen| seen.waits.as_slice()).unwrap_or_default();
-        waits.iter().any(|wait| wait.on != process && Duration::from_nanos(wait.waited) >= limit)
+        waits.iter().any(|standing| {
+            let owes = matches!(standing.clock, Clock::Owes(_));
+            owes && standing.wait.on != process && now - standing.since >= limit / 2
+        })
     }
 }
 
 impl Seen {
+    /// Takes what its process tells of its waits now. The first that nobody can make.
+    fn take_waits(&mut self, told: Vec<WaitProbe>, broker: &Broker, now: Instant) -> Option<&WaitProbe> {
+        let before = std::mem::take(&mut self.waits);
+        let standing = |wait: WaitProbe| {
+            let clock = Clock::of(&wait, broker)?;
+            let same = before.iter().find(|before| before.wait == wait && before.clock == clock);
+            Some(Standing { since: same.map_or(now, |before| before.since), wait, clock })
+        };
+        self.waits = told.into_iter().filter_map(standing).collect();
+        self.forget_what_is_over();
+        let forged = self.waits.iter().find(|standing| standing.clock == Clock::OwesNothing);
+        forged.map(|standing| &standing.wait)
+    }
+
     /// Forgets reports of what has moved since: it may be reported again if it stops again.
     fn forget_what_is_over(&mut self) {
         let Seen { mailboxes, waits, reported, .. } = self;
         reported.retain(|said| match said {
             Said::Silent => true,
             Said::Mailbox(actor, moved) => mailboxes.get(actor).is_some_and(|(is, _)| is.moved == *moved),
-            Said::Clock(on, clock, value) => {
-                waits.iter().any(|wait| (wait.on, wait.clock, wait.value) == (*on, *clock, *value))
-            }
+            Said::Clock(on, clock, value) => waits
+                .iter()
+                .any(|Standing { wait, .. }| (wait.on, wait.clock, wait.value) == (*on, *clock, *value)),
         });
     }
 }
@@ -117,7 +160,7 @@ impl Hangs {
         &mut self,
         limit: Duration,
         then: OnHang,
-        workers: &mut Workers,
+        (workers, broker): (&mut Workers, &Broker),
         process_runtime: &dyn ProcessRuntime,
         journal: &Journal,
     ) {
@@ -127,7 +170,7 @@ impl Hangs {
         }
         self.next = Some(now + limit / 4);
         // Judged before anybody is asked again: an answer that is still missing counts from when it was asked for.
-        self.judge(limit, then, now, workers, journal);
+        self.judge(limit, then, now, (workers, broker), journal);
         self.round += 1;
         let round = self.round;
         for worker in workers.iter_mut() {
@@ -137,31 +180,40 @@ impl Hangs {
             let seen = self.seen.entry(worker.process).or_default();
             // Who has not answered is not asked again: its socket would fill.
             if seen.unanswered.is_none() {
-                seen.unanswered = Some(now);
+                seen.unanswered = Some((round, now));
                 worker.send(&Down::Look { round }, Vec::new());
             }
         }
         // The node's own threads wait for clocks too.
         let own = process_runtime.hang_probe();
-        let waits = self.without_stall(own.waits);
-        let seen = self.seen.entry(ProcessId::NODE).or_default();
-        seen.waits = waits;
-        seen.forget_what_is_over();
+        // There is nobody to complain to.
+        let _ = self.seen.entry(ProcessId::NODE).or_default().take_waits(own.waits, broker, now);
     }
 
-    /// A worker has answered. WIRE-1: what it says can only make it, or who it waits for, look stuck.
-    pub(super) fn hang_probe(&mut self, process: ProcessId, round: u64, hang_probe: HangProbe) {
+    /// A worker has answered.
+    ///
+    /// # Errors
+    /// WIRE-1: what is wrong with the answer, which is taken as far as it can be true.
+    pub(super) fn hang_probe(
+        &mut self,
+        process: ProcessId,
+        round: u64,
+        hang_probe: HangProbe,
+        broker: &Broker,
+    ) -> Result<(), String> {
         let now = Instant::now();
-        // A round that was never begun: the worker made it up.
-        if round > self.round {
-            return;
-        }
-        let waits = self.without_stall(hang_probe.waits);
-        let Some(seen) = self.seen.get_mut(&process) else { return };
+        let seen = self.seen.get_mut(&process);
+        let Some(seen) = seen.filter(|seen| seen.unanswered.is_some_and(|(asked, _)| asked == round)) else {
+            return Err(format!("it says what stands still in it for look {round}, which was not made"));
+        };
         seen.unanswered = None;
         seen.reported.remove(&Said::Silent);
         let before = std::mem::take(&mut seen.mailboxes);
-        for actor in hang_probe.actors.into_iter().filter(|actor| actor.open > 0) {
+        // Of the actors of others a process says nothing.
+        let is_own = |actor: &ActorProbe| {
+            broker.roster.actor(actor.actor).is_some_and(|entry| entry.location.process == process)
+        };
+        for actor in hang_probe.actors.into_iter().filter(|actor| actor.open > 0 && is_own(actor)) {
             let since = match before.get(&actor.actor) {
                 Some((last, since)) if last.moved == actor.moved => *since,
                 // It has moved, or is new: it stands still since now at the earliest.
@@ -169,8 +221,12 @@ impl Hangs {
             };
             seen.mailboxes.insert(actor.actor, (actor, since));
         }
-        seen.waits = waits;
-        seen.forget_what_is_over();
+        match seen.take_waits(hang_probe.waits, broker, now) {
+            None => Ok(()),
+            Some(WaitProbe { waits_in, on, clock, value }) => Err(format!(
+                "it says that it waits, in {waits_in}, for clock {clock} of {on} to show {value}, which {on} has not promised"
+            )),
+        }
     }
 
     fn judge(
@@ -178,28 +234,42 @@ impl Hangs {
         limit: Duration,
         then: OnHang,
         now: Instant,
-        workers: &mut Workers,
+        (workers, broker): (&mut Workers, &Broker),
         journal: &Journal,
     ) {
         // By the process that is to blame, with the process that it is remembered under.
         let mut found: Vec<(ProcessId, ProcessId, Said, Hang, Duration)> = Vec::new();
         for (process, seen) in &self.seen {
-            if let Some(asked) = seen.unanswered.filter(|asked| now - *asked >= limit) {
+            if let Some((_, asked)) = seen.unanswered.filter(|(_, asked)| now - *asked >= limit) {
                 let hang = Hang::Silent { stopped: workers.is_stopped(*process) };
                 found.push((*process, *process, Said::Silent, hang, now - asked));
                 continue;
             }
-            for wait in seen.waits.iter().filter(|wait| Duration::from_nanos(wait.waited) >= limit) {
+            for Standing { wait, clock, since } in seen.waits.iter().filter(|of| now - of.since >= limit) {
+                // It may have moved since the process told of it.
+                if Clock::of(wait, broker) != Some(*clock) {
+                    continue;
+                }
                 let said = Said::Clock(wait.on, wait.clock, wait.value);
-                let hang = Hang::Clock {
-                    waiter: *process,
-                    waiter_name: workers.name_of(*process),
-                    waits_in: wait.waits_in.clone(),
-                    clock: wait.clock,
-                    value: wait.value,
-                    now: wait.now,
+                let waits_in = wait.waits_in.clone();
+                let (to_blame, hang) = match *clock {
+                    Clock::Owes(shows) => (
+                        wait.on,
+                        Hang::Clock {
+                            waiter: *process,
+                            waiter_name: workers.name_of(*process),
+                            waits_in,
+                            clock: wait.clock,
+                            value: wait.value,
+                            now: shows,
+                        },
+                    ),
+                    Clock::OwesNothing => {
+                        let WaitProbe { on, clock, value, .. } = *wait;
+                        (*process, Hang::Unpromised { waits_in, on, clock, value })
+                    }
                 };
-                found.push((wait.on, *process, said, hang, Duration::from_nanos(wait.waited)));
+                found.push((to_blame, *process, said, hang, now - *since));
             }
             for (actor, since) in seen.mailboxes.values().filter(|(_, since)| now - *since >= limit) {
                 let hang = Hang::Mailbox {
@@ -215,7 +285,8 @@ impl Hangs {
         for (to_blame, remembered, said, hang, lasted) in found {
             let fresh = self.seen.get_mut(&remembered).is_some_and(|seen| seen.reported.insert(said));
             if fresh {
-                let is_victim = self.is_victim(to_blame, limit) && !matches!(hang, Hang::Silent { .. });
+                let itself = matches!(hang, Hang::Silent { .. } | Hang::Unpromised { .. });
+                let is_victim = !itself && self.is_victim(to_blame, limit, now);
                 let then = if is_victim { OnHang::Report } else { then };
                 self.hangs_now(to_blame, hang, lasted, then, workers, journal);
             }
@@ -250,3 +321,6 @@ impl Hangs {
         self.found.push_back(report);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -299,6 +299,7 @@ impl State {
         };
         let to = worker.process;
         self.broker.foreign.set_gateway(to);
+        self.broker.deaths.say_gateway(to);
         self.broker.roster.host_is_known = true;
         self.hosts.beginning = Some(reply);
         *self.shared.all_hosts.gateway.lock() = Some(to);

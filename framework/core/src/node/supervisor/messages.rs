@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::ids::{DeviceId, ProcessId};
 use crate::node::broker::Complaint;
-use crate::node::control::{Down, Up, decode};
+use crate::node::control::{ControlError, Down, Up};
 use crate::node::handshake::Build;
 use crate::node::host::Identity;
 use crate::node::limits::{END_GRACE, MAX_COMPLAINTS, MAX_FAILURE_TEXT};
@@ -24,11 +24,18 @@ impl State {
     pub(super) fn worker_message(&mut self, index: usize, bytes: &[u8], descriptors: Vec<OwnedFd>) {
         let Some(worker) = self.workers.at_mut(index) else { return };
         let process = worker.process;
-        let message = match decode::<Up>(bytes) {
-            Ok(message) => message.bounded(),
+        let message = match Up::read(bytes) {
+            Ok(message) => message,
             Err(error) => {
                 foreign::close(descriptors);
-                return self.complain(index, error.to_string());
+                let is_long = matches!(error, ControlError::TooLong(_));
+                self.complain(index, error.to_string());
+                if is_long && let Some(worker) = self.workers.at_mut(index) {
+                    // To read more of that takes time from all others.
+                    worker.open = false;
+                    worker.give_up(error.to_string());
+                }
+                return;
             }
         };
         // A GPU's chunk is a file of its driver, of which only the driver can say what it is. All else that a worker of ours
@@ -123,7 +130,10 @@ impl State {
                 self.askings.take(process, Some(round), metrics::check(answer), survey);
             }
             (Up::HangProbe { round, hang_probe }, WorkerPhase::Running) => {
-                self.hangs.hang_probe(process, round, hang_probe)
+                let taken = self.hangs.hang_probe(process, round, hang_probe, &self.broker);
+                if let Err(lie) = taken {
+                    self.complain(index, lie);
+                }
             }
             (Up::GpusLookedAt { number }, WorkerPhase::Running) => self.gpu_looks.answered(process, number),
             (Up::Pong { number }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
@@ -223,7 +233,7 @@ impl State {
         let Some(worker) = self.workers.at_mut(index) else { return };
         let (from, runs) = (worker.process, !matches!(worker.phase, WorkerPhase::Greeting { .. }));
         // Both ends of a link are told, and it costs nobody anything else. Nor does it where a link only renews its rings.
-        if let Ok(Up::Node(ToNode::Route { to, link_message })) = decode(bytes)
+        if let Ok(Up::Node(ToNode::Route { to, link_message })) = Up::read(bytes)
             && runs
         {
             let mut deliveries = Vec::new();

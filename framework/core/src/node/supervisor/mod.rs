@@ -73,7 +73,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::actor::{NewActor, Python};
-use crate::clock::taint::EpochPage;
+use crate::clock::ProcessPages;
 use crate::ids::{ActorId, DeviceId};
 use crate::lease::GpuBudget;
 use crate::limits::CUDA_CONNECTIONS;
@@ -144,8 +144,8 @@ pub(crate) struct Settings {
     pub(crate) worker_log: String,
     pub(crate) host_budget: u64,
     pub(crate) gpu_budget: Option<GpuBudget>,
-    /// The epoch page that the node's own process was opened with.
-    pub(crate) epoch_page: Arc<EpochPage>,
+    /// Those that the node's own process was opened with.
+    pub(crate) pages: ProcessPages,
     /// Where the trace of the run goes, and where its rings come together, if there is one.
     pub(crate) trace: Option<(PathBuf, Arc<Collector>)>,
     /// Records that each process keeps for a trace.

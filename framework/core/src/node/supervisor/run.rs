@@ -92,7 +92,7 @@ impl State {
         launcher: Launcher,
         user_metrics: Intake,
     ) -> Self {
-        let mut broker = Broker::with_epoch_page(Arc::clone(&settings.epoch_page));
+        let mut broker = Broker::with_pages(settings.pages.clone());
         let _nothing_yet = broker.joined(ProcessId::NODE);
         broker.deaths.ready(ProcessId::NODE);
         State {
@@ -143,7 +143,8 @@ impl State {
             self.askings.answer();
             if let Some((limit, then)) = self.settings.hang_limit {
                 let then = if self.stopping.is_some() { OnHang::Report } else { then };
-                self.hangs.look(limit, then, &mut self.workers, &*self.process_runtime, &self.journal);
+                let parties = (&mut self.workers, &self.broker);
+                self.hangs.look(limit, then, parties, &*self.process_runtime, &self.journal);
             }
             if self.advance_stopping() {
                 break;
@@ -427,6 +428,7 @@ impl State {
             let Some(worker) = self.workers.at_mut(index).filter(|worker| worker.open) else { return };
             match worker.incoming.next() {
                 Ok(Incoming::Message(bytes, descriptors)) => self.worker_message(index, &bytes, descriptors),
+                Ok(Incoming::Part) => {}
                 Ok(Incoming::Empty) => return,
                 Ok(Incoming::Starved(bytes)) => self.starved(index, &bytes),
                 Ok(Incoming::Closed) => {

@@ -221,6 +221,7 @@ fn handshake(
                     _ => Err("the node did not answer the greeting".to_owned()),
                 };
             }
+            Incoming::Part => {}
             Incoming::Empty => {
                 let mut fds = [PollFd::new(&**socket, PollFlags::IN)];
                 wait::poll(&mut fds, None).map_err(|error| error.to_string())?;
@@ -356,6 +357,7 @@ impl Control {
         loop {
             match self.receiving.next()? {
                 Incoming::Message(bytes, descriptors) => self.handle(decode(&bytes)?, descriptors)?,
+                Incoming::Part => {}
                 Incoming::Empty => return Ok(()),
                 Incoming::Starved(bytes) => match decode(&bytes)? {
                     Down::Node(message) if self.process_runtime.from_node_starved(&message) => {}

@@ -150,7 +150,7 @@ impl ControlChannel for Uplink {
 
 impl LogSink for Uplink {
     fn offer(&self, record: LogRecord) {
-        let Ok(bytes) = encode(&Up::Log(record)) else {
+        let Ok(bytes) = encode(&Up::Log(record.cut())) else {
             self.line.lock().logs_dropped += 1;
             return;
         };
@@ -209,7 +209,7 @@ mod tests {
                 },
                 Incoming::Empty if logs + dropped == OFFERED => break,
                 Incoming::Empty => assert!(uplink.flush().is_ok()),
-                Incoming::Closed | Incoming::Starved(_) => panic!("closed"),
+                Incoming::Part | Incoming::Closed | Incoming::Starved(_) => panic!("closed"),
             }
         }
         assert!(ready && dropped > 0);

@@ -27,7 +27,9 @@ pub use histogram::Histogram;
 pub(crate) use histogram::Meter;
 pub(crate) use tally::Tally;
 
+use super::list::at_most;
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::limits::MAX_ACTORS;
 
 /// How long a process has to say its metrics.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(1);
@@ -96,6 +98,7 @@ pub struct ProcessMetrics {
     #[serde(default)]
     pub resident_bytes: u64,
     /// Its actors.
+    #[serde(deserialize_with = "at_most::<{ MAX_ACTORS + 1 }, _, _>")]
     pub actors: Vec<ActorMetrics>,
 }
 
@@ -202,7 +205,8 @@ pub struct Row {
 impl Metrics {
     /// Bytes that processes have lent to each other at this moment.
     pub fn bytes_in_flight(&self) -> u64 {
-        self.processes.iter().map(|process| process.metrics.bytes_in_flight).sum()
+        let bytes = self.processes.iter().map(|process| process.metrics.bytes_in_flight);
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// One actor, in whatever process it is.

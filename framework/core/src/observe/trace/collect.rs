@@ -208,7 +208,7 @@ pub(crate) fn write_hosts(
     let mut summary = TraceSummary { processes: all().count(), ..TraceSummary::default() };
     for Process { seen, .. } in all() {
         summary.records += seen.records.len() as u64;
-        summary.dropped += seen.dropped;
+        summary.dropped = summary.dropped.saturating_add(seen.dropped);
         summary.damaged += seen.damaged;
     }
     let hosts = others.iter().map(|(name, of)| (Some(name.as_str()), of.processes.as_slice(), of.until));
@@ -220,7 +220,7 @@ pub(crate) fn write_hosts(
         .number("records", summary.records)
         .number("dropped", summary.dropped)
         .number("damaged", summary.damaged)
-        .number("dropped_names", all().map(|process| process.seen.names_dropped).sum())
+        .number("dropped_names", all().map(|process| process.seen.names_dropped).fold(0, u64::saturating_add))
         .number("forgotten_processes", forgotten);
     let about = others.iter().fold(about, |about, (name, of)| {
         let (nanos, within) = of.clock;

@@ -12,7 +12,7 @@ use crate::device::Access;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_PROCESSES;
 use crate::node::broker::{Broker, Delivery};
-use crate::node::control::{Up, decode};
+use crate::node::control::Up;
 use crate::node::limits::MAX_DESCRIPTORS;
 use crate::os::Memfd;
 use crate::transport::control_channel::{FromNode, ToNode};
@@ -154,7 +154,7 @@ impl<'f> Control<'f> {
 
     /// Bytes on the control socket of a slot, with that many descriptors.
     pub fn bytes(&mut self, slot: u16, bytes: &[u8], descriptors: usize) {
-        match decode::<Up>(bytes).map(Up::bounded) {
+        match Up::read(bytes) {
             Ok(Up::Node(message)) => self.says(slot, message, descriptors),
             Ok(Up::Pong { number }) => self.answers(slot, number),
             Ok(_) | Err(_) => {}

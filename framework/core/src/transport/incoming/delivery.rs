@@ -9,16 +9,14 @@ use smallvec::SmallVec;
 
 use super::Parts;
 use crate::clock::Ticket;
-use crate::limits::MAX_LOG_TEXT;
 use crate::message::wire::{Frame, Kind};
 use crate::observe::context::TraceContext;
-use crate::observe::text::shown;
 use crate::tensor::Tensor;
 use crate::transport::Transport;
 use crate::transport::actors::{Found, KeptInboxes};
 use crate::transport::asks::AskFailure;
-use crate::transport::inbox::{Delivery, Receipt, Refusal};
-use crate::transport::link::{AWAY, Credit, Inbound, Link};
+use crate::transport::inbox::{Delivery, Receipt, Refusal, Undelivered};
+use crate::transport::link::{AWAY, Credit, Fault, Inbound, Link};
 
 /// A message's content.
 pub(super) struct Content<'a> {
@@ -64,7 +62,7 @@ impl Transport {
         let done = link.handed_back(index);
         if done < AWAY && received.saturating_sub(done) >= u64::from(capacity) {
             // MBX-2: a peer that ignores the credits is dropped, not buffered for.
-            self.reject(link, "it sent more than its credits");
+            self.reject(link, Fault::ItsOwn, &"it sent more than its credits");
             return self.give_up(link);
         }
         *received += 1;
@@ -82,8 +80,11 @@ impl Transport {
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt, context };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-            let error = shown(error.to_string(), MAX_LOG_TEXT);
-            tracing::warn!(peer = %link.peer, actor = %frame.header.actor, error, "a message was not delivered");
+            // An actor that has stopped meanwhile is nobody's fault.
+            let is_wrong = !matches!(error, Undelivered::Stopped);
+            let fault = if is_wrong { Fault::ItsOwn } else { Fault::Anybodys };
+            let why = format_args!("{}: {error}", frame.header.actor);
+            self.note_refused(link, fault, "a message was not delivered", &why);
         }
     }
 
