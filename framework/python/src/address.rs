@@ -80,9 +80,11 @@ fn late(py: Python<'_>, who: ActorId, name: &str, what: &str) -> PyErr {
     failed(py, "DeadlineError", format!("{name} to {who}: {what} before the deadline"), true)
 }
 
-/// There was no room in a mailbox, or too much of this process's memory was out.
-fn no_room(py: Python<'_>, who: ActorId, name: &str, context: &Context) -> PyErr {
-    match context.transport.lending_refusal() {
+/// There was no room in a mailbox, or too much of this process's memory was out, or its receiver keeps too many tensors.
+fn no_room(py: Python<'_>, raw: &RawAddress, name: &str, context: &Context) -> PyErr {
+    let who = raw.actor();
+    let lacked = || raw.leases_lacked().map(|limit| limit.to_string());
+    match context.transport.lending_refusal().or_else(lacked) {
         None => late(py, who, name, "there was no room"),
         Some(why) => {
             let text = format!("{name} to {who}: there was no room before the deadline: {why}");
@@ -103,7 +105,14 @@ fn reply_of(
     context: &Arc<Context>,
 ) -> PyResult<Py<PyAny>> {
     match asked {
-        None => Err(late(py, who, name, "no reply came")),
+        // The reply may be what this process keeps too many tensors for.
+        None => match context.transport.held_to_the_limit() {
+            None => Err(late(py, who, name, "no reply came")),
+            Some(limit) => {
+                let text = format!("{name} to {who}: no reply came before the deadline: {limit}");
+                Err(failed(py, "DeadlineError", text, true))
+            }
+        },
         Some(Err(error)) => Err(no_reply(py, who, name, &error)),
         Some(Ok(RawReply::Value { body, tensors })) => {
             let value = decode::arrived(reply, py, &body, tensors, context, None);
@@ -117,11 +126,11 @@ fn reply_of(
 
 type Sent = Option<Result<(), SendError<RawMessage>>>;
 
-fn sent(py: Python<'_>, sent: Sent, who: ActorId, name: &str, context: &Context) -> PyResult<()> {
+fn sent(py: Python<'_>, sent: Sent, raw: &RawAddress, name: &str, context: &Context) -> PyResult<()> {
     match sent {
         Some(Ok(())) => Ok(()),
-        Some(Err(error)) => Err(not_sent(py, who, name, &error)),
-        None => Err(no_room(py, who, name, context)),
+        Some(Err(error)) => Err(not_sent(py, raw.actor(), name, &error)),
+        None => Err(no_room(py, raw, name, context)),
     }
 }
 
@@ -151,7 +160,7 @@ impl PyAddress {
                 wait::wait(py, sending, timeout)?
             }
         };
-        sent(py, outcome, self.who(), &plan.name, &self.context)
+        sent(py, outcome, &self.raw, &plan.name, &self.context)
     }
 
     /// Sends a message if there is room now; says whether it was sent. Raises :class:`SendError` where it never will be.
@@ -194,9 +203,9 @@ impl PyAddress {
         let timeout = wait::seconds(py, timeout)?;
         let message = self.message(plan, way.key, message)?;
         let sending = begun(py, message, |message| self.raw.send(message));
-        let (who, name, context) = (self.who(), plan.name.clone(), Arc::clone(&self.context));
+        let (raw, name, context) = (self.raw.clone(), plan.name.clone(), Arc::clone(&self.context));
         wait::drive(told, sending, timeout, move |py, outcome| {
-            sent(py, outcome, who, &name, &context).map(|()| py.None())
+            sent(py, outcome, &raw, &name, &context).map(|()| py.None())
         })
     }
 

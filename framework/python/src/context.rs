@@ -228,11 +228,15 @@ fn remedy(error: &TensorError, device: DeviceId) -> &'static str {
         TensorError::Pool(PoolError::TooLarge { .. }) if option => {
             "; give the processes more with `tp.Node(host_budget=..)`, or send it in pieces"
         }
-        TensorError::Pool(PoolError::TooLarge { .. }) => "; send it in pieces",
+        TensorError::Pool(PoolError::TooLarge { .. }) => {
+            "; give the processes more with `tp.Node(gpu_budget=..)`, or send it in pieces"
+        }
         TensorError::Pool(PoolError::Full { .. }) if option => {
             "; let receivers drop what they hold, or give more with `tp.Node(host_budget=..)`"
         }
-        TensorError::Pool(PoolError::Full { .. }) => "; let receivers drop what they hold",
+        TensorError::Pool(PoolError::Full { .. }) => {
+            "; let receivers drop what they hold, or give more with `tp.Node(gpu_budget=..)`"
+        }
         _ => "",
     }
 }

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "streams of other libraries are raw handles")]
 
-use cudarc::driver::result::{event, stream as raw_stream};
+use cudarc::driver::result::{event, free_sync, malloc_sync, stream as raw_stream};
 use cudarc::driver::sys::{CUevent_flags, CUevent_wait_flags};
 use tensorpost_core::tensor::DeviceStream;
 
@@ -19,6 +19,34 @@ pub(crate) fn handle(stream: &DeviceStream) -> Option<u64> {
     Some(stream.cuda_stream().ok()?.cu_stream() as u64)
 }
 
+/// Memory of the GPU of `of` that is in no pool, as any library of CUDA takes it.
+///
+/// # Errors
+/// The GPU is full, or the driver refuses.
+pub(crate) fn allocate(of: &DeviceStream, bytes: usize) -> Result<u64, String> {
+    bind(of)?;
+    // SAFETY: the caller reads nothing of it before it was written, as with any library's memory.
+    unsafe { malloc_sync(bytes) }.map_err(|error| error.to_string())
+}
+
+/// Gives memory back, when all work with it has passed.
+///
+/// # Safety
+/// It is of [`allocate`] for this GPU, and is not used any more but by work that was given before.
+///
+/// # Errors
+/// What the driver refuses.
+pub(crate) unsafe fn free(of: &DeviceStream, address: u64) -> Result<(), String> {
+    bind(of)?;
+    // SAFETY: the caller's promise. The driver waits for the work.
+    unsafe { free_sync(address) }.map_err(|error| error.to_string())
+}
+
+fn bind(of: &DeviceStream) -> Result<(), String> {
+    let context = of.cuda_context().map_err(|error| error.to_string())?;
+    context.bind_to_thread().map_err(|error| error.to_string())
+}
+
 /// Puts `behind` after all work that `first` has been given, both of the GPU of `of`. The host does not wait.
 ///
 /// # Safety
@@ -30,8 +58,7 @@ pub(crate) unsafe fn order(of: &DeviceStream, first: u64, behind: u64) -> Result
     if first == behind {
         return Ok(());
     }
-    let context = of.cuda_context().map_err(|error| error.to_string())?;
-    context.bind_to_thread().map_err(|error| error.to_string())?;
+    bind(of)?;
     let event = event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(|error| error.to_string())?;
     // SAFETY: the event was just made, in the context of both streams, which are there, as the caller promises. The driver keeps
     // what a destroyed event stands for until it has passed.

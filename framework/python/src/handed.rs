@@ -284,6 +284,14 @@ fn dtype_of(array: &Array) -> Option<DType> {
         (2, 64, 1) => DType::F64,
         (4, 16, 1) => DType::BF16,
         (6, 8, 1) => DType::Bool,
+        (10, 8, 1) => DType::F8E4M3,
+        (11, 8, 1) => DType::F8E4M3Fnuz,
+        (12, 8, 1) => DType::F8E5M2,
+        (13, 8, 1) => DType::F8E5M2Fnuz,
+        (14, 8, 1) => DType::F8E8M0,
+        (17, 4, 2) => DType::F4E2M1X2,
+        (5, 64, 1) => DType::Complex64,
+        (5, 128, 1) => DType::Complex128,
         _ => return None,
     })
 }

@@ -73,7 +73,7 @@ fn install_log() {
 impl PyNode {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "Python calls it, by their names")]
-    #[pyo3(signature = (*, host_budget=None, sharing=None, interpreter="python3".into(), start_deadline=None, worker_log=None, hang_limit=None, trace=None, console=true))]
+    #[pyo3(signature = (*, host_budget=None, sharing=None, interpreter="python3".into(), start_deadline=None, worker_log=None, hang_limit=None, trace=None, console=true, gpu_budget=None, gpu_share=None))]
     fn new(
         py: Python<'_>,
         host_budget: Option<u64>,
@@ -84,6 +84,8 @@ impl PyNode {
         hang_limit: Option<f64>,
         trace: Option<PathBuf>,
         console: bool,
+        gpu_budget: Option<u64>,
+        gpu_share: Option<f64>,
     ) -> PyResult<Self> {
         install_log();
         let mut settings = builder().console(console);
@@ -93,6 +95,12 @@ impl PyNode {
         }
         if let Some(bytes) = host_budget {
             settings = settings.host_budget(bytes);
+        }
+        if let Some(bytes) = gpu_budget {
+            settings = settings.gpu_budget(bytes);
+        }
+        if let Some(share) = gpu_share {
+            settings = settings.gpu_share(share);
         }
         if let Some(deadline) = wait::seconds(py, start_deadline)? {
             settings = settings.start_deadline(deadline);
@@ -133,6 +141,8 @@ impl PyNode {
         device: Option<&str>,
         receive_on: Option<&str>,
         beside: Option<&PyAddress>,
+        gpu_budget: Option<u64>,
+        gpu_share: Option<f64>,
     ) -> PyResult<PyAddress> {
         let (node, context) = self.running(py)?;
         let known = |beside: &PyAddress| {
@@ -157,6 +167,12 @@ impl PyNode {
             let mut spawn = node.spawn::<Start>(start).mailbox(mailbox).restart(policy);
             if let Some(worker) = worker {
                 spawn = spawn.worker(worker);
+            }
+            if let Some(bytes) = gpu_budget {
+                spawn = spawn.gpu_budget(bytes);
+            }
+            if let Some(share) = gpu_share {
+                spawn = spawn.gpu_share(share);
             }
             if let Some(device) = device {
                 spawn = spawn.device(device);
@@ -320,7 +336,11 @@ impl PyChannel {
         let received = wait::wait(py, Box::pin(taken.recv()), timeout);
         *self.channel.lock() = Some(taken);
         match received? {
-            None => Err(exception(py, "DeadlineError", "no message came before the deadline".to_owned())),
+            None => {
+                let limit = self.context.transport.held_to_the_limit();
+                let why = limit.map_or_else(String::new, |limit| format!(": {limit}"));
+                Err(exception(py, "DeadlineError", format!("no message came before the deadline{why}")))
+            }
             Some(Err(error)) => Err(node_error(py, &error)),
             Some(Ok(message)) => Ok(message),
         }

@@ -1,7 +1,9 @@
 //! PyTorch's allocations in the process's own pool, so that what a handler makes can be sent without a copy.
 //!
 //! The two functions at the end are what `torch.cuda.memory.CUDAPluggableAllocator` asks for, by their names in this library. PyTorch
-//! takes segments of many tensors, works in them on the actor's stream and keeps them: each is one allocation of the pool.
+//! takes segments of many tensors, works in them on the actor's stream and keeps them: each is one allocation of the pool. The budget
+//! of the pool bounds what is lent, and not what an actor uses for itself. Where the pool has no room, a segment is memory of the GPU
+//! that is in no pool, and tensors in it are copied when they are sent.
 
 #![expect(unsafe_code, reason = "PyTorch calls C functions")]
 
@@ -9,6 +11,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
@@ -25,11 +28,15 @@ static STREAMS: Mutex<Vec<(i32, u64, DeviceStream)>> = Mutex::new(Vec::new());
 /// What it has taken, by address.
 static TAKEN: LazyLock<Mutex<HashMap<u64, Segment>>> = LazyLock::new(Mutex::default);
 
-struct Segment {
-    tensor: Tensor,
-    stream: DeviceStream,
-    _known: Arc<Handed>,
+enum Segment {
+    /// An allocation of the pool.
+    Pooled { tensor: Tensor, stream: DeviceStream, _known: Arc<Handed> },
+    /// Memory that is in no pool.
+    Private(DeviceStream),
 }
+
+/// The log has said that the pool had no room.
+static TOLD: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// The stream that PyTorch works on, on this thread, since we said so.
@@ -71,14 +78,28 @@ fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
     };
     let refused = |why: String| TensorError::DlPack { why };
     let stream = stream.ok_or_else(|| refused(format!("no actor here works on cuda:{ordinal}")))?;
-    let tensor = stream.empty(DType::U8, &[bytes])?.freeze();
+    let tensor = match stream.empty(DType::U8, &[bytes]) {
+        Ok(made) => made.freeze(),
+        Err(TensorError::Pool(full)) => {
+            let Ok(address) = cuda::allocate(&stream, bytes) else { return Err(full.into()) };
+            if !TOLD.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    "PyTorch allocates beyond the pool, and tensors that lie there are copied when they are sent; `gpu_budget=` of \
+                     `tp.Node` or of `spawn` gives the pool more. {full}"
+                );
+            }
+            TAKEN.lock().insert(address, Segment::Private(stream));
+            return Ok(address);
+        }
+        Err(error) => return Err(error),
+    };
     if let Some(own) = cuda::handle(&stream) {
         // Whoever had the memory before is waited for on our stream, and a side stream has to come behind that too (CLOCK-2).
         // SAFETY: PyTorch allocates for a stream that is there.
         unsafe { cuda::order(&stream, own, works_on) }.map_err(refused)?;
     }
     let (address, known) = handed::pool(&tensor, &stream)?;
-    TAKEN.lock().insert(address, Segment { tensor, stream, _known: known });
+    TAKEN.lock().insert(address, Segment::Pooled { tensor, stream, _known: known });
     Ok(address)
 }
 
@@ -89,7 +110,7 @@ extern "C" fn tensorpost_alloc(bytes: isize, ordinal: c_int, stream: *mut c_void
     match taken {
         Ok(Ok(address)) => std::ptr::with_exposed_provenance_mut(address as usize),
         Ok(Err(error)) => {
-            tracing::warn!(%error, "PyTorch gets no memory of the pool for what it is to send");
+            tracing::warn!(%error, "PyTorch gets no memory, of the pool or the GPU");
             null_mut()
         }
         Err(_) => null_mut(),
@@ -99,9 +120,20 @@ extern "C" fn tensorpost_alloc(bytes: isize, ordinal: c_int, stream: *mut c_void
 /// For PyTorch: it uses the memory no more, but for what its stream still does.
 #[unsafe(no_mangle)]
 extern "C" fn tensorpost_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
-    let segment = TAKEN.lock().remove(&(address.expose_provenance() as u64));
-    let Some(Segment { tensor, stream, _known }) = segment else { return };
-    let layout = *tensor.layout();
-    // Its last use is what is on the stream by now.
-    drop(seen_as(&tensor, DType::U8, layout, Some(Some(&stream))));
+    let address = address.expose_provenance() as u64;
+    let segment = TAKEN.lock().remove(&address);
+    match segment {
+        None => {}
+        Some(Segment::Pooled { tensor, stream, _known }) => {
+            let layout = *tensor.layout();
+            // Its last use is what is on the stream by now.
+            drop(seen_as(&tensor, DType::U8, layout, Some(Some(&stream))));
+        }
+        Some(Segment::Private(stream)) => {
+            // SAFETY: it was allocated so, and PyTorch has let go of it.
+            if let Err(error) = unsafe { cuda::free(&stream, address) } {
+                tracing::warn!(error, "memory of a GPU was not given back");
+            }
+        }
+    }
 }

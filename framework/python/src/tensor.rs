@@ -230,6 +230,21 @@ impl PyTensor {
             );
             return Err(exception(py, "TensorError", why));
         }
+        let dtype = this.tensor.dtype();
+        if matches!(
+            dtype,
+            DType::BF16
+                | DType::F8E4M3
+                | DType::F8E5M2
+                | DType::F8E4M3Fnuz
+                | DType::F8E5M2Fnuz
+                | DType::F8E8M0
+                | DType::F4E2M1X2
+        ) {
+            let why =
+                format!("numpy has no {dtype}; say `.torch()`, and convert it or look at its bytes there");
+            return Err(exception(py, "TensorError", why));
+        }
         py.import("numpy")?.call_method1("from_dlpack", (slf,))
     }
 

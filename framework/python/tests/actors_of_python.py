@@ -24,6 +24,30 @@ class Scale:
     values: tp.Tensor[tp.f32]
 
 
+@tp.message(reply=str)
+class Play:
+    """How many steps to send."""
+
+    count: tp.u32
+
+
+@tp.actor
+class Player:
+    """Sends small tensors, until there is no room for a second."""
+
+    def __init__(self, out: tp.Address[Scale]) -> None:
+        self.out = out
+
+    @tp.handler
+    def play(self, play: Play) -> str:
+        for number in range(play.count):
+            try:
+                self.out.send(Scale(number, np.full(4, number, np.float32)), timeout=1)
+            except tp.DeadlineError as error:
+                return f"at {number}: {error}"
+        return "all were sent"
+
+
 @tp.message
 class Crash:
     why: str
@@ -118,7 +142,7 @@ class Replies:
     @tp.handler
     def reply(self, reply: Reply) -> Any:
         self.asked += 1
-        return {"text": "text", "good": np.array([self.asked])}.get(reply.how, np.zeros(2, np.complex64))
+        return {"text": "text", "good": np.array([self.asked])}.get(reply.how, np.zeros(2, "M8[s]"))
 
 
 @tp.actor

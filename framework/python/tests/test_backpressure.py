@@ -102,6 +102,24 @@ def test_a_fast_sender_is_bounded_by_bytes_and_loses_nothing(node: tp.Node) -> N
     assert node.tensors.copied == 0
 
 
+def test_many_small_tensors_are_kept_and_the_limit_names_itself() -> None:
+    with tp.Node(deadline=PATIENCE, console=False) as node:
+        out, steps = node.channel(app.Scale)
+        player = node.spawn(app.Player, out)
+        said: list[str] = []
+        asking = threading.Thread(target=lambda: said.append(player.ask(app.Play(40_000), timeout=PATIENCE)))
+        asking.start()
+        kept: list[app.Scale] = []
+        with pytest.raises(tp.DeadlineError, match=r"32768 tensors of .*, of 32768 that one process may hold .*copies of small ones"):
+            while True:
+                kept.append(steps.recv(timeout=10))
+        asking.join()
+        assert len(kept) == 32_768 and kept[20_000].values.numpy()[0] == 20_000
+        assert said[0].startswith("at 32768: ") and "32768 tensors of" in said[0] and ".copy()" in said[0], said
+        kept.clear()
+        assert player.ask(app.Play(3), timeout=PATIENCE) == "all were sent"
+
+
 def test_coroutines_wait_for_it_in_their_order(node: tp.Node) -> None:
     keeper, relay = keeper_of(node)
     assert fill(node, keeper) == MOST

@@ -19,6 +19,7 @@ import pytest
 import tensorpost as tp
 
 DTYPES = ["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+DTYPES += ["complex64", "complex128"]
 
 
 def eventually(is_so: Callable[[], bool]) -> None:
@@ -217,8 +218,6 @@ def test_tensors_of_other_threads() -> None:
 def test_what_is_no_tensor() -> None:
     with pytest.raises(tp.TensorError, match="a list is no tensor; give a tp.Tensor, or an object with `__dlpack__`"):
         tp.Tensor([1, 2])
-    with pytest.raises(tp.TensorError, match="its dtype is complex128.*convert it first"):
-        tp.Tensor(np.zeros(2, complex))
     with pytest.raises(tp.TensorError, match="does not give itself by DLPack"):
         tp.Tensor(np.array(["text"]))
     with pytest.raises(tp.TensorError, match="strides are not negative; make it contiguous first"):
@@ -251,6 +250,37 @@ def test_an_array_with_a_mask_is_refused() -> None:
     with pytest.raises(tp.TensorError, match=r"has a mask, which is not sent with it; fill it first, with `.filled\(0\)`"):
         tp.Tensor(masked)
     assert tp.Tensor(masked.filled(0)).numpy().tolist() == [0, 2]
+
+
+def test_dtypes_are_named_as_other_libraries_do() -> None:
+    with tp.Node(console=False) as node:
+        for theirs, name in [
+            (np.float32, "f32"),
+            (np.dtype("uint8"), "u8"),
+            (np.bool_, "bool"),
+            (np.complex64, "complex64"),
+            (complex, "complex128"),
+            (tp.f8e4m3, "f8e4m3"),
+            ("f8e5m2fnuz", "f8e5m2fnuz"),
+        ]:
+            assert node.empty(3, theirs).dtype == name
+        # Floats of 8 bits are no numbers of numpy's.
+        with pytest.raises(tp.TensorError, match="numpy has no f8e4m3"):
+            node.empty(3, tp.f8e4m3).numpy()
+        with pytest.raises(tp.SchemaError, match="there are no tensors of datetime64"):
+            node.empty(3, np.datetime64)
+        with pytest.raises(tp.SchemaError, match="there are no tensors of >f4"):
+            node.empty(3, np.dtype(">f4"))
+    assert tp.TensorSpec(dtype=np.int16) == tp.TensorSpec(dtype="i16")
+    assert tp.Tensor[np.float64, 3, ...] == tp.Tensor[tp.f64, 3, ...]
+
+
+def test_a_budget_of_a_gpu_is_bytes_or_a_share() -> None:
+    for wrong in (1.5, 0.0, -1, True):
+        with pytest.raises(tp.NodeError, match="say bytes, as an int, or a share"):
+            tp.Node(gpu_budget=wrong)
+    with tp.Node(gpu_budget=0.5, console=False), tp.Node(gpu_budget=1 << 30, console=False):
+        pass
 
 
 def test_what_cannot_be_given() -> None:

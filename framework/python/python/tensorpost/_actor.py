@@ -118,7 +118,7 @@ def asked(shape: int | Sequence[int], dtype: Any) -> tuple[list[int], str]:
     axes = [shape] if isinstance(shape, int) else list(shape)
     name = dtype_of(dtype)
     if name is None:
-        raise TensorError(f"{dtype!r} is no dtype; say tp.f32 or one of {', '.join(sorted(DTYPES))}")
+        raise TensorError(f"{dtype!r} is no dtype; say tp.f32, torch.float32, np.float32 or one of {', '.join(sorted(DTYPES))}")
     return axes, name
 
 

@@ -179,6 +179,8 @@ class Node:
         hang_limit: float | None = ...,
         trace: str | None = ...,
         console: bool = ...,
+        gpu_budget: int | None = ...,
+        gpu_share: float | None = ...,
     ) -> None: ...
     def spawn(
         self,
@@ -193,6 +195,8 @@ class Node:
         device: str | None,
         receive_on: str | None,
         beside: Address[Any] | None,
+        gpu_budget: int | None,
+        gpu_share: float | None,
     ) -> Address[Any]: ...
     def spawn_demo(self, interpreter: str, next: Address[Any]) -> Address[Any]: ...
     def channel(self, plan: Plan, key: int) -> tuple[Address[Any], Channel]: ...

@@ -137,6 +137,17 @@ def command(interpreter: str | os.PathLike[str] | None = None) -> list[str]:
 _running: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
+def _budget(asked: int | float | None) -> tuple[int | None, float | None]:
+    """The budget of a pool of a GPU: bytes, or a share of the GPU."""
+    if asked is None:
+        return None, None
+    if isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked < 2**63:
+        return asked, None
+    if isinstance(asked, float) and 0.0 < asked <= 1.0:
+        return None, asked
+    raise NodeError(f"gpu_budget={asked!r}: say bytes, as an int, or a share of the GPU, as a float above 0.0 and up to 1.0")
+
+
 class Node:
     """A node: this process, and the worker processes that it starts. Use it with ``with``: at the end of the block everything under
     way is finished and the workers end, after Ctrl-C too. A second Ctrl-C ends them at once. ::
@@ -151,6 +162,9 @@ class Node:
     A worker loads the module of its actor anew, and of a script all that does not stand under ``if __name__ == "__main__"``.
 
     ``host_budget``: bytes of host memory that each process may take for tensors.
+    ``gpu_budget``: what each process may take of each GPU for tensors that are sent, received and kept for others: bytes as an ``int``, or
+    a share of the GPU as a ``float``; 0.25 unless said otherwise. PyTorch may allocate more in an actor: that is the actor's own, and is
+    copied where it is sent.
     ``sharing``: how workers share a GPU: in time slices, ``"isolated"``, which is so unless said otherwise; ``"mps"``, as clients of an MPS
     daemon that the node starts and stops, where kernels overlap and the death of one worker takes the others on its GPU with it; ``"auto"``, that where
     it can be had.
@@ -166,6 +180,7 @@ class Node:
         self,
         *,
         host_budget: int | None = None,
+        gpu_budget: int | float | None = None,
         sharing: str | None = None,
         start_deadline: float | None = None,
         worker_log: str | None = None,
@@ -179,6 +194,7 @@ class Node:
         if not deadline >= 0:
             raise NodeError(f"deadline is a number of seconds from 0 on, and not {deadline}")
         self._deadline = deadline
+        gpu_bytes, gpu_share = _budget(gpu_budget)
         self._native = _Node(
             host_budget=host_budget,
             sharing=sharing,
@@ -188,6 +204,8 @@ class Node:
             hang_limit=hang_limit,
             trace=None if trace is None else os.fspath(trace),
             console=console,
+            gpu_budget=gpu_bytes,
+            gpu_share=gpu_share,
         )
         self._channels: weakref.WeakSet[Channel[Any]] = weakref.WeakSet()
         self._is_ending = threading.Event()
@@ -207,6 +225,7 @@ class Node:
         device: str | None = None,
         receive_on: str | None = None,
         beside: Address[Any] | None = None,
+        gpu_budget: int | float | None = None,
     ) -> Address[Any]:
         """Starts an actor in a worker of its own, as ``actor(*args, **kwargs)`` there, and waits until it takes messages. What it is
         given is pickled; addresses may be in it, and tensors go in messages.
@@ -222,17 +241,19 @@ class Node:
         otherwise.
         ``beside``: an actor of this node, in whose worker this one gets a thread, instead of a worker of its own. They share its
         interpreter, which runs the Python of one of them at a time, and its end.
+        ``gpu_budget``: as for :class:`Node`, for its worker alone.
 
         Raises :class:`SpawnError` with what went wrong there, and its traceback.
         """
-        if beside is not None and (interpreter is not None or environment):
-            raise SpawnError("beside=: the worker is there already, with its interpreter and its environment")
+        if beside is not None and (interpreter is not None or environment or gpu_budget is not None):
+            raise SpawnError("beside=: the worker is there already, with its interpreter, its environment and its budgets")
+        budget = _budget(gpu_budget)
         info = _actor.info(actor)
         _actor.handlers_of(actor)
         policy = restart if restart is not None else info.restart
         order = _worker.order_of(actor, args, dict(kwargs or {}))
         label = label or (None if name else actor.__name__)
-        return self._spawn(order, name, label, mailbox, policy, interpreter, environment, device, receive_on, beside)
+        return self._spawn(order, name, label, mailbox, policy, interpreter, environment, device, receive_on, beside, budget)
 
     def _spawn(
         self,
@@ -246,6 +267,7 @@ class Node:
         device: str | None,
         receive_on: str | None,
         beside: Address[Any] | None,
+        gpu_budget: tuple[int | None, float | None] = (None, None),
     ) -> Address[Any]:
         return self._native.spawn(
             *order,
@@ -258,6 +280,7 @@ class Node:
             device,
             receive_on,
             beside,
+            *gpu_budget,
         )
 
     def topic(

@@ -35,9 +35,40 @@ f16 = Annotated[float, Scalar("f16", tensors_only=True)]
 bf16 = Annotated[float, Scalar("bf16", tensors_only=True)]
 f32 = Annotated[float, Scalar("f32")]
 f64 = Annotated[float, Scalar("f64")]
+f8e4m3 = Annotated[float, Scalar("f8e4m3", tensors_only=True)]
+f8e5m2 = Annotated[float, Scalar("f8e5m2", tensors_only=True)]
+f4e2m1x2 = Annotated[float, Scalar("f4e2m1x2", tensors_only=True)]
+complex64 = Annotated[complex, Scalar("complex64", tensors_only=True)]
+complex128 = Annotated[complex, Scalar("complex128", tensors_only=True)]
 char = Annotated[str, Scalar("char")]
 
-DTYPES = frozenset("bool u8 u16 u32 u64 i8 i16 i32 i64 f16 bf16 f32 f64".split())
+_NAMES = {
+    "bool": "bool bool_",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "f8e4m3fnuz": "float8_e4m3fnuz",
+    "f8e5m2fnuz": "float8_e5m2fnuz",
+    "f8e8m0": "float8_e8m0fnu",
+    "f4e2m1x2": "float4_e2m1fn_x2",
+    "complex64": "complex64",
+    "complex128": "complex128",
+}
+"""The names that PyTorch, NumPy and ml_dtypes have for a dtype."""
+
+DTYPES = frozenset(_NAMES)
+_OURS = {theirs: ours for ours, names in _NAMES.items() for theirs in names.split()}
 DEVICES = frozenset(("host", "cuda"))
 
 
@@ -47,16 +78,18 @@ class TensorSpec:
     may be anything. It stands beside a tensor: ``Annotated[Tensor, TensorSpec(dtype="f32")]``.
     """
 
-    dtype: str | None = None
-    """Type of the elements, such as ``"f32"``."""
+    dtype: Any = None
+    """Type of the elements, such as ``"f32"``, ``tp.f32``, ``torch.float32`` or ``np.float32``."""
     shape: tuple[int | None, ...] | None = None
     """Extent of each axis, ``None`` for any."""
     device: str | None = None
     """Kind of device: ``"host"`` or ``"cuda"``."""
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise SchemaError(f"{self.dtype!r} is no dtype; there are {', '.join(sorted(DTYPES))}")
+        if self.dtype is not None:
+            if (name := dtype_of(self.dtype)) is None:
+                raise SchemaError(f"{self.dtype!r} is no dtype; there are {', '.join(sorted(DTYPES))}")
+            object.__setattr__(self, "dtype", name)
         if self.device is not None and self.device not in DEVICES:
             raise SchemaError(f'{self.device!r} is no kind of device; there are "host" and "cuda"')
         for axis in self.shape or ():
@@ -69,12 +102,32 @@ class ForGood:
     """Beside a tensor: its receiver has it alone, and may write it."""
 
 
+def _of_library(asked: Any) -> str | None:
+    """The name that PyTorch or NumPy has for ``asked``, where that is a dtype of theirs. Imports nothing."""
+    kind = type(asked)
+    if kind.__module__ == "torch" and kind.__name__ == "dtype":
+        return str(asked).removeprefix("torch.")
+    if kind.__module__.partition(".")[0] == "numpy" and isinstance(getattr(asked, "isnative", None), bool):
+        # Of numbers in the other order of bytes there are no tensors.
+        return str(asked.name) if asked.isnative else str(asked)
+    if isinstance(asked, type) and asked.__module__.partition(".")[0] in ("numpy", "ml_dtypes"):
+        return asked.__name__
+    return None
+
+
 def dtype_of(asked: Any) -> str | None:
-    """The name of a dtype, where ``asked`` is one."""
+    """The name of a dtype, where ``asked`` is one: ours, or one of PyTorch or NumPy. Raises :class:`SchemaError` for those of theirs of
+    which there are no tensors here."""
     if asked is bool:
         return "bool"
     if asked is float:
         return "f64"
+    if asked is complex:
+        return "complex128"
+    if (theirs := _of_library(asked)) is not None:
+        if (name := _OURS.get(theirs)) is None:
+            raise SchemaError(f"there are no tensors of {theirs}; there are those of {', '.join(sorted(DTYPES))}")
+        return name
     if isinstance(asked, str) and asked in DTYPES:
         return asked
     if get_origin(asked) is Annotated:
