@@ -5,6 +5,7 @@
 
 mod asks;
 mod bounds;
+mod changing;
 mod clocks;
 mod deaths;
 mod exclusive;
