@@ -270,6 +270,26 @@ class Mean:
     x: tp.Tensor[tp.f32]
 
 
+@tp.message(reply=tp.Tensor[tp.f32])
+class Fill:
+    """A share of what is free on the GPU."""
+
+    share: tp.f64
+
+
+@tp.actor
+class Hog:
+    """It fills its GPU with tensors of a GiB, and sends a part of the last."""
+
+    @tp.handler
+    def fill(self, fill: Fill) -> Any:
+        each = 1 << 30
+        count = int(torch.cuda.mem_get_info()[0] * fill.share) // each
+        kept = [torch.full((each // 4,), float(number), device=tp.env().device) for number in range(count)]
+        assert [int(tensor[7].item()) for tensor in kept] == list(range(count))
+        return kept[-1][:4]
+
+
 @tp.actor
 class HostSide:
     """It works on the host, and gets copies of what was on a GPU."""

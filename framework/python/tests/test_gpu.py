@@ -204,6 +204,18 @@ def test_the_program_sends_and_receives_gpu_tensors() -> None:
         assert node.tensors.copied == 20
 
 
+def test_an_actor_uses_all_of_its_gpu() -> None:
+    """The pool's budget, a quarter, bounds what is lent: the rest is memory of the GPU that is in no pool, and is copied when sent."""
+    import torch
+
+    count = int(torch.cuda.mem_get_info()[0] * 0.9) >> 30
+    with tp.Node(console=False) as node:
+        hog = node.spawn(app.Hog, device="cuda:0")
+        last = hog.ask(app.Fill(0.9), timeout=TIMEOUT).torch()
+        # Its process has a context of its own by then.
+        assert count - 4 <= last[0].item() + 1 <= count and last.tolist() == [last[0].item()] * 4
+
+
 def test_an_actor_on_the_host_refuses_gpu_tensors_and_gets_copies() -> None:
     import torch
 
