@@ -12,7 +12,7 @@ use tensorpost_core::foreign::{Transport, can_leave_by};
 use tensorpost_core::ids::DeviceId;
 use tensorpost_core::lease::PoolError;
 use tensorpost_core::limits::LENT_SHARE;
-use tensorpost_core::tensor::{DeviceStream, DlPackReady, Tensor, TensorError};
+use tensorpost_core::tensor::{DeviceStream, Tensor, TensorError};
 
 use crate::cuda;
 use crate::encode;
@@ -203,20 +203,15 @@ impl Context {
     }
 
     fn copied(&self, tensor: &Tensor) -> Result<Tensor, TensorError> {
-        if let Some(stream) = self.stream_for(tensor.device()) {
-            let copy = stream.copy(tensor)?;
-            if self.opened.is_some() {
-                // Its sender works on another stream, and may write it as soon as the send returns.
-                copy.wait(None)?;
-            }
-            return Ok(copy.freeze());
+        let on_gpu = self.stream_for(tensor.device());
+        let is_in_order = on_gpu.is_some() && self.opened.is_none();
+        let stream = on_gpu.map_or_else(|| self.host_stream(), |stream| Ok(stream.into_owned()))?;
+        let copy = stream.copy(tensor)?;
+        if !is_in_order {
+            // Its sender works on the host or on another stream, and may write it as soon as the send
+            // returns.
+            copy.wait(None)?;
         }
-        let stream = self.host_stream()?;
-        // By DLPack, because its clock may be another node's.
-        let here = stream.from_dlpack(tensor.to_dlpack()?, DlPackReady::Now)?;
-        let copy = stream.copy(&here)?;
-        // Whoever sent it may write its memory as soon as the send returns.
-        copy.wait(None)?;
         Ok(copy.freeze())
     }
 }

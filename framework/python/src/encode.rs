@@ -85,7 +85,12 @@ pub(crate) fn place_of(
 
 fn with_state(plan: &Plan, value: &Bound<'_, PyAny>, state: State<'_>) -> Result<(Vec<u8>, Vec<Tensor>)> {
     let typed = Typed { plan, node: plan.root, value, state: &state };
-    match codec::encode(&typed, Vec::with_capacity(BODY)) {
+    let encoded = match state.context {
+        // By which node the addresses in it go.
+        Some(context) => codec::encode_in(&typed, Vec::with_capacity(BODY), context.transport.domain()),
+        None => codec::encode(&typed, Vec::with_capacity(BODY)),
+    };
+    match encoded {
         Ok(encoded) => Ok((encoded.body, state.tensors.into_inner())),
         Err(error) => Err(state.failed.into_inner().unwrap_or_else(|| match error {
             EncodeError::Serialise(error) => Failure::new(error.to_string()),

@@ -146,6 +146,7 @@ impl PyNode {
     ) -> PyResult<PyAddress> {
         let (node, context) = self.running(py)?;
         let known = |beside: &PyAddress| {
+            self.owns(py, beside)?;
             self.workers.lock().get(&beside.raw.actor()).copied().ok_or_else(|| {
                 let why = format!("beside={}: this node has started no such actor", beside.raw.actor());
                 exception(py, "SpawnError", why)
@@ -191,6 +192,19 @@ impl PyNode {
         let (raw, worker) = started.map_err(|error| exception(py, "SpawnError", error.to_string()))?;
         self.workers.lock().insert(raw.actor(), worker);
         Ok(PyAddress::new(raw, context))
+    }
+
+    /// Raises where an address is of another node: its actors' numbers mean others here.
+    fn owns(&self, py: Python<'_>, address: &PyAddress) -> PyResult<()> {
+        if Arc::ptr_eq(&address.context.transport, &self.running(py)?.1.transport) {
+            return Ok(());
+        }
+        let why = format!(
+            "the address of {} is of another node of this program, and no actor of this one has a way to it; give the address of an actor \
+             or a channel of this node, which sends the messages on",
+            address.raw.actor()
+        );
+        Err(exception(py, "SpawnError", why))
     }
 
     /// The actor of Rust in the demonstration.

@@ -133,6 +133,36 @@ class Read:
     until: tp.u64
 
 
+@tp.message(reply=list[tp.u64])
+class Look:
+    how: str
+    values: tp.Tensor[tp.u64]
+    begins: tp.Address[Seen]
+
+
+@tp.message
+class Bytes:
+    values: tp.Tensor[tp.u64]
+
+
+@tp.actor
+class Looker:
+    """Looks at a tensor that may not be there yet."""
+
+    @tp.handler
+    def look(self, m: Look) -> list[int]:
+        if m.how == "bytes of a busy process":
+            # So that clocks of its own are further on than any that it is to wait for.
+            for _ in range(500):
+                tp.Tensor(np.arange(4, dtype=np.uint64)).tobytes()
+        m.begins.send(Seen(m.how))
+        if m.how == "numpy":
+            return [int(x) for x in m.values.numpy()]
+        if m.how == "copy":
+            return [int(x) for x in np.from_dlpack(m.values, copy=True)]
+        return [int(x) for x in np.frombuffer(m.values.tobytes(), np.uint64)]
+
+
 @tp.actor
 class Replies:
     """Most of its replies cannot be sent."""

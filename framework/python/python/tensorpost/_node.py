@@ -251,7 +251,10 @@ class Node:
         info = _actor.info(actor)
         _actor.handlers_of(actor)
         policy = restart if restart is not None else info.restart
-        order = _worker.order_of(actor, args, dict(kwargs or {}))
+        met: list[Address[Any]] = []
+        order = _worker.order_of(actor, args, dict(kwargs or {}), met=met)
+        for address in met:
+            self._native.owns(address)
         label = label or (None if name else actor.__name__)
         return self._spawn(order, name, label, mailbox, policy, interpreter, environment, device, receive_on, beside, budget)
 

@@ -16,7 +16,7 @@ from ._actor import Restart
 from ._compile import interface_of, plan_of
 from ._errors import DeadlineError, NodeError, PipelineError, SchemaError
 from ._message import info_of
-from ._native import End, Feed, Running, check_pipeline, describe_pipeline, differences, run_pipeline
+from ._native import Address, End, Feed, Running, check_pipeline, describe_pipeline, differences, run_pipeline
 from ._node import Node, command, terminable
 
 _SLICE = 0.05
@@ -274,6 +274,7 @@ class Pipeline:
         self._steps: list[dict[str, Any]] = []
         self._flows = 0
         self._calls: list[tuple[Callable[[Any], object], type]] = []
+        self._met: list[Address[Any]] = []
         self._feeds: list[tuple[Iterable[Any], type]] = []
 
     def source(
@@ -333,6 +334,8 @@ class Pipeline:
                 return self._run_on(own)
 
     def _run_on(self, node: Node) -> Report:
+        for address in self._met:
+            node._native.owns(address)
         plans = [plan_of(item) for _, item in self._calls]
         running, feeds, channels = run_pipeline(node._native, *self._written(), plans)
         return _Followed(self, running, feeds, channels).end()
@@ -359,7 +362,7 @@ class Pipeline:
             raise NodeError('a worker runs no pipeline; put the program under `if __name__ == "__main__":`')
         made = None
         if form is not None:
-            made = (*_worker.order_of(form.of, args, dict(kwargs or {})), *_stage.schemas_of(form))
+            made = (*_worker.order_of(form.of, args, dict(kwargs or {}), met=self._met), *_stage.schemas_of(form))
         policy = options.pop("restart", None)
         step = {
             "kind": kind,

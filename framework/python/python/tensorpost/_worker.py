@@ -27,9 +27,13 @@ _began_in = _main.first_folder
 class _Pickler(pickle.Pickler):
     needs: str | None = None
     """Something of it that is in the program's main module."""
+    met: list[Address[Any]] | None = None
+    """Where the addresses in it are put."""
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, Address):
+            if self.met is not None:
+                self.met.append(obj)
             return "address", obj._bytes()
         if isinstance(obj, Tensor):
             raise NodeError("the arguments hold a tensor; start the actor without it, and send it in a message")
@@ -60,10 +64,14 @@ def place_of(cls: type) -> str:
     return f"{module}:{cls.__qualname__}"
 
 
-def order_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
-    """Names an actor's class for a worker, and pickles the rest that it needs."""
+def order_of(
+    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, met: list[Address[Any]] | None = None
+) -> tuple[str, bytes]:
+    """Names an actor's class for a worker, and pickles the rest that it needs. ``met`` gets the addresses in it, which have to be
+    of the worker's node."""
     name, inner = place_of(cls), io.BytesIO()
     pickler = _Pickler(inner, protocol=5)
+    pickler.met = met
     try:
         pickler.dump((args, kwargs))
     except NodeError:
