@@ -33,7 +33,7 @@ const WAITING_AT: usize = CLOCKS_AT + MAX_STREAMS * LINE;
 const PAGE_BYTES: usize = (WAITING_AT + MAX_PROCESSES * size_of::<u32>()).next_multiple_of(4096);
 /// Where on a clock's line it says whether a device writes it, which wakes nobody.
 const DEVICE_AT: usize = 8;
-/// Where on a clock's line the largest value stands that was promised of it. Whoever asks for that has just read the clock.
+/// Where on a clock's line the largest value stands that was promised of it. A reader of it has just read the clock.
 const PROMISED_AT: usize = 16;
 /// Where in a clock's eight bytes the half is that every advance changes.
 const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 4 };
@@ -214,7 +214,7 @@ impl ClockPage {
     pub(crate) fn promise(&self, slot: u16, value: u64) {
         let word = clock_at(slot).and_then(|at| self.mapping.word64(at + PROMISED_AT));
         if let Some(word) = word.filter(|word| !passed(word.load(Ordering::Relaxed), value)) {
-            // What carries the value to others orders this before it: a ring, a socket.
+            // The ring or socket that carries the value to others orders this before it.
             word.store(value, Ordering::Relaxed);
         }
     }

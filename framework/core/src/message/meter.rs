@@ -41,7 +41,7 @@ thread_local! {
     static BEGAN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What unwinds out of a decoding whose type holds itself without an end.
+/// The payload that unwinds out of a decoding whose type holds itself without an end.
 pub(super) struct TooDeep;
 
 /// As long as it lives, errors on this thread look at how deep they are.

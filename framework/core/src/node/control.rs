@@ -112,14 +112,14 @@ pub(crate) enum Down {
     Exit { comes_back: bool },
 }
 
-/// What a worker of ours may say at length. A record of its log is cut before it is sent, and all else is short.
+/// The messages of a worker that may be long. A record of its log is cut before it is sent, and all else is short.
 const LONG: [&str; 4] = ["Node", "Metrics", "HangProbe", "UserMetrics"];
 
 impl Up {
-    /// What a worker has said, [bounded](Self::bounded).
+    /// Reads a message of a worker, [bounded](Self::bounded).
     ///
     /// # Errors
-    /// WIRE-1: nothing that a worker of ours says. What it says at too great a length is not even decoded (MBX-2).
+    /// WIRE-1: nothing that a worker of ours says. One that is too long is not even decoded (MBX-2).
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, ControlError> {
         // A map of one entry, under the name of the variant.
         let says = |name: &&str| {

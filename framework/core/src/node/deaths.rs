@@ -29,7 +29,7 @@ pub(crate) struct Deaths {
     rounds: Rounds,
     /// `None` where only the bookkeeping is wanted.
     epoch_page: Option<Arc<EpochPage>>,
-    /// Of the node's own process.
+    /// The clocks of the node's own process.
     own: Option<Arc<ClockPage>>,
     /// The pages of workers that live, or whose clocks are still to be released.
     pages: HashMap<ProcessId, Arc<ClockPage>>,
@@ -63,7 +63,7 @@ impl Deaths {
         }
     }
 
-    /// What others send comes by way of this process.
+    /// Messages of other hosts come by way of this process.
     #[cfg(feature = "hosts")]
     pub(crate) fn say_gateway(&self, gateway: ProcessId) {
         if let Some(epoch_page) = &self.epoch_page {

@@ -75,8 +75,8 @@ impl<M: GpuMessage> Channel<M> {
         self.recv_from().await.map(|(_, message)| message)
     }
 
-    /// [`recv`](Self::recv), with the process that has sent the message. What stands in a message is the word of whoever sent
-    /// it; this is not.
+    /// [`recv`](Self::recv), with the process that has sent the message. A sender may lie in its message, and not
+    /// about this.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).

@@ -209,7 +209,7 @@ impl Hangs {
         seen.unanswered = None;
         seen.reported.remove(&Said::Silent);
         let before = std::mem::take(&mut seen.mailboxes);
-        // Of the actors of others a process says nothing.
+        // A process says nothing of the actors of others.
         let is_own = |actor: &ActorProbe| {
             broker.roster.actor(actor.actor).is_some_and(|entry| entry.location.process == process)
         };

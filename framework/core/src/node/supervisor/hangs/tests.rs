@@ -1,4 +1,4 @@
-//! What a worker says of its waits, against what the clock pages show.
+//! A worker tells of its waits, and the clock pages show another thing.
 
 use super::*;
 use crate::clock::ProcessPages;
@@ -28,7 +28,7 @@ impl Hangs {
         self.seen.entry(process).or_default().unanswered = Some((self.round, Instant::now()));
     }
 
-    /// What worker 1 says of its waits, in answer to a look.
+    /// Worker 1 tells of its waits, in answer to a look.
     fn hears(&mut self, broker: &Broker, waits: &[WaitProbe]) -> Result<(), String> {
         self.asked(process(1));
         let hang_probe = HangProbe { actors: Vec::new(), waits: waits.to_vec() };
@@ -64,7 +64,7 @@ fn a_wait_for_what_nobody_promised_is_a_lie_that_names_its_teller() {
         assert!(said.contains("has not promised"), "{said}");
         assert!(!hangs.is_victim_in(2 * LIMIT), "{lie:?} makes nobody a victim");
     }
-    // What is true beside it is kept.
+    // A true one beside it is kept.
     hangs.hears(&broker, &[wait(process(2), 3, 8), wait(process(2), 3, 7)]).unwrap_err();
     assert!(hangs.is_victim_in(LIMIT));
 }
