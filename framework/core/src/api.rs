@@ -202,6 +202,12 @@ pub mod tensor {
     pub use crate::tensor::{DlPack, DlPackReady};
 }
 
+/// Forks, for the crates on top of this one.
+#[doc(hidden)] // for the pipelines and for published state
+pub mod fork {
+    pub use crate::os::fork::{INHERITED, Inert, PerProcess};
+}
+
 /// For tests of your own programs (feature `testing`).
 ///
 /// [`test`](macro@testing::test) is `#[test]` for what starts a node. [`fault`](mod@testing::fault) has one of the program's processes

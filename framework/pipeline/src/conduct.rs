@@ -16,6 +16,7 @@ use futures_util::StreamExt;
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use futures_util::stream::FuturesUnordered;
 use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Registry, Send};
+use tensorpost_core::api::fork::Inert;
 use tensorpost_core::api::node::{ProcessId, Restart, Supervisor};
 use tokio::sync::mpsc;
 
@@ -565,11 +566,14 @@ impl Conductor {
 
 /// How the program speaks to the conductor.
 #[derive(Clone, Debug)]
-pub(super) struct Handle(pub(super) Arc<mpsc::UnboundedSender<Command>>);
+pub(super) struct Handle(pub(super) Arc<Inert<mpsc::UnboundedSender<Command>>>);
 
 impl Handle {
     pub(super) fn give(&self, command: Command) {
-        // A pipeline that has ended needs no command.
-        let _ = self.0.send(command);
+        // In a forked child of the program it is its parent's.
+        if !self.0.is_inherited() {
+            // A pipeline that has ended needs no command.
+            let _ = self.0.send(command);
+        }
     }
 }

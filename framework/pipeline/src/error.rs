@@ -1,6 +1,7 @@
 //! The errors of pipelines.
 
 use tensorpost_core::api::device::DeviceError;
+use tensorpost_core::api::fork::INHERITED;
 use tensorpost_core::api::node::{ActorError, NodeError, SpawnError};
 
 use super::report::Report;
@@ -92,6 +93,9 @@ pub enum PipelineError {
     /// The node did not start.
     #[error(transparent)]
     Node(#[from] NodeError),
+    /// This process was forked from the program's, where the pipeline runs.
+    #[error("{INHERITED}")]
+    Forked,
     /// A stage's worker did not start.
     #[error("no worker for stage `{stage}`: {source}")]
     Worker {

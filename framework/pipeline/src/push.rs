@@ -115,7 +115,8 @@ impl Unserved {
                     AskFailure::Refused(Refusal::Tainted(_)) => Cause::Tainted,
                     AskFailure::Refused(Refusal::Undelivered(_) | Refusal::BadReply(_))
                     | AskFailure::BadReply(_)
-                    | AskFailure::Blocking => Cause::Unread,
+                    | AskFailure::Blocking
+                    | AskFailure::Forked => Cause::Unread,
                     AskFailure::Refused(_) | AskFailure::ProcessExited(_) => Cause::Outside,
                 };
                 (failure.to_string(), Some(cause))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tensorpost_core::api::fork::Inert;
 use tensorpost_core::api::node::{Node, NodeBuilder, Sharing};
 use tokio::sync::{mpsc, watch};
 
@@ -25,7 +26,7 @@ use super::work::{register_source, register_stage};
 #[must_use = "dropping it cancels the pipeline"]
 pub struct Running {
     handle: Handle,
-    thread: Option<JoinHandle<Result<Report, PipelineError>>>,
+    thread: Option<Inert<JoinHandle<Result<Report, PipelineError>>>>,
     /// Its stages, with how the number of their replicas may change.
     stages: Vec<(String, Option<Scale>)>,
     /// Closed when it has ended.
@@ -250,8 +251,8 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
         result
     })?;
     Ok(Running {
-        handle: Handle(Arc::new(sender)),
-        thread: Some(thread),
+        handle: Handle(Arc::new(Inert::new(sender))),
+        thread: Some(Inert::new(thread)),
         stages,
         ended,
         until: None,
@@ -373,7 +374,7 @@ impl Running {
 
     /// Whether it has ended.
     pub fn is_finished(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        self.thread.as_ref().is_none_or(|thread| thread.is_inherited() || thread.is_finished())
     }
 
     /// The node that it runs on, if that is its own.
@@ -383,6 +384,7 @@ impl Running {
 
     fn end(&mut self) -> Result<Report, PipelineError> {
         let Some(thread) = self.thread.take() else { return Ok(Report::default()) };
+        let thread = thread.into_inner().ok_or(PipelineError::Forked)?;
         let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         if let Some(node) = self.node.take() {
             let killed = matches!(result, Err(PipelineError::Killed { .. }));
@@ -399,7 +401,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if self.thread.is_some() {
             self.cancel();
-            if let Some(thread) = self.thread.take()
+            if let Some(thread) = self.thread.take().and_then(Inert::into_inner)
                 && let Ok(Err(error)) = thread.join()
             {
                 tracing::warn!(target: "tensorpost::pipeline", %error, "a pipeline that was dropped had failed");

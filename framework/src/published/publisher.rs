@@ -9,11 +9,12 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use serde::{Deserialize, Serialize};
 use tensorpost_core::api::actor::{Address, Ask, AskError, LookupError};
+use tensorpost_core::api::fork::PerProcess;
 use tokio::runtime::{Builder, Handle};
 
 use super::{Follower, Publish, Publishable};
@@ -122,15 +123,14 @@ impl<M: Publishable> Publisher<M> {
 /// The thread of this process that waits for what was put. It is not that of an actor, whose runtime may end before the
 /// value is sent, and stays as long as the process.
 fn waiting_thread() -> Option<&'static Handle> {
-    static THREAD: OnceLock<Option<Handle>> = OnceLock::new();
-    let start = || {
+    static THREAD: PerProcess<Option<Handle>> = PerProcess::new(|| {
         let runtime = Builder::new_current_thread().enable_time().build().ok()?;
         let handle = runtime.handle().clone();
         let run = move || runtime.block_on(std::future::pending::<()>());
         std::thread::Builder::new().name("tensorpost-put".into()).spawn(run).ok()?;
         Some(handle)
-    };
-    THREAD.get_or_init(start).as_ref()
+    });
+    THREAD.get().as_ref()
 }
 
 /// The future of [`Publisher::publish`].

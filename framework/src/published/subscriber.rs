@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tensorpost_core::api::actor::{Address, AskError, Env, LookupError, Registry};
+use tensorpost_core::api::fork::{INHERITED, Inert};
 use tensorpost_core::api::node::Node;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
@@ -29,7 +30,7 @@ pub struct Subscriber<M: Publishable> {
     newest: watch::Receiver<Option<Arc<Version<M>>>>,
     of: Arc<Followed>,
     /// Ends the task that asks, by being dropped.
-    _asking: Arc<oneshot::Sender<()>>,
+    asking: Arc<Inert<oneshot::Sender<()>>>,
 }
 
 /// What is followed.
@@ -39,10 +40,16 @@ struct Followed {
     found: AtomicBool,
 }
 
-/// There will be no more versions: the node is shutting down. What was there last stays.
+/// There will be no more versions. The last one stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the node is shutting down; no more versions will come")]
-pub struct TopicClosed;
+pub enum TopicClosed {
+    /// The node is shutting down.
+    #[error("the node is shutting down; no more versions will come")]
+    NodeStopping,
+    /// This process was forked from the one that follows the topic.
+    #[error("{INHERITED}")]
+    Forked,
+}
 
 /// There was no version in time, see [`Subscriber::ready`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -129,7 +136,7 @@ impl<M: Publishable> Subscriber<M> {
                 _ = dropped => {}
             }
         });
-        Subscriber { newest: reader, of, _asking: Arc::new(asking) }
+        Subscriber { newest: reader, of, asking: Arc::new(Inert::new(asking)) }
     }
 
     /// The latest version, as soon as there is one: at once where one has come, or else when the first does. For
@@ -143,10 +150,13 @@ impl<M: Publishable> Subscriber<M> {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn ready(&mut self, within: Duration) -> Result<Arc<Version<M>>, NotReady> {
+        if self.asking.is_inherited() {
+            return Err(TopicClosed::Forked.into());
+        }
         let first = self.newest.wait_for(Option::is_some);
         if let Ok(first) = timeout(within, first).await {
             let version = first.ok().and_then(|version| version.clone());
-            return version.ok_or(NotReady::Closed(TopicClosed));
+            return version.ok_or(NotReady::Closed(TopicClosed::NodeStopping));
         }
         let topic = self.of.found.load(Ordering::Relaxed);
         Err(NotReady::Late { name: self.of.name.clone(), within, topic })
@@ -169,7 +179,10 @@ impl<M: Publishable> Subscriber<M> {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn changed(&mut self) -> Result<(), TopicClosed> {
-        self.newest.changed().await.map_err(|_| TopicClosed)
+        if self.asking.is_inherited() {
+            return Err(TopicClosed::Forked);
+        }
+        self.newest.changed().await.map_err(|_| TopicClosed::NodeStopping)
     }
 }
 
@@ -189,7 +202,7 @@ async fn follow<M: Publishable>(
                 }
             }
             Err(LookupError::Unknown(_) | LookupError::Blocking(_)) => {}
-            Err(LookupError::NodeExited) => return,
+            Err(LookupError::NodeExited | LookupError::Forked) => return,
         }
         sleep(pause).await;
         pause = (2 * pause).min(LONGEST_PAUSE);
@@ -228,11 +241,7 @@ async fn ask<M: Publishable>(
 
 impl<M: Publishable> Clone for Subscriber<M> {
     fn clone(&self) -> Self {
-        Subscriber {
-            newest: self.newest.clone(),
-            of: Arc::clone(&self.of),
-            _asking: Arc::clone(&self._asking),
-        }
+        Subscriber { newest: self.newest.clone(), of: Arc::clone(&self.of), asking: Arc::clone(&self.asking) }
     }
 }
 

@@ -3,6 +3,7 @@
 mod complaints;
 mod deaths;
 mod faults;
+mod forks;
 mod groups;
 mod hangs;
 mod hostile;
@@ -19,6 +20,7 @@ tensorpost_tests::modules!(
     complaints,
     deaths,
     faults,
+    forks,
     groups,
     hangs,
     hostile,
@@ -31,7 +33,7 @@ tensorpost_tests::modules!(
 );
 
 fn main() {
-    if node_death::play() {
+    if forks::play() || node_death::play() {
         return;
     }
     harness::run_waiting(program, cases())

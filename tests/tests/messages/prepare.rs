@@ -221,7 +221,7 @@ fn a_subscriber_says_what_it_waited_for(builder: Builder) {
     let mut never = Subscriber::<Weights>::follow(&node, "nothing");
     drop(node.shutdown(LONG));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    assert_eq!(runtime.block_on(never.ready(LONG)), Err(NotReady::Closed(TopicClosed)));
+    assert_eq!(runtime.block_on(never.ready(LONG)), Err(NotReady::Closed(TopicClosed::NodeStopping)));
 }
 
 // The first that a process puts finds no link to the topic's.

@@ -15,6 +15,7 @@ use crate::clock::NodeNumber;
 use crate::ids::ActorId;
 use crate::message::portable::{Describer, Portable, Shape};
 use crate::message::{GpuMessage, message_key, scope};
+use crate::os::fork::INHERITED;
 #[cfg(feature = "foreign")]
 use crate::transport::LeaseLimit;
 use crate::transport::Transport;
@@ -78,6 +79,9 @@ pub enum LookupError {
     /// The node is gone.
     #[error("the node has ended")]
     NodeExited,
+    /// This process was forked from one of the node's.
+    #[error("{INHERITED}")]
+    Forked,
 }
 
 /// Why a name was not registered.
@@ -108,13 +112,17 @@ pub enum RegisterError {
     /// The node is gone.
     #[error("the node has ended")]
     NodeExited,
+    /// This process was forked from one of the node's.
+    #[error("{INHERITED}")]
+    Forked,
 }
 
 impl<M: GpuMessage> Address<M> {
     pub(crate) fn new(transport: Arc<Transport>, actor: ActorId, location: Location, takes: bool) -> Self {
-        let location = transport.location_of(actor, location);
+        let forked = transport.is_inherited();
+        let location = if forked { location } else { transport.location_of(actor, location) };
         // Made now, the link is there when the first message is sent. Of an actor of another host the location is one there.
-        if !transport.meets_foreign(actor) && location.process != transport.process() {
+        if !forked && !transport.meets_foreign(actor) && location.process != transport.process() {
             let _ = transport.link(location.process);
         }
         Address { transport, actor, location, takes, key: message_key::<M>(), message: PhantomData }
@@ -215,6 +223,9 @@ pub(crate) async fn lookup<M: GpuMessage>(
     transport: &Arc<Transport>,
     name: &str,
 ) -> Result<Address<M>, LookupError> {
+    if transport.is_inherited() {
+        return Err(LookupError::Forked);
+    }
     if would_stand().await {
         return Err(LookupError::Blocking(name.to_owned()));
     }
@@ -231,6 +242,9 @@ pub(crate) async fn register(
     name: &str,
     actor: ActorId,
 ) -> Result<(), RegisterError> {
+    if transport.is_inherited() {
+        return Err(RegisterError::Forked);
+    }
     let result = transport.register(name.to_owned(), actor).await;
     let result = result.map_err(|ControlChannelClosed| RegisterError::NodeExited)?;
     #[cfg(feature = "hosts")]
@@ -308,7 +322,9 @@ impl<M> Serialize for Address<M> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         goes_out_by(self.transport.domain().node())?;
         // Of an actor that was restarted since, the new location: its reader need not ask for it.
-        (self.actor, self.transport.location_of(self.actor, self.location)).serialize(serializer)
+        let forked = self.transport.is_inherited();
+        let now = || self.transport.location_of(self.actor, self.location);
+        (self.actor, if forked { self.location } else { now() }).serialize(serializer)
     }
 }
 

@@ -135,6 +135,10 @@ impl<M: GpuMessage> Future for Ask<M> {
         if let Poll::Ready(outcome) = this.poll_reply(cx) {
             return Poll::Ready(outcome);
         }
+        if this.address.transport().is_inherited() {
+            // The reply goes to the parent.
+            return Poll::Ready(Err(AskError::NoReply(AskFailure::Forked)));
+        }
         if stands_still(cx) {
             if this.sending.is_none() {
                 return Poll::Ready(Err(AskError::NoReply(AskFailure::Blocking)));

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::ids::ProcessId;
 use crate::lease::PoolError;
 use crate::message::{EncodeError, TensorCheckError};
+use crate::os::fork::INHERITED;
 use crate::tensor::TensorError;
 use crate::transport::AskFailure;
 use crate::transport::lifecycle::{EndReason, ExitedProcess};
@@ -57,6 +58,9 @@ pub enum SendFailure {
          handler returns (`ResponseFuture`) or in `prepare`; or use `try_send`"
     )]
     Blocking,
+    /// This process was forked from the one that the address is of.
+    #[error("{INHERITED}")]
+    Forked,
     /// The actor does not take this type.
     #[error("the actor does not handle {0}; list it in `RemoteActor::handles` with `on.message::<{0}>()`")]
     Unregistered(&'static str),

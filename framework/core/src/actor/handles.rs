@@ -332,6 +332,9 @@ impl<R> LocalReceipt<R> {
 
     /// Answers, where somebody has asked.
     fn answer(&mut self, with: impl FnOnce(&Transport) -> Result<R, AskFailure>) {
+        if self.transport.is_inherited() {
+            return;
+        }
         let Some(answer) = self.answer.take() else { return };
         let with = with(&self.transport);
         self.transport.publish_before_local_answer(self.asked_on);
@@ -347,6 +350,11 @@ impl<R> LocalReceipt<R> {
 
 impl<R> Drop for LocalReceipt<R> {
     fn drop(&mut self) {
+        if self.transport.is_inherited() {
+            // The parent answers, and wakes the asker there.
+            std::mem::forget(self.answer.take());
+            return;
+        }
         self.answer(|_| Err(AskFailure::Refused(Refusal::of_an_end())));
         self.credits.hand_back();
         self.transport.done();
@@ -358,6 +366,14 @@ impl<R: serde::Serialize> Done<R> {
         match self {
             Done::Remote(receipt) => receipt.wants_reply(),
             Done::Local(receipt) => receipt.answer.is_some(),
+        }
+    }
+
+    #[cfg(feature = "foreign")]
+    fn is_inherited(&self) -> bool {
+        match self {
+            Done::Remote(receipt) => receipt.transport().is_inherited(),
+            Done::Local(receipt) => receipt.transport.is_inherited(),
         }
     }
 

@@ -37,7 +37,7 @@ use crate::ids::{ActorId, DeviceId};
 use crate::observe::hang_probe::{ActorProbe, count_note};
 use crate::observe::metrics::{ActorMetrics, Meter, Tally};
 use crate::observe::trace::{Of, Tracer};
-use crate::os::{monotonic_ns, vital};
+use crate::os::{Birth, fork, monotonic_ns, vital};
 use crate::stream::Stream;
 use crate::stream::turn::{self, Turn};
 use crate::transport::Transport;
@@ -50,6 +50,8 @@ mod channel;
 mod tests;
 pub use channel::{Channel, ChannelError};
 
+/// The status of a forked child whose handler panics: that of a program whose main thread does.
+const PANICKED: i32 = 101;
 /// Envelopes handled before other tasks of the thread get their turn.
 const BATCH: usize = 64;
 /// Short handlers share a turn for this long, in nanoseconds, so that what they send is published together.
@@ -80,6 +82,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     taken: AtomicUsize,
     /// Whether the task may be opening some that it has taken out. Set under the queue's lock.
     opening: AtomicBool,
+    birth: Birth,
 }
 
 /// The state of an actor.
@@ -120,6 +123,14 @@ pub(super) trait Close: std::marker::Send + Sync {
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
+    /// Ends a forked child whose handler is done: the actor is its parent's.
+    #[inline]
+    fn end_fork(&self, status: i32) {
+        if self.birth.is_inherited() {
+            fork::end(status);
+        }
+    }
+
     pub(super) fn new(env: &Env, receive: Receive, how: How) -> Arc<Self> {
         let Env { transport, stream, name, actor, location, tally, .. } = env;
         let device = stream.pool().device_id();
@@ -130,6 +141,7 @@ impl<A: RemoteActor> ActorInbox<A> {
         tracer.name(Of::Stream, u64::from(stream.backend().clock_slot()), name);
         handles.keys().into_iter().for_each(|(name, key)| tracer.name(Of::Message, key, name));
         Arc::new(ActorInbox {
+            birth: Birth::here(),
             how,
             actor,
             name: name.clone(),
@@ -443,7 +455,12 @@ impl<A: RemoteActor> InboxTask<A> {
         }
         let _acting = self.inbox.tracer().acting(self.inbox.actor);
         let activity = self.inbox.activity.as_ref();
-        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {
+        let mut poll = || {
+            let polled = Pin::new(&mut self.pending).poll_next(task);
+            self.inbox.end_fork(0);
+            polled
+        };
+        while let Poll::Ready(Some(())) = poll() {
             if let Some(activity) = activity {
                 activity.resolved.store(activity.resolved.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             }
@@ -488,6 +505,7 @@ impl<A: RemoteActor> InboxTask<A> {
             let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.envelope.origin());
             self.inbox.set_handling(true);
             let opened = catch_unwind(AssertUnwindSafe(|| self.inbox.open(queued, actor, ctx, waker)));
+            self.inbox.end_fork(if opened.is_ok() { 0 } else { PANICKED });
             self.inbox.set_handling(false);
             drop(handling);
             let now = monotonic_ns();
@@ -572,6 +590,7 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
 
 impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
+        self.inbox.end_fork(PANICKED);
         let panicked = || std::thread::panicking().then(|| EndReason::HandlerPanic("it panicked".to_owned()));
         let failure = self.failure.take().or_else(panicked);
         let ActorInbox { actor, location, .. } = *self.inbox;

@@ -48,6 +48,7 @@ fn route_to<M: GpuMessage>(address: &Address<M>) -> Result<Route, SendFailure> {
         NoRoute::GaveUp(reason) => SendFailure::GaveUp(reason),
         NoRoute::Exited(exited) => SendFailure::ProcessExited(exited),
         NoRoute::Lack(why) => SendFailure::NoLink(why.to_string()),
+        NoRoute::Forked => SendFailure::Forked,
     })
 }
 
@@ -342,6 +343,13 @@ impl<M: GpuMessage> Sending<M> {
         self.fail(lacked.map_or(SendFailure::TimedOut, |limit| SendFailure::LeasesOut(limit.to_string())));
     }
 
+    /// In a forked child: the place in the queue is the parent's, and a thread that is not here may have its lock.
+    fn leave_to_parent(&mut self) {
+        if matches!(self.state, State::Waiting(..)) {
+            std::mem::forget(std::mem::replace(&mut self.state, State::Told));
+        }
+    }
+
     /// Fails where it waits. A poll makes no attempt from now on.
     pub(super) fn withdraw(&mut self) {
         if matches!(self.state, State::Waiting(..)) {
@@ -351,6 +359,11 @@ impl<M: GpuMessage> Sending<M> {
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, SendError<M>>> {
         while let (State::Waiting(route, location), Some(address)) = (&self.state, &self.address) {
+            if address.transport().is_inherited() {
+                self.leave_to_parent();
+                self.fail(SendFailure::Forked);
+                break;
+            }
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
             let lent = address.transport().lending_stamp();
@@ -404,6 +417,14 @@ impl<M: GpuMessage> Sending<M> {
                 None => Poll::Pending,
             },
             State::Told | State::Waiting(..) => Poll::Pending,
+        }
+    }
+}
+
+impl<M: GpuMessage> Drop for Sending<M> {
+    fn drop(&mut self) {
+        if self.address.as_ref().is_some_and(|address| address.transport().is_inherited()) {
+            self.leave_to_parent();
         }
     }
 }

@@ -3,7 +3,7 @@
 //! * Death of the watched: that is the event. Death of the watcher: its watching ends with its life.
 //! * Close: when the node ends, a [`Watch`] ends too.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use tokio::runtime::Builder;
 use tokio::sync::broadcast;
@@ -14,6 +14,7 @@ use super::{Address, Env};
 use crate::ids::ActorId;
 use crate::limits::WATCH_EVENTS;
 use crate::message::GpuMessage;
+use crate::os::{Inert, PerProcess};
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 use crate::transport::{Tell, Transport, Watcher};
 
@@ -23,7 +24,7 @@ use crate::transport::{Tell, Transport, Watcher};
 #[derive(Debug)]
 pub struct Watch {
     actor: ActorId,
-    events: broadcast::Receiver<Lifecycle>,
+    events: Inert<broadcast::Receiver<Lifecycle>>,
     missed: u64,
 }
 
@@ -34,7 +35,7 @@ impl Watch {
         let actor = address.actor();
         // By the address's own node, whichever node is asked: another one has other actors of these numbers.
         address.transport().watch(actor, Watcher { name: None, tell: pass_on(to) });
-        Watch { actor, events, missed: 0 }
+        Watch { actor, events: Inert::new(events), missed: 0 }
     }
 
     /// The actor that is watched.
@@ -42,18 +43,19 @@ impl Watch {
         self.actor
     }
 
-    /// The next event; `None` after the last one ([`Lifecycle::is_final`]), and when the node has ended.
+    /// The next event; `None` after the last one ([`Lifecycle::is_final`]), when the node has ended, and in a forked child.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
     pub async fn recv(&mut self) -> Option<Lifecycle> {
-        loop {
+        while !self.events.is_inherited() {
             match self.events.recv().await {
                 Ok(event) => return Some(event),
                 Err(RecvError::Lagged(count)) => self.missed = self.missed.saturating_add(count),
                 Err(RecvError::Closed) => return None,
             }
         }
+        None
     }
 
     /// [`recv`](Self::recv) that blocks the thread.
@@ -61,24 +63,26 @@ impl Watch {
     /// # Panics
     /// Inside an async runtime.
     pub fn blocking_recv(&mut self) -> Option<Lifecycle> {
-        loop {
+        while !self.events.is_inherited() {
             match self.events.blocking_recv() {
                 Ok(event) => return Some(event),
                 Err(RecvError::Lagged(count)) => self.missed = self.missed.saturating_add(count),
                 Err(RecvError::Closed) => return None,
             }
         }
+        None
     }
 
     /// The next event if there is one.
     pub fn try_recv(&mut self) -> Option<Lifecycle> {
-        loop {
+        while !self.events.is_inherited() {
             match self.events.try_recv() {
                 Ok(event) => return Some(event),
                 Err(TryRecvError::Lagged(count)) => self.missed = self.missed.saturating_add(count),
                 Err(TryRecvError::Empty | TryRecvError::Closed) => return None,
             }
         }
+        None
     }
 
     /// Events that were dropped because nobody took them in time, as far as [`recv`](Self::recv) has come.
@@ -206,8 +210,11 @@ type Route = (broadcast::Receiver<Lifecycle>, Address<Lifecycle>);
 /// The way to the process's thread that carries events; a mailbox may be full for long, and nobody else may wait for it.
 fn carrier() -> Option<&'static UnboundedSender<Route>> {
     // Unbounded only in form: a route for each call of `watch`.
-    static CARRIER: OnceLock<Option<UnboundedSender<Route>>> = OnceLock::new();
-    let start = || -> std::io::Result<_> {
+    static CARRIER: PerProcess<Option<UnboundedSender<Route>>> = PerProcess::new(|| {
+        let log = |error: &std::io::Error| tracing::error!(%error, "there is no thread to tell watchers on");
+        start().inspect_err(log).ok()
+    });
+    fn start() -> std::io::Result<UnboundedSender<Route>> {
         let runtime = Builder::new_current_thread().enable_time().build()?;
         let (routes, mut new) = unbounded_channel::<Route>();
         let carrying = async move {
@@ -218,7 +225,6 @@ fn carrier() -> Option<&'static UnboundedSender<Route>> {
         let thread = std::thread::Builder::new().name("tensorpost-watch".to_owned());
         thread.spawn(move || runtime.block_on(carrying))?;
         Ok(routes)
-    };
-    let log = |error: &std::io::Error| tracing::error!(%error, "there is no thread to tell watchers on");
-    CARRIER.get_or_init(|| start().inspect_err(log).ok()).as_ref()
+    }
+    CARRIER.get().as_ref()
 }

@@ -24,7 +24,7 @@ use super::{ClockPage, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 use crate::observe::trace::Tracer;
-use crate::os::AdaptiveSpin;
+use crate::os::{AdaptiveSpin, Birth};
 
 /// Which of a process's domains, and so of its nodes, something is of: for errors, and where the domain
 /// itself is not at hand.
@@ -72,6 +72,7 @@ pub struct ClockDomain {
     #[cfg(any(test, feature = "testing"))]
     pub(super) frozen: AtomicBool,
     knowledge: Knowledge,
+    birth: Birth,
 }
 
 #[derive(Debug)]
@@ -122,6 +123,7 @@ impl ClockDomain {
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
             knowledge,
+            birth: Birth::here(),
         })
     }
 
@@ -137,6 +139,28 @@ impl ClockDomain {
     /// The process that passes on what comes from other hosts, as the node says.
     pub(crate) fn gateway(&self) -> Option<ProcessId> {
         self.knowledge.gateway()
+    }
+
+    /// Whether this process was forked from the one whose clocks these are: none is advanced or waited for here.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        self.birth.is_inherited()
+    }
+
+    /// As [`passed`](Self::passed), where these clocks are [inherited](Self::is_inherited): a thread that is not here may
+    /// have the lock, and a clock that cannot be seen has not passed.
+    pub(crate) fn passed_in_fork(&self, ticket: &Ticket) -> bool {
+        let peers = || {
+            let peers = self.peers.try_read()?;
+            peers.by_slot[ticket.process.slot()]
+                .iter()
+                .find(|peer| peer.id == ticket.process)?
+                .page
+                .load(ticket.slot)
+        };
+        let own = ticket.process == self.own;
+        let clock = if own { self.own_page.load(ticket.slot) } else { peers() };
+        clock.is_some_and(|clock| passed(clock, ticket.value))
     }
 
     /// The process this is.

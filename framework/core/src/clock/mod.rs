@@ -45,6 +45,7 @@ pub use slots::OwnClock;
 pub use waiting::Waited;
 
 use crate::ids::ProcessId;
+use crate::os::fork::INHERITED;
 use taint::EpochPage;
 
 /// The pages that the node gives a process.
@@ -136,6 +137,9 @@ pub enum ClockError {
     /// The kernel refused a sleep.
     #[error("could not sleep on a clock")]
     Os(#[from] io::Error),
+    /// The clock is of a node from whose process this one was forked.
+    #[error("{INHERITED}")]
+    Forked,
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use thiserror::Error;
 use super::{ClockError, passed, release_value};
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
 use crate::os::memfd::{self, ReadOnlyFd};
-use crate::os::{Access, BadMemfd, Mapping, Memfd, Woken};
+use crate::os::{Access, BadMemfd, InForks, Mapping, Memfd, Woken};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPCLOCKS");
 /// Version of the layout; the counts are part of it.
@@ -84,7 +84,7 @@ impl ClockPage {
     /// (ONE-WRITER, DEATH-1).
     pub fn prepare() -> io::Result<Arc<Self>> {
         let memfd = Memfd::create("tensorpost-clocks", PAGE_BYTES as u64)?;
-        let mapping = Mapping::map(memfd.as_fd(), PAGE_BYTES, Access::ReadWrite)?;
+        let mapping = Mapping::map_own(memfd.as_fd(), PAGE_BYTES, InForks::ReadOnly)?;
         for (offset, value) in [(0, MAGIC), (8, VERSION)] {
             if let Some(word) = mapping.word64(offset) {
                 word.store(value, Ordering::Release);
@@ -104,7 +104,7 @@ impl ClockPage {
     /// Where the descriptor is not such a page or was sealed already.
     pub fn adopt(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check(fd.as_fd(), PAGE_BYTES as u64)?;
-        let mapping = Self::map(fd.as_fd(), Access::ReadWrite)?;
+        let mapping = Self::check(Mapping::map_own(fd.as_fd(), PAGE_BYTES, InForks::ReadOnly)?)?;
         let page = Arc::new(ClockPage {
             mapping,
             fd: Some(fd),
@@ -118,7 +118,7 @@ impl ClockPage {
     /// Maps a peer's page, read-only, after checking size, seals and header (WIRE-1).
     pub fn open(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check_one_writer(fd.as_fd(), PAGE_BYTES as u64)?;
-        let mapping = Self::map(fd.as_fd(), Access::ReadOnly)?;
+        let mapping = Self::check(Mapping::map(fd.as_fd(), PAGE_BYTES, Access::ReadOnly)?)?;
         Ok(Arc::new(ClockPage {
             mapping,
             fd: None,
@@ -127,8 +127,7 @@ impl ClockPage {
         }))
     }
 
-    fn map(fd: BorrowedFd<'_>, access: Access) -> Result<Arc<Mapping>, BadClockPage> {
-        let mapping = Mapping::map(fd, PAGE_BYTES, access)?;
+    fn check(mapping: Mapping) -> Result<Arc<Mapping>, BadClockPage> {
         let word = |offset| mapping.watch64(offset).map_or(0, |word| word.load());
         let (magic, version) = (word(0), word(8));
         if (magic, version) != (MAGIC, VERSION) {

@@ -11,8 +11,8 @@
 //! another process** whose clock a use waits for, that clock is released, and so the use passes (DEATH-1).
 
 use std::any::Any;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ use super::table::Uses;
 use super::writers::Writers;
 use crate::clock::ClockDomain;
 use crate::device::{ChunkMapping, DeviceError};
-use crate::os::vital;
+use crate::os::{Birth, PerProcess, vital};
 
 /// Longest time between two looks at uses that have not passed.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -64,15 +64,13 @@ pub(crate) struct Collector {
     jobs: Mutex<Sender<Job>>,
 }
 
-static COLLECTOR: OnceLock<Option<Collector>> = OnceLock::new();
-
 impl Collector {
     /// The process's, started at the first call.
     ///
     /// # Errors
     /// The system refuses a thread.
     pub(crate) fn get() -> Result<&'static Self, DeviceError> {
-        let started = COLLECTOR.get_or_init(|| {
+        static COLLECTOR: PerProcess<Option<Collector>> = PerProcess::new(|| {
             let (sender, jobs) = channel();
             match vital::spawn("tp-foreign", move || run(&jobs)) {
                 Ok(_) => Some(Collector { jobs: Mutex::new(sender) }),
@@ -82,7 +80,7 @@ impl Collector {
                 }
             }
         });
-        started.as_ref().ok_or_else(|| DeviceError::Refused {
+        COLLECTOR.get().as_ref().ok_or_else(|| DeviceError::Refused {
             what: "memory of another library, because the system gave no thread to let it go on".to_owned(),
         })
     }
@@ -112,19 +110,23 @@ impl Collector {
 
 /// Something that is dropped on the collector's thread, wherever this is dropped: a stream may be the last that has it.
 pub(crate) struct Collected<T: Send + 'static> {
+    birth: Birth,
     held: Mutex<Option<T>>,
     collector: &'static Collector,
 }
 
 impl<T: Send + 'static> Collected<T> {
     pub(crate) fn new(held: T, collector: &'static Collector) -> Self {
-        Collected { held: Mutex::new(Some(held)), collector }
+        Collected { birth: Birth::here(), held: Mutex::new(Some(held)), collector }
     }
 }
 
 impl<T: Send + 'static> Drop for Collected<T> {
     fn drop(&mut self) {
-        if let Some(held) = self.held.get_mut().take() {
+        let Some(held) = self.held.get_mut().take() else { return };
+        if self.birth.is_inherited() {
+            std::mem::forget(held);
+        } else {
             self.collector.put(Job::Now(Box::new(held)));
         }
     }

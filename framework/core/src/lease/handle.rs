@@ -26,7 +26,7 @@ use super::table::Uses;
 use super::users::Users;
 use super::writers::Writers;
 use crate::clock::taint::{Tainted, TicketStatus};
-use crate::clock::{ClockDomain, Ticket};
+use crate::clock::{ClockDomain, ClockError, Ticket};
 use crate::device::{Access, ChunkMapping, DeviceError};
 #[cfg(feature = "dlpack")]
 use crate::ids::ChunkId;
@@ -269,6 +269,12 @@ impl Lease {
                     what: "writing to memory that is there to be read only; copy it with `stream.copy(&tensor)`".into(),
                 });
             };
+            if self.0.domain.is_inherited() {
+                // A forked child asks nobody; a mapping that was there before is here too.
+                let known = self.0.writable.try_lock().and_then(|known| known.clone());
+                let mapping = known.ok_or(ClockError::Forked)?;
+                return Ok((mapping.addr() + self.0.offset, mapping));
+            }
             let mut writable = self.0.writable.lock();
             let mapping = match &*writable {
                 Some(mapping) => Arc::clone(mapping),
@@ -315,6 +321,9 @@ impl Lease {
     /// Whether no other process has a lease on the memory, and this one no second one. Peers' releases are drained
     /// first.
     pub fn is_sole(&self) -> bool {
+        if self.0.domain.is_inherited() {
+            return false;
+        }
         match &self.0.origin {
             Origin::Own(pool) => {
                 (self.came_sole() && pool.came_back_sole(self.0.id)) || pool.is_sole(self.0.id)
@@ -547,6 +556,20 @@ impl Lease {
 }
 
 impl Inner {
+    /// In a forked child: the lease is the parent's alone. Nothing is given back, unmapped or locked here.
+    #[cold]
+    fn leave_to_parent(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.users.get_mut().streams));
+        std::mem::forget((Arc::clone(&self.domain), Arc::clone(&self.mapping), self.home.take()));
+        std::mem::forget(self.writable.get_mut().take());
+        match &self.origin {
+            Origin::Own(pool) => std::mem::forget(Arc::clone(pool)),
+            Origin::Other(returns) => std::mem::forget(Arc::clone(returns)),
+            #[cfg(feature = "dlpack")]
+            Origin::Foreign(_) => {}
+        }
+    }
+
     /// The ticket, unless all that it stands for has run to its end.
     fn still_ahead(&self, ticket: Ticket) -> Option<Ticket> {
         (!matches!(self.domain.status(&ticket), Ok(TicketStatus::Ready))).then_some(ticket)
@@ -555,6 +578,10 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.domain.is_inherited() {
+            self.leave_to_parent();
+            return;
+        }
         let end = self.users.get_mut().end();
         let users = std::mem::take(&mut self.users.get_mut().streams);
         let mut uses: Uses = match end {

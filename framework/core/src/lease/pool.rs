@@ -30,7 +30,7 @@ use super::table::{Emptied, Given, LeaseTable, LeaseTableError, Left, Measured, 
 use serde::{Deserialize, Serialize};
 
 use super::writers::Writers;
-use crate::clock::{ClockDomain, Ticket};
+use crate::clock::{ClockDomain, ClockError, Ticket};
 use crate::device::pool::{Block, SubAllocator};
 use crate::device::{Backend, ChunkMapping, DeviceError};
 use crate::fault;
@@ -264,6 +264,10 @@ impl Pool {
     /// # Errors
     /// See [`PoolError`]; nothing was taken.
     pub fn allocate(self: &Arc<Self>, bytes: u64) -> Result<Allocation, PoolError> {
+        if self.domain.is_inherited() {
+            // The parent may have it given out.
+            return Err(DeviceError::from(ClockError::Forked).into());
+        }
         // From cheap to dear. First what is free, with a look at a few blocks in quarantine.
         if let Some(allocation) = self.try_allocate(bytes, LOOKS) {
             return Ok(allocation);

@@ -26,6 +26,7 @@ use crate::lease::GpuBudget;
 use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{self, Collector, TraceRing};
+use crate::os::Inert;
 use crate::transport::control_channel::ControlChannel;
 
 /// Makes a [`Node`].
@@ -217,7 +218,8 @@ impl NodeBuilder {
         #[cfg(feature = "hosts")]
         let only_serves = self.hosts.as_ref().is_some_and(Hosts::only_serves);
         let (actors, processes) = self.start_processes(&types, &opens(&types))?;
-        let node = Node { types, transport: Arc::clone(actors.transport()), processes };
+        let node =
+            Node { types, transport: Arc::clone(actors.transport()), processes: Inert::new(processes) };
         #[cfg(feature = "hosts")]
         {
             node.serve_other_hosts()?;

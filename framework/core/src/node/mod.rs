@@ -129,6 +129,8 @@ use crate::actor::Program;
 use crate::observe::metrics::{Metrics, export};
 use crate::observe::progress::{ProgressDisplay, Shown};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
+use crate::os::Inert;
+use crate::os::fork::INHERITED;
 use crate::transport::Transport;
 
 pub use self::builder::NodeBuilder;
@@ -158,7 +160,8 @@ pub use self::worker::{WorkerTelemetry, run_if_worker};
 pub use crate::actor::{NewActor, StartActor};
 
 /// A running node. It starts without workers; each [`spawn`](Node::spawn) adds one. Dropping it shuts it down, with
-/// [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics.
+/// [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics. In a forked child of its process it is nobody's: calls on it are
+/// errors, and its drop does nothing.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -174,7 +177,7 @@ pub use crate::actor::{NewActor, StartActor};
 pub struct Node {
     types: Program,
     transport: Arc<Transport>,
-    processes: Processes,
+    processes: Inert<Processes>,
 }
 
 /// The processes of a node, whatever they run. Dropping it shuts them down.
@@ -309,18 +312,23 @@ impl Node {
     /// # Errors
     /// The address cannot be had, or the system refuses a thread.
     pub fn serve(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
-        let (server, address) = live::Server::start(address, self.supervisor().shared())?;
+        let shared = self.supervisor().shared();
+        if shared.is_inherited() {
+            return Err(io::Error::other(INHERITED));
+        }
+        let (server, address) = live::Server::start(address, shared)?;
         self.processes.live.lock().push(server);
         Ok(address)
     }
 
     /// Writes the trace of this host as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is
-    /// written at the end all the same. `None` where this node does not trace.
+    /// written at the end all the same. `None` where this node does not trace, and in a forked child.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Option<Result<TraceSummary, TraceError>> {
-        self.processes.trace.as_ref().map(|trace| trace.write_to(path.as_ref(), &[]))
+        let trace = self.processes.trace.as_ref().filter(|_| !self.processes.is_inherited());
+        trace.map(|trace| trace.write_to(path.as_ref(), &[]))
     }
 
     /// Lets everything under way finish, stops the actors and then the workers; what is not done after `deadline` is

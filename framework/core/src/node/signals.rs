@@ -25,6 +25,9 @@ pub(super) fn run_until_ctrl_c(
     ended: impl Future<Output = ()> + Send,
     deadline: Duration,
 ) -> Result<ShutdownReport, RunError> {
+    if supervisor.shared().is_inherited() {
+        return Err(Closed::Forked.into());
+    }
     // A thread of its own, because the caller may be inside a runtime already.
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {

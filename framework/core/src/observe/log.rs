@@ -8,6 +8,7 @@
 //! handled. A panic is an event too, written before the thread unwinds.
 
 use std::fmt::{self, Write};
+use std::io::Write as _;
 use std::panic::PanicHookInfo;
 use std::sync::Arc;
 
@@ -70,6 +71,15 @@ pub struct LogRecord {
 }
 
 impl LogRecord {
+    /// Writes it to stderr: in a forked child of a worker, whose records nobody takes.
+    pub(crate) fn say(&self) {
+        let LogRecord { severity, target, message, fields, .. } = self;
+        let fields = fields.iter().collect::<Vec<_>>();
+        let mut out = std::io::stderr().lock();
+        // Nobody may read it.
+        let _ = writeln!(out, "{severity:?} {target}: {message} {}", Pairs(&fields));
+    }
+
     /// Bytes of all its texts.
     pub(crate) fn bytes(&self) -> usize {
         let fields = self.fields.iter().map(|(name, value)| name.len() + value.len());

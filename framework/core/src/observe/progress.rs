@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::metrics::{Metrics, Row};
 use super::text::{bytes, number, printable, time};
+use crate::os::Inert;
 
 /// How often the line on a terminal is written anew, unless said otherwise.
 const ON_TERMINAL: Duration = Duration::from_millis(200);
@@ -87,7 +88,7 @@ pub struct ProgressWriter<W> {
 #[derive(Debug)]
 #[must_use = "the display ends when this drops"]
 pub struct ProgressDisplay {
-    running: Option<(SyncSender<()>, JoinHandle<()>)>,
+    running: Option<Inert<(SyncSender<()>, JoinHandle<()>)>>,
 }
 
 /// How to show it.
@@ -149,7 +150,7 @@ impl ProgressDisplay {
             writer.finish(source());
         };
         match std::thread::Builder::new().name("tensorpost-progress".to_owned()).spawn(show) {
-            Ok(thread) => ProgressDisplay { running: Some((stop, thread)) },
+            Ok(thread) => ProgressDisplay { running: Some(Inert::new((stop, thread))) },
             Err(error) => {
                 tracing::warn!(%error, "progress is not shown: the system refused a thread");
                 ProgressDisplay::off()
@@ -160,7 +161,7 @@ impl ProgressDisplay {
 
 impl Drop for ProgressDisplay {
     fn drop(&mut self) {
-        let Some((stop, thread)) = self.running.take() else { return };
+        let Some((stop, thread)) = self.running.take().and_then(Inert::into_inner) else { return };
         drop(stop);
         if thread.join().is_err() {
             tracing::warn!("what shows the progress panicked");

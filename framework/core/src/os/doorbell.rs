@@ -24,12 +24,12 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
-use super::EventFd;
+use super::{EventFd, Private};
 
 /// All that a process listens to: its own thread-to-thread doorbell and the ears of all its links.
 #[derive(Debug)]
 pub struct Ears {
-    epoll: OwnedFd,
+    epoll: Private,
     /// Never leaves the process, so nobody else can fill it.
     own: EventFd,
 }
@@ -39,7 +39,7 @@ impl Ears {
     pub fn create() -> io::Result<Self> {
         let (epoll, own) = (epoll::create(CreateFlags::CLOEXEC)?, EventFd::create()?);
         epoll::add(&epoll, &own, EventData::new_u64(0), EventFlags::IN)?;
-        Ok(Ears { epoll, own })
+        Ok(Ears { epoll: Private::new(epoll), own })
     }
 
     /// Makes a doorbell that this listens to for as long as the ear is there.
@@ -48,7 +48,7 @@ impl Ears {
         // From here on the kernel takes nothing that the ringer would send.
         shutdown(&ear, Shutdown::Read)?;
         epoll::add(&self.epoll, &ear, EventData::new_u64(0), EventFlags::IN)?;
-        Ok((Ear { _fd: ear }, Bell { fd: bell }))
+        Ok((Ear { _fd: Private::new(ear) }, Bell { fd: Private::new(bell) }))
     }
 
     /// Wakes the listener from another thread of the process. Never waits.
@@ -73,13 +73,13 @@ impl AsFd for Ears {
 /// The sleeper's end of one doorbell. Dropping it ends the doorbell; epoll forgets it by itself.
 #[derive(Debug)]
 pub struct Ear {
-    _fd: OwnedFd,
+    _fd: Private,
 }
 
 /// The ringer's end of one doorbell.
 #[derive(Debug)]
 pub struct Bell {
-    fd: OwnedFd,
+    fd: Private,
 }
 
 impl Bell {
@@ -94,7 +94,7 @@ impl Bell {
             let message = "the descriptor that a peer sent as a doorbell is no local stream socket";
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        Ok(Bell { fd })
+        Ok(Bell { fd: Private::new(fd) })
     }
 
     /// Wakes the sleeper. Never waits, and never fails but for a sleeper that is gone.
@@ -105,7 +105,7 @@ impl Bell {
 
 impl From<Bell> for OwnedFd {
     fn from(bell: Bell) -> OwnedFd {
-        bell.fd
+        bell.fd.into_inner()
     }
 }
 

@@ -4,21 +4,23 @@
 //! [`Bell`](super::Bell).
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
+use super::Private;
+
 /// A nonblocking, close-on-exec eventfd. Rings add up until drained; a ring is never lost.
 #[derive(Debug)]
 pub struct EventFd {
-    fd: OwnedFd,
+    fd: Private,
 }
 
 impl EventFd {
     /// A silent one.
     pub fn create() -> io::Result<Self> {
-        Ok(EventFd { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+        Ok(EventFd { fd: Private::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?) })
     }
 
     /// Makes it readable. Never blocks: a full counter is rung already.

@@ -19,7 +19,8 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-use super::Seqpacket;
+use super::fork::forks_to_execute;
+use super::{PerProcess, Seqpacket};
 
 /// Makes a child of the descriptors that came for it.
 type MakeChild = Box<dyn FnOnce(Vec<OwnedFd>) -> io::Result<Child> + Send>;
@@ -31,7 +32,7 @@ type Job = (MakeChild, SyncSender<io::Result<Child>>);
 type Start = (Receiver<Job>, SyncSender<io::Result<JoinHandle<()>>>);
 
 /// The table that children are made from, as the rest of the process sees it. It lives as long as the process.
-static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+static TABLE: PerProcess<Mutex<Option<Table>>> = PerProcess::new(|| Mutex::new(None));
 
 struct Table {
     /// Carries descriptors into it. Whoever sends some holds the lock until they are used.
@@ -53,7 +54,7 @@ impl Launcher {
     /// # Errors
     /// Where the system has no thread or no descriptors to give.
     pub fn start() -> io::Result<Self> {
-        let mut table = TABLE.lock();
+        let mut table = TABLE.get().lock();
         let table = match &mut *table {
             Some(table) => table,
             none => none.insert(Table::make()?),
@@ -76,7 +77,7 @@ impl Launcher {
         given: &[BorrowedFd<'_>],
         make: impl FnOnce(Vec<OwnedFd>) -> io::Result<Child> + Send + 'static,
     ) -> io::Result<Child> {
-        let table = TABLE.lock();
+        let table = TABLE.get().lock();
         let (Some(table), Some(jobs)) = (&*table, &self.jobs) else { return Err(ended()) };
         table.into.send(&[0], given)?;
         let (reply, answer) = sync_channel(1);
@@ -102,12 +103,21 @@ fn ended() -> io::Error {
 impl Table {
     fn make() -> io::Result<Self> {
         let (into, from) = Seqpacket::pair()?;
+        let from = OwnedFd::from(from);
         let number = from.as_raw_fd();
         let (starts, taken) = channel();
         let (reply, answer) = sync_channel(1);
         std::thread::Builder::new().name("tensorpost-table".to_owned()).spawn(move || {
-            let _ = reply.send(leave_table(number));
-            start_threads(&Arc::new(from), &taken);
+            let left = leave_table(number);
+            // From here on no descriptor of this thread is the process's.
+            forks_to_execute();
+            match Seqpacket::from_fd(from) {
+                Ok(from) => {
+                    let _ = reply.send(left);
+                    start_threads(&Arc::new(from), &taken);
+                }
+                Err(error) => drop(reply.send(Err(error))),
+            }
         })?;
         match answer.recv().map_err(|_| ended())? {
             Ok(()) => drop(own(number)),
@@ -125,9 +135,10 @@ impl Table {
 fn start_threads(from: &Arc<Seqpacket>, starts: &Receiver<Start>) {
     for (jobs, reply) in starts {
         let from = Arc::clone(from);
-        let thread = std::thread::Builder::new()
-            .name("tensorpost-launch".to_owned())
-            .spawn(move || jobs.iter().for_each(|(make, reply)| drop(reply.send(make_child(&from, make)))));
+        let thread = std::thread::Builder::new().name("tensorpost-launch".to_owned()).spawn(move || {
+            forks_to_execute();
+            jobs.iter().for_each(|(make, reply)| drop(reply.send(make_child(&from, make))));
+        });
         let _ = reply.send(thread);
     }
 }

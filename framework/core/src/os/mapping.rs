@@ -21,6 +21,7 @@ use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde::{Deserialize, Serialize};
 
+use super::fork::{self, InForks};
 use super::futex::{self, Woken};
 
 /// How a word that a peer writes is loaded before a fence that acquires. Of all atomic loads, Rust guarantees only relaxed ones on
@@ -44,6 +45,8 @@ pub struct Mapping {
     addr: *mut u8,
     len: usize,
     access: Access,
+    /// Whether forked children have something else there.
+    kept_from_forks: bool,
 }
 
 // SAFETY: the mapping is owned by this value alone and stays in place until it is dropped; all access to it goes
@@ -73,7 +76,18 @@ impl Mapping {
         // SAFETY: the kernel picks a fresh range (null hint, no MAP_FIXED), so no existing memory is touched; the
         // pages are shared and described by nothing but this value.
         let addr = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
-        Ok(Mapping { addr: addr.cast(), len, access })
+        Ok(Mapping { addr: addr.cast(), len, access, kept_from_forks: false })
+    }
+
+    /// As [`map`](Self::map), to write, for memory that this process alone writes (ONE-WRITER): its forked children do not.
+    ///
+    /// # Errors
+    /// As for [`map`](Self::map).
+    pub fn map_own(fd: BorrowedFd<'_>, len: usize, in_forks: InForks) -> io::Result<Self> {
+        let mut mapping = Self::map(fd, len, Access::ReadWrite)?;
+        fork::keep_from_forks(mapping.addr, len, in_forks);
+        mapping.kept_from_forks = true;
+        Ok(mapping)
     }
 
     /// Where it starts.
@@ -201,6 +215,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.kept_from_forks {
+            fork::forget_mapping(self.addr);
+        }
         // SAFETY: the range was mapped by `map` and nothing that borrows from `self` is left. Users of the raw
         // address keep the mapping alive, by the contract of the functions that take it.
         let unmapped = unsafe { munmap(self.addr.cast::<c_void>(), self.len) };

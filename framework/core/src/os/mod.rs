@@ -5,13 +5,15 @@
 //! keep it from shrinking), a socket reads as closed, a pidfd becomes readable, and a futex sleeper is woken by
 //! whoever writes the word next or by its own timeout. Nothing here waits without a way out that its caller chose.
 //!
-//! Descriptors are created close-on-exec, so no child inherits one by accident.
+//! Descriptors are created close-on-exec, so no child inherits one by accident; of those that forks that execute nothing
+//! have, see [`fork`].
 
 mod aside;
 pub mod doorbell;
 pub mod event;
 pub mod files;
 pub mod foreign;
+pub mod fork;
 pub mod futex;
 pub mod launcher;
 pub mod mapping;
@@ -30,6 +32,7 @@ pub use aside::step_aside;
 pub use doorbell::{Bell, Ear, Ears};
 pub use event::EventFd;
 pub use foreign::Foreign;
+pub use fork::{Birth, InForks, Inert, PerProcess, Private};
 pub use futex::Woken;
 pub use launcher::Launcher;
 pub use mapping::{Access, Mapping};

@@ -15,6 +15,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::Private;
+
 /// Connections that the kernel keeps until they are taken.
 const BACKLOG: i32 = 16;
 
@@ -57,7 +59,7 @@ pub struct Peer {
 /// A socket that takes connections.
 #[derive(Debug)]
 pub struct Listener {
-    fd: OwnedFd,
+    fd: Private,
     /// The file to remove: where it is, its device and inode.
     file: Option<(PathBuf, u64, u64)>,
 }
@@ -89,7 +91,7 @@ impl Listener {
                 Some((path.clone(), file.dev(), file.ino()))
             }
         };
-        let listener = Listener { fd, file };
+        let listener = Listener { fd: Private::new(fd), file };
         rustix::net::listen(&listener.fd, BACKLOG)?;
         Ok(listener)
     }

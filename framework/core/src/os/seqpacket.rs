@@ -15,6 +15,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
+use super::Private;
 use crate::limits::{MAX_PACKET, MAX_PACKET_FDS};
 
 /// Room for the descriptors of one packet.
@@ -23,7 +24,7 @@ const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_PACKET_FDS));
 /// One end of a connected pair. Close-on-exec.
 #[derive(Debug)]
 pub struct Seqpacket {
-    fd: OwnedFd,
+    fd: Private,
 }
 
 /// A packet that arrived; its bytes are in the caller's buffer.
@@ -73,7 +74,7 @@ impl Seqpacket {
         if socket_send_buffer_size(&fd)? < wanted {
             set_socket_send_buffer_size(&fd, wanted)?;
         }
-        Ok(Seqpacket { fd })
+        Ok(Seqpacket { fd: Private::new(fd) })
     }
 
     /// Sends one packet with its descriptors, which stay open here; waits for room.
@@ -112,7 +113,7 @@ impl Seqpacket {
 
     /// Another descriptor of the same end.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Seqpacket { fd: self.fd.try_clone()? })
+        Ok(Seqpacket { fd: Private::new(self.fd.try_clone()?) })
     }
 
     fn send_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
@@ -193,7 +194,7 @@ impl AsRawFd for Seqpacket {
 
 impl From<Seqpacket> for OwnedFd {
     fn from(socket: Seqpacket) -> OwnedFd {
-        socket.fd
+        socket.fd.into_inner()
     }
 }
 

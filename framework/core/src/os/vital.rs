@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use super::Birth;
+
 type Hook = Box<dyn Fn(&str, Blame) + Send + Sync>;
 
 /// What a process that cannot go on has met.
@@ -20,14 +22,15 @@ pub enum Blame {
     Own,
 }
 
-static HOOK: OnceLock<Hook> = OnceLock::new();
+/// With the process that it ends, which no forked child is.
+static HOOK: OnceLock<(Birth, Hook)> = OnceLock::new();
 static TOLD: AtomicBool = AtomicBool::new(false);
 
 /// Sets the hook that is called, once, when this process cannot go on. It gets the reason and ends the process soon. It
 /// may be called under locks, so it must not block. The first hook stays. A program of the user's, which is not ours to
 /// end, has none.
 pub fn on_failure(hook: impl Fn(&str, Blame) + Send + Sync + 'static) {
-    let _ = HOOK.set(Box::new(hook));
+    let _ = HOOK.set((Birth::here(), Box::new(hook)));
 }
 
 /// Tells the hook that this process cannot go on. Returns whether the process is going to end.
@@ -42,7 +45,7 @@ pub fn fail_with_gpu(why: &str) -> bool {
 }
 
 fn tell(why: &str, blame: Blame) -> bool {
-    let Some(hook) = HOOK.get() else { return false };
+    let Some((_, hook)) = HOOK.get().filter(|(birth, _)| !birth.is_inherited()) else { return false };
     if !TOLD.swap(true, Ordering::Relaxed) {
         hook(why, blame);
     }

@@ -34,10 +34,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::clock::taint::{StreamLog, TicketStatus};
-use crate::clock::{ClockDomain, Ticket, passed};
+use crate::clock::{ClockDomain, ClockError, Ticket, passed};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::fault;
 use crate::ids::{DeviceId, ProcessId};
+use crate::os::Inert;
 use own::OwnStreams;
 
 pub(crate) use own::finish_own_work;
@@ -52,7 +53,8 @@ pub use wait::testing_skip_waits;
 pub struct Stream(Arc<Inner>);
 
 struct Inner {
-    backend: Arc<dyn StreamBackend>,
+    /// In a forked child its thread is not there, and its device's driver of no use.
+    backend: Inert<Arc<dyn StreamBackend>>,
     domain: Arc<ClockDomain>,
     own: Arc<OwnStreams>,
     process: ProcessId,
@@ -104,6 +106,9 @@ impl Stream {
     /// # Errors
     /// The process has no clock left ([`MAX_STREAMS`](crate::limits::MAX_STREAMS)), or the device refuses.
     pub fn new(device: &Arc<dyn Backend>, domain: &Arc<ClockDomain>) -> Result<Self, DeviceError> {
+        if domain.is_inherited() {
+            return Err(ClockError::Forked.into());
+        }
         let clock = domain.allocate_slot()?;
         let slot = clock.slot();
         let log = domain.log(slot);
@@ -112,7 +117,7 @@ impl Stream {
         let backend = device.create_stream(clock, Arc::clone(domain))?;
         let own = OwnStreams::of(domain);
         let stream = Stream(Arc::new(Inner {
-            backend,
+            backend: Inert::new(backend),
             domain: Arc::clone(domain),
             own: Arc::clone(own),
             process: domain.own(),
@@ -191,6 +196,10 @@ impl Stream {
 
     /// A ticket for everything enqueued so far; `None` if all of it has run to its end.
     pub fn ticket(&self) -> Option<Ticket> {
+        if self.0.domain.is_inherited() {
+            // The parent's work runs in the parent, and stays ordered there.
+            return None;
+        }
         let value = {
             let mut state = self.0.state.lock();
             if self.0.log.is_marked() {

@@ -21,15 +21,16 @@ use smallvec::SmallVec;
 
 use super::Stream;
 use crate::fault;
-use crate::os::monotonic_ns;
+use crate::os::{Birth, monotonic_ns};
 
 /// Work for the end of the turn: the transport publishes what its links have gathered.
 pub(crate) trait TurnEnd: Send + Sync + 'static {
     fn turn_ended(&self);
 }
 
-#[derive(Default)]
 struct Open {
+    /// A fork in a turn leaves it to the parent.
+    birth: Birth,
     /// The stream that the handler works on.
     current: Option<Stream>,
     streams: SmallVec<[Stream; 2]>,
@@ -72,9 +73,9 @@ impl Turn {
     /// Opens a turn, or joins the one that is open.
     pub(crate) fn begin() -> Self {
         let outermost = TURN.with_borrow_mut(|turn| {
-            let outermost = turn.is_none();
+            let outermost = turn.as_ref().is_none_or(Open::is_inherited);
             if outermost {
-                *turn = Some(Open::default());
+                *turn = Some(Open::begin());
                 TURNS.set(TURNS.get() + 1);
             }
             outermost
@@ -108,7 +109,18 @@ pub(crate) fn about_now() -> u64 {
 }
 
 impl Open {
+    fn begin() -> Self {
+        Open { birth: Birth::now(), current: None, streams: SmallVec::new(), ends: SmallVec::new() }
+    }
+
+    fn is_inherited(&self) -> bool {
+        self.birth.is_inherited()
+    }
+
     fn flush_now(&self) {
+        if self.is_inherited() {
+            return;
+        }
         // Clock writes go first: a receiver that is quick then finds the write already enqueued.
         for stream in &self.streams {
             stream.flush();
@@ -148,13 +160,13 @@ pub(super) fn current() -> Option<u64> {
 /// Puts the clock write of `stream` off to the end of the turn; false when no turn is open.
 pub(super) fn defer(stream: &Stream) -> bool {
     TURN.with_borrow_mut(|turn| match turn {
-        Some(open) => {
+        Some(open) if !open.is_inherited() => {
             if !open.streams.contains(stream) {
                 open.streams.push(stream.clone());
             }
             true
         }
-        None => false,
+        _ => false,
     })
 }
 
@@ -162,7 +174,7 @@ pub(super) fn defer(stream: &Stream) -> bool {
 /// asked for the same value once a turn, has none.
 pub(crate) fn at_end<E: TurnEnd>(end: &E, owned: impl FnOnce() -> Option<Arc<E>>) -> bool {
     TURN.with_borrow_mut(|turn| {
-        let Some(open) = turn else { return false };
+        let Some(open) = turn.as_mut().filter(|open| !open.is_inherited()) else { return false };
         let new = std::ptr::from_ref(end).cast::<()>();
         if open.ends.iter().any(|known| std::ptr::eq(Arc::as_ptr(known).cast::<()>(), new)) {
             return true;

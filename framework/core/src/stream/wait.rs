@@ -128,6 +128,9 @@ impl Stream {
     /// other's wait out.
     fn wait_as(&self, why: Why, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
         let this = &*self.0;
+        if this.domain.is_inherited() {
+            return Err(ClockError::Forked.into());
+        }
         if !why.must_be_put()
             && let Some(message) = this.failure.lock().take()
         {
@@ -353,6 +356,10 @@ pub(crate) fn host_wait(
     ticket: Ticket,
     deadline: Option<Deadline>,
 ) -> Result<Waited, ClockError> {
+    if domain.is_inherited() {
+        // A forked child reads what is there.
+        return if domain.passed_in_fork(&ticket) { Ok(Waited::Passed) } else { Err(ClockError::Forked) };
+    }
     if ticket.process == domain.own() {
         OwnStreams::of(domain).flush(ticket.slot, ticket.value);
     }

@@ -19,6 +19,7 @@ use dashmap::DashMap;
 use super::inbox::Refusal;
 use super::incoming::Parts;
 use crate::ids::{ActorId, ProcessId};
+use crate::os::fork::INHERITED;
 use crate::transport::lifecycle::ExitedProcess;
 
 /// Why an ask got no reply.
@@ -38,6 +39,9 @@ pub enum AskFailure {
          in `prepare`"
     )]
     Blocking,
+    /// This process was forked from the one that had asked, which gets the reply.
+    #[error("{INHERITED}")]
+    Forked,
     /// The reply was malformed.
     #[error("the reply could not be read: {0}")]
     BadReply(String),
@@ -51,7 +55,7 @@ impl AskFailure {
                 matches!(refusal, Refusal::Restarting | Refusal::GatewayEnded(_))
             }
             AskFailure::ProcessExited(exited) => exited.restarts,
-            AskFailure::BadReply(_) | AskFailure::Blocking => false,
+            AskFailure::BadReply(_) | AskFailure::Blocking | AskFailure::Forked => false,
         }
     }
 }

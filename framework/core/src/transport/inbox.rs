@@ -249,7 +249,9 @@ impl Receipt {
 
     /// Sends the reply, where one is wanted.
     pub fn reply<R: Serialize>(mut self, reply: R) {
-        let Some(correlation) = self.correlation.take() else { return };
+        let Some(correlation) = self.correlation.take().filter(|_| !self.transport.is_inherited()) else {
+            return;
+        };
         let asked = self.credit.take();
         match self.transport.encode(&reply, self.lists) {
             Ok(encoded) => match encoded.taint() {
@@ -273,7 +275,7 @@ impl Receipt {
     }
 
     fn refuse_now(&mut self, why: &Refusal) {
-        if let Some(correlation) = self.correlation.take() {
+        if let Some(correlation) = self.correlation.take().filter(|_| !self.transport.is_inherited()) {
             self.transport.refuse(&self.link, correlation, why, self.credit.take());
         }
     }
@@ -281,6 +283,9 @@ impl Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
+        if self.transport.is_inherited() {
+            return;
+        }
         self.refuse_now(&Refusal::of_an_end());
         self.transport.hand_back(&self.link, self.credit.take());
         self.transport.actors.done();

@@ -155,7 +155,7 @@ use crate::lease::{GpuBudget, Pool, PoolOptions};
 use crate::limits::MAX_ACTORS;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
-use crate::os::{remedy_of_start, resident_bytes};
+use crate::os::{Birth, fork, remedy_of_start, resident_bytes};
 use crate::stream;
 use control_channel::{ControlChannel, ControlChannelClosed, Location};
 use inbox::{Inbox, Refusal};
@@ -178,6 +178,7 @@ pub struct Transport {
     last_replies: LastReplies,
     lifecycle: ProcessLifecycle,
     counters: Counters,
+    birth: Birth,
     /// In the process that is the gateway.
     #[cfg(feature = "hosts")]
     gate: std::sync::OnceLock<Arc<dyn hosts::Gate>>,
@@ -271,6 +272,7 @@ impl Transport {
                 last_replies: LastReplies::default(),
                 lifecycle: ProcessLifecycle::begin(me),
                 counters: Counters::default(),
+                birth: Birth::here(),
                 #[cfg(feature = "hosts")]
                 gate: std::sync::OnceLock::new(),
             }
@@ -278,6 +280,12 @@ impl Transport {
         #[cfg(any(test, feature = "testing"))]
         crate::testing::leaks::watch(Arc::downgrade(&transport));
         Ok(transport)
+    }
+
+    /// Whether this process was forked from the one that it serves: nothing is sent, answered or given back here.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        self.birth.is_inherited()
     }
 
     /// The process that it serves.
@@ -394,6 +402,9 @@ impl Transport {
 
     /// From now on `watcher` is told what happens to `actor`. When the node has ended it is dropped.
     pub(crate) fn watch(&self, actor: ActorId, watcher: Watcher) {
+        if self.is_inherited() {
+            return;
+        }
         self.lifecycle.watching.watch(actor, watcher, &*self.control);
     }
 
@@ -409,6 +420,9 @@ impl Transport {
 
     /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
     pub(crate) fn forget_ask(&self, correlation: u64) {
+        if self.is_inherited() {
+            return;
+        }
         self.asks.forget(correlation);
     }
 
@@ -547,6 +561,9 @@ impl Transport {
 
     /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
     pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
+        if self.is_inherited() {
+            return;
+        }
         self.actors.withdraw(index, away, &self.links);
     }
 
@@ -577,5 +594,13 @@ impl Transport {
 
     fn arc(&self) -> Option<Arc<Transport>> {
         self.this.upgrade()
+    }
+
+    /// Ends a forked child that has come back to its parent's code, from a handler for example: the actors are the
+    /// parent's, and peers know one process.
+    pub(crate) fn end_fork(&self, status: i32) {
+        if self.is_inherited() {
+            fork::end(status);
+        }
     }
 }

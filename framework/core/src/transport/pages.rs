@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use crate::limits::{MAX_ACTORS, RETURN_SLOTS, RING_BYTES};
 use crate::os::memfd::{self, ReadOnlyFd};
-use crate::os::{Access, BadMemfd, Mapping, Memfd};
+use crate::os::{Access, BadMemfd, InForks, Mapping, Memfd};
 use crate::transport::ring::{NativeBytes, NativeWord, NativeWords};
 
 const LINE: usize = 64;
@@ -66,7 +66,7 @@ struct Shared {
 impl Shared {
     fn create(name: &str, bytes: usize) -> io::Result<Self> {
         let memfd = Memfd::create(name, bytes as u64)?;
-        let mapping = Arc::new(Mapping::map(memfd.as_fd(), bytes, Access::ReadWrite)?);
+        let mapping = Arc::new(Mapping::map_own(memfd.as_fd(), bytes, InForks::Blank)?);
         // ONE-WRITER: from here on the kernel refuses every other writable mapping, and every write.
         memfd.seal_future_write()?;
         Ok(Shared { mapping, fd: memfd.into_fd() })

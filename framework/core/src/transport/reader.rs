@@ -280,6 +280,7 @@ impl Transport {
         // One for all sleeps: to make one and to take it back would be paid for by each message that wakes the reader.
         let mut alarm = pin!(tokio::time::sleep(IDLE_LOOK));
         while !self.lifecycle.is_stopped() {
+            self.end_fork(0);
             if self.role.is_wanted() {
                 reads = None;
             }

@@ -43,12 +43,17 @@ pub(crate) enum NoRoute {
     Exited(ExitedProcess),
     /// A link to it takes what somebody lacks.
     Lack(LinkRefused),
+    /// This process was forked from the one that the transport serves.
+    Forked,
 }
 
 impl Transport {
     /// The way to `actor`, whose address remembers `location`.
     #[inline]
     pub(crate) fn route_to(&self, actor: ActorId, location: Location) -> Result<Route, NoRoute> {
+        if self.is_inherited() {
+            return Err(NoRoute::Forked);
+        }
         if self.directory.has_moved() {
             return self.route_by_directory(actor, location);
         }

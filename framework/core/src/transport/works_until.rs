@@ -24,9 +24,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-#[cfg(any(test, feature = "hosts"))]
-use crate::os::Memfd;
 use crate::os::{Access, BadMemfd, Mapping, memfd, since_boot, sleep_until_since_boot};
+#[cfg(any(test, feature = "hosts"))]
+use crate::os::{InForks, Memfd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPUNTIL1");
 const MOMENT_AT: usize = 64;
@@ -58,7 +58,7 @@ impl WorksUntil {
     #[cfg(any(test, feature = "hosts"))]
     pub(crate) fn create() -> io::Result<Arc<Self>> {
         let memfd = Memfd::create("tensorpost-works-until", BYTES as u64)?;
-        let mapping = Mapping::map(memfd.as_fd(), BYTES, Access::ReadWrite)?;
+        let mapping = Mapping::map_own(memfd.as_fd(), BYTES, InForks::ReadOnly)?;
         if let Some(word) = mapping.word64(0) {
             word.store(MAGIC, Ordering::Release);
         }

@@ -63,7 +63,7 @@ impl RawAnswer {
 
     /// The message is done with: sends the reply, where one is wanted.
     pub fn send(mut self, reply: RawReply) {
-        if let Some(done) = self.done.take() {
+        if let Some(done) = self.done.take_if(|done| !done.is_inherited()) {
             finish::<RawMessage>(done, reply);
         }
     }
@@ -71,6 +71,11 @@ impl RawAnswer {
 
 impl Drop for RawAnswer {
     fn drop(&mut self) {
+        if self.done.as_ref().is_some_and(Done::is_inherited) {
+            // A forked child has it, and its parent answers.
+            std::mem::forget(self.done.take());
+            return;
+        }
         // The credit goes back before it is counted.
         drop(self.done.take());
         self.begin();

@@ -8,6 +8,8 @@ use tokio::sync::mpsc;
 use crate::ids::{ActorId, ProcessId};
 use crate::message::{GpuMessage, codec, message_key};
 use crate::observe::trace::Of;
+use crate::os::Inert;
+use crate::os::fork::INHERITED;
 use crate::transport::Transport;
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Refusal, Undelivered};
 
@@ -33,7 +35,7 @@ use super::super::handles::{self, Done};
 /// # }
 /// ```
 pub struct Channel<M: GpuMessage> {
-    envelopes: mpsc::UnboundedReceiver<handles::Envelope<M>>,
+    envelopes: Inert<mpsc::UnboundedReceiver<handles::Envelope<M>>>,
     transport: Weak<Transport>,
     index: u16,
     ended: Option<Box<dyn FnOnce() + Send + Sync>>,
@@ -41,8 +43,14 @@ pub struct Channel<M: GpuMessage> {
 
 /// There will be no more messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the node is shutting down; no more messages will come")]
-pub struct ChannelError;
+pub enum ChannelError {
+    /// The node shuts down.
+    #[error("the node is shutting down; no more messages will come")]
+    NodeStopping,
+    /// This process was forked from the one that the messages come to.
+    #[error("{INHERITED}")]
+    Forked,
+}
 
 impl<M: GpuMessage> Channel<M> {
     pub(crate) fn new(
@@ -60,14 +68,14 @@ impl<M: GpuMessage> Channel<M> {
         let transport = Arc::downgrade(transport);
         let local = LocalCredits::new(capacity);
         let inbox = ChannelInbox { actor, capacity, key, local, sender: Mutex::new(sender) };
-        (Arc::new(inbox), Channel { envelopes, transport, index, ended: Some(ended) })
+        (Arc::new(inbox), Channel { envelopes: Inert::new(envelopes), transport, index, ended: Some(ended) })
     }
 
     /// The next message. Taking it hands its sender's credit back, and answers an ask whose reply is `()`; any other is
     /// answered that there is no reply. A message with a tensor that was lost with a process is logged and left out.
     ///
     /// # Errors
-    /// The node has shut down.
+    /// The node has shut down, or this process is a forked child.
     ///
     /// # Cancel safety
     /// Dropping the future loses no message.
@@ -85,7 +93,8 @@ impl<M: GpuMessage> Channel<M> {
     /// As [`recv`](Self::recv).
     pub async fn recv_from(&mut self) -> Result<(ProcessId, M), ChannelError> {
         loop {
-            let message = self.envelopes.recv().await.ok_or(ChannelError)?;
+            self.check_fork()?;
+            let message = self.envelopes.recv().await.ok_or(ChannelError::NodeStopping)?;
             if let Some(received) = self.open(message) {
                 return Ok(received);
             }
@@ -101,7 +110,8 @@ impl<M: GpuMessage> Channel<M> {
     /// Inside an async runtime.
     pub fn blocking_recv(&mut self) -> Result<M, ChannelError> {
         loop {
-            let message = self.envelopes.blocking_recv().ok_or(ChannelError)?;
+            self.check_fork()?;
+            let message = self.envelopes.blocking_recv().ok_or(ChannelError::NodeStopping)?;
             if let Some((_, message)) = self.open(message) {
                 return Ok(message);
             }
@@ -116,11 +126,17 @@ impl<M: GpuMessage> Channel<M> {
     /// The next message if there is one, with the process that has sent it.
     pub fn try_recv_from(&mut self) -> Option<(ProcessId, M)> {
         loop {
+            self.check_fork().ok()?;
             let message = self.envelopes.try_recv().ok()?;
             if let Some(received) = self.open(message) {
                 return Some(received);
             }
         }
+    }
+
+    /// In a forked child the messages are the parent's, and it takes them.
+    fn check_fork(&self) -> Result<(), ChannelError> {
+        if self.envelopes.is_inherited() { Err(ChannelError::Forked) } else { Ok(()) }
     }
 
     /// The message, unless a tensor in it was lost with a process: then it is logged and counted, and nobody gets it
@@ -143,6 +159,10 @@ impl<M: GpuMessage> Channel<M> {
 
 impl<M: GpuMessage> Drop for Channel<M> {
     fn drop(&mut self) {
+        if self.envelopes.is_inherited() {
+            std::mem::forget(self.ended.take());
+            return;
+        }
         if let Some(transport) = self.transport.upgrade() {
             transport.withdraw(self.index);
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::ids::ProcessId;
-use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
+use crate::os::{Access, BadMemfd, InForks, Mapping, Memfd, memfd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPEPOCH1");
 const ROUND_AT: usize = 64;
@@ -44,7 +44,7 @@ impl EpochPage {
     /// No memory or descriptor is left.
     pub fn create() -> io::Result<Arc<Self>> {
         let memfd = Memfd::create("tensorpost-epoch", BYTES as u64)?;
-        let mapping = Mapping::map(memfd.as_fd(), BYTES, Access::ReadWrite)?;
+        let mapping = Mapping::map_own(memfd.as_fd(), BYTES, InForks::ReadOnly)?;
         if let Some(word) = mapping.word64(0) {
             word.store(MAGIC, Ordering::Release);
         }

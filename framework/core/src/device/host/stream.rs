@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::super::{DeviceError, Keep, StreamBackend, StreamOp};
 use super::queue::{Queue, State};
 use super::work::{self, Bytes, Work};
-use crate::clock::{ClockDomain, OwnClock, UnknownClock, passed};
+use crate::clock::{ClockDomain, ClockError, OwnClock, UnknownClock, passed};
 
 /// Up to this many bytes are moved by the caller, if nothing is before them: about what a switch of threads costs.
 const INLINE_BYTES: usize = 256 << 10;
@@ -63,6 +63,7 @@ impl HostStream {
     /// # Safety
     /// The contract of the caller's own `unsafe fn`, until the step is done.
     unsafe fn bytes(&self, bytes: Bytes, len: usize, keep: Keep) -> Result<(), DeviceError> {
+        self.check_fork()?;
         let mut state = self.queue.enter_with_room()?;
         if state.is_idle() && len <= INLINE_BYTES {
             // SAFETY: passed on; `keep` lives until this function returns.
@@ -71,6 +72,11 @@ impl HostStream {
             return Ok(());
         }
         self.queue.push(&mut state, [Work::Bytes(bytes, keep)])
+    }
+
+    /// In a forked child there is no thread that would go on with what is queued.
+    fn check_fork(&self) -> Result<(), DeviceError> {
+        if self.queue.domain.is_inherited() { Err(ClockError::Forked.into()) } else { Ok(()) }
     }
 
     /// Checks a batch before any of it is done, and looks up the pages it waits on.
@@ -118,6 +124,7 @@ impl StreamBackend for HostStream {
     /// what dropping a lease submits (LEASE-2). Nor does it report a failure of earlier work: whoever orders one thing
     /// behind another must have it ordered, and the failure is for whoever asks for work next.
     fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError> {
+        self.check_fork()?;
         let steps = self.steps(ops)?;
         let mut state = self.queue.enter_in_order();
         for op in ops {
@@ -148,6 +155,7 @@ impl StreamBackend for HostStream {
     }
 
     unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError> {
+        self.check_fork()?;
         let mut state = self.queue.enter_with_room()?;
         // The source is only lent, so it is read now in any case; at any size that is cheaper without a buffer.
         if state.is_idle() {
@@ -161,6 +169,7 @@ impl StreamBackend for HostStream {
     }
 
     unsafe fn download(&self, dst: &mut [u8], src: u64) -> Result<(), DeviceError> {
+        self.check_fork()?;
         let state = self.queue.enter()?;
         let (to, bytes) = (dst.as_mut_ptr() as u64, dst.len());
         if state.is_idle() {
@@ -174,6 +183,7 @@ impl StreamBackend for HostStream {
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
+        self.check_fork()?;
         let state = self.queue.enter()?;
         if state.is_idle() { Ok(()) } else { self.queue.finish(state, None) }
     }

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::node::limits::{MAX_LIVE_CONNECTIONS, MAX_LIVE_FIELDS, MAX_LIVE_HEADER};
 use crate::node::wait;
-use crate::os::EventFd;
+use crate::os::{EventFd, Private};
 
 /// Connections taken before anybody is answered: fewer, so that none is turned out before it was looked at.
 const ACCEPT_TURN: usize = 16;
@@ -61,7 +61,7 @@ impl Page {
 
 /// The thread of one address.
 pub(super) struct Thread<A> {
-    pub(super) listener: TcpListener,
+    pub(super) listener: Private<TcpListener>,
     /// Whether only this machine reaches it.
     pub(super) is_loopback: bool,
     pub(super) wake: Arc<EventFd>,
@@ -71,7 +71,7 @@ pub(super) struct Thread<A> {
 }
 
 struct Connection {
-    stream: TcpStream,
+    stream: Private<TcpStream>,
     until: Instant,
     state: State,
 }
@@ -128,7 +128,8 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
                         continue;
                     }
                     let until = Instant::now() + READ;
-                    let mut connection = Connection { stream, until, state: State::Reading(Vec::new()) };
+                    let mut connection =
+                        Connection { stream: Private::new(stream), until, state: State::Reading(Vec::new()) };
                     if connection.go_on(self.is_loopback, &mut self.answer) {
                         connections.push(connection);
                     }
@@ -179,7 +180,7 @@ impl Connection {
             State::Writing(..) => self.write(),
             State::Ending => {
                 let mut rest = [0; 4096];
-                !matches!(self.stream.read(&mut rest), Ok(0))
+                !matches!((&*self.stream).read(&mut rest), Ok(0))
             }
         }
     }
@@ -189,7 +190,7 @@ impl Connection {
         let State::Reading(header) = &mut self.state else { return Ok(None) };
         loop {
             let mut bytes = [0; 2048];
-            match self.stream.read(&mut bytes) {
+            match (&*self.stream).read(&mut bytes) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(length) => header.extend_from_slice(&bytes[..length]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
@@ -206,7 +207,7 @@ impl Connection {
     fn write(&mut self) -> bool {
         let State::Writing(bytes, at) = &mut self.state else { return true };
         while *at < bytes.len() {
-            match self.stream.write(&bytes[*at..]) {
+            match (&*self.stream).write(&bytes[*at..]) {
                 Ok(0) => return false,
                 Ok(written) => *at += written,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,

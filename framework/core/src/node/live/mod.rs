@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use self::http::Thread;
 use self::pages::Pages;
 use super::supervisor::Shared;
-use crate::os::EventFd;
+use crate::os::{EventFd, Private};
 
 /// The environment variable that names an address to serve the live page at: `127.0.0.1:9464`, or a port alone.
 pub(super) const VARIABLE: &str = "TENSORPOST_HTTP";
@@ -49,7 +49,7 @@ impl Server {
         addresses: impl ToSocketAddrs,
         shared: Arc<Shared>,
     ) -> io::Result<(Self, SocketAddr)> {
-        let listener = TcpListener::bind(addresses)?;
+        let listener = Private::new(TcpListener::bind(addresses)?);
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let is_loopback = address.ip().to_canonical().is_loopback();

@@ -17,6 +17,7 @@ use crate::node::limits::MAX_ROAMING;
 use crate::node::registry::NameError;
 use crate::node::roster::LocationError;
 use crate::observe::text::time_of;
+use crate::os::fork::INHERITED;
 use crate::os::remedy_of_start;
 
 use super::WorkerId;
@@ -30,6 +31,9 @@ pub enum Closed {
     /// It has shut down.
     #[error("the node has shut down")]
     Ended,
+    /// This process was forked from the node's.
+    #[error("{INHERITED}")]
+    Forked,
 }
 
 /// Why the node could not start.

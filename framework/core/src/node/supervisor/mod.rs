@@ -395,12 +395,13 @@ impl Supervisor {
 
     /// All workers, also those that have ended and whose slot is not used again yet.
     pub fn workers(&self) -> Vec<WorkerStatus> {
-        self.shared.status.lock().clone()
+        // In a forked child the lock may be a thread's that is not there, and there are none.
+        if self.shared.is_inherited() { Vec::new() } else { self.shared.status.lock().clone() }
     }
 
     /// One worker.
     pub fn worker(&self, worker: WorkerId) -> Option<WorkerStatus> {
-        self.shared.status.lock().iter().find(|status| status.worker == worker).cloned()
+        self.workers().into_iter().find(|status| status.worker == worker)
     }
 
     /// Lets everything under way finish, stops the actors and then the workers, in that order, and waits for it; what
@@ -411,6 +412,9 @@ impl Supervisor {
     pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, Closed> {
         let until = deadline_after(deadline);
         let answer = self.shared.ask(|reply| Command::Shutdown(until, reply));
+        if let Err(Closed::Forked) = answer {
+            return answer;
+        }
         self.join();
         answer.or_else(|closed| self.shared.report.lock().clone().ok_or(closed))
     }

@@ -26,7 +26,7 @@ use crate::node::limits::ENDLESS;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Collector;
-use crate::os::EventFd;
+use crate::os::{Birth, EventFd};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
 
 /// Where an answer goes. There is room for one, so giving it never waits.
@@ -69,6 +69,7 @@ pub(super) enum Command {
 
 /// The state that every thread shares with the supervisor's.
 pub(crate) struct Shared {
+    birth: Birth,
     pub(super) commands: Mutex<Commands>,
     pub(super) wake: EventFd,
     pub(super) status: Mutex<Vec<WorkerStatus>>,
@@ -90,6 +91,7 @@ pub(super) struct Commands {
 impl Shared {
     pub(crate) fn new() -> std::io::Result<Arc<Self>> {
         Ok(Arc::new(Shared {
+            birth: Birth::here(),
             commands: Mutex::new(Commands::default()),
             wake: EventFd::create()?,
             status: Mutex::default(),
@@ -101,7 +103,17 @@ impl Shared {
         }))
     }
 
+    /// Whether this process was forked from the node's, whose threads are not here.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.birth.is_inherited()
+    }
+
     pub(super) fn push(&self, command: Command) -> Result<(), Closed> {
+        if self.is_inherited() {
+            // Its drop could tell an asker something.
+            std::mem::forget(command);
+            return Err(Closed::Forked);
+        }
         let mut commands = self.commands.lock();
         if commands.closed {
             return Err(Closed::Ended);

@@ -15,11 +15,12 @@ use crate::node::limits::{MAX_FAILURE_TEXT, MAX_QUEUED_BYTES, MAX_QUEUED_LOGS, c
 use crate::node::line::{Flushed, LineError, Outgoing};
 use crate::node::wait;
 use crate::observe::log::{LogRecord, LogSink};
-use crate::os::{EventFd, Seqpacket};
+use crate::os::{Birth, EventFd, Seqpacket};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 pub(crate) struct Uplink {
+    birth: Birth,
     socket: Arc<Seqpacket>,
     // Nothing that logs may run under this lock: logging takes it.
     line: Mutex<Line>,
@@ -35,11 +36,15 @@ struct Line {
 impl Uplink {
     pub(crate) fn new(socket: Arc<Seqpacket>) -> std::io::Result<Self> {
         let line = Line { outgoing: Outgoing::new(socket.clone()), logs_dropped: 0, failed: None };
-        Ok(Uplink { socket, line: Mutex::new(line), wake: EventFd::create()? })
+        Ok(Uplink { birth: Birth::here(), socket, line: Mutex::new(line), wake: EventFd::create()? })
     }
 
     /// Sends a message of this crate's own, or queues it.
     pub(crate) fn send(&self, message: &Up, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed> {
+        if self.birth.is_inherited() {
+            // A forked child says nothing in its parent's name.
+            return Err(ControlChannelClosed);
+        }
         match encode(message) {
             Ok(bytes) => self.line.lock().send(&bytes, descriptors, &self.wake),
             Err(error) => {
@@ -150,6 +155,9 @@ impl ControlChannel for Uplink {
 
 impl LogSink for Uplink {
     fn offer(&self, record: LogRecord) {
+        if self.birth.is_inherited() {
+            return record.say();
+        }
         let Ok(bytes) = encode(&Up::Log(record.cut())) else {
             self.line.lock().logs_dropped += 1;
             return;

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use super::record::{Record, WORDS};
 use crate::limits::MAX_TRACE_NAME;
-use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
+use crate::os::{Access, BadMemfd, InForks, Mapping, Memfd, memfd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPTRACE\0");
 const VERSION: u64 = 1;
@@ -111,7 +111,7 @@ impl Ring {
         let records = records.clamp(*RECORDS.start(), *RECORDS.end());
         let bytes = bytes_for(records);
         let memfd = Memfd::create("tensorpost-trace", bytes as u64)?;
-        let mapping = Mapping::map(memfd.as_fd(), bytes, Access::ReadWrite)?;
+        let mapping = Mapping::map_own(memfd.as_fd(), bytes, InForks::Blank)?;
         for (offset, value) in [(0, MAGIC), (8, VERSION)] {
             if let Some(word) = mapping.word64(offset) {
                 word.store(value, Ordering::Relaxed);

@@ -357,6 +357,9 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.lease.domain().is_inherited() {
+            return;
+        }
         self.lease.writers().leave(self.lease.id(), self.piece.seal, self.piece.index);
         self.lease.remove_handle();
     }
