@@ -10,6 +10,7 @@ use tensorpost_core::actor::{AskError, SendError};
 use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply, Together};
 use tensorpost_core::ids::ActorId;
 use tensorpost_core::limits::MAX_INLINE_BODY;
+use tensorpost_core::os::fork::INHERITED;
 
 use crate::context::Context;
 use crate::decode;
@@ -34,6 +35,11 @@ impl PyAddress {
 
     fn message(&self, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<RawMessage> {
         let py = value.py();
+        if self.context.transport.is_inherited() {
+            // Before its tensors take memory, which is the parent's.
+            let text = format!("{} was not sent to {}: {INHERITED}", plan.name, self.who());
+            return Err(failed(py, "SendError", text, false));
+        }
         garbage::clear(py);
         let (body, tensors) = encode::encode(plan, value, Some(&self.context))
             .map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;

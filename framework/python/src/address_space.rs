@@ -1,24 +1,22 @@
 //! Host memory of this process, without a node: what tensors are on that came from other libraries, and copies of them.
 //!
-//! It is made at the first use and lives as long as the process. A process that was forked from one that has it must not use
-//! it: its threads are not there.
-
-use std::sync::OnceLock;
+//! It is made at the first use and lives as long as the process; a forked child makes one of its own.
 
 use pyo3::prelude::*;
 use tensorpost_core::clock::{ClockDomain, ClockPage};
 use tensorpost_core::device::host::HostBackend;
 use tensorpost_core::ids::ProcessId;
 use tensorpost_core::lease::{Pool, PoolOptions};
+use tensorpost_core::os::PerProcess;
 use tensorpost_core::tensor::DeviceStream;
 
 use crate::failure::exception;
 
 /// The host's stream.
 pub(crate) fn stream(py: Python<'_>) -> PyResult<&'static DeviceStream> {
-    static STREAM: OnceLock<Result<DeviceStream, String>> = OnceLock::new();
-    let made = STREAM.get_or_init(|| open().map_err(|error| error.to_string()));
-    made.as_ref().map_err(|why| {
+    static STREAM: PerProcess<Result<DeviceStream, String>> =
+        PerProcess::new(|| open().map_err(|error| error.to_string()));
+    STREAM.get().as_ref().map_err(|why| {
         exception(
             py,
             "TensorError",

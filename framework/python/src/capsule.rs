@@ -12,11 +12,11 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use tensorpost_core::os::PerProcess;
 use tensorpost_core::tensor::{DeviceStream, DlPack};
 
 use crate::failure::exception;
@@ -62,37 +62,24 @@ const _: () = assert!(
 );
 
 /// Whether deleters may still ask for the interpreter, and how many are about to.
+#[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
     left: Condvar,
 }
 
+#[derive(Default)]
 struct GateState {
     closed: bool,
     inside: usize,
 }
 
-static GATE: Gate = Gate { state: Mutex::new(GateState { closed: false, inside: 0 }), left: Condvar::new() };
-
-/// The process that loaded this. In one that was forked from it the threads that let go of memory are not there, and the gate is as
-/// they left it: nobody may wait at it.
-static LOADED_IN: OnceLock<u32> = OnceLock::new();
-
-pub(crate) fn was_forked() -> bool {
-    LOADED_IN.get().is_some_and(|process| *process != std::process::id())
-}
-
-/// The module is loaded.
-pub(crate) fn open() {
-    let _ = LOADED_IN.set(std::process::id());
-}
+/// A process's own: a forked child has not the threads that let go of memory, and would find the gate as they left it.
+static GATE: PerProcess<Gate> = PerProcess::new(Gate::default);
 
 impl Gate {
     /// Runs `delete` with the interpreter, or not at all.
     fn through(&self, delete: impl FnOnce()) {
-        if was_forked() {
-            return;
-        }
         {
             let mut state = self.state.lock();
             if state.closed {
@@ -112,14 +99,12 @@ impl Gate {
 /// The interpreter is about to end: waits for deleters that are running, and lets no other begin.
 #[pyfunction]
 pub(crate) fn close(py: Python<'_>) {
-    if was_forked() {
-        return;
-    }
     py.detach(|| {
-        let mut state = GATE.state.lock();
+        let gate = GATE.get();
+        let mut state = gate.state.lock();
         state.closed = true;
         while state.inside > 0 {
-            GATE.left.wait(&mut state);
+            gate.left.wait(&mut state);
         }
     });
 }
@@ -127,7 +112,7 @@ pub(crate) fn close(py: Python<'_>) {
 /// Drops what needs the interpreter, with it. Where that is ending nothing is dropped.
 pub(crate) fn drop_with_interpreter<T>(held: T) {
     let mut held = Some(held);
-    GATE.through(|| drop(held.take()));
+    GATE.get().through(|| drop(held.take()));
     std::mem::forget(held);
 }
 

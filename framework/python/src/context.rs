@@ -12,6 +12,7 @@ use tensorpost_core::foreign::{Transport, can_leave_by};
 use tensorpost_core::ids::DeviceId;
 use tensorpost_core::lease::PoolError;
 use tensorpost_core::limits::LENT_SHARE;
+use tensorpost_core::os::fork::INHERITED;
 use tensorpost_core::tensor::{DeviceStream, Tensor, TensorError};
 
 use crate::cuda;
@@ -68,6 +69,12 @@ impl Context {
             counts: Counts::default(),
             sent: Ledger::default(),
         })
+    }
+
+    /// An error in a forked child of its process.
+    #[inline]
+    pub(crate) fn check_fork(&self, py: Python<'_>, class: &'static str) -> PyResult<()> {
+        if self.transport.is_inherited() { Err(exception(py, class, INHERITED.to_owned())) } else { Ok(()) }
     }
 
     /// The actor's own stream, or the host's.

@@ -8,7 +8,7 @@
 //! sender is told as every sender is, and the pipeline fails: there is nothing to begin anew from.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -19,6 +19,7 @@ use tensorpost_core::actor::{Address, Env, Handles, RemoteActor};
 use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::foreign::RawItem;
 use tensorpost_core::node::{ActorError, Node, Spawned};
+use tensorpost_core::os::PerProcess;
 use tensorpost_pipeline::Source;
 use tokio::sync::oneshot;
 
@@ -56,10 +57,10 @@ struct State {
 }
 
 /// Of this worker, by the numbers of their sources. One that is there stays: a worker has one or two.
-static QUEUES: LazyLock<Mutex<BTreeMap<u64, Arc<Queue>>>> = LazyLock::new(Mutex::default);
+static QUEUES: PerProcess<Mutex<BTreeMap<u64, Arc<Queue>>>> = PerProcess::new(Mutex::default);
 
 fn queue(number: u64) -> Arc<Queue> {
-    Arc::clone(QUEUES.lock().entry(number).or_default())
+    Arc::clone(QUEUES.get().lock().entry(number).or_default())
 }
 
 /// The source.

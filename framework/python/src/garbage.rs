@@ -9,8 +9,9 @@
 //! **Invariants.** What was put here is dropped once, with the interpreter, or stays until the process ends
 //! ([`capsule::drop_with_interpreter`]). Putting waits for nobody: it may be done with locks of the core held (LEASE-2).
 //!
-//! **Locks.** The list's, for as long as it takes to move it; nothing is dropped under it. **In a process that was forked** from this one
-//! nothing is dropped and nothing locked: the list is as its threads have left it, and they are not there.
+//! **Locks.** The list's, for as long as it takes to move it; nothing is dropped under it.
+//!
+//! **A forked child** has a list of its own, and leaves its parent's as it is.
 
 use std::any::Any;
 use std::sync::OnceLock;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use pyo3::prelude::*;
+use tensorpost_core::os::PerProcess;
 
 use crate::capsule;
 use crate::failure::exception;
@@ -31,6 +33,7 @@ const IDLE_TICKS: u32 = 100;
 
 type Held = Box<dyn Any + Send>;
 
+#[derive(Default)]
 struct State {
     held: Vec<Held>,
     /// How often a thread of Python has taken all that was here.
@@ -39,21 +42,26 @@ struct State {
     sleeps: bool,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { held: Vec::new(), cleared: 0, sleeps: false });
-static CHANGED: Condvar = Condvar::new();
+#[derive(Default)]
+struct List {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// How many there are, to look at without the lock. Written under it.
+    count: AtomicUsize,
+    /// Threads of Python that sleep in a send or an ask, which may wait for memory to come back.
+    waiting: AtomicUsize,
+    /// Whether this module's thread runs.
+    opened: OnceLock<Result<(), String>>,
+}
 
-/// How many there are, for who looks without the lock. Written under it.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-/// Threads of Python that sleep in a send or an ask, which may wait for memory to come back.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
+static LIST: PerProcess<List> = PerProcess::new(List::default);
 
 /// Has this module's thread run, before something is made that will be put here.
 pub(crate) fn open(py: Python<'_>) -> PyResult<()> {
-    static OPENED: OnceLock<Result<(), String>> = OnceLock::new();
-    let opened = OPENED.get_or_init(|| {
+    let list = LIST.get();
+    let opened = list.opened.get_or_init(|| {
         let thread = std::thread::Builder::new().name("tensorpost-drop".to_owned());
-        thread.spawn(run).map(drop).map_err(|error| error.to_string())
+        thread.spawn(|| run(list)).map(drop).map_err(|error| error.to_string())
     });
     opened.clone().map_err(|why| {
         let why = format!("the system gave no thread to let go of other libraries' tensors on: {why}");
@@ -63,67 +71,68 @@ pub(crate) fn open(py: Python<'_>) -> PyResult<()> {
 
 /// Puts here what is to be dropped with the interpreter. Waits for nobody.
 pub(crate) fn put(held: Held) {
-    if capsule::was_forked() {
-        std::mem::forget(held);
-        return;
-    }
+    let list = LIST.get();
     let wakes = {
-        let mut state = STATE.lock();
+        let mut state = list.state.lock();
         state.held.push(held);
-        COUNT.store(state.held.len(), Ordering::Relaxed);
-        state.sleeps || WAITING.load(Ordering::Relaxed) > 0
+        list.count.store(state.held.len(), Ordering::Relaxed);
+        state.sleeps || list.waiting.load(Ordering::Relaxed) > 0
     };
     if wakes {
-        CHANGED.notify_one();
+        list.changed.notify_one();
     }
 }
 
 /// Drops what is here: at each message that a thread of Python handles or sends.
 #[inline]
 pub(crate) fn clear(_: Python<'_>) {
-    if COUNT.load(Ordering::Relaxed) > 0 && !capsule::was_forked() {
+    let list = LIST.get();
+    if list.count.load(Ordering::Relaxed) > 0 {
         let held = {
-            let mut state = STATE.lock();
+            let mut state = list.state.lock();
             state.cleared += 1;
-            take(&mut state)
+            list.take(&mut state)
         };
         drop(held);
     }
 }
 
-fn take(state: &mut State) -> Vec<Held> {
-    COUNT.store(0, Ordering::Relaxed);
-    std::mem::take(&mut state.held)
+impl List {
+    fn take(&self, state: &mut State) -> Vec<Held> {
+        self.count.store(0, Ordering::Relaxed);
+        std::mem::take(&mut state.held)
+    }
 }
 
 /// A thread of Python sleeps in a send or an ask for as long as this is there: what is put here meanwhile is dropped at once.
-pub(crate) struct Waiting(());
+pub(crate) struct Waiting(&'static List);
 
 impl Waiting {
     pub(crate) fn begin(py: Python<'_>) -> Self {
-        WAITING.fetch_add(1, Ordering::Relaxed);
+        let list = LIST.get();
+        list.waiting.fetch_add(1, Ordering::Relaxed);
         // Behind the count: what is put later wakes who drops it. What comes in between waits for a tick.
         clear(py);
-        Waiting(())
+        Waiting(list)
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::Relaxed);
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// This module's thread.
-fn run() {
+fn run(list: &List) {
     let mut idle = 0;
-    let mut state = STATE.lock();
+    let mut state = list.state.lock();
     loop {
         if state.held.is_empty() {
             idle += 1;
             while idle > IDLE_TICKS && state.held.is_empty() {
                 state.sleeps = true;
-                CHANGED.wait(&mut state);
+                list.changed.wait(&mut state);
             }
             state.sleeps = false;
         }
@@ -131,12 +140,12 @@ fn run() {
             idle = 0;
         }
         let cleared = state.cleared;
-        let is_urgent = |state: &State| !state.held.is_empty() && WAITING.load(Ordering::Relaxed) > 0;
+        let is_urgent = |state: &State| !state.held.is_empty() && list.waiting.load(Ordering::Relaxed) > 0;
         if !is_urgent(&state) {
-            CHANGED.wait_for(&mut state, TICK);
+            list.changed.wait_for(&mut state, TICK);
         }
         if !state.held.is_empty() && (state.cleared == cleared || is_urgent(&state)) {
-            let held = take(&mut state);
+            let held = list.take(&mut state);
             MutexGuard::unlocked(&mut state, || capsule::drop_with_interpreter(held));
         }
     }

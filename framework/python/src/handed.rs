@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 use smallvec::SmallVec;
 use tensorpost_core::foreign::{Handing, closes_before, hand_out, piece_of, seen_as};
 use tensorpost_core::limits::MAX_RANK;
+use tensorpost_core::os::PerProcess;
 use tensorpost_core::tensor::{DType, DeviceStream, DlPack, Layout, Tensor, TensorError};
 
 use crate::capsule::Array;
@@ -48,6 +49,7 @@ pub(crate) struct Handed {
 type Known = BTreeMap<(u64, u64), (u64, Weak<Handed>)>;
 
 /// Both under one lock: what is looked for in the first list is looked for in the second where it is not found.
+#[derive(Default)]
 struct Lists {
     /// Allocations, which are apart from each other, or the same.
     allocations: Known,
@@ -55,7 +57,8 @@ struct Lists {
     pools: Known,
 }
 
-static LISTS: Mutex<Lists> = Mutex::new(Lists { allocations: BTreeMap::new(), pools: BTreeMap::new() });
+/// A process's own: a forked child hands out what it has made itself.
+static LISTS: PerProcess<Mutex<Lists>> = PerProcess::new(Mutex::default);
 
 impl Lists {
     fn of(&mut self, kind: Kind) -> &mut Known {
@@ -73,7 +76,7 @@ impl Handed {
         let bytes = tensor.lease().bytes();
         let handed = Arc::new(Handed { start, number, kind, tensor, stream });
         let listed = (bytes, Arc::downgrade(&handed));
-        LISTS.lock().of(kind).insert((start, number), listed);
+        LISTS.get().lock().of(kind).insert((start, number), listed);
         handed
     }
 
@@ -83,7 +86,7 @@ impl Handed {
             let ((start, _), (bytes, handed)) = known.range(..=(address, u64::MAX)).next_back()?;
             if address - start < *bytes { handed.upgrade() } else { None }
         };
-        let lists = LISTS.lock();
+        let lists = LISTS.get().lock();
         find(&lists.allocations).or_else(|| find(&lists.pools))
     }
 }
@@ -91,7 +94,7 @@ impl Handed {
 impl Drop for Handed {
     fn drop(&mut self) {
         // The memory that the entry names is freed behind the lock.
-        let listed = LISTS.lock().of(self.kind).remove(&(self.start, self.number));
+        let listed = LISTS.get().lock().of(self.kind).remove(&(self.start, self.number));
         drop(listed);
     }
 }

@@ -52,6 +52,7 @@ fn differences(text: &str, other: &str, this: &str, that: &str) -> Vec<String> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("INHERITED", tensorpost_core::os::fork::INHERITED)?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<address::PyAddress>()?;
@@ -73,7 +74,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<wait::Driven>()?;
     module.add_function(wrap_pyfunction!(actor::run_worker, module)?)?;
     module.add_function(wrap_pyfunction!(differences, module)?)?;
-    capsule::open();
     let close = wrap_pyfunction!(capsule::close, module)?;
     module.py().import("atexit")?.call_method1("register", (close,))?;
     Ok(())

@@ -214,9 +214,16 @@ impl PyMailbox {
 impl PyMailbox {
     /// Handles messages on this thread, for as long as nothing but their handlers has to be called. `handlers` are `(key, plan, plan of
     /// the reply, method)`. Returns a message with which something else has to be done: `"other"` where it has none of these
-    /// handlers, `"malformed"`, `"unsent"` or `"failed"` with the error; None where no more come.
+    /// handlers, `"malformed"`, `"unsent"` or `"failed"` with the error, `"forked"` in a child that a handler has forked; None where no
+    /// more come.
     fn serve(&self, py: Python<'_>, handlers: Vec<serve::Handler>) -> Option<serve::Left> {
         serve::serve(self, py, handlers)
+    }
+
+    /// Whether this process was forked from the actor's.
+    #[getter]
+    fn is_inherited(&self) -> bool {
+        self.0.context.transport.is_inherited()
     }
 
     /// The next message if there is one.

@@ -37,7 +37,10 @@ pub(crate) struct PyNode {
 impl PyNode {
     pub(crate) fn running(&self, py: Python<'_>) -> PyResult<(Arc<Node>, Arc<Context>)> {
         let running = self.running.lock().clone();
-        running.ok_or_else(|| exception(py, "NodeError", "the node has shut down".to_owned()))
+        let running =
+            running.ok_or_else(|| exception(py, "NodeError", "the node has shut down".to_owned()))?;
+        running.1.check_fork(py, "NodeError")?;
+        Ok(running)
     }
 }
 
@@ -227,14 +230,20 @@ impl PyNode {
         tensor::empty(py, &context, shape, dtype)
     }
 
+    /// Whether this process was forked from the node's.
+    #[getter]
+    fn is_inherited(&self) -> bool {
+        self.running.lock().as_ref().is_some_and(|(_, context)| context.transport.is_inherited())
+    }
+
     /// How tensors have gone out of this process.
     fn counts(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64)> {
         Ok(self.running(py)?.1.counts())
     }
 
     fn watch(&self, py: Python<'_>, address: &PyAddress) -> PyResult<PyWatch> {
-        let (node, _) = self.running(py)?;
-        Ok(PyWatch { watch: Mutex::new(Some(node.watch(address.raw.typed()))) })
+        let (node, context) = self.running(py)?;
+        Ok(PyWatch { watch: Mutex::new(Some(node.watch(address.raw.typed()))), context })
     }
 
     fn lookup(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyAddress> {
@@ -279,6 +288,10 @@ impl PyNode {
 
     /// Lets everything under way finish, and ends the node. A second Ctrl-C ends it at once.
     fn shutdown(&self, py: Python<'_>, deadline: f64) -> PyResult<Option<(bool, String)>> {
+        if self.running.lock().is_none() {
+            return Ok(None);
+        }
+        self.running(py)?;
         let Some((node, context)) = self.running.lock().take() else { return Ok(None) };
         let deadline = wait::seconds(py, Some(deadline))?.unwrap_or(Duration::ZERO);
         drop(context);
@@ -340,6 +353,7 @@ pub(crate) struct PyChannel {
 
 impl PyChannel {
     fn next(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<RawMessage> {
+        self.context.check_fork(py, "NodeError")?;
         let mut taken = self.channel.lock().take().ok_or_else(|| {
             exception(
                 py,
@@ -388,12 +402,14 @@ impl PyChannel {
 #[pyclass(frozen, name = "Watch", module = "tensorpost._native")]
 pub(crate) struct PyWatch {
     watch: Mutex<Option<Watch>>,
+    context: Arc<Context>,
 }
 
 #[pymethods]
 impl PyWatch {
     /// The next event; None after the last one.
     fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Told>> {
+        self.context.check_fork(py, "NodeError")?;
         let timeout = wait::seconds(py, timeout)?;
         let mut taken = self.watch.lock().take().ok_or_else(|| {
             exception(py, "NodeError", "another thread waits for the next event".to_owned())

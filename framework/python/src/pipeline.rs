@@ -11,6 +11,8 @@ use pyo3::prelude::*;
 use tensorpost_core::actor::{Address, Channel, Python as Start};
 use tensorpost_core::foreign::RawItem;
 use tensorpost_core::node::{Node, Restart, Spawned};
+use tensorpost_core::os::Birth;
+use tensorpost_core::os::fork::INHERITED;
 use tensorpost_pipeline::foreign::Order;
 use tensorpost_pipeline::{Flow, OnError, Pipeline, PipelineError, RunPipeline, Running};
 
@@ -282,7 +284,7 @@ pub(crate) fn run_pipeline(
     let started = wait::aside(py, move || written.run(&node, &addresses))?;
     let (running, feeders) = started.map_err(|why| refused(py, why))?;
     let feeds = feeders.iter().map(|feeder| PyFeed::new(feeder, &context)).collect();
-    Ok((PyRunning { running: Mutex::new(Some(running)) }, feeds, channels))
+    Ok((PyRunning { running: Mutex::new(Some(running)), birth: Birth::here() }, feeds, channels))
 }
 
 /// Where a flow ends in this program.
@@ -321,6 +323,7 @@ impl PyEnd {
 #[pyclass(frozen, name = "Running", module = "tensorpost._native")]
 pub(crate) struct PyRunning {
     running: Mutex<Option<Running>>,
+    birth: Birth,
 }
 
 #[pymethods]
@@ -332,6 +335,9 @@ impl PyRunning {
         py: Python<'_>,
         timeout: Option<f64>,
     ) -> PyResult<Option<(Option<String>, Option<(String, String)>)>> {
+        if self.birth.is_inherited() {
+            return Err(refused(py, INHERITED.to_owned()));
+        }
         let timeout = wait::seconds(py, timeout)?;
         let ended = self.running.lock().as_ref().map(Running::ended);
         let Some(ended) = ended else { return Err(refused(py, "its report was taken".to_owned())) };

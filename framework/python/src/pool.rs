@@ -11,22 +11,26 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorpost_core::foreign::seen_as;
+use tensorpost_core::os::PerProcess;
 use tensorpost_core::tensor::{DType, DeviceStream, Tensor, TensorError};
 
 use crate::cuda;
 use crate::handed::{self, Handed};
 
-/// The streams of this process's actors, in whose memory PyTorch allocates: the GPU's number, and the stream's as others name it.
-static STREAMS: Mutex<Vec<(i32, u64, DeviceStream)>> = Mutex::new(Vec::new());
+/// With the GPU's number, and the stream's as others name it.
+type Streams = Mutex<Vec<(i32, u64, DeviceStream)>>;
+
+/// The streams of this process's actors, in whose memory PyTorch allocates.
+static STREAMS: PerProcess<Streams> = PerProcess::new(Mutex::default);
 
 /// What it has taken, by address.
-static TAKEN: LazyLock<Mutex<HashMap<u64, Segment>>> = LazyLock::new(Mutex::default);
+static TAKEN: PerProcess<Mutex<HashMap<u64, Segment>>> = PerProcess::new(Mutex::default);
 
 enum Segment {
     /// An allocation of the pool.
@@ -62,7 +66,7 @@ pub(crate) fn current(py: Python<'_>, stream: &DeviceStream) -> PyResult<i64> {
 /// PyTorch may allocate what is for this stream.
 pub(crate) fn open_for(stream: &DeviceStream) {
     if let (Some(ordinal), Some(handle)) = (cuda::ordinal(stream), cuda::handle(stream)) {
-        let mut streams = STREAMS.lock();
+        let mut streams = STREAMS.get().lock();
         streams.retain(|(_, known, _)| *known != handle);
         streams.push((ordinal, handle, stream.clone()));
     }
@@ -71,7 +75,7 @@ pub(crate) fn open_for(stream: &DeviceStream) {
 /// Memory for what PyTorch is about to do on the stream `works_on`.
 fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
     let stream = {
-        let streams = STREAMS.lock();
+        let streams = STREAMS.get().lock();
         let mut here = streams.iter().filter(|(known, ..)| *known == ordinal);
         let own = here.clone().find(|(_, handle, _)| *handle == works_on);
         own.or_else(|| here.next()).map(|(.., stream)| stream.clone())
@@ -88,7 +92,7 @@ fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
                      `tp.Node` or of `spawn` gives the pool more. {full}"
                 );
             }
-            TAKEN.lock().insert(address, Segment::Private(stream));
+            TAKEN.get().lock().insert(address, Segment::Private(stream));
             return Ok(address);
         }
         Err(error) => return Err(error),
@@ -99,7 +103,7 @@ fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
         unsafe { cuda::order(&stream, own, works_on) }.map_err(refused)?;
     }
     let (address, known) = handed::pool(&tensor, &stream)?;
-    TAKEN.lock().insert(address, Segment::Pooled { tensor, stream, _known: known });
+    TAKEN.get().lock().insert(address, Segment::Pooled { tensor, stream, _known: known });
     Ok(address)
 }
 
@@ -121,7 +125,7 @@ extern "C" fn tensorpost_alloc(bytes: isize, ordinal: c_int, stream: *mut c_void
 #[unsafe(no_mangle)]
 extern "C" fn tensorpost_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
     let address = address.expose_provenance() as u64;
-    let segment = TAKEN.lock().remove(&address);
+    let segment = TAKEN.get().lock().remove(&address);
     match segment {
         None => {}
         Some(Segment::Pooled { tensor, stream, _known }) => {

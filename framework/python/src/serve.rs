@@ -64,7 +64,15 @@ fn handle(
         Err(error) => return Err(left(answer, "malformed", None, error)),
     };
     let handling = Handling::begin();
-    let returned = match method.bind(py).call1((&value,)) {
+    let returned = method.bind(py).call1((&value,));
+    if context.transport.is_inherited() {
+        // A child that was forked in the handler: its end is the package's to make, and the answer its parent's.
+        std::mem::forget((handling, value, shown));
+        let message = RawMessage { key, body: Vec::new(), tensors: Vec::new() };
+        let error = returned.err().map(|error| error.into_value(py).into_any());
+        return Err(Box::new((mailbox.delivered(Item::Message(message, answer), None), "forked", error)));
+    }
+    let returned = match returned {
         Ok(returned) => returned,
         Err(error) => {
             drop(value);

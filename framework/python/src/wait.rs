@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use tensorpost_core::foreign::{Together, Transport};
+use tensorpost_core::os::PerProcess;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
 
@@ -175,17 +176,16 @@ pub(crate) fn aside<T: Send + 'static>(
 
 /// The thread that drives the futures of coroutines.
 fn driver() -> std::io::Result<&'static Handle> {
-    static DRIVER: OnceLock<Handle> = OnceLock::new();
-    if let Some(driver) = DRIVER.get() {
-        return Ok(driver);
-    }
-    let runtime = runtime()?;
-    let handle = runtime.handle().clone();
-    std::thread::Builder::new().name("tensorpost-asyncio".to_owned()).spawn(move || {
-        runtime.block_on(std::future::pending::<()>());
-    })?;
-    // Where two threads were here at once, one driver has nothing to do.
-    Ok(DRIVER.get_or_init(|| handle))
+    static DRIVER: PerProcess<std::io::Result<Handle>> = PerProcess::new(|| {
+        let runtime = runtime()?;
+        let handle = runtime.handle().clone();
+        std::thread::Builder::new().name("tensorpost-asyncio".to_owned()).spawn(move || {
+            runtime.block_on(std::future::pending::<()>());
+        })?;
+        // Where two threads were here at once, one driver has nothing to do.
+        Ok(handle)
+    });
+    DRIVER.get().as_ref().map_err(|error| std::io::Error::new(error.kind(), error.to_string()))
 }
 
 /// A future that is being driven for a coroutine.

@@ -387,7 +387,7 @@ class Loader:
         self._end()
         self._closed = True
         self._native.close()
-        if self._own:
+        if self._own and not self._node._native.is_inherited:
             self._node.shutdown()
 
     def __enter__(self) -> Loader:
@@ -416,6 +416,9 @@ class _Epoch:
         return len(self._loader)
 
     def __next__(self) -> Batch:
+        if self._loader._node._native.is_inherited:
+            # Before the lock, which another thread of the parent may have.
+            raise LoaderError(_native.INHERITED)
         with self._one_at_a_time:
             return self._next()
 

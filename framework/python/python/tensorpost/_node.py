@@ -135,6 +135,8 @@ def command(interpreter: str | os.PathLike[str] | None = None) -> list[str]:
 
 
 _running: weakref.WeakSet[Node] = weakref.WeakSet()
+# Those of its parent go on without a forked child.
+os.register_at_fork(after_in_child=_running.clear)
 
 
 def _budget(asked: int | float | None) -> tuple[int | None, float | None]:
@@ -374,19 +376,25 @@ class Node:
 
         What still comes to a :class:`Channel`, and no other thread receives, is dropped: actors under way find room there.
         """
+        if not self._native.is_inherited:
+            self._let_end()
+        ended = self._native.shutdown(self._deadline if deadline is None else deadline)
+        return None if ended is None else Shutdown(*ended)
+
+    def _let_end(self) -> None:
         self._is_ending.set()
         for channel in self._channels:
             # At the interpreter's end there are no new threads; senders wait until the deadline then.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=channel._discard, name="tensorpost-discard", daemon=True).start()
-        ended = self._native.shutdown(self._deadline if deadline is None else deadline)
-        return None if ended is None else Shutdown(*ended)
 
     def __enter__(self) -> Node:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.shutdown()
+        # A forked child that leaves the block ends nothing of its parent's.
+        if not self._native.is_inherited:
+            self.shutdown()
 
     def __repr__(self) -> str:
         return f"Node(pid {os.getpid()})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import weakref
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from ._errors import AskError, DeadlineError, DecodeError, NodeError, SchemaError, SendError
 from ._message import MARK, Info, info_of
-from ._native import Address
+from ._native import INHERITED, Address
 from ._types import u64
 
 _M = TypeVar("_M")
@@ -201,13 +202,19 @@ class _State:
     """What the thread that asks and those who read share."""
 
     def __init__(self) -> None:
+        self.process = os.getpid()
         self.changed = threading.Condition()
         self.newest: Version[Any] | None = None
         self.found = False
         self.over = False
         self.listeners: list[Callable[[], None]] = []
 
+    def check_fork(self) -> None:
+        if self.process != os.getpid():
+            raise TopicClosed(INHERITED)
+
     def look(self) -> tuple[Version[Any] | None, bool]:
+        self.check_fork()
         with self.changed:
             return self.newest, self.over
 
@@ -215,6 +222,7 @@ class _State:
         def is_there() -> bool:
             return self.over or (self.newest is not None and self.newest.number > than)
 
+        self.check_fork()
         with self.changed:
             self.changed.wait_for(is_there, timeout)
             return self.newest, self.over
@@ -239,6 +247,9 @@ class _State:
             self._tell()
 
     def close(self) -> None:
+        # The thread that asks may have the lock, and is not in a forked child.
+        if self.process != os.getpid():
+            return
         with self.changed:
             self.over, self.newest = True, None
             self._tell()

@@ -37,7 +37,8 @@ def _agree(name: str, verb: str, here: type | None, there: str | None) -> None:
 class _Running:
     """A stage that was made."""
 
-    def __init__(self, form: _stage.Form, made: Any, given: dict[str, Any]) -> None:
+    def __init__(self, mailbox: Mailbox, form: _stage.Form, made: Any, given: dict[str, Any]) -> None:
+        self.mailbox = mailbox
         self.form, self.made = form, made
         self.takes, self.makes = form.plans
         self.loop: asyncio.Runner | None = None
@@ -116,6 +117,7 @@ class _Running:
             del item
         elif (finish := self.method("finish")) is not None:
             self.emit(call, finish())
+        _worker.leave_fork(self.mailbox)
         call.done()
 
     def run(self, calls: Calls) -> None:
@@ -123,6 +125,7 @@ class _Running:
             try:
                 self.answer(call)
             except BaseException as error:
+                _worker.leave_fork(self.mailbox, error)
                 _worker.flush()
                 call.fail(f"`{self.form.name}` raised {_worker.shown(error)}\n{_worker.text_of(error, 2)}")
             del call
@@ -162,8 +165,8 @@ def _make(
     if form.has_env:
         given["env"] = _actor.env()
     if form.method is not None:
-        return _Running(form, found(**given), {})
-    return _Running(form, found, given)
+        return _Running(mailbox, form, found(**given), {})
+    return _Running(mailbox, form, found, given)
 
 
 def run(
@@ -178,14 +181,18 @@ def run(
         warmup = running.method("warmup")
         if warmup is not None and inspect.isawaitable(warm := warmup()):
             running.wait(warm)
+        _worker.leave_fork(mailbox)
     except BaseException as error:
+        _worker.leave_fork(mailbox, error)
         _worker.flush()
         mailbox.fail(f"{type(error).__name__}: {error}\n{_worker.text_of(error, 1)}")
         return
     mailbox.ready()
     try:
         running.run(calls)
+        _worker.leave_fork(mailbox)
     except BaseException as error:
+        _worker.leave_fork(mailbox, error)
         mailbox.fail(f"it raised {type(error).__name__} outside of its items: {error}\n{_worker.text_of(error, 1)}")
     finally:
         _worker.flush()

@@ -24,6 +24,21 @@ _loading = threading.Lock()
 _began_in = _main.first_folder
 
 
+def _forked() -> None:
+    """In a forked child: what this process was, its parent is."""
+    global is_worker, _loading
+    is_worker, _loading = False, threading.Lock()
+    main: Any = threading.main_thread()
+    # An actor's thread is none of Python's own, and is made the main one here. Before 3.12.4 Python leaves it as it is then, and
+    # the child fails at its exit.
+    if isinstance(main, threading._DummyThread):
+        main.__class__, main._name, main._daemon = getattr(threading, "_MainThread"), "MainThread", False  # noqa: B009
+        main._set_tstate_lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class _Pickler(pickle.Pickler):
     needs: str | None = None
     """Something of it that is in the program's main module."""
@@ -250,9 +265,11 @@ class _Actor:
             return True
         try:
             reply = method(value)
+            leave_fork(self.mailbox)
             del value
             self.reply(given, handler, reply)
         except BaseException as error:
+            leave_fork(self.mailbox, error)
             self.fail(given, handler, error, 1)
             return False
         return True
@@ -260,6 +277,8 @@ class _Actor:
     def run(self) -> None:
         while (served := self.mailbox.serve(self.plain)) is not None:
             given, how, error = served
+            if how == "forked":
+                leave_fork(self.mailbox, error)
             if how == "other":
                 if not self.handle(given):
                     return
@@ -277,8 +296,11 @@ class _Actor:
 
     async def await_handler(self, given: Delivered, handler: _actor.Handler, method: Any, value: Any) -> None:
         try:
-            self.reply(given, handler, await method(value))
+            reply = await method(value)
+            leave_fork(self.mailbox)
+            self.reply(given, handler, reply)
         except BaseException as error:
+            leave_fork(self.mailbox, error)
             self.fail(given, handler, error, 1)
             self.done.set()
 
@@ -335,6 +357,25 @@ class _Actor:
             stopped()
 
 
+def leave_fork(mailbox: Mailbox, error: BaseException | None = None) -> None:
+    """Ends a child that user code of an actor has forked, and that has come back from there: the actor is its parent's. It ends as
+    a program ends that is done, or that raised ``error``. Returns in any other process."""
+    if not mailbox.is_inherited:
+        return
+    status = 0
+    try:
+        if isinstance(error, SystemExit):
+            status = error.code if isinstance(error.code, int) else error.code is not None
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+        elif error is not None:
+            status = 1
+            traceback.print_exception(error)
+        flush()
+    finally:
+        os._exit(status)
+
+
 def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -348,7 +389,9 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
     _actor.enter(mailbox)
     try:
         running = _Actor(mailbox, _make(mailbox, actor, path, own, args))
+        leave_fork(mailbox)
     except BaseException as error:
+        leave_fork(mailbox, error)
         flush()
         mailbox.fail(f"{type(error).__name__}: {error}\n{text_of(error, 1)}")
         return
@@ -356,7 +399,9 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
         _torch.enter(mailbox)
         _torch.allocate(mailbox)
         running.warm_up()
+        leave_fork(mailbox)
     except BaseException as error:
+        leave_fork(mailbox, error)
         flush()
         mailbox.fail(f"{type(error).__name__}: {error}\n{text_of(error, 1)}")
         return
@@ -366,10 +411,12 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
             asyncio.run(running.run_async())
         else:
             running.run()
+        leave_fork(mailbox)
     except BaseException as error:
+        leave_fork(mailbox, error)
         mailbox.fail(f"it raised {type(error).__name__} outside of its handlers: {error}\n{text_of(error, 1)}")
     finally:
         flush()
 
 
-__all__ = ["find", "flush", "order_of", "run", "text_of", "unpickled", "values"]
+__all__ = ["find", "flush", "leave_fork", "order_of", "run", "text_of", "unpickled", "values"]

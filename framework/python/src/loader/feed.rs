@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tensorpost_core::actor::{Address, AskError};
+use tensorpost_core::os::Inert;
 use tensorpost_core::tensor::{DeviceStream, Tensor, TensorError, TensorMut, TensorPart};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -116,7 +117,7 @@ pub(super) struct Feed {
     batches: mpsc::UnboundedReceiver<Result<Ready, Stop>>,
     shared: Arc<Shared>,
     cancel: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<Inert<std::thread::JoinHandle<()>>>,
 }
 
 impl Feed {
@@ -141,7 +142,7 @@ impl Feed {
                 }
             });
         })?;
-        Ok(Feed { batches, shared, cancel: Some(cancel), thread: Some(thread) })
+        Ok(Feed { batches, shared, cancel: Some(cancel), thread: Some(Inert::new(thread)) })
     }
 
     /// The next batch; `None` after the last one.
@@ -162,8 +163,12 @@ impl Feed {
 
 impl Drop for Feed {
     fn drop(&mut self) {
+        if self.thread.as_ref().is_some_and(Inert::is_inherited) {
+            std::mem::forget(self.cancel.take());
+            return;
+        }
         drop(self.cancel.take());
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().and_then(Inert::into_inner) {
             // It panicked: that is on stderr.
             let _ = thread.join();
         }

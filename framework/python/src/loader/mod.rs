@@ -161,6 +161,7 @@ impl PyLoader {
         ahead: usize,
         skip: bool,
     ) -> PyResult<()> {
+        self.context.check_fork(py, "LoaderError")?;
         self.stop(py);
         let begun = py.detach(|| {
             let count = self.source.paths.len();
@@ -176,6 +177,7 @@ impl PyLoader {
 
     /// The next batch; None after the last one.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Given>> {
+        self.context.check_fork(py, "LoaderError")?;
         let Some(mut feed) = self.feed.lock().take() else { return Ok(None) };
         let next = wait::wait(py, Box::pin(feed.next()), None);
         let Some(next) = (match next {
@@ -213,7 +215,7 @@ impl PyLoader {
     /// Ends the workers.
     fn close(&self, py: Python<'_>) {
         self.stop(py);
-        if let Some(node) = self.node.upgrade() {
+        if let Some(node) = self.node.upgrade().filter(|_| !self.context.transport.is_inherited()) {
             self.processes.iter().for_each(|worker| node.supervisor().retire(*worker));
             py.detach(|| drop(node));
         }
