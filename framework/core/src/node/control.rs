@@ -126,7 +126,7 @@ impl Up {
             let head = [0x81, 0xa0 | name.len() as u8];
             bytes.strip_prefix(&head).is_some_and(|rest| rest.starts_with(name.as_bytes()))
         };
-        if bytes.len() > MAX_LOG_MESSAGE && !LONG.iter().any(|name| says(name)) {
+        if bytes.len() > MAX_LOG_MESSAGE && !LONG.iter().any(says) {
             return Err(ControlError::TooLong(bytes.len()));
         }
         decode(bytes).map(Up::bounded)
