@@ -80,8 +80,9 @@ impl Conductor {
         let index = (0..self.members.len()).find(is_it);
         let told = index.filter(|index| self.is_told_by(from, *index));
         if told.is_none() {
-            let stage = self.plan.stages.get(usize::from(stage)).map_or("?", |stage| &stage.name);
-            self.note_lie(from, &stage.to_owned());
+            let stage =
+                self.plan.stages.get(usize::from(stage)).map_or("?".to_owned(), |stage| stage.name.clone());
+            self.note_lie(from, &stage);
         }
         told
     }
