@@ -105,7 +105,11 @@ fn table(entries: usize, most: impl Fn(usize) -> usize, growth: usize) -> usize 
     let mut slots: usize = 8;
     while most(slots) < entries {
         // It was as full as it may be when it grew.
-        slots = most(slots).saturating_mul(growth).saturating_add(1).checked_next_power_of_two().unwrap_or(usize::MAX);
+        slots = most(slots)
+            .saturating_mul(growth)
+            .saturating_add(1)
+            .checked_next_power_of_two()
+            .unwrap_or(usize::MAX);
     }
     slots
 }
