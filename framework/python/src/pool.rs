@@ -32,6 +32,7 @@ static STREAMS: PerProcess<Streams> = PerProcess::new(Mutex::default);
 /// What it has taken, by address.
 static TAKEN: PerProcess<Mutex<HashMap<u64, Segment>>> = PerProcess::new(Mutex::default);
 
+#[expect(clippy::large_enum_variant, reason = "one for each segment of PyTorch, and nearly all are pooled")]
 enum Segment {
     /// An allocation of the pool.
     Pooled { tensor: Tensor, stream: DeviceStream, _known: Arc<Handed> },
