@@ -5,7 +5,7 @@
 //! error says so.
 //!
 //! **Nodes.** What is encoded goes out by one node, and the leases and addresses in it mean something there
-//! alone. An encoding knows its node where that is known, and [`goes_out_by`] refuses addresses of another.
+//! alone. An encoding knows its node where that is known, and `goes_out_by` refuses addresses of another.
 //! Arguments may be written before anybody says which node they are for; then the first address in them says
 //! it.
 
