@@ -265,7 +265,7 @@ def test_actors_have_pools_and_executors_of_each_kind(tmp_path: Path) -> None:
 # ---- How it ends
 
 SERVICE = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 import tensorpost as tp
 
 @tp.message(reply=tp.u32)
@@ -310,7 +310,11 @@ def service():
         threads = [threading.Thread(target=ask, args=(n,)) for n in range(3)]
         for thread in threads:
             thread.start()
-        print("ready", os.getpid(), *(worker.pid for worker in node.workers()), flush=True)
+        def ready():
+            while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # until it waits in `run`
+                time.sleep(0.001)
+            print("ready", os.getpid(), *(worker.pid for worker in node.workers()), flush=True)
+        threading.Thread(target=ready).start()
         node.run()
         for thread in threads:
             thread.join()
@@ -346,9 +350,10 @@ def test_a_signal_to_all_processes_lets_a_service_finish(tmp_path: Path, number:
     try:
         pids = pids_of(program)
         # Workers first, which must not mind.
-        for pid in reversed(pids):
-            os.kill(pid, signal.SIGHUP if pid != pids[0] else number)
+        for pid in reversed(pids[1:]):
+            os.kill(pid, signal.SIGHUP)
             os.kill(pid, number)
+        os.kill(pids[0], number)  # a second one would end it at once
         (tmp_path / "go").touch()
         said, _ = program.communicate(timeout=PATIENCE)
     finally:
