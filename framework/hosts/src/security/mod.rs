@@ -12,6 +12,7 @@
 mod key;
 mod neighbour;
 mod proof;
+mod sock_diag;
 mod tls;
 
 use std::fmt;

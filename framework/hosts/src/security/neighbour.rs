@@ -1,33 +1,35 @@
 //! Which user a process of this machine is of, at the other end of a connection within it.
 //!
-//! Without a key that is all that tells a node's own hosts from others (HOST-12). The table of the kernel
-//! says it, as for `ss`; a socket that no process has any more has no user there, and is nobody's.
+//! Without a key that is all that tells a node's own hosts from others (HOST-12). The kernel says it, as it does
+//! for `ss`: it is asked for the [one socket](sock_diag), and where that does not work its whole table is read.
+//! A socket that no process has any more has no user there, and is nobody's.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use rustix::process::geteuid;
 
-use super::SecurityError;
+use super::{SecurityError, sock_diag};
 
 /// States of a socket, as the kernel numbers them.
-const ESTABLISHED: &str = "01";
-const LISTEN: &str = "0A";
+const ESTABLISHED: u8 = 1;
+const LISTEN: u8 = 10;
 
 /// The user of the process that has connected from `from` to `to`, where this process may be served by it.
 pub(super) fn connected(from: SocketAddr, to: SocketAddr) -> Result<u32, SecurityError> {
-    allowed(
-        from,
-        user(|socket| socket.is(from) && socket.other == canonical(to) && socket.state == ESTABLISHED),
-    )
+    let is_it = |socket: &Socket| socket.is(from) && socket.other == canonical(to);
+    allowed(from, user(from, to, ESTABLISHED, is_it))
 }
 
 /// The user of the process that listens at `at`, where this process may believe it.
 pub(super) fn listening(at: SocketAddr) -> Result<u32, SecurityError> {
     // The kernel lets nobody else listen at this address while somebody listens at all.
-    let is_it =
-        |socket: &Socket<'_>| socket.is(at) || socket.own.0.is_unspecified() && socket.own.1 == at.port();
-    allowed(at, user(|socket| socket.state == LISTEN && is_it(socket)))
+    let is_it = |socket: &Socket| socket.is(at) || socket.own.0.is_unspecified() && socket.own.1 == at.port();
+    let nobody = match at {
+        SocketAddr::V4(_) => SocketAddr::from(([0; 4], 0)),
+        SocketAddr::V6(_) => SocketAddr::from(([0_u16; 8], 0)),
+    };
+    allowed(at, user(at, nobody, LISTEN, is_it))
 }
 
 fn allowed(other: SocketAddr, user: io::Result<Option<u32>>) -> Result<u32, SecurityError> {
@@ -41,8 +43,22 @@ fn allowed(other: SocketAddr, user: io::Result<Option<u32>>) -> Result<u32, Secu
     }
 }
 
-/// The user of the first socket that it is.
-fn user(is_it: impl Fn(&Socket<'_>) -> bool) -> io::Result<Option<u32>> {
+/// The user of the socket at `own` in this state, whose other end is `other`; `is_it` knows it in the table.
+fn user(
+    own: SocketAddr,
+    other: SocketAddr,
+    state: u8,
+    is_it: impl Fn(&Socket) -> bool,
+) -> io::Result<Option<u32>> {
+    match sock_diag::find(own, other) {
+        Ok(Some(found)) => Ok((found.state == state && found.inode != 0).then_some(found.user)),
+        // Also where the kernel, or a filter of system calls, has none of this.
+        Ok(None) | Err(_) => in_table(|socket| socket.state == state && is_it(socket)),
+    }
+}
+
+/// The user of the first socket in the table that it is.
+fn in_table(is_it: impl Fn(&Socket) -> bool) -> io::Result<Option<u32>> {
     for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
         let table = match std::fs::read_to_string(path) {
             // Where there is no IPv6.
@@ -57,19 +73,20 @@ fn user(is_it: impl Fn(&Socket<'_>) -> bool) -> io::Result<Option<u32>> {
 }
 
 /// A line of the table.
-struct Socket<'a> {
+struct Socket {
     own: (IpAddr, u16),
     other: (IpAddr, u16),
-    state: &'a str,
+    state: u8,
     user: u32,
 }
 
-impl<'a> Socket<'a> {
+impl Socket {
     /// `sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ..`; nothing
     /// for a socket without a process, whose user is said to be root.
-    fn parse(line: &'a str) -> Option<Self> {
+    fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace().skip(1);
         let (own, other, state) = (address(words.next()?)?, address(words.next()?)?, words.next()?);
+        let state = u8::from_str_radix(state, 16).ok()?;
         let (user, inode) = (words.nth(3)?.parse().ok()?, words.nth(1)?);
         (inode != "0").then_some(Socket { own, other, state, user })
     }
@@ -152,6 +169,21 @@ mod tests {
             drop((server, listener));
             assert!(matches!(listening(at), Err(SecurityError::NoUser { .. })));
         }
+        // Either way to ask says the same.
+        let listener =
+            TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).expect("a port");
+        let at = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().expect("an address").port()));
+        let client = TcpStream::connect(at).expect("it listens");
+        let from = client.local_addr().expect("an address");
+        for (mine, other, state) in [(from, at, ESTABLISHED), (at, SocketAddr::from(([0; 4], 0)), LISTEN)] {
+            let found = sock_diag::find(mine, other).expect("this kernel says it").expect("it is there");
+            assert_eq!((found.state, found.user), (state, own));
+            assert_ne!(found.inode, 0);
+        }
+        assert_eq!(
+            in_table(|socket| socket.is(from) && socket.state == ESTABLISHED).expect("a table"),
+            Some(own)
+        );
         let everywhere = TcpListener::bind("0.0.0.0:0").expect("a port");
         let port = everywhere.local_addr().expect("an address").port();
         assert_eq!(listening(SocketAddr::from(([127, 0, 0, 1], port))).expect("it listens"), own);
