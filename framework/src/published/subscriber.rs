@@ -202,6 +202,11 @@ async fn follow<M: Publishable>(
                 }
             }
             Err(LookupError::Unknown(_) | LookupError::Blocking(_)) => {}
+            // It has the name of something else.
+            Err(error @ LookupError::Unhandled { .. }) => {
+                of.found.store(true, Ordering::Relaxed);
+                tracing::warn!(topic = of.name, "it is no topic of this type: {error}");
+            }
             Err(LookupError::NodeExited | LookupError::Forked) => return,
         }
         sleep(pause).await;

@@ -68,7 +68,7 @@ impl Handler<Begin> for Asks {
             for reply in [first].into_iter().chain(join_all(others).await) {
                 match reply {
                     Ok(reply) => answered += u32::from(reply.len() == REPLY),
-                    Err(AskError::NoReply(AskFailure::Refused(Refusal::Panicked))) => {
+                    Err(AskError::NoReply(AskFailure::Refused(Refusal::Panicked(_)))) => {
                         failed.push("panicked".to_owned())
                     }
                     Err(error) => failed.push(error.to_string()),
@@ -108,7 +108,7 @@ fn a_reply_waits_for_its_link_before_the_worker_ends(builder: Builder) {
     node.supervisor().arm(answers.worker(), late);
     let reply = node.block_on(answers.address().ask(Question { number: ASKS, panics: true }));
     let Err(AskError::NoReply(failure)) = reply else { panic!("{reply:?}") };
-    assert!(matches!(failure, AskFailure::Refused(Refusal::Panicked)), "{failure}");
+    assert!(matches!(failure, AskFailure::Refused(Refusal::Panicked(_))), "{failure}");
 }
 
 pub(crate) fn program(builder: Builder) -> Builder {

@@ -197,9 +197,8 @@ fn a_message_that_the_actor_does_not_list_comes_back(builder: Builder) {
     assert!(matches!(error.reason, SendFailure::Unregistered("Unlisted")) && !error.is_retryable());
     assert!(error.to_string().contains("on.message::<Unlisted>()"), "{error}");
     assert!(fragile.address().try_send(error.message).is_err());
-    // Under a name an address can be of any type; then the worker refuses, and an ask is told.
-    node.register("fragile", &fragile.address::<Text>()).unwrap();
-    let wrong = node.lookup::<Unlisted>("fragile").unwrap();
+    // Where this process does not know what the actor takes, the worker refuses, and an ask is told.
+    let wrong = fragile.address::<Text>().cast::<Unlisted>();
     let asked = node.block_on(wrong.ask(Unlisted(Some(numbers(&node.host_stream().unwrap(), 1, 2)))));
     let Err(AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(why)))) = asked else {
         panic!("it was taken")
@@ -340,12 +339,12 @@ fn a_panic_ends_its_actor_and_nothing_else(builder: Builder) {
 
 fn an_ask_whose_handler_panics_gets_no_reply(builder: Builder) {
     let node = builder.start().unwrap();
-    for (bad, why) in [(Bad::Panic, Refusal::Panicked), (Bad::PanicLater, Refusal::NoReply)] {
+    for bad in [Bad::Panic, Bad::PanicLater] {
         let fragile = fragile(&node);
         let error = node.block_on(fragile.address().ask(BadReply(bad))).unwrap_err();
         assert!(error.to_string().contains("panicked"), "{error}");
         let AskError::NoReply(AskFailure::Refused(refusal)) = error else { panic!("{error:?}") };
-        assert_eq!(refusal, why);
+        assert!(matches!(refusal, Refusal::Panicked(_)), "{refusal:?}");
     }
 }
 

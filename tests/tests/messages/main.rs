@@ -4,6 +4,7 @@ mod addresses;
 mod backpressure;
 mod blocking;
 mod errors;
+mod first;
 mod forwarding;
 mod messages;
 mod ordering;
@@ -20,6 +21,7 @@ tensorpost_tests::modules!(
     backpressure,
     blocking,
     errors,
+    first,
     forwarding,
     messages,
     ordering,

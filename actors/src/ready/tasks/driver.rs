@@ -78,7 +78,7 @@ fn has_ended(failure: &AskFailure) -> bool {
     match failure {
         AskFailure::ProcessExited(_) => true,
         AskFailure::Refused(why) => {
-            matches!(why, Refusal::NoSuchActor | Refusal::Panicked | Refusal::NoReply)
+            matches!(why, Refusal::NoSuchActor | Refusal::Panicked(_) | Refusal::NoReply)
         }
         _ => false,
     }

@@ -19,7 +19,7 @@ use crate::os::fork::INHERITED;
 #[cfg(feature = "foreign")]
 use crate::transport::LeaseLimit;
 use crate::transport::Transport;
-use crate::transport::control_channel::{ControlChannelClosed, Location};
+use crate::transport::control_channel::{ControlChannelClosed, Location, Named};
 
 /// The address of an actor that takes messages of type `M`.
 ///
@@ -57,8 +57,8 @@ pub struct Address<M> {
     transport: Arc<Transport>,
     actor: ActorId,
     location: Location,
-    /// Whether the actor is known to take `M`; false only where it is known not to.
-    takes: bool,
+    /// The keys of what the actor takes, in order, where it is not known to take `M`, or where what is sent has keys of its own.
+    only: Option<Arc<[u64]>>,
     /// The message's type on the wire. Kept, because it is hashed from names.
     key: u64,
     message: PhantomData<fn(M)>,
@@ -70,6 +70,17 @@ pub enum LookupError {
     /// No actor has it.
     #[error("no actor is registered under `{0}`; spawn one with `.name(\"{0}\")`, or register its address")]
     Unknown(String),
+    /// The actor that has it does not handle messages of this type.
+    #[error(
+        "the actor `{name}` does not handle {message}; look it up for a type that it handles, or list this one in its handlers, in \
+         `RemoteActor::handles` with `on.message::<{message}>()`"
+    )]
+    Unhandled {
+        /// The name.
+        name: String,
+        /// The type.
+        message: &'static str,
+    },
     /// It would have to be waited for in a call in which nothing can be ([`Env::without_waiting`](super::Env::without_waiting)).
     #[error(
         "this call cannot wait for the answer; look `{0}` up before the actor or the pipeline starts, and give the address along, \
@@ -118,14 +129,19 @@ pub enum RegisterError {
 }
 
 impl<M: GpuMessage> Address<M> {
-    pub(crate) fn new(transport: Arc<Transport>, actor: ActorId, location: Location, takes: bool) -> Self {
+    pub(crate) fn new(transport: Arc<Transport>, actor: ActorId, location: Location) -> Self {
         let forked = transport.is_inherited();
         let location = if forked { location } else { transport.location_of(actor, location) };
         // Made now, the link is there when the first message is sent. Of an actor of another host the location is one there.
         if !forked && !transport.meets_foreign(actor) && location.process != transport.process() {
             let _ = transport.link(location.process);
         }
-        Address { transport, actor, location, takes, key: message_key::<M>(), message: PhantomData }
+        Address { transport, actor, location, only: None, key: message_key::<M>(), message: PhantomData }
+    }
+
+    /// The same actor's, which takes messages with these keys, in order, and no others.
+    pub(crate) fn only(self, keys: Arc<[u64]>) -> Self {
+        Address { only: Some(keys), ..self }
     }
 
     /// The actor that it leads to.
@@ -146,7 +162,8 @@ impl<M: GpuMessage> Address<M> {
     /// [`SendError`] gives the message back.
     ///
     /// # Cancel safety
-    /// Dropping the future before it resolves may or may not have sent the message: not once it waits for room.
+    /// A message that finds room goes with this call, also where the future is dropped without a poll. One that finds none waits only
+    /// while the future is polled; where that is dropped before it resolves, the message was not sent.
     pub fn send(&self, message: M) -> Send<M> {
         Send::new(self, message)
     }
@@ -155,7 +172,8 @@ impl<M: GpuMessage> Address<M> {
     ///
     /// # Errors
     /// [`SendError`] gives the message back; [`SendFailure::Full`](super::SendFailure::Full) where there is no room, or
-    /// others wait for it already, or the first link to that process is still being made;
+    /// others wait for it already; [`SendFailure::Connecting`](super::SendFailure::Connecting) while the first link to that process
+    /// is being made, which who starts an actor has made before it is told of it;
     /// [`SendFailure::Restarting`](super::SendFailure::Restarting) while the actor is between two lives.
     pub fn try_send(&self, message: M) -> Result<(), SendError<M>> {
         sending::try_send(self, message)
@@ -183,14 +201,19 @@ impl<M: GpuMessage> Address<M> {
     /// names their receivers is then compiled once.
     #[doc(hidden)]
     pub fn cast<N: GpuMessage>(&self) -> Address<N> {
-        let Address { transport, actor, location, takes, .. } = self.clone();
-        Address { transport, actor, location, takes, key: message_key::<N>(), message: PhantomData }
+        let Address { transport, actor, location, only, .. } = self.clone();
+        Address { transport, actor, location, only, key: message_key::<N>(), message: PhantomData }
     }
 
     /// The key of messages of this type.
     #[doc(hidden)]
     pub fn usual_key() -> u64 {
         message_key::<M>()
+    }
+
+    /// Blocks until the way there is made, for a moment. Not to be called on the thread that reads.
+    pub(crate) fn await_link(&self) {
+        self.transport.await_link(self.actor, self.location);
     }
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {
@@ -207,7 +230,7 @@ impl<M: GpuMessage> Address<M> {
     }
 
     pub(super) fn takes(&self) -> bool {
-        self.takes
+        self.only.as_ref().is_none_or(|keys| keys.binary_search(&self.key).is_ok())
     }
 }
 
@@ -218,10 +241,11 @@ impl<M: GpuMessage + Portable> Portable for Address<M> {
     }
 }
 
-/// Looks up the actor under `name`.
+/// Looks up the actor under `name`, for messages with this key where their type does not say it.
 pub(crate) async fn lookup<M: GpuMessage>(
     transport: &Arc<Transport>,
     name: &str,
+    key: Option<u64>,
 ) -> Result<Address<M>, LookupError> {
     if transport.is_inherited() {
         return Err(LookupError::Forked);
@@ -230,9 +254,21 @@ pub(crate) async fn lookup<M: GpuMessage>(
         return Err(LookupError::Blocking(name.to_owned()));
     }
     let found = transport.lookup(name.to_owned()).await;
-    match found.map_err(|ControlChannelClosed| LookupError::NodeExited)? {
-        Some((actor, location)) => Ok(Address::new(Arc::clone(transport), actor, location, true)),
-        None => Err(LookupError::Unknown(name.to_owned())),
+    let found = found.map_err(|ControlChannelClosed| LookupError::NodeExited)?;
+    let Some(Named { actor, location, takes }) = found else {
+        return Err(LookupError::Unknown(name.to_owned()));
+    };
+    let address = Address::new(Arc::clone(transport), actor, location);
+    let address = key.map_or_else(|| address.clone(), |key| address.with_key(key));
+    let Some(keys) = takes else { return Ok(address) };
+    #[cfg(feature = "raw")]
+    if key.is_none() && crate::message::raw::is_raw::<M>() {
+        // Of what types the messages will be, each says.
+        return Ok(address.only(keys.into()));
+    }
+    match keys.binary_search(&address.key) {
+        Ok(_) => Ok(address),
+        Err(_) => Err(LookupError::Unhandled { name: name.to_owned(), message: M::NAME }),
     }
 }
 
@@ -277,7 +313,7 @@ impl<M> Clone for Address<M> {
             transport: Arc::clone(&self.transport),
             actor: self.actor,
             location: self.location,
-            takes: self.takes,
+            only: self.only.clone(),
             key: self.key,
             message: PhantomData,
         }
@@ -335,6 +371,6 @@ impl<'de, M: GpuMessage> Deserialize<'de> for Address<M> {
         let transport = transport.ok_or_else(|| {
             de::Error::custom("an Address can only be read from a message, a reply or an actor's arguments")
         })?;
-        Ok(Address::new(transport, actor, location, true))
+        Ok(Address::new(transport, actor, location))
     }
 }

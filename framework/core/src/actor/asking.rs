@@ -17,7 +17,7 @@ use crate::transport::AskFailure;
 use crate::transport::inbox::Refusal;
 
 /// The future of [`Address::ask`].
-#[must_use = "an ask that found no room waits only while it is polled"]
+#[must_use = "a message that finds no room waits only while this is polled, and is not sent where it is dropped before"]
 pub struct Ask<M: GpuMessage> {
     address: Address<M>,
     sending: Option<Sending<M>>,

@@ -22,9 +22,12 @@ pub struct SendError<M> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendFailure {
-    /// The mailbox holds as many unhandled messages of this process as it takes, or the way there is full or being made.
+    /// The mailbox holds as many unhandled messages of this process as it takes, or the way there is full.
     #[error("the mailbox is full; wait with `send`, or try again later")]
     Full,
+    /// Nothing was sent to the actor's process from here before, and the way there is still being made.
+    #[error("the way to the actor's process is still being made; wait with `send`, or try again in a moment")]
+    Connecting,
     /// The deadline came before there was room.
     #[error(
         "the mailbox, or the ring to its process, was full until the deadline; the actor is slower than its senders, or stuck"
@@ -86,6 +89,7 @@ impl SendFailure {
     pub fn is_retryable(&self) -> bool {
         match self {
             SendFailure::Full
+            | SendFailure::Connecting
             | SendFailure::TimedOut
             | SendFailure::LeasesOut(_)
             | SendFailure::Restarting

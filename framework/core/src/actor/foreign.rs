@@ -27,7 +27,7 @@ pub struct RawAddress(Address<RawMessage>);
 
 impl RawAddress {
     pub(crate) fn new(transport: &Arc<Transport>, actor: ActorId, location: Location) -> Self {
-        RawAddress(Address::new(Arc::clone(transport), actor, location, true))
+        RawAddress(Address::new(Arc::clone(transport), actor, location))
     }
 
     /// Reads an address out of a body.

@@ -213,6 +213,15 @@ impl<A: RemoteActor> Handles<A> {
         self.by_key.iter().map(|(key, _)| *key)
     }
 
+    /// Whether it takes messages of types that are not listed.
+    pub(super) fn takes_any(&self) -> bool {
+        #[cfg(feature = "foreign")]
+        let any = self.any.is_some();
+        #[cfg(not(feature = "foreign"))]
+        let any = false;
+        any
+    }
+
     /// Names and keys, for the fingerprint of a program.
     pub(super) fn keys(&self) -> Vec<(&'static str, u64)> {
         let mut keys: Vec<_> = self.by_key.iter().map(|(key, entry)| (entry.name, *key)).collect();
@@ -554,14 +563,20 @@ where
                 None
             }
             Err(oneshot::error::TryRecvError::Closed) => None,
-            Err(oneshot::error::TryRecvError::Empty) => Some(
-                async move {
-                    if let Ok(reply) = result.await {
-                        finish::<M>(done, reply);
+            Err(oneshot::error::TryRecvError::Empty) => {
+                let panics = vital::panics();
+                Some(
+                    async move {
+                        match result.await {
+                            Ok(reply) => finish::<M>(done, reply),
+                            // What was to make the result runs on this thread, as a task of its own.
+                            Err(_) if vital::panics() > panics => done.refuse(Refusal::of_the_last_panic()),
+                            Err(_) => {}
+                        }
                     }
-                }
-                .boxed_local(),
-            ),
+                    .boxed_local(),
+                )
+            }
         }
     }
 

@@ -179,6 +179,14 @@ pub(crate) fn takes<A: RemoteActor>() -> Arc<[u64]> {
     Handles::<A>::of().sorted().collect()
 }
 
+/// The keys of the messages that `A` takes, in order, where this program knows all: what another program's actors of that name
+/// handle, that one knows.
+pub(crate) fn takes_only<A: RemoteActor>() -> Option<Vec<u64>> {
+    let handles = Handles::<A>::of();
+    let knows_all = A::ELSEWHERE.is_none() && !A::TAKES_ANY && !handles.takes_any();
+    knows_all.then(|| handles.sorted().collect())
+}
+
 /// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
 async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     let Starting { env, receive, args, how, ended, hosted } = start;
@@ -299,6 +307,8 @@ pub struct NewActor {
     pub own_thread: bool,
     /// Messages that one sending process may have unhandled in its mailbox.
     pub capacity: u32,
+    /// The keys of the messages that it handles, in order, where the node's program knows them.
+    pub takes: Option<Vec<u64>>,
 }
 
 impl NewActor {

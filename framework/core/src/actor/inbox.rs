@@ -42,7 +42,7 @@ use crate::stream::Stream;
 use crate::stream::turn::{self, Turn};
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
-use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Undelivered};
+use crate::transport::inbox::{Delivery, EndsByPanic, Inbox, LocalCredits, LocalMessage, Undelivered};
 use crate::transport::lifecycle::EndReason;
 
 mod channel;
@@ -591,7 +591,10 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
 impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
         self.inbox.end_fork(PANICKED);
-        let panicked = || std::thread::panicking().then(|| EndReason::HandlerPanic("it panicked".to_owned()));
+        let panicked = || {
+            let text = || vital::last_panic().map_or_else(String::new, |text| format!(": {text}"));
+            std::thread::panicking().then(|| EndReason::HandlerPanic(format!("it panicked{}", text())))
+        };
         let failure = self.failure.take().or_else(panicked);
         let ActorInbox { actor, location, .. } = *self.inbox;
         let transport = self.inbox.transport.upgrade();
@@ -604,7 +607,13 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
         if let Some(transport) = transport {
             transport.withdraw_for(location.index, away);
         }
+        let by_panic = match &failure {
+            Some(EndReason::HandlerPanic(why)) => Some(EndsByPanic::begin(why)),
+            _ => None,
+        };
+        drop(std::mem::take(&mut self.pending));
         self.inbox.shut_with(away, std::mem::take(&mut self.taken));
+        drop(by_panic);
         if let Some(ended) = self.ended.take() {
             ended(failure, away);
         }

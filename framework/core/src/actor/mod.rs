@@ -102,7 +102,7 @@ pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
 pub use host::{NewActor, Program, StartActor, WorkerProgram};
-pub(crate) use host::{OnActorEnd, ProcessActors, short, takes};
+pub(crate) use host::{OnActorEnd, ProcessActors, short, takes, takes_only};
 pub use inbox::{Channel, ChannelError};
 pub(crate) use linked::link;
 pub use python::{Interpreter, Python};
@@ -423,18 +423,28 @@ impl Env {
 
     /// The actor's own address, to send along.
     pub fn address<M: GpuMessage>(&self) -> Address<M> {
-        Address::new(Arc::clone(&self.transport), self.actor, self.location, true)
+        Address::new(Arc::clone(&self.transport), self.actor, self.location)
     }
 
     /// The actor that was started or registered under `name`.
     ///
     /// # Errors
-    /// There is none, or the node is gone.
+    /// There is none, it does not handle `M`, or the node is gone.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        address::lookup(&self.transport, name).await
+        address::lookup(&self.transport, name, None).await
+    }
+
+    /// As [`lookup`](Self::lookup), for messages with this key, if it is given.
+    #[doc(hidden)]
+    pub async fn lookup_with_key<M: GpuMessage>(
+        &self,
+        name: &str,
+        key: Option<u64>,
+    ) -> Result<Address<M>, LookupError> {
+        address::lookup(&self.transport, name, key).await
     }
 
     /// Registers this actor under one more name.

@@ -22,12 +22,12 @@ impl Registry {
     /// The actor that was started or registered under `name`.
     ///
     /// # Errors
-    /// There is none, or the node is gone.
+    /// There is none, it does not handle `M`, or the node is gone.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        address::lookup(&self.transport, name).await
+        address::lookup(&self.transport, name, None).await
     }
 
     /// Resolves when the node begins to shut down.

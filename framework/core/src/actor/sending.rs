@@ -33,7 +33,7 @@ use crate::observe::context::TraceContext;
 use crate::transport::control_channel::Location;
 use crate::transport::inbox::{Inbox, Undelivered};
 use crate::transport::{
-    AskFailure, Destination, Link, NoRoute, PlaceInQueue, Queue, Route, TransmitError, Transport,
+    AskFailure, Destination, Link, NoRoute, NotNow, PlaceInQueue, Queue, Route, TransmitError, Transport,
 };
 
 /// What an ask gets back: the reply, or why there is none.
@@ -54,7 +54,7 @@ fn route_to<M: GpuMessage>(address: &Address<M>) -> Result<Route, SendFailure> {
 
 /// Whether another attempt makes sense when the mailbox has moved.
 fn may_wait(reason: &SendFailure) -> bool {
-    matches!(reason, SendFailure::Full | SendFailure::Restarting)
+    matches!(reason, SendFailure::Full | SendFailure::Connecting | SendFailure::Restarting)
 }
 
 /// Whether the actor is not where it was, and may be elsewhere.
@@ -64,6 +64,7 @@ fn is_lost(reason: &SendFailure) -> bool {
 
 fn failure(transport: &Transport, actor: ActorId, error: TransmitError) -> SendFailure {
     match error {
+        TransmitError::NotNow(NotNow::Connecting) => SendFailure::Connecting,
         TransmitError::NotNow(_) => SendFailure::Full,
         TransmitError::NoSuchActor => SendFailure::NoSuchActor,
         TransmitError::Restarting => SendFailure::Restarting,
@@ -187,7 +188,7 @@ pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Resul
     let Err(mut reason) = first(address, &mut message, &mut None, &mut way) else { return Ok(()) };
     if matches!(reason, SendFailure::Restarting) && address.transport().meets_foreign(address.actor()) {
         // Whether it is restarted, its own host alone knows. From here the way to it is being made.
-        reason = SendFailure::Full;
+        reason = SendFailure::Connecting;
     }
     if let Some(way) = way.as_ref().filter(|way| may_wait(&reason) && way.may_lack_leases()) {
         // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody waits, so
@@ -444,7 +445,7 @@ impl State {
 }
 
 /// The future of [`Address::send`].
-#[must_use = "a send that found no room waits only while it is polled"]
+#[must_use = "a message that finds no room waits only while this is polled, and is not sent where it is dropped before"]
 pub struct Send<M: GpuMessage> {
     sending: Sending<M>,
     timeout: Option<Duration>,

@@ -286,6 +286,7 @@ impl Gateway {
         let (transport, to) = (Arc::clone(&self.transport), self.to.clone());
         tokio::spawn(async move {
             let found = transport.lookup(name).await.ok().flatten();
+            let found = found.map(|named| (named.actor, named.location));
             let _ = to.send(Command::Found { host, session, ticket, found });
         });
     }
@@ -360,7 +361,7 @@ impl Gateway {
         };
         let transport = Arc::clone(&self.transport);
         (local.capacity, local.device) = (location.capacity, device);
-        local.address = Some(Address::new(transport, actor, location, true));
+        local.address = Some(Address::new(transport, actor, location));
         self.watch_local(actor);
         waiting.into_keys().for_each(|host| self.offer(host, actor));
     }

@@ -90,7 +90,7 @@ impl std::fmt::Debug for RawReply {
 }
 
 /// Whether values of `T` are taken from a body as it is.
-pub(super) fn is_raw<T>() -> bool {
+pub(crate) fn is_raw<T>() -> bool {
     // `T` need not be `'static`, so the standard library has no `TypeId` of it; a name is not one, two types may have the same. The
     // compiler knows the answer.
     let id = typeid::of::<T>();

@@ -82,7 +82,7 @@ pub(super) fn pass_on(supervisor: &Supervisor, Behind { to, key, body }: Behind)
     let location = location.map_err(|_| "the node has ended".to_owned())?;
     // Of an actor of a third host it means nothing here (HOST-2).
     let nowhere = Location { process: ProcessId::NODE, index: 0, capacity: DEFAULT_MAILBOX };
-    let address = Address::<RawMessage>::new(transport, to, location.unwrap_or(nowhere), true);
+    let address = Address::<RawMessage>::new(transport, to, location.unwrap_or(nowhere));
     let sending = address.with_key(key).send(RawMessage { key, body, tensors: Vec::new() });
     let sent = wait_for(sending).map_err(|error| error.to_string())?;
     sent.map(|()| Answer::PassedOn).map_err(|error| error.to_string())

@@ -34,7 +34,7 @@ use crate::os::foreign;
 use crate::os::remedy::OPEN_FILES;
 #[cfg(feature = "hosts")]
 use crate::transport::control_channel::Location;
-use crate::transport::control_channel::{FromNode, ToNode};
+use crate::transport::control_channel::{FromNode, Named, ToNode};
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown, Whereabouts};
 
 mod links;
@@ -420,10 +420,10 @@ impl Broker {
                     if self.is_foreign(actor) {
                         // Its place means something at its home alone (HOST-2).
                         let location = Location { process: ProcessId::NODE, index: 0, capacity: 1 };
-                        return Some((actor, location));
+                        return Some(Named { actor, location, takes: None });
                     }
                     let entry = self.roster.actor(actor).filter(|entry| entry.started)?;
-                    Some((actor, entry.location))
+                    Some(Named { actor, location: entry.location, takes: entry.takes.clone() })
                 });
                 #[cfg(feature = "hosts")]
                 if found.is_none()

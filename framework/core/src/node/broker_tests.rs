@@ -139,12 +139,16 @@ fn names_are_found_once_the_actor_runs_and_freed_when_it_ends() {
     broker.registry.register("sink".into(), actor).unwrap();
     let lookup = || ToNode::Lookup { ticket: 1, name: "sink".into() };
     let found = |out: &[Delivery]| match &out[0].message {
-        FromNode::Found { found, .. } => *found,
+        FromNode::Found { found, .. } => {
+            found.clone().map(|named| (named.actor, named.location, named.takes))
+        }
         other => panic!("{other:?}"),
     };
     assert_eq!(found(&ask(&mut broker, 2, lookup(), 0).0), None);
     broker.roster.started(actor);
-    assert_eq!(found(&ask(&mut broker, 2, lookup(), 0).0), Some((actor, location)));
+    assert_eq!(found(&ask(&mut broker, 2, lookup(), 0).0), Some((actor, location, None)));
+    broker.roster.takes(actor, Some(vec![3, 7]));
+    assert_eq!(found(&ask(&mut broker, 2, lookup(), 0).0), Some((actor, location, Some(vec![3, 7]))));
 
     let (other, _) = broker.roster.reserve(process(2), 16).unwrap();
     let register = || ToNode::Register { ticket: 2, name: "sink".into(), actor: other };

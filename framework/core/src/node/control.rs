@@ -230,6 +230,7 @@ mod tests {
             receive_on: Some(DeviceId::HOST),
             own_thread: true,
             capacity: 9,
+            takes: Some(vec![3, 4]),
         };
         StartActor {
             actor: ActorId(7),

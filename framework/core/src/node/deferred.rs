@@ -105,6 +105,8 @@ impl<A: RemoteActor> Deferred<A> {
 
     pub(super) fn spawned(&self, actor: ActorId, location: Location, worker: WorkerId) -> Spawned<A> {
         let (transport, takes) = (Arc::clone(&self.transport), takes::<A>());
+        // The first message goes as all others do.
+        transport.await_link(actor, location);
         Spawned { transport, actor, location, worker, takes, kind: PhantomData }
     }
 }

@@ -416,7 +416,7 @@ impl Node {
         if supervisor.gateway().map_err(|error| failed(&error))?.is_none() {
             return Ok(());
         }
-        let adopted = supervisor.adopt_actor(None, DEFAULT_MAILBOX);
+        let adopted = supervisor.adopt_actor(None, DEFAULT_MAILBOX, None);
         let (actor, location) = adopted.map_err(|error| failed(&error))?;
         if actor != starter_of(self.transport().host()) {
             return Err(failed(&format_args!("{actor} is not the first actor of this host")));
@@ -593,7 +593,7 @@ impl Supervisor {
 /// The address of another host's starter. The place in it means nothing here.
 pub(super) fn starter(transport: &Arc<Transport>, host: u16) -> Address<Request> {
     let location = Location { process: ProcessId::NODE, index: 0, capacity: DEFAULT_MAILBOX };
-    Address::new(Arc::clone(transport), starter_of(host), location, true)
+    Address::new(Arc::clone(transport), starter_of(host), location)
 }
 
 #[cfg(all(test, feature = "testing"))]

@@ -30,7 +30,7 @@ use crate::node::broker::{Broker, Complaint, Delivery};
 use crate::node::limits::{MAX_FAILURE_TEXT, MAX_LOOKUPS, MAX_WANTED};
 use crate::node::roster::LocationError;
 use crate::observe::text::shown;
-use crate::transport::control_channel::{FromNode, Location, ToNode};
+use crate::transport::control_channel::{FromNode, Named, ToNode};
 use crate::transport::hosts::{FromGateway, ToGateway, starter_of};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 
@@ -256,6 +256,8 @@ impl Broker {
             }
             FromGateway::Found { ticket, found } => {
                 if let Some((to, ticket, _)) = self.foreign.lookups.remove(&ticket) {
+                    // What it handles, its own host knows.
+                    let found = found.map(|(actor, location)| Named { actor, location, takes: None });
                     let message = FromNode::Found { ticket, found };
                     out.push(Delivery { to, message, descriptors: Vec::new() });
                 }
@@ -457,7 +459,7 @@ impl Broker {
         let lost: HashSet<_> = waited_for.chain(resting).collect();
         lost.into_iter().for_each(|actor| self.lost_foreign(actor, Some(why.clone()), out));
         for (_, (to, ticket, _)) in self.foreign.lookups.drain() {
-            let message = FromNode::Found { ticket, found: None::<(ActorId, Location)> };
+            let message = FromNode::Found { ticket, found: None };
             out.push(Delivery { to, message, descriptors: Vec::new() });
         }
     }

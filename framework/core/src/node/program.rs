@@ -46,7 +46,7 @@ impl Transport {
 /// Whether a sender of this process waits for room in a mailbox of this process.
 fn somebody_waits_here(transport: &Transport) -> bool {
     let mut inboxes = (0..MAX_ACTORS).filter_map(|index| transport.inbox(index as u16));
-    inboxes.any(|inbox| !inbox.local().queue().is_empty())
+    inboxes.any(|inbox| inbox.local().queue().is_waited_in())
 }
 
 impl ProcessActors {

@@ -15,6 +15,8 @@ use crate::transport::lifecycle::{EndReason, Whereabouts};
 pub(crate) struct ActorEntry {
     pub(crate) location: Location,
     pub(crate) name: String,
+    /// The keys of the messages that it handles, in order, where they are known.
+    pub(crate) takes: Option<Vec<u64>>,
     /// Whether it can take messages already, or could in an earlier life; it is not found by its name before.
     pub(crate) started: bool,
     /// Its last life has ended, and its next one has not started.
@@ -31,6 +33,7 @@ impl ActorEntry {
         ActorEntry {
             location,
             name: String::new(),
+            takes: None,
             started: false,
             away: false,
             moved: false,
@@ -246,6 +249,13 @@ impl Roster {
     pub(crate) fn name(&mut self, actor: ActorId, name: &str) {
         if let Some(entry) = self.actors.get_mut(&actor) {
             name.clone_into(&mut entry.name);
+        }
+    }
+
+    /// An actor handles the messages with these keys, in order, where they are known.
+    pub(crate) fn takes(&mut self, actor: ActorId, keys: Option<Vec<u64>>) {
+        if let Some(entry) = self.actors.get_mut(&actor) {
+            entry.takes = keys;
         }
     }
 

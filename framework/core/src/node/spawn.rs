@@ -14,13 +14,13 @@ use super::{Node, NodeBuilder};
 use crate::actor::foreign::{RawAddress, RawMessage};
 use crate::actor::{
     Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, link, lookup,
-    register_address, short,
+    register_address, short, takes_only,
 };
 use crate::device::Device;
 use crate::ids::DeviceId;
 use crate::lease::GpuBudget;
 use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
-use crate::message::{EncodeError, GpuMessage, codec};
+use crate::message::{EncodeError, GpuMessage, codec, message_key};
 use crate::tensor::{DeviceStream, TensorError};
 use crate::transport::TransportStats;
 
@@ -133,7 +133,11 @@ impl Node {
 
     /// For messages of type `M`, or where only values know the key, with this one.
     fn channel_with<M: GpuMessage>(&self, key: Option<u64>) -> Result<(Address<M>, Channel<M>), StartError> {
-        let (actor, location) = self.supervisor().adopt_actor(None, DEFAULT_MAILBOX)?;
+        let (actor, location) = self.supervisor().adopt_actor(
+            None,
+            DEFAULT_MAILBOX,
+            Some(key.unwrap_or_else(message_key::<M>)),
+        )?;
         let supervisor = Arc::clone(self.supervisor());
         let ended = Box::new(move || supervisor.actor_ended(actor));
         let transport = self.transport();
@@ -142,7 +146,7 @@ impl Node {
         if let Err(error) = transport.serve_at(location.index, inbox) {
             tracing::error!(%error, "the node gave a location that the transport does not have");
         }
-        Ok((Address::new(Arc::clone(transport), actor, location, true), channel))
+        Ok((Address::new(Arc::clone(transport), actor, location), channel))
     }
 
     /// Makes a group of actors, for [`Spawn::group`]. The name is for logs and reports; two groups may have the same.
@@ -196,9 +200,12 @@ impl Node {
     /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor answers.
     ///
     /// # Errors
-    /// There is none, or the node is shutting down.
+    /// There is none, it does not handle `M`, or the node is shutting down. An actor of another host says only of asks that it does
+    /// not handle them.
     pub fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        self.block_on(lookup(self.transport(), name))
+        let found = self.block_on(lookup::<M>(self.transport(), name, None))?;
+        found.await_link();
+        Ok(found)
     }
 
     /// Registers an actor under one more name.
@@ -540,6 +547,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
             receive_on: self.receive_on.or(A::TAKES_ANY.then_some(self.device)),
             own_thread: self.own_thread,
             capacity: self.mailbox,
+            takes: takes_only::<A>(),
         };
         Ok(Deferred::new(actor, self.how, self.node.transport(), self.node.supervisor()))
     }

@@ -75,8 +75,9 @@ impl<A: RemoteActor> Spawned<A> {
     where
         A: Handler<M>,
     {
+        let address = Address::new(Arc::clone(&self.transport), self.actor, self.location);
         let takes = A::TAKES_ANY || self.takes.binary_search(&message_key::<M>()).is_ok();
-        Address::new(Arc::clone(&self.transport), self.actor, self.location, takes)
+        if takes { address } else { address.only(Arc::clone(&self.takes)) }
     }
 
     /// [`Address::send`] to it. Who sends much keeps an [`address`](Self::address), which knows the way already.

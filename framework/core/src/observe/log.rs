@@ -23,6 +23,7 @@ use super::callsites;
 use super::list::at_most;
 use super::text::shown;
 use crate::limits::{MAX_LOG_FIELDS, MAX_LOG_LABEL, MAX_LOG_RECORD, MAX_LOG_SPANS, MAX_LOG_TEXT};
+use crate::os::vital;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -251,14 +252,20 @@ fn cut(text: &mut String) {
 pub fn forward_panics(sink: Arc<dyn LogSink>) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
+        vital::note_panic(&text_of(info));
         sink.offer(panic_record(info));
         before(info);
     }));
 }
 
+fn text_of(info: &PanicHookInfo<'_>) -> String {
+    let mut text = info.payload_as_str().unwrap_or("a panic with a payload that is not text").to_owned();
+    cut(&mut text);
+    text
+}
+
 fn panic_record(info: &PanicHookInfo<'_>) -> LogRecord {
-    let mut message = info.payload_as_str().unwrap_or("a panic with a payload that is not text").to_owned();
-    cut(&mut message);
+    let message = text_of(info);
     let thread = std::thread::current().name().unwrap_or("without a name").to_owned();
     LogRecord {
         severity: Severity::Error,

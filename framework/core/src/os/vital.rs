@@ -3,6 +3,7 @@
 //! released as after any death (DEATH-1).
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -76,6 +77,35 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
             std::process::abort();
         }
     })
+}
+
+thread_local! {
+    /// Panics of this thread, and the text of the last one.
+    static PANICS: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+}
+
+/// Notes a panic of this thread, for whoever has to say why something ends with it. Called by the panic hook.
+pub fn note_panic(text: &str) {
+    // A thread that is ending tells nobody, and one that panics in here has told.
+    let _ = PANICS.try_with(|panics| {
+        if let Ok(mut panics) = panics.try_borrow_mut() {
+            *panics = (panics.0 + 1, text.to_owned());
+        }
+    });
+}
+
+/// How many panics of this thread were noted.
+pub fn panics() -> u64 {
+    PANICS.try_with(|panics| panics.borrow().0).unwrap_or(0)
+}
+
+/// The text of the last panic of this thread, where one was noted.
+pub fn last_panic() -> Option<String> {
+    let last = PANICS.try_with(|panics| {
+        let panics = panics.borrow();
+        (panics.0 > 0).then(|| panics.1.clone())
+    });
+    last.ok().flatten()
 }
 
 /// The text of a panic, if it has one.

@@ -158,7 +158,7 @@ impl Cluster {
 
     /// The address of a mailbox, as an actor of process `i` has it.
     pub fn address<M: GpuMessage>(&self, i: usize, to: &Target<M>) -> Address<M> {
-        Address::new(Arc::clone(self.transport(i)), to.actor, to.location, true)
+        Address::new(Arc::clone(self.transport(i)), to.actor, to.location)
     }
 
     /// Lets process `i` look at its links once; true if there was anything to do.

@@ -67,7 +67,10 @@ fn refusal_text(refusal: &Refusal) -> String {
             "the actor failed before it came to the message, and is being restarted; ask again".into()
         }
         Refusal::Undelivered(why) => format!("the message was not delivered: {why}"),
-        Refusal::Panicked => "its handler panicked; the actor's log and its supervisor say how".into(),
+        Refusal::Panicked(why) if why.is_empty() => {
+            "its handler panicked; the actor's log and its supervisor say how".into()
+        }
+        Refusal::Panicked(why) => why.clone(),
         Refusal::NoReply => {
             "the handler ended without a reply: its future panicked, or the actor stopped".into()
         }

@@ -19,6 +19,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use scopeguard::{ScopeGuard, guard};
 
@@ -26,9 +27,14 @@ use super::link::Link;
 use super::{LinkRefused, Transport, WhyRefused, wake_reasons};
 use crate::clock::{BadClockPage, ClockPage};
 use crate::fault;
-use crate::ids::ProcessId;
+use crate::ids::{ActorId, ProcessId};
 use crate::os::{BadMemfd, remedy};
-use crate::transport::control_channel::{LinkMessage, ToNode};
+use crate::transport::control_channel::{LinkMessage, Location, ToNode};
+
+/// How long who starts an actor waits for the link to its process, and between two looks at it. It takes a millisecond where both
+/// processes run.
+const LINK_WAIT: Duration = Duration::from_secs(1);
+const LINK_LOOK: Duration = Duration::from_micros(100);
 
 /// Why a half was refused.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +92,19 @@ impl Transport {
             self.send_half(&link).map_err(NoLink::Lack)?;
         }
         Ok(link)
+    }
+
+    /// Blocks until the link to where an actor lives is open, so that the first message finds it. Not for long: its process may be busy.
+    /// Not to be called on the thread that reads.
+    pub(crate) fn await_link(&self, actor: ActorId, location: Location) {
+        if location.process == self.me || self.meets_foreign(actor) {
+            return;
+        }
+        let Some(link) = self.link(location.process) else { return };
+        let until = Instant::now() + LINK_WAIT;
+        while !link.is_open() && !link.is_past() && Instant::now() < until {
+            std::thread::sleep(LINK_LOOK);
+        }
     }
 
     /// The link to `peer`, and whether it was made just now, so that this process's half is still to be sent.

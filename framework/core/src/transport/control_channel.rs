@@ -125,6 +125,17 @@ pub enum ToNode {
     Hosts(FromGateway),
 }
 
+/// The actor that has a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// The actor.
+    pub actor: ActorId,
+    /// Its location.
+    pub location: Location,
+    /// The keys of the messages that it handles, in order, where the node knows them.
+    pub takes: Option<Vec<u64>>,
+}
+
 /// From one process to another, by way of the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum LinkMessage {
@@ -238,7 +249,7 @@ pub enum FromNode {
         /// From the request.
         ticket: u64,
         /// The actor under that name, and its location.
-        found: Option<(ActorId, Location)>,
+        found: Option<Named>,
     },
     /// What is to be known about deaths before anything that depends on the dead is released (DEATH-3). Answered by
     /// [`ToNode::Tainted`]. A process that joins is told everything, before any other message.

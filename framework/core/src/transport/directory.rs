@@ -39,7 +39,7 @@ use super::process::ProcessLifecycle;
 use super::{Link, Queue};
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_RESTING;
-use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
+use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, Named, ToNode};
 use crate::transport::lifecycle::{EndReason, ExitedProcess, ProcessDown, Whereabouts};
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub(super) struct Directory {
     resting: Mutex<VecDeque<ActorId>>,
     next: AtomicU64,
     registrations: DashMap<u64, oneshot::Sender<Result<(), ActorId>>>,
-    lookups: DashMap<u64, oneshot::Sender<Option<(ActorId, Location)>>>,
+    lookups: DashMap<u64, oneshot::Sender<Option<Named>>>,
 }
 
 #[derive(Debug)]
@@ -116,7 +116,7 @@ impl Directory {
         }
     }
 
-    pub(super) fn found(&self, ticket: u64, found: Option<(ActorId, Location)>) {
+    pub(super) fn found(&self, ticket: u64, found: Option<Named>) {
         if let Some((_, waiting)) = self.lookups.remove(&ticket) {
             let _ = waiting.send(found);
         }
@@ -473,7 +473,7 @@ impl Directory {
         &self,
         name: String,
         control: &dyn ControlChannel,
-    ) -> Result<Option<(ActorId, Location)>, ControlChannelClosed> {
+    ) -> Result<Option<Named>, ControlChannelClosed> {
         let ticket = self.next.fetch_add(1, Ordering::Relaxed);
         let (answer, waiting) = oneshot::channel();
         self.lookups.insert(ticket, answer);

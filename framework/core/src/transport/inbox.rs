@@ -12,6 +12,7 @@
 //! handler's future it drops, and refuses.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,7 @@ use crate::observe::hang_probe::ActorProbe;
 use crate::observe::metrics::ActorMetrics;
 use crate::observe::text::shown;
 use crate::observe::trace::FrameId;
+use crate::os::vital;
 use crate::tensor::Tensor;
 use crate::transport::lifecycle::EndReason;
 
@@ -122,8 +124,8 @@ pub enum Refusal {
     Restarting,
     /// The message was not delivered, for this reason.
     Undelivered(String),
-    /// The handler panicked.
-    Panicked,
+    /// The handler panicked, or another one of the actor did before it had answered: a sentence, or nothing where that is not known.
+    Panicked(String),
     /// The handler failed, as this says: one of another language, which has errors for that.
     Failed(String),
     /// The actor stopped before it replied, or the future that was to reply panicked.
@@ -146,6 +148,7 @@ impl Refusal {
     pub(crate) fn bounded(self) -> Self {
         match self {
             Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_LOG_TEXT)),
+            Refusal::Panicked(why) => Refusal::Panicked(shown(why, MAX_LOG_TEXT)),
             Refusal::Failed(why) => Refusal::Failed(shown(why, MAX_LOG_TEXT)),
             Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_LOG_TEXT)),
             Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, MAX_LOG_TEXT)),
@@ -157,7 +160,39 @@ impl Refusal {
 
     /// Why there is no reply, for whatever was to send one and is dropped on this thread.
     pub(crate) fn of_an_end() -> Self {
-        if std::thread::panicking() { Refusal::Panicked } else { Refusal::NoReply }
+        if let Ok(Some(why)) = ENDS_BY.try_with(|why| why.borrow().clone()) {
+            return Refusal::Panicked(why).bounded();
+        }
+        if std::thread::panicking() { Refusal::of_the_last_panic() } else { Refusal::NoReply }
+    }
+
+    /// For what was to be answered by something of this thread that has panicked.
+    pub(crate) fn of_the_last_panic() -> Self {
+        let why = vital::last_panic().map(|text| format!("its handler panicked: {text}"));
+        Refusal::Panicked(why.unwrap_or_default()).bounded()
+    }
+}
+
+thread_local! {
+    static ENDS_BY: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// While this is there, what this thread drops unanswered is told that a panic has ended its actor.
+#[must_use = "it holds until it drops"]
+pub(crate) struct EndsByPanic(());
+
+impl EndsByPanic {
+    /// `why`: the panic, in a sentence.
+    pub(crate) fn begin(why: &str) -> Self {
+        // A thread that is ending says what it can.
+        let _ = ENDS_BY.try_with(|ends| ends.replace(Some(why.to_owned())));
+        EndsByPanic(())
+    }
+}
+
+impl Drop for EndsByPanic {
+    fn drop(&mut self) {
+        let _ = ENDS_BY.try_with(RefCell::take);
     }
 }
 

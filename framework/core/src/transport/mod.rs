@@ -157,7 +157,7 @@ use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
 use crate::os::{Birth, fork, remedy_of_start, resident_bytes};
 use crate::stream;
-use control_channel::{ControlChannel, ControlChannelClosed, Location};
+use control_channel::{ControlChannel, ControlChannelClosed, Location, Named};
 use inbox::{Inbox, Refusal};
 use lifecycle::ExitedProcess;
 
@@ -500,10 +500,7 @@ impl Transport {
     }
 
     /// The actor under `name`.
-    pub(crate) async fn lookup(
-        &self,
-        name: String,
-    ) -> Result<Option<(ActorId, Location)>, ControlChannelClosed> {
+    pub(crate) async fn lookup(&self, name: String) -> Result<Option<Named>, ControlChannelClosed> {
         self.directory.lookup(name, &*self.control).await
     }
 

@@ -33,7 +33,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Places {
-    /// Senders that wait in this queue and in those that it is counted with.
+    /// Senders that wait in this queue and in those that it is counted with: those that somebody has polled, and so can be woken.
     counted: Arc<AtomicUsize>,
     /// What the one in front saw before it last tried.
     seen: u64,
@@ -59,7 +59,7 @@ impl Queue {
     /// From now on its waiting senders are counted in `waiting`, and nowhere else.
     pub(crate) fn count_in(&self, waiting: &Arc<AtomicUsize>) {
         let mut places = self.0.places.lock();
-        let count = places.waiting.len();
+        let count = places.waiting.iter().filter(|(_, waker)| waker.is_some()).count();
         places.counted.fetch_sub(count, Ordering::Release);
         waiting.fetch_add(count, Ordering::Release);
         places.counted = Arc::clone(waiting);
@@ -82,6 +82,11 @@ impl Queue {
         self.0.waiting.load(Ordering::SeqCst) == 0
     }
 
+    /// Whether somebody waits who has polled. Who has not may never do so.
+    pub(crate) fn is_waited_in(&self) -> bool {
+        !self.is_empty() && self.0.places.lock().waiting.iter().any(|(_, waker)| waker.is_some())
+    }
+
     /// The last place.
     pub(crate) fn join(&self) -> PlaceInQueue {
         let mut places = self.0.places.lock();
@@ -90,8 +95,6 @@ impl Queue {
         places.waiting.push_back((number, None));
         // WAITING: pairs with `is_empty`.
         self.0.waiting.fetch_add(1, Ordering::SeqCst);
-        // Before this sender looks again at what it lacks, and then wakes the reader if it has to.
-        places.counted.fetch_add(1, Ordering::Release);
         PlaceInQueue { queue: self.clone(), number }
     }
 
@@ -129,10 +132,16 @@ impl PlaceInQueue {
         if places.waiting.front().is_some_and(|(number, _)| *number == self.number) {
             places.seen = stamp;
         }
-        if let Some((_, place)) = places.waiting.iter_mut().find(|(number, _)| *number == self.number) {
+        let Places { counted, waiting, .. } = &mut *places;
+        if let Some((_, place)) = waiting.iter_mut().find(|(number, _)| *number == self.number) {
             match place {
                 Some(known) if known.will_wake(waker) => {}
-                _ => *place = Some(waker.clone()),
+                Some(known) => known.clone_from(waker),
+                None => {
+                    *place = Some(waker.clone());
+                    // Before this sender looks again at what it lacks, and then wakes the reader if it has to.
+                    counted.fetch_add(1, Ordering::Release);
+                }
             }
         }
     }
@@ -142,9 +151,11 @@ impl Drop for PlaceInQueue {
     fn drop(&mut self) {
         let was_front = {
             let mut places = self.queue.0.places.lock();
-            places.counted.fetch_sub(1, Ordering::Release);
             let front = places.waiting.front().map(|(number, _)| *number);
-            places.waiting.retain(|(number, _)| *number != self.number);
+            let at = places.waiting.iter().position(|(number, _)| *number == self.number);
+            if at.and_then(|at| places.waiting.remove(at)).is_some_and(|(_, waker)| waker.is_some()) {
+                places.counted.fetch_sub(1, Ordering::Release);
+            }
             self.queue.0.waiting.fetch_sub(1, Ordering::SeqCst);
             front == Some(self.number)
         };

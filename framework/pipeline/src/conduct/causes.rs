@@ -243,7 +243,10 @@ mod tests {
             deaths(&[ended(), ended(), refused(Refusal::NoSuchActor), gave_up(EndReason::Signal(6))]),
             2
         );
-        assert_eq!(deaths(&[refused(Refusal::Panicked), not_sent(), gave_up(EndReason::Exit(1))]), 1);
+        assert_eq!(
+            deaths(&[refused(Refusal::Panicked(String::new())), not_sent(), gave_up(EndReason::Exit(1))]),
+            1
+        );
         // A life that had told nothing before the next end.
         assert_eq!(deaths(&[ended(), lost(), gone()]), 2);
     }

@@ -557,8 +557,8 @@ impl<T: Item> Branch<T> {
         let to = &self.to[at];
         // Who has no address has a name.
         let name = to.name.as_deref().unwrap_or_default();
-        let found = self.env.lookup(name).boxed_local().await.map_err(|error| error.to_string())?;
-        let found = with_key(found, self.key);
+        let found = self.env.lookup_with_key(name, self.key).boxed_local().await;
+        let found = found.map_err(|error| error.to_string())?;
         *to.address.borrow_mut() = Some(found.clone());
         Ok(found)
     }

@@ -182,10 +182,10 @@ impl Transport {
         let ticket = TICKET.fetch_add(1, Ordering::SeqCst);
         self.control.send(ToNode::Lookup { ticket, name: name.to_owned() }, Vec::new()).unwrap();
         self.wait_for(|message| match message {
-            FromNode::Found { ticket: of, found } if *of == ticket => Some(*found),
+            FromNode::Found { ticket: of, found } if *of == ticket => Some(found.clone()),
             _ => None,
         })
-        .map(|(_, location)| location.process)
+        .map(|named| named.location.process)
     }
 
     /// Asks for a chunk, and says whether there is one.

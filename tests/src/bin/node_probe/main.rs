@@ -99,6 +99,7 @@ fn new_actor(type_name: &str, name: Option<&str>, args: Vec<u8>) -> NewActor {
         receive_on: None,
         own_thread: false,
         capacity: 16,
+        takes: None,
     }
 }
 
@@ -165,7 +166,7 @@ fn actors(node: &FakeNode) -> Result<()> {
     start(node, two, "quiet", "")?;
     ensure!(node.transport.look_up("short").is_none());
 
-    let (own, location) = supervisor.adopt_actor(Some("in the node"), 4)?;
+    let (own, location) = supervisor.adopt_actor(Some("in the node"), 4, None)?;
     ensure!(
         location.process == ProcessId::NODE && node.transport.look_up("in the node") == Some(ProcessId::NODE)
     );

@@ -24,7 +24,7 @@ fn what_goes_out_together_is_one_clock_write() {
     let cluster = Cluster::with_device(2, options, || fakes.make());
     let (to, _inbox) = cluster.inbox::<Item>(1, 8);
     cluster.connect();
-    let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
+    let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location);
     let written = || cluster.stream(0).from_slice(&[4], &[1_u32, 2, 3, 4]).expect("memory is there").freeze();
     let writes = || fakes.clock_writes(0);
     let link = cluster.transport(0).link(cluster.process(1)).expect("they are connected");

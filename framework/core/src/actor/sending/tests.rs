@@ -99,7 +99,7 @@ fn who_keeps_too_many_tensors_is_named_to_both_sides() {
 fn an_ask_that_finds_its_actor_stopping_stays_an_ask() {
     let cluster = Cluster::new(1);
     let (to, _inbox) = cluster.inbox::<Item>(0, 8);
-    let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
+    let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location);
     let stopping: Arc<dyn Inbox> = Arc::new(Stopping(LocalCredits::new(8)));
     let tensor = cluster.stream(0).from_slice(&[1], &[1_u32]).expect("memory").freeze();
     let (answer, mut told) = oneshot::channel();
@@ -118,7 +118,7 @@ fn a_send_is_one_clock_write() {
     let cluster = Cluster::with_device(2, options, || fakes.make());
     let (to, _inbox) = cluster.inbox::<Item>(1, 8);
     cluster.connect();
-    let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
+    let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location);
     let written = || {
         let tensor = cluster.stream(0).from_slice(&[4], &[1_u32, 2, 3, 4]).expect("memory").freeze();
         fakes.forget(0);

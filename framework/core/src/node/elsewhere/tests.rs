@@ -76,6 +76,7 @@ fn who_asks_again_for_a_life_that_is_being_started_has_its_answer() {
             receive_on: None,
             own_thread: false,
             capacity: 1,
+            takes: None,
         };
         let restart = Restart::on_failure(1);
         let to_start =

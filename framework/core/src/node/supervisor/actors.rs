@@ -121,6 +121,7 @@ impl State {
             Some(nobody) => match nobody {},
         };
         self.broker.roster.name(actor, new.shown_as());
+        self.broker.roster.takes(actor, new.takes.clone());
         #[cfg(feature = "hosts")]
         self.broker.roster.works_on(actor, new.receive_on, new.device);
         let type_name = new.type_name.clone();
@@ -179,13 +180,20 @@ impl State {
         }
     }
 
-    pub(super) fn adopt_actor(&mut self, name: Option<String>, capacity: u32, reply: &Reply<Started>) {
+    pub(super) fn adopt_actor(
+        &mut self,
+        name: Option<String>,
+        capacity: u32,
+        takes: Option<u64>,
+        reply: &Reply<Started>,
+    ) {
         let result = if self.stopping.is_some() {
             Err(Closed::ShuttingDown.into())
         } else {
             reserve(&mut self.broker, ProcessId::NODE, name.as_deref(), capacity)
         };
         if let Ok((actor, _)) = result {
+            self.broker.roster.takes(actor, takes.map(|key| vec![key]));
             self.broker.roster.started(actor);
         }
         let _ = reply.try_send(result);

@@ -257,12 +257,18 @@ impl Supervisor {
     }
 
     inside! {
-        /// Makes an id and a location in the node's own process for an actor that the caller runs itself.
+        /// Makes an id and a location in the node's own process for an actor that the caller runs itself, and that takes messages
+        /// with this key, where it is given.
         ///
         /// # Errors
         /// When its name is taken, or there are too many.
-        pub fn adopt_actor(&self, name: Option<&str>, capacity: u32) -> Result<(ActorId, Location), StartError> {
-            self.shared.ask(|reply| Command::Adopt(name.map(str::to_owned), capacity, reply))?
+        pub fn adopt_actor(
+            &self,
+            name: Option<&str>,
+            capacity: u32,
+            takes: Option<u64>,
+        ) -> Result<(ActorId, Location), StartError> {
+            self.shared.ask(|reply| Command::Adopt(name.map(str::to_owned), capacity, takes, reply))?
         }
     }
 

@@ -177,7 +177,9 @@ impl State {
                 Command::Pong(number) => self.pong(ProcessId::NODE, number),
                 Command::Spawn(name, making, reply) => self.spawn(&name, making, reply),
                 Command::Start(worker, actor, how, reply) => self.start_actor(worker, actor, how, reply),
-                Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
+                Command::Adopt(name, capacity, takes, reply) => {
+                    self.adopt_actor(name, capacity, takes, &reply)
+                }
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::KeepSpares(worker, count, device) => self.want_spares(worker, count, device),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),

@@ -38,7 +38,7 @@ pub(super) enum Command {
     Pong(u64),
     Spawn(String, Making, Reply<Result<WorkerId, SpawnError>>),
     Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Location), StartError>>),
-    Adopt(Option<String>, u32, Reply<Result<(ActorId, Location), StartError>>),
+    Adopt(Option<String>, u32, Option<u64>, Reply<Result<(ActorId, Location), StartError>>),
     ActorEnded(ActorId),
     KeepSpares(WorkerId, u32, DeviceId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
