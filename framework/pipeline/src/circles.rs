@@ -176,8 +176,7 @@ impl Plan {
     /// Items of sources that a stage can keep unacknowledged, all replicas together: in front of a batch of batches wait whole
     /// batches, and behind an `unbatch` a part keeps all of its batch.
     fn retained(&self, stage: usize) -> u64 {
-        let in_one = self.items_in_one(stage, stage, &mut Vec::new());
-        let each = u64::from(self.keeps_for_ever(stage)).saturating_mul(in_one);
+        let each = self.kept(stage, stage, u64::from(self.keeps_for_ever(stage)), &mut Vec::new());
         each.saturating_mul(u64::from(self.stages[stage].replicas))
     }
 
@@ -193,30 +192,56 @@ impl Plan {
             })
     }
 
-    /// Items of sources that one item in front of a stage keeps unacknowledged while `keeper` has it.
-    fn items_in_one(&self, stage: usize, keeper: usize, on_the_way: &mut Vec<usize>) -> u64 {
-        if on_the_way.contains(&stage) {
-            return 1; // Around a loop, in which nothing is kept for ever.
+    /// The stage that makes the batches that come to an `unbatch`, and how many parts a whole one has, where nothing stands between
+    /// that could leave any out, as a stage of the user's could.
+    fn batches_of(&self, unbatch: usize) -> Option<(usize, u64)> {
+        let mut before = self.edges_to(unbatch).map(|(_, edge)| edge.from.stage);
+        let first = before.next().filter(|first| self.stages[*first].packs)?;
+        let parts = self.stages[first].keeps.filter(|_| before.next().is_none())?;
+        Some((first, u64::from(parts)))
+    }
+
+    /// Whether parts that a batch, window, zip or join may keep come there without one of them left out.
+    fn all_parts_come(&self, unbatch: usize, keeper: usize) -> bool {
+        let between =
+            |stage: &usize| *stage != keeper && self.reaches(unbatch, *stage) && self.reaches(*stage, keeper);
+        let mut between = (0..self.stages.len()).filter(between).filter(|stage| *stage != unbatch);
+        between.all(|stage| {
+            let here = &self.stages[stage];
+            (here.helper && here.pairs.is_none()) || (here.one_of_each && here.on_error.fails())
+        })
+    }
+
+    /// The most items of sources that are unacknowledged while `keeper` has the last so many that came to a stage.
+    fn kept(&self, stage: usize, keeper: usize, count: u64, on_the_way: &mut Vec<usize>) -> u64 {
+        if count == 0 || on_the_way.contains(&stage) {
+            return count; // Around a loop, in which nothing is kept for ever.
         }
         on_the_way.push(stage);
         let before = self.edges_to(stage).filter(|(_, edge)| !edge.feedback).map(|(_, edge)| edge.from.stage);
         let made = before.map(|from| {
-            let inside = self.items_in_one(from, keeper, on_the_way);
             let here = &self.stages[from];
-            match (here.keeps, here.pairs) {
-                _ if here.takes_apart => {
-                    if self.parts_are_spread(from, keeper) {
-                        inside
-                    } else {
-                        1
-                    }
-                }
-                (Some(keeps), _) if here.packs => inside.saturating_mul(u64::from(keeps)),
-                (_, Some(pairs)) if !pairs.by_id => inside.saturating_mul(2),
-                _ => inside,
+            if here.takes_apart
+                && self.all_parts_come(from, keeper)
+                && !self.parts_are_spread(from, keeper)
+                && let Some((batch, parts)) = self.batches_of(from)
+            {
+                // They come one behind the other, and those that are kept are of few batches: the last ones, where each is whole.
+                return if self.stages[batch].times_out {
+                    self.kept(batch, keeper, count.saturating_add(parts - 1), on_the_way)
+                } else {
+                    self.kept(from, keeper, count.div_ceil(parts), on_the_way)
+                };
             }
+            let of_each = match (here.keeps, here.pairs) {
+                (Some(keeps), _) if here.packs => count.saturating_mul(u64::from(keeps)),
+                (_, Some(pairs)) if !pairs.by_id => count.saturating_mul(2),
+                // Of parts each is of another batch.
+                _ => count,
+            };
+            self.kept(from, keeper, of_each, on_the_way)
         });
-        let most = made.max().unwrap_or(1);
+        let most = made.max().unwrap_or(count);
         on_the_way.pop();
         most
     }

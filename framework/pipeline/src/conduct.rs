@@ -106,6 +106,10 @@ struct Conductor {
     /// Whether the sources were told to stop.
     stopping: bool,
     killed: bool,
+    /// Why it stands still, if it was killed for that.
+    stands_still: Option<String>,
+    /// When Ctrl-C or `SIGTERM` came.
+    signalled: Option<Instant>,
     /// When it is killed, if it has not ended.
     kill_at: Option<Instant>,
     /// Whether the node shuts down. Whoever it kills then has not stopped in time.
@@ -151,6 +155,8 @@ pub(super) async fn conduct(
         cancelled: false,
         stopping: false,
         killed: false,
+        stands_still: None,
+        signalled: None,
         kill_at: None,
         node_stops: false,
         stood_in: None,
@@ -288,8 +294,22 @@ impl Conductor {
 
     fn look_for_stillness(&mut self) {
         let now = Instant::now();
-        if self.stillness.still_for(&self.plan, &self.unfinished(), now) >= REMIND {
+        if self.stillness.still_for(&self.unfinished(), now) >= REMIND {
             self.remind();
+        }
+        if self.signalled.is_some_and(|at| self.stillness.is_over(at, now)) {
+            return self.kill();
+        }
+        // Items between two hosts move without a word of any stage, and a replica that starts is no member yet.
+        let may_go_on = self.members.iter().any(|member| member.worker.is_of_another_host());
+        if !may_go_on
+            && !self.scaling.starts()
+            && let Some(why) = self.stillness.standstill(&self.plan, &self.unfinished(), now)
+        {
+            let pipeline = &self.plan.name;
+            tracing::error!(target: "tensorpost::pipeline", pipeline, why, "it stands still, and is ended");
+            self.stands_still = Some(why);
+            return self.kill();
         }
         let Some(waiting) = self.stillness.report(&self.plan, &self.unfinished(), now) else { return };
         let (pipeline, seconds) = (&self.plan.name, self.stillness.said(now).as_secs());
@@ -304,7 +324,7 @@ impl Conductor {
     /// went with a life.
     fn remind(&self) {
         for (index, member) in self.members.iter().enumerate() {
-            for exited in self.over_before(index) {
+            for exited in self.over_before(index).chain(self.empty_before(index)) {
                 // One that has no room now is told the next time.
                 let _ = member.control.try_send(exited);
             }
@@ -324,7 +344,10 @@ impl Conductor {
             Order::Command(command) => self.command(command),
             // The second one means it.
             Order::Signal if self.cancelled => self.command(Command::Kill),
-            Order::Signal => self.command(Command::Cancel),
+            Order::Signal => {
+                self.signalled = Some(Instant::now());
+                self.command(Command::Cancel);
+            }
             Order::NodeStops => {
                 self.node_stops = true;
                 self.stop_sources();
@@ -546,20 +569,21 @@ impl Conductor {
         }
         let fatal = self.counts.iter().flatten().find_map(|counts| counts.fatal.clone());
         let report = Box::new(report);
-        if self.killed {
+        if self.killed && self.stands_still.is_none() {
             return Err(PipelineError::Killed { report });
         }
         // A death first: what fails after it, fails because of it.
         if let Some(Death { stage, replica, why, .. }) = self.fatal_death {
             return Err(PipelineError::Died { stage, replica, why, report });
         }
-        match self.failure.or(fatal) {
-            Some(failure) => Err(PipelineError::Failed { failure, report }),
+        match (self.failure.or(fatal), self.stands_still) {
+            (Some(failure), _) => Err(PipelineError::Failed { failure, report }),
+            (None, Some(why)) => Err(PipelineError::StandsStill { why, report }),
             // A loss that nothing explains is a defect, of a message type or of this library, and no success.
-            None if report.lost_unexplained > 0 || (complete && !report.is_complete()) => {
+            (None, None) if report.lost_unexplained > 0 || (complete && !report.is_complete()) => {
                 Err(PipelineError::Incomplete { report })
             }
-            None => Ok(*report),
+            (None, None) => Ok(*report),
         }
     }
 }

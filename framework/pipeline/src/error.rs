@@ -162,7 +162,16 @@ pub enum PipelineError {
         /// Why, and what to do.
         why: String,
     },
-    /// It was told to end at once.
+    /// Nothing moved any more and nobody was at work, so it was ended: some of its stages wait for others that wait for them, or
+    /// for what a limit keeps away. A failure or a death before that is the error instead.
+    #[error("the pipeline stands still: {why}{}", waiting(.report))]
+    StandsStill {
+        /// The cause, and what to change.
+        why: String,
+        /// The report until then; [`Report::waiting`] says what each replica waited for.
+        report: Box<Report>,
+    },
+    /// It was told to end at once, or did not end when it was told to.
     #[error("the pipeline was killed{}", waiting(.report))]
     Killed {
         /// What was done until then, as far as it is known.
@@ -177,9 +186,18 @@ impl PipelineError {
             PipelineError::Failed { report, .. }
             | PipelineError::Died { report, .. }
             | PipelineError::Incomplete { report }
+            | PipelineError::StandsStill { report, .. }
             | PipelineError::Killed { report } => Some(report),
             _ => None,
         }
+    }
+}
+
+impl PipelineError {
+    /// Whether its workers were not waited for.
+    pub(super) fn is_cut_short(&self) -> bool {
+        let cut_short = |report: &Report| !report.waiting.is_empty();
+        matches!(self, PipelineError::Killed { .. }) || self.report().is_some_and(cut_short)
     }
 }
 

@@ -183,7 +183,8 @@ impl<T: Item, At> Flow<T, At> {
         name: &str,
         mut map: impl FnMut(T) -> anyhow::Result<O> + Clone + Send + Sync + 'static,
     ) -> Flow<O, After<T>> {
-        self.apply(name, move |item, out, _| map(item).map(|item| out.emit(item)))
+        let flow = self.apply(name, move |item, out, _| map(item).map(|item| out.emit(item)));
+        flow.tune(|stage| (stage.one_of_each, stage.holds_nothing) = (true, true))
     }
 
     /// Drops the items for which `keep` is false.
@@ -192,12 +193,13 @@ impl<T: Item, At> Flow<T, At> {
         name: &str,
         mut keep: impl FnMut(&T) -> bool + Clone + Send + Sync + 'static,
     ) -> Flow<T, After<T>> {
-        self.apply(name, move |item, out, _| {
+        let flow = self.apply(name, move |item, out, _| {
             if keep(&item) {
                 out.emit(item);
             }
             Ok(())
-        })
+        });
+        flow.tune(|stage| stage.holds_nothing = true)
     }
 
     /// Turns each item into any number of others.
@@ -206,10 +208,11 @@ impl<T: Item, At> Flow<T, At> {
         name: &str,
         mut map: impl FnMut(T) -> anyhow::Result<I> + Clone + Send + Sync + 'static,
     ) -> Flow<O, After<T>> {
-        self.apply(name, move |item, out, _| {
+        let flow = self.apply(name, move |item, out, _| {
             map(item)?.into_iter().for_each(|item| out.emit(item));
             Ok(())
-        })
+        });
+        flow.tune(|stage| stage.holds_nothing = true)
     }
 
     /// Host code for each item, with the stage's device (`env.stream()`), in a worker of its own. Every replica has a

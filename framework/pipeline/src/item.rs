@@ -50,6 +50,13 @@ pub(super) struct Order {
     pub(super) last: bool,
 }
 
+impl Order {
+    /// Whether both are the same place.
+    pub(super) fn is(&self, other: Order) -> bool {
+        (self.lane, self.life, self.number) == (other.lane, other.life, other.number)
+    }
+}
+
 /// The data about an item that travels with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tag {

@@ -287,6 +287,7 @@ fn site<'s>(
         chain: here.depth > 0 || plan.at_least_once.is_some(),
         round: here.window.map(|_| here.depth.saturating_sub(1)),
         holds: plan.holds(stage),
+        places: plan.loses_order(stage) && plan.may_hold(stage),
         resend: plan.at_least_once.is_some(),
         trace: settings.trace.is_some(),
         pairing: pairing(plan, stage),

@@ -26,6 +26,9 @@ pub const DEFAULT_MAILBOX: u32 = 8;
 /// How far replicas whose order is restored may get ahead of the oldest item, at most: so many wait for it.
 pub const ORDER_WINDOW: u32 = 256;
 
+/// Most places in front of a restorer of an order for items that wait until others are passed on that replicas hold.
+pub(super) const MOST_EARLY: u32 = 16_384;
+
 /// Items of one source replica that may be unacknowledged under at-least-once delivery, unless the pipeline says
 /// otherwise.
 pub const DEFAULT_UNACKNOWLEDGED: u32 = 256;
@@ -54,6 +57,10 @@ pub const MAX_BATCH: u32 = 32_768;
 
 /// Most items that wait for their partners in a join. Past that it fails: one flow drops what the other waits for.
 pub const MAX_WAITING: usize = 65_536;
+
+/// How long nothing may move in a pipeline in which nobody is at work, before it [ends by itself](super::Pipeline::hang_limit). Long
+/// enough for the reminders that begin after 2 s; the conductor looks about every second.
+pub const STANDSTILL: Duration = Duration::from_secs(6);
 
 /// Events that one actor of a pipeline remembers for a trace; later ones are left out.
 pub const MAX_TRACED: usize = 200_000;

@@ -126,10 +126,15 @@ impl<T> Out<T> {
         if shapes.iter().all(|shape| shape.ids == 1) {
             shapes.clear();
         }
-        // With an item at hand the result has its place. Without one it has that of the newest item in it, which was told
-        // to be over when the item was kept, and so passes none that came here before.
-        let place = newest.filter(|_| self.current.is_none()).map(|order| Order { last: false, ..order });
-        let order = here.order.or(place);
+        let newest = newest.map(|order| Order { last: false, ..order });
+        let order = if self.retained.keeps_places() {
+            // It is open, so what came behind it waits for this.
+            newest.or(here.order)
+        } else {
+            // With an item at hand the result has its place. Without one it has that of the newest item in it, which was told to be over
+            // when the item was kept, and so passes none that came here before.
+            here.order.or(newest)
+        };
         let tag = Tag { id, also: ids.collect(), parts: shapes, order, rounds, lane: None, attempt: 0, span };
         self.emitted.push(Emitted { tag, item, ack_guard });
     }
@@ -202,7 +207,8 @@ impl<T> Out<T> {
         self.current.as_ref().map(|current| (current.tag.clone(), current.ack_guard.clone()))
     }
 
-    /// Keeps the item that the stage is called with: it is not done with when the call returns.
+    /// Keeps the item that the stage is called with: it is not done with when the call returns. Under
+    /// [`ordered`](super::Flow::ordered) it keeps its place too, and what comes behind it waits until it is passed on or dropped.
     pub fn hold(&mut self) -> Held {
         let (tag, ack_guard) = self.here();
         let holds = self.current.as_ref().is_some_and(|current| current.holds);
@@ -275,17 +281,23 @@ impl<T> Out<T> {
         std::mem::take(&mut self.left_over)
     }
 
-    /// The results, of which only the last says that it is, and the place in the order of an item of which nothing came.
-    pub(super) fn finish(self) -> (Vec<Emitted<T>>, Option<Order>) {
-        let Out { mut emitted, current, .. } = self;
-        let order = current.and_then(|current| current.tag.order);
-        let Some(order) = order else { return (emitted, None) };
-        let count = emitted.len();
-        for (index, emitted) in emitted.iter_mut().enumerate() {
-            emitted.tag.order = Some(Order { last: order.last && index + 1 == count, ..order });
+    /// The results, and the places in the order of which nothing more comes: that of the item at hand, unless the stage keeps that,
+    /// and those of what it keeps no longer. The last result with such a place says that it is.
+    pub(super) fn finish(self) -> (Vec<Emitted<T>>, Vec<Order>) {
+        let Out { mut emitted, current, retained, .. } = self;
+        let mut over = retained.left();
+        let here = current.and_then(|current| current.tag.order).filter(|order| order.last);
+        over.extend(here.filter(|order| !retained.has(*order) && !over.iter().any(|left| left.is(*order))));
+        if over.is_empty() && here.is_none() {
+            return (emitted, over);
         }
-        let gap = (count == 0 && order.last).then_some(order);
-        (emitted, gap)
+        for emitted in emitted.iter_mut().rev() {
+            let Some(order) = &mut emitted.tag.order else { continue };
+            let before = over.len();
+            over.retain(|left| !left.is(*order));
+            order.last = over.len() < before;
+        }
+        (emitted, over)
     }
 }
 
@@ -359,18 +371,50 @@ mod tests {
         let held = [4, 7].map(|number| {
             let mut out = call(number, &retained);
             let held = out.hold();
-            assert_eq!(out.finish().1, Some(place(number, true)), "nothing more is said to have it");
+            assert_eq!(out.finish().1, [place(number, true)], "nothing more is said to have it");
             held
         });
         let mut out = Out::<u32>::during(None, &retained);
         out.emit_for(1, held);
         let (emitted, gap) = out.finish();
-        assert_eq!((emitted[0].tag.order, gap), (Some(place(7, false)), None));
+        assert_eq!((emitted[0].tag.order, gap), (Some(place(7, false)), vec![]));
         // With an item at hand, it has that one's.
         let held = call(8, &retained).hold();
         let mut out = call(9, &retained);
         out.emit_for(2, [held]);
         let (emitted, gap) = out.finish();
-        assert_eq!((emitted[0].tag.order, gap), (Some(place(9, true)), None));
+        assert_eq!((emitted[0].tag.order, gap), (Some(place(9, true)), vec![]));
+    }
+
+    #[test]
+    fn what_is_held_keeps_its_place_until_it_is_passed_on_or_dropped() {
+        let retained = Retained::new(true);
+        let held = [4, 6, 7].map(|number| {
+            let mut out = call(number, &retained);
+            let held = out.hold();
+            assert_eq!(out.finish().1, [], "something may come with it");
+            held
+        });
+        let [four, six, seven] = held;
+        // Both in the call of another, which has a result of its own.
+        let mut out = call(8, &retained);
+        out.emit_for(1, [four]);
+        out.emit(2);
+        out.emit_for(3, [six, seven]);
+        let (emitted, over) = out.finish();
+        let orders: Vec<_> = emitted.iter().map(|emitted| emitted.tag.order.unwrap()).collect();
+        assert_eq!(orders, [place(4, true), place(8, true), place(7, true)]);
+        assert_eq!(over, [place(6, true)], "it went with a newer one");
+        // Dropped, and kept again in a call of its own.
+        let mut out = call(9, &retained);
+        drop(out.hold());
+        assert_eq!(out.finish().1, [place(9, true)]);
+        let mut out = call(10, &retained);
+        let ten = out.hold();
+        out.emit(4);
+        let (emitted, over) = out.finish();
+        assert_eq!((emitted[0].tag.order, over), (Some(place(10, false)), vec![]));
+        drop(ten);
+        assert_eq!(Out::<u32>::during(None, &retained).finish().1, [place(10, true)]);
     }
 }

@@ -8,7 +8,7 @@ use tensorpost_core::api::device::{Device, DeviceId};
 use tensorpost_core::api::node::{Node, Restart};
 
 use super::error::{Mistake, PipelineError};
-use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, ORDER_WINDOW};
+use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, MOST_EARLY, ORDER_WINDOW};
 use super::location::On;
 use super::on_error::OnError;
 use super::pairs::Pairs;
@@ -82,6 +82,10 @@ pub(super) struct StagePlan {
     /// Whether all that it keeps goes into the one that it makes of it, and whether it takes such apart.
     pub(super) packs: bool,
     pub(super) takes_apart: bool,
+    /// Whether it makes one result of each item, where it makes no error of it.
+    pub(super) one_of_each: bool,
+    /// Whether it can keep nothing beyond a call.
+    pub(super) holds_nothing: bool,
     pub(super) on_error: OnError,
     /// Whether it is there for the pipeline's own needs.
     pub(super) helper: bool,
@@ -151,6 +155,8 @@ impl StagePlan {
             times_out: false,
             packs: false,
             takes_apart: false,
+            one_of_each: false,
+            holds_nothing: false,
             on_error: OnError::Fail,
             helper: false,
             depth: 0,
@@ -242,6 +248,28 @@ impl Plan {
         })
     }
 
+    /// Whether the stage may hold items beyond a call, which then keep their places in an order. A batch, or what pairs, has the place
+    /// of the item that completes it.
+    pub(super) fn may_hold(&self, stage: usize) -> bool {
+        let here = &self.stages[stage];
+        here.kind == Kind::Stage
+            && !here.helper
+            && !here.holds_nothing
+            && here.keeps.is_none()
+            && here.pairs.is_none()
+    }
+
+    /// Items of a stage with so many senders that may come too early to the restorer of its order. Held items keep others waiting there,
+    /// although their senders have their answers.
+    fn early(&self, stage: usize, senders: u32) -> u32 {
+        let ahead = self.ahead(stage).saturating_mul(senders);
+        if self.may_hold(stage) {
+            ahead.max(ORDER_WINDOW.saturating_mul(senders).min(MOST_EARLY))
+        } else {
+            ahead
+        }
+    }
+
     /// How far ahead of its oldest item that is not answered a sender to an ordered stage may be: enough to keep all
     /// replicas at work.
     pub(super) fn ahead(&self, stage: usize) -> u32 {
@@ -252,11 +280,11 @@ impl Plan {
     /// Whether the stage, which restores an order, must not do so for items whose number or bytes in flight are bounded. Of
     /// two numberings, one replica may have sent a later item of the first and then have an earlier one of the second, and
     /// another replica the other way round: with no room for one more, neither order goes on. Of one numbering each replica
-    /// sends its oldest item first.
+    /// sends its oldest item first, unless it holds that.
     fn orders_what_is_bounded(&self, stage: usize) -> bool {
         let here = &self.stages[stage];
         (here.max_bytes.is_some() || here.drops.is_some())
-            && self.numberers(stage).any(|(_, senders)| senders > 1)
+            && self.numberers(stage).any(|(of, senders)| senders > 1 || self.may_hold(of))
     }
 
     /// Whether a single stage restores the order that the replicas of this one lose, and can.
@@ -460,8 +488,7 @@ impl Plan {
             mailbox = mailbox.max(windows.max().unwrap_or(0).saturating_mul(2).saturating_add(2));
         }
         // What comes too early keeps its place until its turn has come; what is late must never wait for such a place.
-        let early: u32 =
-            self.numberers(stage).map(|(stage, lanes)| self.ahead(stage).saturating_mul(lanes)).sum();
+        let early: u32 = self.numberers(stage).map(|(stage, lanes)| self.early(stage, lanes)).sum();
         mailbox = mailbox.max(early.saturating_add(u32::from(early > 0) * 2));
         if self.hears_other_hosts(stage) {
             // What comes from there comes from one process, which sends for all of them, the pipeline's own program among them.

@@ -48,8 +48,9 @@ pub struct Canceller(Handle);
 impl Pipeline {
     /// Runs the pipeline on a node of its own, to its end. A worker process never returns from here.
     ///
-    /// Ctrl-C and `SIGTERM` cancel it: the sources stop, and what is under way is finished. A second one kills it. From
-    /// then on these signals no longer end the program by themselves.
+    /// Ctrl-C and `SIGTERM` cancel it: the sources stop, and what is under way is finished. A second one kills it, and so does the
+    /// [`hang_limit`](Self::hang_limit) when nothing has moved for so long since the first. From then on these signals no longer end
+    /// the program by themselves.
     ///
     /// # Errors
     /// [`PipelineError`]: what is wrong with the pipeline or kept it from starting, or what made it fail, with the report.
@@ -106,7 +107,9 @@ impl Pipeline {
     }
 
     /// After how long without any movement, and with no stage in a call, the log says what each stage waits for; 30 s unless
-    /// said otherwise. Nothing is ended by that: [`Running::kill`] does, and its report says the same.
+    /// said otherwise. A pipeline of one host in which no stage can go on by itself, because all wait for each other or for what
+    /// a limit keeps away, ends after a fifth of that, and not before [`STANDSTILL`](super::limits::STANDSTILL), with
+    /// [`PipelineError::StandsStill`]. A stage that waits for an actor outside of the pipeline may go on.
     pub fn hang_limit(self, limit: Duration) -> Self {
         self.tune(|draft| draft.settings.hang_limit = limit)
     }
@@ -239,7 +242,7 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
     let stages = plan.stages.iter().map(|stage| (stage.name.clone(), stage.scale)).collect();
     let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
         let result = runtime.block_on(conduct(plan, follow, members, further, event_channel, commands));
-        let killed = matches!(result, Err(PipelineError::Killed { .. }));
+        let killed = result.as_ref().is_err_and(PipelineError::is_cut_short);
         for worker in workers.into_iter().filter(|_| !alone) {
             supervisor.let_go(worker);
             if killed {
@@ -387,7 +390,7 @@ impl Running {
         let thread = thread.into_inner().ok_or(PipelineError::Forked)?;
         let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         if let Some(node) = self.node.take() {
-            let killed = matches!(result, Err(PipelineError::Killed { .. }));
+            let killed = result.as_ref().is_err_and(PipelineError::is_cut_short);
             let left = |until: Instant| until.saturating_duration_since(Instant::now()).max(LAST_MOMENT);
             let deadline = self.until.map_or(self.deadline, |until| self.deadline.min(left(until)));
             // Whatever is not done by then is killed, and was not a part of the pipeline.

@@ -8,6 +8,8 @@ use super::report::Waiting;
 use super::worker::meter::Counts;
 use super::worker::waits::Wait;
 
+mod standstill;
+
 /// The last reports of the actors, by stage and replica.
 pub(super) struct Stillness {
     limit: Duration,
@@ -27,10 +29,11 @@ struct Told {
 }
 
 /// The counts that change when an actor does something.
-type Moves = [u64; 6];
+type Moves = [u64; 8];
 
 fn moves(counts: &Counts) -> Moves {
-    [counts.items_in, counts.items_out, counts.errors, counts.retries, counts.lost, counts.in_flight]
+    let Counts { items_in, items_out, errors, retries, skipped, lost, left_over, in_flight, .. } = *counts;
+    [items_in, items_out, errors, retries, skipped, lost, left_over, in_flight]
 }
 
 impl Stillness {
@@ -72,31 +75,24 @@ impl Stillness {
     /// and none of them goes on by itself.
     pub(super) fn report(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Option<Vec<Waiting>> {
         let due = self.due.is_some_and(|due| now >= due) && !members.is_empty();
-        (due && !self.any_goes_on(plan, members, now)).then(|| self.waiting(plan, members, &[], now))
+        (due && !self.any_goes_on(members, now)).then(|| self.waiting(plan, members, &[], now))
     }
 
     /// For how long nothing has moved, where none of `members`, which have not ended, goes on by itself.
-    pub(super) fn still_for(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Duration {
-        if self.any_goes_on(plan, members, now) {
+    pub(super) fn still_for(&self, members: &[(u16, u16)], now: Instant) -> Duration {
+        if self.any_goes_on(members, now) {
             return Duration::ZERO;
         }
         now.saturating_duration_since(self.moved)
     }
 
-    /// Whether any is in a call, or waits for a time: that of a source's next item, or of a batch that is sent when it is old
-    /// enough.
-    fn any_goes_on(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> bool {
-        let waits_for_a_time = |member: &(u16, u16)| {
-            let times_out = plan.stages.get(usize::from(member.0)).is_some_and(|stage| stage.times_out);
-            self.told.get(member).is_some_and(|told| {
-                told.waits.iter().any(|wait| match wait {
-                    Wait::Time => true,
-                    Wait::Retained(_) => times_out,
-                    _ => false,
-                })
-            })
+    /// Whether any is in a call, or waits for a time: that of a source's next item, or at which a stage is called without one.
+    fn any_goes_on(&self, members: &[(u16, u16)], now: Instant) -> bool {
+        let waits_for_a_time = |told: &Told| told.waits.contains(&Wait::Time);
+        let goes_on = |member: &(u16, u16)| {
+            self.is_silent(*member, now) || self.told.get(member).is_some_and(waits_for_a_time)
         };
-        members.iter().any(|member| self.is_silent(*member, now) || waits_for_a_time(member))
+        members.iter().any(goes_on)
     }
 
     /// Notes that the log has said so. It says so again only after twice the time.
@@ -180,7 +176,7 @@ fn in_words(plan: &Plan, wait: &Wait) -> String {
         }
         Wait::Actor { actor } => format!("the actor {actor} to take a message"),
         Wait::Actors(count) => format!("answers of actors for {count}"),
-        Wait::Time => "the time of its next item".to_owned(),
+        Wait::Time => "the time of its next item, or call".to_owned(),
         Wait::Retained(count) => format!("more items or partners for {count} that it keeps"),
     }
 }
@@ -190,10 +186,10 @@ mod tests {
     use super::super::plan::{RESULTS, StagePlan, Tap};
     use super::*;
 
-    const EVERY: Duration = Duration::from_secs(1);
+    pub(super) const EVERY: Duration = Duration::from_secs(1);
 
     /// `camera` to `blur`, which has two replicas, to `save`.
-    fn plan() -> Plan {
+    pub(super) fn plan() -> Plan {
         let mut plan = Plan::new("pictures".to_owned());
         let mut tap = None;
         for (name, kind) in [("camera", Kind::Source), ("blur", Kind::Stage), ("save", Kind::Sink)] {
@@ -204,7 +200,7 @@ mod tests {
         plan
     }
 
-    fn counts(stage: u16, replica: u16, items_in: u64) -> Counts {
+    pub(super) fn counts(stage: u16, replica: u16, items_in: u64) -> Counts {
         Counts { stage, replica, items_in, ..Counts::default() }
     }
 
@@ -254,7 +250,7 @@ mod tests {
 
     #[test]
     fn what_waits_for_a_time_is_not_still() {
-        let mut plan = plan();
+        let plan = plan();
         let mut stillness = Stillness::new(Duration::from_secs(10), EVERY);
         stillness.told(&counts(0, 0, 5), vec![Wait::Time]);
         stillness.told(&counts(1, 0, 5), vec![Wait::Retained(2)]);
@@ -264,13 +260,14 @@ mod tests {
         }
         let still = |stillness: &Stillness, plan: &Plan, member| {
             (
-                stillness.still_for(plan, &[member], late) > Duration::ZERO,
+                stillness.still_for(&[member], late) > Duration::ZERO,
                 stillness.report(plan, &[member], late).is_some(),
             )
         };
         assert_eq!(still(&stillness, &plan, (0, 0)), (false, false), "a source with a pace");
         assert_eq!(still(&stillness, &plan, (1, 0)), (true, true), "a batch that waits for more");
-        plan.stages[1].times_out = true;
+        stillness.told(&counts(1, 0, 5), vec![Wait::Retained(2), Wait::Time]);
+        stillness.told.values_mut().for_each(|told| told.at = late);
         assert_eq!(
             still(&stillness, &plan, (1, 0)),
             (false, false),

@@ -175,6 +175,19 @@ fn more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do(_: B
         let both = one.batch(Batch::of(8)).merge(two.batch(Batch::of(8)));
         both.for_each("end", |_: Many<Numbered>| Ok(())).pipeline()
     };
+    // A part that is kept keeps its whole batch, however many more would have been enough; and where some may be left out, each that
+    // is kept may be of another batch.
+    let parts = |most: u32, count: u32, drops: bool| {
+        let flow = Pipeline::new("parts").at_least_once(most).source::<Count>(CountArgs::to(40));
+        let flow = flow.batch(Batch::of(count)).unbatch();
+        let flow = if drops { flow.filter("odd", |item| item.number % 2 == 1) } else { flow.map("all", Ok) };
+        flow.window(3).for_each("end", |_: Many<Numbered>| Ok(())).pipeline()
+    };
+    for (count, drops, least) in [(10, false, 20), (2, false, 4), (2, true, 6), (10, true, 30)] {
+        parts(least, count, drops).check().unwrap();
+        let text = refusal(&parts(least - 1, count, drops));
+        assert!(text.contains(&format!("at_least_once({least})")), "{text}");
+    }
     forked(8, false).check().unwrap();
     assert!(refusal(&forked(14, true)).contains("at_least_once(15)"));
 }

@@ -150,6 +150,7 @@ fn a_death_fails_the_pipeline_and_names_what_was_lost(builder: Builder) {
         let error = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap_err();
         let PipelineError::Died { stage, report, .. } = &error else { panic!("{error}") };
         assert_eq!(stage, "Obey");
+        assert!(!panics || error.to_string().contains("panicked: told to panic on 20"), "{error}");
         assert!(report.lost.iter().any(|lost| lost.id == id(20) && lost.stage == "Obey"), "{report}");
         let made = report.stage("Count").unwrap().items_out.max(1 + report.lost.last().unwrap().id.number);
         let mut all = written(&file);

@@ -9,11 +9,14 @@ mod live;
 mod losses;
 mod promises;
 mod scaling;
+mod standstill;
 mod workers;
 
 use tensorpost_tests::harness;
 
-tensorpost_tests::modules!(actors, circles, errors, graphs, liars, live, losses, promises, scaling, workers);
+tensorpost_tests::modules!(
+    actors, circles, errors, graphs, liars, live, losses, promises, scaling, standstill, workers
+);
 
 fn main() {
     harness::run(program, cases())

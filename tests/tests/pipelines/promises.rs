@@ -1,6 +1,9 @@
 //! A pipeline's promises while all goes well: order, the end, cancelling, backpressure, reports.
 
+use std::collections::VecDeque;
+
 use tempfile::TempDir;
+use tensorpost::pipeline::Held;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::Trace;
@@ -15,6 +18,7 @@ pub(crate) fn program(builder: Builder) -> Builder {
     builder
         .source::<Count>()
         .stage::<Obey>()
+        .stage::<Hoards>()
         .sink::<WriteDown>()
         .pipeline(&with_closures("", 1))
         .pipeline(&by_key(&WriteDownArgs::default()))
@@ -42,6 +46,68 @@ fn a_line_delivers_all_in_order(builder: Builder) {
         assert_eq!((stage.errors, stage.skipped), (0, 0), "{report}");
     }
     assert_eq!((report.lost_count, report.cancelled), (0, false));
+}
+
+/// Keeps the last few items beyond its calls, or the one with a number, and gives each under its own number.
+struct Hoards {
+    few: usize,
+    only: Option<u64>,
+    held: VecDeque<(Numbered, Held)>,
+}
+
+impl Stage for Hoards {
+    type Args = (usize, Option<u64>);
+    type In = Numbered;
+    type Out = Numbered;
+
+    fn create((few, only): Self::Args, _: &Env) -> anyhow::Result<Self> {
+        Ok(Hoards { few, only, held: VecDeque::new() })
+    }
+
+    fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
+        if self.only.is_some_and(|only| only != item.number) {
+            out.emit(item);
+            return Ok(());
+        }
+        self.held.push_back((item, out.hold()));
+        if self.held.len() > self.few
+            && let Some((item, held)) = self.held.pop_front()
+        {
+            out.emit_for(item, [held]);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, out: &mut Out<Numbered>) -> anyhow::Result<()> {
+        self.held.drain(..).for_each(|(item, held)| out.emit_for(item, [held]));
+        Ok(())
+    }
+}
+
+/// Each keeps its place until it is passed on, also where the next stage bounds its bytes.
+fn what_replicas_hold_keeps_its_place_in_the_order(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    for (few, least, bytes) in [(1, false, false), (30, false, false), (5, true, false), (5, false, true)] {
+        let file = folder.path().join(format!("{few}{least}{bytes}"));
+        let flow = Pipeline::new("hoards").source::<Count>(CountArgs::to(150));
+        let flow = flow.stage::<Hoards>((few, None)).replicas(3).ordered();
+        let flow = if least { flow.to_least_loaded() } else { flow };
+        let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+        let end = if bytes { end.max_bytes_in_flight(32) } else { end };
+        node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
+        assert_eq!(written(&file), all(150), "{few} {least} {bytes}");
+    }
+}
+
+/// More than may wait for one that is held: it is said, with what to change.
+fn what_replicas_hold_too_long_ends_with_that(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let flow = Pipeline::new("hoards too long").source::<Count>(CountArgs::to(4000));
+    let flow = flow.stage::<Hoards>((1, Some(0))).replicas(2).ordered();
+    let pipeline = flow.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out"))).pipeline();
+    let error = node.run_pipeline(&pipeline).unwrap().wait().unwrap_err().to_string();
+    assert!(error.contains("stands still") && error.contains("`Hoards` keeps 1 items"), "{error}");
+    assert!(error.contains("leave `ordered` out"), "{error}");
 }
 
 fn replicas_share_the_work_and_the_order_is_restored(builder: Builder) {
@@ -199,6 +265,8 @@ fn a_pipeline_has_a_report_a_trace_and_no_actors_after_it(builder: Builder) {
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         a_line_delivers_all_in_order,
+        what_replicas_hold_keeps_its_place_in_the_order,
+        what_replicas_hold_too_long_ends_with_that,
         replicas_share_the_work_and_the_order_is_restored,
         the_order_is_restored_between_replicas_too,
         items_of_one_key_keep_their_order,

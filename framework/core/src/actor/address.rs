@@ -173,7 +173,7 @@ impl<M: GpuMessage> Address<M> {
     /// # Errors
     /// [`SendError`] gives the message back; [`SendFailure::Full`](super::SendFailure::Full) where there is no room, or
     /// others wait for it already; [`SendFailure::Connecting`](super::SendFailure::Connecting) while the first link to that process
-    /// is being made, which who starts an actor has made before it is told of it;
+    /// is being made (`start()` and `Node::lookup` wait for it);
     /// [`SendFailure::Restarting`](super::SendFailure::Restarting) while the actor is between two lives.
     pub fn try_send(&self, message: M) -> Result<(), SendError<M>> {
         sending::try_send(self, message)

@@ -569,7 +569,7 @@ where
                     async move {
                         match result.await {
                             Ok(reply) => finish::<M>(done, reply),
-                            // What was to make the result runs on this thread, as a task of its own.
+                            // The future that was to make the result is a task of this thread, and has panicked there.
                             Err(_) if vital::panics() > panics => done.refuse(Refusal::of_the_last_panic()),
                             Err(_) => {}
                         }

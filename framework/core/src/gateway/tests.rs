@@ -88,7 +88,7 @@ fn a_large_body_waits_for_memory() {
     let (to, _inbox) = cluster.inbox::<u32>(1, 64);
     cluster.connect();
     let transport = cluster.transport(0);
-    let address = Address::<RawMessage>::new(Arc::clone(transport), to.actor, to.location, true).with_key(7);
+    let address = Address::<RawMessage>::new(Arc::clone(transport), to.actor, to.location).with_key(7);
     let held = cluster.stream(0).empty(DType::U8, &[1 << 20]).expect("memory");
     // MessagePack: so many bytes (bin 32).
     let bytes = || [&[0xc6], &(BODY as u32).to_be_bytes()[..], &[1; BODY]].concat();

@@ -256,7 +256,7 @@ impl Broker {
             }
             FromGateway::Found { ticket, found } => {
                 if let Some((to, ticket, _)) = self.foreign.lookups.remove(&ticket) {
-                    // What it handles, its own host knows.
+                    // Its own host knows what it handles.
                     let found = found.map(|(actor, location)| Named { actor, location, takes: None });
                     let message = FromNode::Found { ticket, found };
                     out.push(Delivery { to, message, descriptors: Vec::new() });

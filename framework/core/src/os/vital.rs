@@ -84,7 +84,7 @@ thread_local! {
     static PANICS: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
 }
 
-/// Notes a panic of this thread, for whoever has to say why something ends with it. Called by the panic hook.
+/// Notes a panic of this thread, so that an error can quote it. Called by the panic hook.
 pub fn note_panic(text: &str) {
     // A thread that is ending tells nobody, and one that panics in here has told.
     let _ = PANICS.try_with(|panics| {

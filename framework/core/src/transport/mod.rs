@@ -139,8 +139,8 @@ pub(crate) use incoming::Parts;
 pub use lease_limit::LeaseLimit;
 pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
-pub(crate) use outgoing::{Claim, NotNow};
-pub(crate) use outgoing::{Destination, TransmitError};
+pub(crate) use outgoing::Claim;
+pub(crate) use outgoing::{Destination, NotNow, TransmitError};
 pub(crate) use publish::PublishingThread;
 pub(crate) use refused::LinkRefused;
 pub use refused::WhyRefused;

@@ -82,7 +82,7 @@ impl Queue {
         self.0.waiting.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether somebody waits who has polled. Who has not may never do so.
+    /// Whether a sender waits that has been polled. One that has not may never be.
     pub(crate) fn is_waited_in(&self) -> bool {
         !self.is_empty() && self.0.places.lock().waiting.iter().any(|(_, waker)| waker.is_some())
     }

@@ -97,6 +97,10 @@ impl Scaled {
         self.places.iter().filter(|state| matches!(state, State::Open(_))).count() as u32
     }
 
+    fn starts(&self) -> bool {
+        self.places.iter().any(|state| matches!(state, State::Starting(_)))
+    }
+
     /// Whether a change is under way.
     fn changes(&self) -> bool {
         let on_its_way =
@@ -159,6 +163,11 @@ impl Scaling {
         if let Some(scaled) = self.stages.get_mut(&stage) {
             scaled.places[usize::from(place)] = State::Gone;
         }
+    }
+
+    /// Whether a replica is being started.
+    pub(super) fn starts(&self) -> bool {
+        self.stages.values().any(Scaled::starts)
     }
 
     /// How many replicas each stage has.
@@ -438,8 +447,7 @@ impl Conductor {
                 }
             }
         }
-        let starts = |scaled: &Scaled| scaled.places.iter().any(|state| matches!(state, State::Starting(_)));
-        while self.scaling.stages.values().any(starts) {
+        while self.scaling.starts() {
             let Some(step) = self.scaling.next().await else { return };
             match step {
                 Step::Worker(stage, place, result) => {

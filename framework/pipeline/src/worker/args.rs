@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) chain: bool,
     /// Whether items that the stage holds are not answered, although it is in no chain.
     pub(crate) holds: bool,
+    /// Whether what the stage holds keeps its place in an order that is restored behind it.
+    pub(crate) places: bool,
     /// At the beginning of a loop: how many loops are around it.
     pub(crate) round: Option<usize>,
     /// Whether what was lost is sent again, to a replica that is left.

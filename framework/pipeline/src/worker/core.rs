@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 
 use super::args::{Config, Event};
 use super::meter::{Counts, Failure, Meter, Toward};
+use super::retained::Retained;
 use super::waits::Wait;
 use crate::item::ItemId;
 
@@ -24,6 +25,8 @@ pub(super) struct Part {
     pub(super) config: Config,
     pub(super) meter: Meter,
     pub(super) env: Env,
+    /// What the stage keeps beyond its calls.
+    pub(super) retained: Retained,
     /// When this life began.
     born: u64,
     finished: Cell<bool>,
@@ -45,10 +48,12 @@ impl Part {
         #[cfg(feature = "testing")]
         crate::testing::note(&config.events);
         let meter = Meter::new(config.index, config.replica, config.trace);
+        let retained = Retained::new(config.places);
         Rc::new(Part {
             config,
             meter,
             env: env.clone(),
+            retained,
             born: monotonic_ns(),
             finished: Cell::new(false),
             gone: Cell::new(false),
@@ -71,6 +76,19 @@ impl Part {
             });
         }
         self.meter.failed(failure, fatal);
+        if self.has_failed() {
+            self.give_up();
+        }
+    }
+
+    /// A stage that has failed for good passes nothing on, whatever it failed of. The report names the items that it keeps, and
+    /// their senders do not wait for them.
+    fn give_up(&self) {
+        for id in self.retained.give_up().iter().flat_map(|item| item.tag.ids()) {
+            self.meter.note(|counts| counts.skipped += 1);
+            let (stage, why) = (self.config.stage.clone(), "the stage kept it when it failed".to_owned());
+            self.meter.failed_too(Failure { stage, id: Some(id), why, attempts: 0 });
+        }
     }
 
     /// The next stages have accepted an item.
@@ -120,6 +138,8 @@ impl Part {
     /// was answered.
     pub(super) fn end(&self) {
         self.gone.set(true);
+        // Now: the task that tells what became of the rest goes on, and has this.
+        drop((self.retained.give_up(), self.retained.dropped()));
         self.changed.notify_waiters();
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::ack_guard::AckGuards;
-use crate::item::{ItemId, Tag};
+use crate::item::{ItemId, Order, Tag};
 
 /// An item that is kept.
 #[derive(Clone)]
@@ -26,9 +26,31 @@ struct Inner {
     next: Cell<u64>,
     items: RefCell<BTreeMap<u64, RetainedItem>>,
     dropped: RefCell<Vec<RetainedItem>>,
+    /// Whether what is kept keeps its place.
+    keeps_places: bool,
+    /// How many of what is kept have each place in an order, and the places that none has any more.
+    places: RefCell<BTreeMap<Place, usize>>,
+    left: RefCell<Vec<Order>>,
+}
+
+/// A place in an order: lane, life and number.
+type Place = (u32, u64, u64);
+
+fn place(order: Order) -> Place {
+    (order.lane, order.life, order.number)
 }
 
 impl Retained {
+    /// `keeps_places`: whether what is kept keeps its place in the order. The items of a batch or a pair do not: it has the place of the
+    /// item that completes it, which may never come.
+    pub(super) fn new(keeps_places: bool) -> Self {
+        Retained(Rc::new(Inner { keeps_places, ..Inner::default() }))
+    }
+
+    pub(crate) fn keeps_places(&self) -> bool {
+        self.0.keeps_places
+    }
+
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.0.items.borrow().len()
@@ -38,13 +60,39 @@ impl Retained {
     pub(crate) fn keep(&self, item: RetainedItem) -> u64 {
         let number = self.0.next.get();
         self.0.next.set(number + 1);
+        if let Some(order) = item.tag.order.filter(|_| self.0.keeps_places) {
+            *self.0.places.borrow_mut().entry(place(order)).or_default() += 1;
+        }
         self.0.items.borrow_mut().insert(number, item);
         number
     }
 
     /// The item is passed on. `None` if it was given up.
     pub(crate) fn take(&self, number: u64) -> Option<RetainedItem> {
-        self.0.items.borrow_mut().remove(&number)
+        let item = self.0.items.borrow_mut().remove(&number)?;
+        self.leaves(&item);
+        Some(item)
+    }
+
+    fn leaves(&self, item: &RetainedItem) {
+        let Some(order) = item.tag.order else { return };
+        let mut places = self.0.places.borrow_mut();
+        let Some(kept) = places.get_mut(&place(order)) else { return };
+        *kept -= 1;
+        if *kept == 0 {
+            places.remove(&place(order));
+            self.0.left.borrow_mut().push(Order { last: true, ..order });
+        }
+    }
+
+    /// Whether something that is kept has this place in an order.
+    pub(crate) fn has(&self, order: Order) -> bool {
+        self.0.places.borrow().contains_key(&place(order))
+    }
+
+    /// Takes the places that nothing that is kept has any more, since the last time.
+    pub(crate) fn left(&self) -> Vec<Order> {
+        self.0.left.take()
     }
 
     /// All items that are in it.
@@ -65,6 +113,8 @@ impl Retained {
 
     /// Takes everything that the stage still keeps and can no longer pass on.
     pub(super) fn give_up(&self) -> Vec<RetainedItem> {
-        self.0.items.take().into_values().collect()
+        let items: Vec<_> = self.0.items.take().into_values().collect();
+        items.iter().for_each(|item| self.leaves(item));
+        items
     }
 }

@@ -28,7 +28,7 @@ use super::orphans::Orphans;
 use super::outlet::Outlet;
 use super::pushes::Pushes;
 use super::response::{Handled, Settle};
-use super::retained::{Retained, RetainedItem};
+use super::retained::RetainedItem;
 use super::rounds::Rounds;
 use super::waits::Wait;
 use crate::dead::Dead;
@@ -57,8 +57,6 @@ struct Core<S: Stage> {
     pushes: Rc<Pushes>,
     order: RefCell<Reorder<Came<S::In>>>,
     ends: RefCell<Ends>,
-    /// What the stage keeps beyond its calls.
-    retained: Retained,
     losses: Losses,
     /// What came to nothing and is left to its sender.
     orphans: Orphans,
@@ -107,7 +105,6 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             stage: RefCell::new(stage),
             order: RefCell::new(Reorder::new()),
             ends: RefCell::default(),
-            retained: Retained::default(),
             losses: Losses::default(),
         });
         let weak = Rc::downgrade(&core);
@@ -266,8 +263,11 @@ impl<S: Stage> Core<S> {
     fn waits(&self) -> Vec<Wait> {
         let mut waits: Vec<_> = self.results.waits().chain(self.dead.waits()).collect();
         waits.extend(self.pushes.waits());
-        let retained = self.retained.len();
+        let retained = self.part.retained.len();
         waits.extend((retained > 0).then_some(Wait::Retained(retained)));
+        // One whose time has come and that is not called waits for something else.
+        let wakes = self.stage.try_borrow().ok().and_then(|stage| stage.wake_at());
+        waits.extend(wakes.filter(|at| *at > Instant::now()).map(|_| Wait::Time));
         let ends = self.ends.borrow();
         if !ends.begun {
             let missing = self.part.config.lanes.iter().filter(|lane| !ends.lanes.contains(lane));
@@ -393,7 +393,7 @@ impl<S: Stage> Core<S> {
             let why = DeadReason::Tainted { by }.to_string();
             self.lose(
                 Some(RetainedItem { tag: tag.clone(), ack_guard: smallvec![ack_guard] }),
-                Out::during(None, &self.retained),
+                Out::during(None, &self.part.retained),
                 &why,
             );
             return self.nothing_of(tag.order).await;
@@ -432,7 +432,7 @@ impl<S: Stage> Core<S> {
             if span.is_none() { tag.clone() } else { Tag { span: TraceContext::current(), ..tag.clone() } };
         let (id, holds) = (tag.id, config.chain || config.holds);
         let current = Current { tag, ack_guard: ack_guard.clone(), holds };
-        let mut out = Out::during(Some(current), &self.retained);
+        let mut out = Out::during(Some(current), &self.part.retained);
         let from = Instant::now();
         // Plain code: what it waited for on this thread would never come.
         let result = self.part.env.without_waiting(|| self.stage.borrow_mut().process(item, &mut out));
@@ -448,14 +448,14 @@ impl<S: Stage> Core<S> {
         if out.has_pushed() {
             self.pushes.send(&mut out).boxed_local().await;
         }
-        let (emitted, gap) = self.results_of(out);
+        let (emitted, gaps) = self.results_of(out);
         for emitted in emitted {
             let last = emitted.tag.order.filter(|order| order.last);
             let sent = self.results.send(emitted).await;
             self.sent(sent, last).await;
         }
         // Behind the results: a gap that came first would close the item's place in the order before they are in it.
-        self.nothing_of(gap).await;
+        self.gaps(gaps).await;
     }
 
     /// As [`send`](Self::send); what is left to do of it where that has to wait. The item of `ack_guard` is not done
@@ -473,7 +473,7 @@ impl<S: Stage> Core<S> {
             };
             return Some(rest.boxed_local());
         }
-        let (emitted, gap) = self.results_of(out);
+        let (emitted, gaps) = self.results_of(out);
         let mut emitted = emitted.into_iter();
         while let Some(next) = emitted.next() {
             let last = next.tag.order.filter(|order| order.last);
@@ -490,24 +490,26 @@ impl<S: Stage> Core<S> {
                     let sent = core.results.send(emitted).await;
                     core.sent(sent, last).await;
                 }
-                core.nothing_of(gap).await;
+                core.gaps(gaps).await;
                 drop(ack_guard);
             };
             return Some(rest.boxed_local());
         }
-        let gap = gap.filter(|order| order.last)?;
+        if gaps.is_empty() {
+            return None;
+        }
         let core = Rc::clone(self);
         let rest = async move {
-            core.nothing_of(Some(gap)).await;
+            core.gaps(gaps).await;
             drop(ack_guard);
         };
         Some(rest.boxed_local())
     }
 
-    /// What a call that has succeeded has made, and the place in the order of an item of which nothing came.
-    fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Option<Order>) {
+    /// The results of a call that has succeeded, and the places in the order of which nothing more comes.
+    fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Vec<Order>) {
         // Nothing comes of what a call that succeeds has dropped, and nothing should.
-        drop(self.retained.dropped());
+        drop(self.part.retained.dropped());
         for (tag, why) in out.take_left_over() {
             self.part.meter.left_over(&self.part.config.stage, tag.ids(), &why);
         }
@@ -526,8 +528,16 @@ impl<S: Stage> Core<S> {
         }
     }
 
+    /// Nothing more comes with this place in the order, unless the stage keeps something that has it, nor with those of what it keeps
+    /// no longer.
     async fn nothing_of(&self, order: Option<Order>) {
-        if let Some(order) = order.filter(|order| order.last) {
+        let retained = &self.part.retained;
+        let order = order.filter(|order| order.last && !retained.has(*order));
+        self.gaps(order.into_iter().chain(retained.left())).await;
+    }
+
+    async fn gaps(&self, orders: impl IntoIterator<Item = Order>) {
+        for order in orders {
             self.results.gap(order).boxed_local().await;
         }
     }
@@ -537,7 +547,7 @@ impl<S: Stage> Core<S> {
         if self.part.has_failed() {
             return;
         }
-        let mut out = Out::during(None, &self.retained);
+        let mut out = Out::during(None, &self.part.retained);
         self.stage.borrow_mut().partners(PartnerNews(notice), &mut out);
         self.send(out).await;
     }
@@ -557,7 +567,7 @@ impl<S: Stage> Core<S> {
         if self.part.has_failed() {
             return;
         }
-        let mut out = Out::during(None, &self.retained);
+        let mut out = Out::during(None, &self.part.retained);
         let from = Instant::now();
         let result = self.part.env.without_waiting(|| call(&mut self.stage.borrow_mut(), &mut out));
         self.part.meter.called(from, id);
@@ -569,11 +579,12 @@ impl<S: Stage> Core<S> {
             Err(error) => {
                 let why = format!("{error:#}");
                 if self.is_loss(&error) {
-                    return self.lose(None, out, &why);
+                    self.lose(None, out, &why);
+                } else {
+                    self.fail_too(id, out, &why, 1);
+                    self.part.failed(id, why, 1, self.part.config.on_error.fails());
                 }
-                self.fail_too(id, out, &why, 1);
-                self.part.failed(id, why, 1, self.part.config.on_error.fails());
-                self.give_up();
+                self.nothing_of(None).await;
             }
         }
     }

@@ -20,6 +20,6 @@ pub(crate) enum Wait {
     Actors(u32),
     /// More items, or partners, for the items that it keeps.
     Retained(usize),
-    /// The time for its next item. It goes on by itself.
+    /// The time for its next item, or at which it is to be called without one. It goes on by itself.
     Time,
 }

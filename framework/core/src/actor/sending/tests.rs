@@ -58,7 +58,7 @@ struct Batch {
 fn who_keeps_too_many_tensors_is_named_to_both_sides() {
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<Batch>(1, 1 << 10);
-    let address: Address<Batch> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
+    let address: Address<Batch> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location);
     let address = address.with_key(to.key);
     let tensor = || cluster.stream(0).from_slice(&[1], &[1_u32]).expect("memory").freeze();
     let batch = |count| Batch { tensors: (0..count).map(|_| tensor()).collect() };

@@ -37,7 +37,7 @@ fn starter_in(cluster: &Cluster) -> (Arc<Starter>, u16) {
 fn ask(cluster: &Cluster, from: usize, index: u16, request: &Request) -> crate::actor::Ask<RawMessage> {
     let location = Location { process: cluster.process(NODE), index, capacity: 4 };
     let transport = Arc::clone(cluster.transport(from));
-    let to = Address::<RawMessage>::new(transport, starter_of(0), location, true);
+    let to = Address::<RawMessage>::new(transport, starter_of(0), location);
     let body = from_host(7, &codec::encode(request, Vec::new()).expect("no tensors").body);
     let raw = RawMessage { key: message_key::<Request>(), body, tensors: Vec::new() };
     to.with_key(raw.key).ask(raw)

@@ -81,6 +81,8 @@ impl<S: Stage> Core<S> {
         self.order.borrow_mut().close();
         self.in_order().await;
         self.call(None, S::finish).await;
+        // A stage that has failed has given up what it kept.
+        self.nothing_of(None).await;
         self.begin_end();
     }
 

@@ -98,7 +98,6 @@ impl<S: Stage> Core<S> {
             }
         }
         // Last its place in the order, when all that is known of the item was told.
-        self.give_up();
         self.nothing_of(order).await;
         None
     }
@@ -111,7 +110,7 @@ impl<S: Stage> Core<S> {
     /// Everything that a failed call had in its hands was lost with a process.
     pub(super) fn lose(&self, item: Option<RetainedItem>, mut out: Out<S::Out>, why: &str) {
         let mut lost: Vec<_> =
-            item.into_iter().chain(out.withdraw()).chain(self.retained.dropped()).collect();
+            item.into_iter().chain(out.withdraw()).chain(self.part.retained.dropped()).collect();
         if self.part.config.resend {
             // Whoever still has them sends them again.
             lost.iter().flat_map(|item| &item.ack_guard).for_each(AckGuard::lose);
@@ -125,25 +124,12 @@ impl<S: Stage> Core<S> {
 
     /// Names what goes down with the item on which a call has failed: what it had kept and has dropped in that call.
     pub(super) fn fail_too(&self, failed: Option<ItemId>, mut out: Out<S::Out>, why: &str, attempts: u32) {
-        let exited: Vec<_> = out.withdraw().chain(self.retained.dropped()).collect();
+        let exited: Vec<_> = out.withdraw().chain(self.part.retained.dropped()).collect();
         let mut seen: HashSet<_> = failed.into_iter().collect();
         for id in exited.iter().flat_map(|item| item.tag.ids()).filter(|id| seen.insert(*id)) {
             let (stage, why) = (self.part.config.stage.clone(), why.to_owned());
             self.part.meter.note(|counts| counts.skipped += 1);
             self.part.meter.failed_too(Failure { stage, id: Some(id), why, attempts });
-        }
-    }
-
-    /// A stage that has failed for good passes nothing on. What it keeps is named, and its senders do not wait for it.
-    pub(super) fn give_up(&self) {
-        if !self.part.has_failed() {
-            return;
-        }
-        for id in self.retained.give_up().iter().flat_map(|item| item.tag.ids()) {
-            self.part.meter.note(|counts| counts.skipped += 1);
-            let (stage, why) =
-                (self.part.config.stage.clone(), "the stage kept it when it failed".to_owned());
-            self.part.meter.failed_too(Failure { stage, id: Some(id), why, attempts: 0 });
         }
     }
 }
