@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
             anyhow::ensure!(in_place != is_shared(*id), "item {id} was handled in place: {in_place}");
             Ok(())
         })
-        .run()?; // a worker process never returns from here
+        .run()?;
     assert_eq!(report.stage("check").map(|stage| stage.items_in), Some(ITEMS));
     // Three planes of floats for each item, to the stages and from them.
     let bytes = |stage| report.stage(stage).map(|stage| stage.bytes_not_copied);

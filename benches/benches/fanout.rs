@@ -153,7 +153,7 @@ impl Handler<Seen> for Receiver {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Producer>().actor::<Receiver>().run_if_worker().start()?;
+    let node = Node::builder().start()?;
     let most = RECEIVERS[RECEIVERS.len() - 1];
     let apart: Vec<_> =
         (0..most).map(|number| node.spawn::<Receiver>(number).start()).collect::<Result<_, _>>()?;

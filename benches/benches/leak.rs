@@ -174,7 +174,7 @@ impl Handler<Seen> for Sink {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let node = Node::builder().actor::<Source>().actor::<Relay>().actor::<Sink>().run_if_worker().start()?;
+    let node = Node::builder().start()?;
     let mut arguments = std::env::args().skip_while(|argument| argument != "--messages").skip(1);
     let all = match arguments.next() {
         Some(number) => number.parse::<u64>()?.max(2 * FIRST),

@@ -220,7 +220,7 @@ impl Handler<Note> for Sink {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Driver>().actor::<Echo>().actor::<Sink>().run_if_worker().start()?;
+    let node = Node::builder().start()?;
     // Their process runs both, the driver's only the driver.
     let there = node.worker("there")?;
     let echo = node.spawn::<Echo>(()).worker(there).start()?;

@@ -122,7 +122,7 @@ impl Handler<Frame> for Consumer {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Producer>().actor::<Consumer>().run_if_worker().start()?;
+    let node = Node::builder().start()?;
     let consumer = node.spawn::<Consumer>(()).start()?;
     let producer = node.spawn::<Producer>(consumer.address()).start()?;
     let runs = producer.address::<Run>();

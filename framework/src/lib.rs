@@ -4,8 +4,7 @@
 //!
 //! Actors are plain actix actors. A message is a type with [`GpuMessage`](message::GpuMessage)
 //! derived; tensors may be anywhere inside it. Each spawned actor runs in a worker process of its own unless the
-//! program says otherwise. A worker is the program itself, started again: it runs `main` up to
-//! [`start`](node::NodeBuilder::start), which in a worker never returns. What `main` does before, every worker does too.
+//! program says otherwise. A worker is the program itself, started again, of which it runs its actors and nothing of `main`.
 //!
 //! ```no_run
 //! use tensorpost::prelude::*;
@@ -111,7 +110,7 @@ pub use tensorpost_core::api::testing::{self, test};
 #[doc(inline)]
 pub use tensorpost_core::api::{actor, device, message, node, observe, tensor};
 #[doc(inline)]
-pub use tensorpost_derive::{actor, stage};
+pub use tensorpost_derive::{actor, main, stage};
 #[doc(inline)]
 pub use tensorpost_pipeline as pipeline;
 

@@ -40,9 +40,7 @@ pub use crate::message::GpuMessage;
 #[doc(no_inline)]
 pub use crate::node::{Node, NodeBuilder, OnHang, Restart, Sharing, Spawned, Strategy};
 #[doc(no_inline)]
-pub use crate::pipeline::{
-    AddPipeline, Flow, Item, OnError, Out, Pipeline, RunPipeline, Sink, Source, Stage,
-};
+pub use crate::pipeline::{Flow, Item, OnError, Out, Pipeline, RunPipeline, Sink, Source, Stage};
 #[doc(no_inline)]
 pub use crate::published::{Publisher, Subscriber, Topic};
 #[doc(no_inline)]

@@ -1,5 +1,6 @@
 //! The `main` of a test binary.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tensorpost::node::{Node, NodeBuilder};
 /// How long one case may take. Each takes seconds at most; this is for a machine with other things to do.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The settings of a case's node, with the binary's actor types in them.
+/// The settings of a case's node.
 pub type Builder = NodeBuilder;
 
 /// One test: its name says what it shows.
@@ -57,29 +58,24 @@ macro_rules! cases {
     };
 }
 
-/// Makes one program of modules, each of which has a `program` and `cases`. All of its nodes and workers know all of its types.
+/// Makes one program of modules, each of which has `cases`.
 #[macro_export]
 macro_rules! modules {
     ($($module:ident),* $(,)?) => {
-        fn program(builder: $crate::harness::Builder) -> $crate::harness::Builder {
-            $(let builder = $module::program(builder);)*
-            builder
-        }
-
         fn cases() -> Vec<$crate::harness::Case> {
             [$($module::cases()),*].concat()
         }
     };
 }
 
-/// Becomes a worker if this process is one; otherwise runs the cases and exits. `program` adds the actor types.
-pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
-    run_with(program, cases, Arguments::from_args)
+/// Runs the cases and exits.
+pub fn run(cases: Vec<Case>) -> ! {
+    run_with(cases, Arguments::from_args)
 }
 
 /// [`run`] of cases of which many wait for seconds, as for the grace of a host that is silent: more of them at a time.
-pub fn run_waiting(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
-    run_with(program, cases, || {
+pub fn run_waiting(cases: Vec<Case>) -> ! {
+    run_with(cases, || {
         let mut arguments = Arguments::from_args();
         arguments.test_threads.get_or_insert(4 * cores());
         arguments
@@ -87,8 +83,8 @@ pub fn run_waiting(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
 }
 
 /// [`run`] of one case after the other, by one and the same thread.
-pub fn run_one_by_one(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
-    run_with(program, cases, || Arguments { test_threads: Some(1), ..Arguments::from_args() })
+pub fn run_one_by_one(cases: Vec<Case>) -> ! {
+    run_with(cases, || Arguments { test_threads: Some(1), ..Arguments::from_args() })
 }
 
 /// Panics that a case asks for say nothing on stderr: dozens of them hide the line of the one that nobody asked for.
@@ -101,10 +97,12 @@ fn hush_asked_panics() {
     }));
 }
 
-fn run_with(program: fn(Builder) -> Builder, cases: Vec<Case>, arguments: fn() -> Arguments) -> ! {
+/// Whether this process runs `main` of its program: workers do not.
+pub static MAIN_HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+fn run_with(cases: Vec<Case>, arguments: fn() -> Arguments) -> ! {
+    MAIN_HAS_BEGUN.store(true, Ordering::Relaxed);
     hush_asked_panics();
-    // Both in the node and in every worker, and before anything else.
-    let _ = program(Node::builder()).run_if_worker();
     crate::user::be_another_if_told();
     if std::env::var_os("RUST_LOG").is_some() {
         let _ = tracing_subscriber::fmt()
@@ -117,7 +115,7 @@ fn run_with(program: fn(Builder) -> Builder, cases: Vec<Case>, arguments: fn() -
     let trials = beside
         .into_iter()
         .chain(alone)
-        .map(|case| Trial::ignorable_test(case.shown(), move || in_turn(case, program)))
+        .map(|case| Trial::ignorable_test(case.shown(), move || in_turn(case)))
         .collect();
     let mut arguments = arguments();
     // Most cases wait for processes that start and end.
@@ -133,25 +131,25 @@ fn cores() -> usize {
 static RUNNING: RwLock<()> = RwLock::new(());
 
 /// Runs a case when it may run.
-fn in_turn(case: Case, program: fn(Builder) -> Builder) -> Result<Completion, Failed> {
+fn in_turn(case: Case) -> Result<Completion, Failed> {
     if case.alone {
         let _alone = RUNNING.write();
-        watched(case, program)
+        watched(case)
     } else {
         let _beside = RUNNING.read();
-        watched(case, program)
+        watched(case)
     }
 }
 
 /// Runs a case on a thread of its own, and gives it up at the deadline.
-fn watched(case: Case, program: fn(Builder) -> Builder) -> Result<Completion, Failed> {
+fn watched(case: Case) -> Result<Completion, Failed> {
     if let Err(why_not) = (case.possible)() {
         return Ok(Completion::ignored_with(why_not));
     }
     let (done, ended) = channel::<()>();
     let thread = std::thread::Builder::new().name(case.shown().into()).spawn(move || {
         let _done = done; // drops when the case is over, by a panic too
-        (case.run)(program(Node::builder()));
+        (case.run)(Node::builder());
     })?;
     match ended.recv_timeout(case.deadline) {
         Err(RecvTimeoutError::Timeout) => Err(format!("not done after {:?}", case.deadline).into()),

@@ -113,11 +113,6 @@ pub struct Health {
     pub chunk_bytes: u64,
 }
 
-/// Adds the holder to a program.
-pub fn program(builder: crate::harness::Builder) -> crate::harness::Builder {
-    builder.actor::<Holder>()
-}
-
 impl Actor for Holder {
     type Context = Context<Self>;
 }

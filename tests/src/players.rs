@@ -3,8 +3,6 @@
 use actix::fut::wrap_future;
 use tensorpost::prelude::*;
 
-use crate::harness::Builder;
-
 /// Hops between two reports of a ball.
 const NEWS_EVERY: u64 = 50;
 /// Balls that each player begins with.
@@ -84,11 +82,6 @@ impl Handler<Ball> for Player {
         let pixels = self.stream.copy(&ball.pixels).expect("room").freeze();
         self.pass(Ball { hops: ball.hops + 1, pixels, reports: ball.reports }, ctx);
     }
-}
-
-/// The actor types of this module.
-pub fn program(builder: Builder) -> Builder {
-    builder.actor::<Player>()
 }
 
 /// Has so many workers play on a device with balls of so many elements. Prints `pids` with the ids of the node's process and

@@ -339,10 +339,9 @@ pub fn end(node: Node, held: impl Sized, descriptors_before: usize) {
 /// A node in want: its name, and what it does.
 pub type Scene = (&'static str, fn());
 
-/// Becomes a worker, or plays a scene, or runs the cases, one after the other.
-pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>, scenes: &[Scene]) {
-    let Ok(set) = std::env::var(SCENE) else { harness::run_one_by_one(program, cases) };
-    let _ = program(Node::builder()).run_if_worker();
+/// Plays a scene, or runs the cases, one after the other.
+pub fn run(cases: Vec<Case>, scenes: &[Scene]) {
+    let Ok(set) = std::env::var(SCENE) else { harness::run_one_by_one(cases) };
     let (scene, parent) = set.split_once(':').unwrap();
     // A test that is given up leaves no node behind.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();

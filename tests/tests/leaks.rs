@@ -259,8 +259,5 @@ fn main() {
         workers_that_come_and_go,
     ];
     let deadline = harness::DEADLINE * messages().div_ceil(100_000);
-    harness::run_one_by_one(
-        |builder| builder.actor::<Worker>().actor::<Holder>(),
-        cases.into_iter().map(|case| case.within(deadline)).collect(),
-    )
+    harness::run_one_by_one(cases.into_iter().map(|case| case.within(deadline)).collect())
 }

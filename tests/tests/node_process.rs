@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, kill_process};
+use tensorpost::prelude::*;
 use tensorpost_core::os::PidFd;
 
 const PROBE: &str = env!("CARGO_BIN_EXE_node_probe");
@@ -182,7 +183,9 @@ fn a_worker_writes_its_last_words_at_once() {
 fn a_worker_that_ends_before_it_is_ready_is_reported_with_its_status() {
     has(
         &play_well(&["exits-early"]),
-        &["error: worker `exits-early` ended before it was ready (exit status: 7)"],
+        &[
+            "error: worker `exits-early` ended before it was ready (exit status: 7); its last words:\na library is missing\n",
+        ],
     );
     has(
         &play_well(&["cannot-open"]),
@@ -334,4 +337,20 @@ fn children(process: u32) -> Vec<Pid> {
 #[test]
 fn a_program_that_a_worker_starts_is_no_worker() {
     has(&play_well(&["runs-itself"]), &["the child of a worker: exit status: 0", "clean shutdown of 1"]);
+}
+
+#[derive(Clone, Serialize, Deserialize, GpuMessage)]
+struct Number(u64);
+
+/// A worker never comes to the harness, which would run all tests in it.
+#[test]
+fn a_plain_test_has_workers_and_more_than_one_node() {
+    for round in 0..2_u64 {
+        let numbers = Pipeline::new("plain").items("numbers", |_| (0..20).map(Number));
+        let added = numbers.with(round).map("add", |round, Number(number)| Ok(Number(number + *round)));
+        let checked = added.with(round).for_each("check", |round, Number(number)| {
+            Ok(anyhow::ensure!((*round..20 + *round).contains(&number)))
+        });
+        assert!(checked.run().unwrap().is_complete());
+    }
 }

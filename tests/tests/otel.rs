@@ -174,7 +174,7 @@ fn ask_in(node: &Node, relay: &Address<Question>, name: &'static str, number: u6
 }
 
 fn a_handler_runs_in_a_span_under_its_senders_in_another_process(builder: Builder) {
-    let node = builder.start().unwrap();
+    let node = start(builder);
     let last = node.spawn::<Relay>(None).start().unwrap();
     let first = node.spawn::<Relay>(Some(last.address())).start().unwrap();
     observed(Sampler::AlwaysOn, || assert_eq!(ask_in(&node, &first.address(), "through two", 1), 3));
@@ -190,7 +190,7 @@ fn a_handler_runs_in_a_span_under_its_senders_in_another_process(builder: Builde
 }
 
 fn what_is_not_sampled_is_recorded_by_nobody(builder: Builder) {
-    let node = builder.start().unwrap();
+    let node = start(builder);
     let relay = node.spawn::<Relay>(None).start().unwrap();
     let relay = relay.address();
     observed(Sampler::AlwaysOff, || assert_eq!(ask_in(&node, &relay, "not sampled", 40), 40));
@@ -210,7 +210,7 @@ fn what_is_not_sampled_is_recorded_by_nobody(builder: Builder) {
 
 fn items_of_a_pipeline_have_a_trace_each_from_the_source_to_the_actor(builder: Builder) {
     const ITEMS: usize = 3;
-    let node = builder.start().unwrap();
+    let node = start(builder);
     let relay = node.spawn::<Relay>(None).start().unwrap();
     let source = Pipeline::new("traced").source::<Count>(CountArgs::to(ITEMS as u64)).named("numbers");
     let end = source.stage::<Pass>(()).named("pass").sink_to(&relay.address::<Numbered>()).named("sink");
@@ -228,20 +228,18 @@ fn items_of_a_pipeline_have_a_trace_each_from_the_source_to_the_actor(builder: B
     assert!(node.shutdown(Duration::from_secs(20)).unwrap().is_clean());
 }
 
-fn program(builder: Builder) -> Builder {
-    builder.actor::<Relay>().source::<Count>().stage::<Pass>().worker_telemetry(|_| {
+fn start(builder: Builder) -> Node {
+    let builder = builder.worker_telemetry(|_| {
         let node = getppid().map_or(0, |node| node.as_raw_nonzero().get() as u32);
         Telemetry::new(layer(node, Sampler::ParentBased(Box::new(Sampler::AlwaysOn))))
-    })
+    });
+    builder.start().unwrap()
 }
 
 fn main() {
-    harness::run(
-        program,
-        cases![
-            a_handler_runs_in_a_span_under_its_senders_in_another_process,
-            what_is_not_sampled_is_recorded_by_nobody,
-            items_of_a_pipeline_have_a_trace_each_from_the_source_to_the_actor,
-        ],
-    )
+    harness::run(cases![
+        a_handler_runs_in_a_span_under_its_senders_in_another_process,
+        what_is_not_sampled_is_recorded_by_nobody,
+        items_of_a_pipeline_have_a_trace_each_from_the_source_to_the_actor,
+    ])
 }

@@ -33,8 +33,8 @@ use super::Carrier;
 /// }
 /// ```
 pub fn map_host<T, A, B>(
-    map: impl Fn(&[A], &mut [B]) + Clone + Send + Sync + 'static,
-) -> impl FnMut(T, &mut Out<T>, &Env) -> anyhow::Result<()> + Clone + Send + Sync + 'static
+    map: impl Fn(&[A], &mut [B]) + Clone + Send + 'static,
+) -> impl FnMut(T, &mut Out<T>, &Env) -> anyhow::Result<()> + 'static
 where
     T: Carrier,
     A: Element,

@@ -125,7 +125,7 @@ const GROUPS: [(&str, Group); 8] = [
 ];
 
 fn main() -> anyhow::Result<ExitCode> {
-    let node = Node::builder().host_budget(pool::BUDGET).run_if_worker().start()?;
+    let node = Node::builder().host_budget(pool::BUDGET).start()?;
     let arguments = Arguments::parse();
     let names = GROUPS.map(|(name, _)| name);
     if let Some(unknown) = arguments.only.iter().find(|only| !names.contains(&only.as_str())) {

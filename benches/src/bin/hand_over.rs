@@ -312,7 +312,7 @@ fn threads_fan_out(receivers: usize) -> anyhow::Result<f64> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().start()?; // a worker never returns from here
+    let node = Node::builder().start()?;
     for (size, bytes, count) in SIZES {
         let consumer = node.spawn::<Consumer>(0).mailbox(MAILBOX).start()?;
         let producer = node.spawn::<Producer>(()).start()?;

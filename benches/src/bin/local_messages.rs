@@ -19,7 +19,7 @@ struct Options {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Driver>().actor::<Counter>().run_if_worker();
+    let node = Node::builder();
     let options = Options::parse();
     let node = node.start()?;
     let driver = node.spawn::<Driver>(()).mailbox(1024).start()?;

@@ -58,7 +58,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(trace) = args.trace {
         pipeline = pipeline.trace(trace);
     }
-    let report = pipeline.run()?; // a worker process never returns from here
+    let report = pipeline.run()?;
     print!("{}", pipeline.describe());
     if args.report {
         println!("{report}");

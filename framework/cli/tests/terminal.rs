@@ -140,8 +140,6 @@ fn top_at(width: u32, height: u32) -> anyhow::Result<()> {
 }
 
 fn main() {
-    // A worker is this program again.
-    drop(Node::builder().run_if_worker());
     let is_missing = Command::new("tmux").arg("-V").output().is_err();
     let is_required = std::env::var_os("TENSORPOST_REQUIRE_TMUX").is_some_and(|required| required == "1");
     if is_missing && !is_required {

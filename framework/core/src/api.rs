@@ -33,6 +33,8 @@ pub mod actor {
         Handles, Lifecycle, LookupError, Python, RegisterError, Registry, RemoteActor, Send, SendError,
         SendFailure, Watch, step_aside,
     };
+    #[doc(hidden)]
+    pub use crate::actor::{Code, CodeError, captures_nothing};
     pub use crate::ids::ActorId;
     pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX, WATCH_EVENTS};
     pub use crate::transport::inbox::Refusal;

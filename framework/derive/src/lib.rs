@@ -1,5 +1,5 @@
-//! The macros of `tensorpost`: the derives of its messages and of plain actors, and the attributes of stages, of actors and of
-//! tests. Use them through that crate, which re-exports them.
+//! The macros of `tensorpost`: the derives of its messages and of plain actors, and the attributes of stages, of actors, of
+//! `main` and of tests. Use them through that crate, which re-exports them.
 //!
 //! The derive of messages is three steps, one module each: `parse` turns the item into the plain data of `ir` and refuses
 //! what cannot be a message, `codegen` turns that into the two impls. Beside them, `refuse` knows the field
@@ -14,6 +14,7 @@ mod bounds;
 mod codegen;
 mod create;
 mod ir;
+mod main_attribute;
 mod methods;
 mod parse;
 mod portable;
@@ -52,6 +53,13 @@ pub fn derive_remote_actor(input: proc_macro::TokenStream) -> proc_macro::TokenS
 #[proc_macro_attribute]
 pub fn test(arguments: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
     test_attribute::expand(&arguments.into(), &parse_macro_input!(item as ItemFn)).into()
+}
+
+// As above.
+#[cfg_attr(not(doctest), doc = include_str!("../MAIN.md"))]
+#[proc_macro_attribute]
+pub fn main(arguments: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    main_attribute::expand(arguments.into(), &parse_macro_input!(item as ItemFn)).into()
 }
 
 // As above.

@@ -104,17 +104,6 @@ pub enum PipelineError {
         /// What the worker did instead.
         source: SpawnError,
     },
-    /// Workers would not know a stage's type, as for [`ActorError::UnknownType`].
-    #[error(
-        "the node does not know stage `{stage}` (`{label}`); build it with `Node::builder().pipeline(&pipeline)`, or with \
-         `.source`, `.stage` and `.sink` for each type"
-    )]
-    UnknownStage {
-        /// The stage.
-        stage: String,
-        /// Its type.
-        label: String,
-    },
     /// A stage could not be made.
     #[error("stage `{stage}` did not start: {source}")]
     Start {

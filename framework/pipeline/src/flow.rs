@@ -5,24 +5,24 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tensorpost_core::api::actor::{Address, Env};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tensorpost_core::api::actor::{Address, Code, Env, captures_nothing};
 use tensorpost_core::api::node::Restart;
 
-use super::closures;
 use super::dead::Dead;
 use super::item::Item;
 use super::on_error::OnError;
 use super::plan::{DEAD, Kind, Plan, Scale, StagePlan, Tap};
 use super::settings::Settings;
-use super::stages::{Applied, Apply, AsSink, Identity, Items, Iterated, SendTo};
+use super::stages::{AsSink, Identity, SendTo};
 use super::traits::{Sink, Source, Stage};
+use super::with::With;
 use super::work::{SourceWork, StageWork, Work};
 use super::worker::args::Select;
 use super::worker::branch::overflow::Drops;
-use super::worker::pick::NumberOf;
 
 /// The pipeline as far as it is written down. The pipeline and all its flows share it.
 pub(super) struct Draft {
@@ -30,7 +30,6 @@ pub(super) struct Draft {
     /// The typed part of each stage.
     pub(super) works: Vec<Rc<dyn Work>>,
     pub(super) settings: Settings,
-    closures: u32,
 }
 
 /// A pipeline: what runs where, and what flows between. Write it down with [`source`](Self::source) and the methods of
@@ -76,14 +75,9 @@ impl Tuned for AfterSource {}
 impl<I> Tuned for After<I> {}
 
 impl Pipeline {
-    /// An empty one. Its name tells its closures from those of other pipelines of the program.
+    /// An empty one.
     pub fn new(name: impl Into<String>) -> Self {
-        let draft = Draft {
-            plan: Plan::new(name.into()),
-            works: Vec::new(),
-            settings: Settings::default(),
-            closures: 0,
-        };
+        let draft = Draft { plan: Plan::new(name.into()), works: Vec::new(), settings: Settings::default() };
         Pipeline { draft: Rc::new(RefCell::new(draft)) }
     }
 
@@ -92,7 +86,13 @@ impl Pipeline {
         self.begin(short::<S>(), Rc::new(SourceWork::<S>(args)))
     }
 
-    /// Adds a source from an iterator, which `make` makes in the source's worker.
+    /// Gives the closure of the next [`items`](With::items) arguments, as [`Flow::with`] does.
+    pub fn with<A: Serialize + DeserializeOwned + 'static>(&self, args: A) -> With<Self, A> {
+        With { to: self.clone(), args }
+    }
+
+    /// Adds a source from an iterator, which `make` makes in the source's worker. It captures nothing; what it needs of this
+    /// process it is given by [`with`](Self::with).
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -101,20 +101,15 @@ impl Pipeline {
     /// let numbers = pipeline.items("count", |_| (0..100).map(Number));
     /// # numbers.for_each("drop", |_| Ok(()));
     /// ```
-    pub fn items<T, I>(
-        &self,
-        name: &str,
-        make: impl Fn(&Env) -> I + Send + Sync + 'static,
-    ) -> Flow<T, AfterSource>
+    pub fn items<T, I, F>(&self, name: &str, make: F) -> Flow<T, AfterSource>
     where
         T: Item,
         I: IntoIterator<Item = T>,
         I::IntoIter: 'static,
+        F: FnOnce(&Env) -> I + 'static,
     {
-        let key = closure_name(&self.draft);
-        let make = move |env: &Env| Box::new(make(env).into_iter().map(Ok)) as Iterated<T>;
-        closures::keep::<super::stages::MakeIterated<T>>(&key, Arc::new(make));
-        self.begin(name, Rc::new(SourceWork::<Items<T>>(key)))
+        const { captures_nothing::<F>() };
+        self.with(()).items(name, move |(), env| make(env))
     }
 
     pub(super) fn begin<T>(&self, name: &str, work: Rc<dyn Work>) -> Flow<T, AfterSource> {
@@ -143,13 +138,6 @@ impl Draft {
     }
 }
 
-/// A name for a closure, the same in every process that writes the pipeline down.
-pub(super) fn closure_name(draft: &RefCell<Draft>) -> String {
-    let mut draft = draft.borrow_mut();
-    draft.closures += 1;
-    format!("{}#{}", draft.plan.name, draft.closures)
-}
-
 impl<T, At> Flow<T, At> {
     fn of(draft: &Rc<RefCell<Draft>>, stage: usize) -> Self {
         let taps = vec![Tap { stage, output: 0, branch: 0 }];
@@ -158,6 +146,42 @@ impl<T, At> Flow<T, At> {
 
     pub(super) fn at(&self, taps: Vec<Tap>) -> Flow<T> {
         Flow { draft: Rc::clone(&self.draft), taps, stage: self.stage, types: PhantomData }
+    }
+
+    /// Gives the next closure arguments. A closure of a pipeline runs in other processes, so it captures nothing; if it did, the
+    /// program would not compile. It gets what it needs of this process here, as its first parameter. The
+    /// arguments are serialised once, with the start of the stage, so that every replica and every restart gets the same.
+    /// They are the state of one replica too: in `map` and its like a closure may change them from item to item, and begins
+    /// again with what is given here when its process is restarted.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u64);
+    /// # fn main() -> anyhow::Result<()> {
+    /// for factor in 1..=3_u64 {
+    ///     let pipeline = Pipeline::new("scaled");
+    ///     let numbers = pipeline.with(10 * factor).items("count", |most, _| (0..most).map(Number));
+    ///     let scaled = numbers.with(factor).map("scale", |factor, Number(n)| Ok(Number(*factor * n)));
+    ///     // Each replica has a sum of its own.
+    ///     let sums = scaled.with(0_u64).map("sum up", |sum, Number(n)| {
+    ///         *sum += n;
+    ///         Ok(Number(*sum))
+    ///     });
+    ///     sums.for_each("print", |Number(sum)| Ok(println!("{sum}"))).run()?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// ```compile_fail,E0080
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u64);
+    /// # let numbers = Pipeline::new("scaled").items("count", |_| (0..9).map(Number));
+    /// let factor = std::env::args().count() as u64;
+    /// numbers.map("scale", move |Number(n)| Ok(Number(factor * n))); // it captures `factor`
+    /// ```
+    pub fn with<A: Serialize + DeserializeOwned + 'static>(self, args: A) -> With<Self, A> {
+        With { to: self, args }
     }
 
     /// The pipeline that this is a part of.
@@ -177,63 +201,51 @@ impl<T: Item, At> Flow<T, At> {
         self.then(short::<S>(), Rc::new(StageWork::<AsSink<S>>(args)), Kind::Sink)
     }
 
-    /// Turns each item into another.
-    pub fn map<O: Item>(
-        self,
-        name: &str,
-        mut map: impl FnMut(T) -> anyhow::Result<O> + Clone + Send + Sync + 'static,
-    ) -> Flow<O, After<T>> {
-        let flow = self.apply(name, move |item, out, _| map(item).map(|item| out.emit(item)));
-        flow.tune(|stage| (stage.one_of_each, stage.holds_nothing) = (true, true))
+    /// Turns each item into another. The closure captures nothing, as all of a pipeline; [`with`](Self::with) gives it arguments
+    /// and state.
+    pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, After<T>>
+    where
+        F: FnMut(T) -> anyhow::Result<O> + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).map(name, move |(), item| map(item))
     }
 
     /// Drops the items for which `keep` is false.
-    pub fn filter(
-        self,
-        name: &str,
-        mut keep: impl FnMut(&T) -> bool + Clone + Send + Sync + 'static,
-    ) -> Flow<T, After<T>> {
-        let flow = self.apply(name, move |item, out, _| {
-            if keep(&item) {
-                out.emit(item);
-            }
-            Ok(())
-        });
-        flow.tune(|stage| stage.holds_nothing = true)
+    pub fn filter<F>(self, name: &str, mut keep: F) -> Flow<T, After<T>>
+    where
+        F: FnMut(&T) -> bool + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).filter(name, move |(), item| keep(item))
     }
 
     /// Turns each item into any number of others.
-    pub fn flat_map<O: Item, I: IntoIterator<Item = O>>(
-        self,
-        name: &str,
-        mut map: impl FnMut(T) -> anyhow::Result<I> + Clone + Send + Sync + 'static,
-    ) -> Flow<O, After<T>> {
-        let flow = self.apply(name, move |item, out, _| {
-            map(item)?.into_iter().for_each(|item| out.emit(item));
-            Ok(())
-        });
-        flow.tune(|stage| stage.holds_nothing = true)
+    pub fn flat_map<O: Item, I, F>(self, name: &str, mut map: F) -> Flow<O, After<T>>
+    where
+        I: IntoIterator<Item = O>,
+        F: FnMut(T) -> anyhow::Result<I> + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).flat_map(name, move |(), item| map(item))
     }
 
-    /// Host code for each item, with the stage's device (`env.stream()`), in a worker of its own. Every replica has a
-    /// clone of the closure as it was when the pipeline was written down in its process.
-    pub fn apply<O: Item>(
-        self,
-        name: &str,
-        apply: impl FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + Clone + Send + Sync + 'static,
-    ) -> Flow<O, After<T>> {
-        let key = self.keep_closure(apply);
-        self.then(name, Rc::new(StageWork::<Apply<T, O>>(key)), Kind::Stage)
+    /// Host code for each item, with the stage's device (`env.stream()`), in a worker of its own.
+    pub fn apply<O: Item, F>(self, name: &str, mut apply: F) -> Flow<O, After<T>>
+    where
+        F: FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).apply(name, move |(), item, out, env| apply(item, out, env))
     }
 
     /// Ends the flow in host code, in a worker of its own.
-    pub fn for_each(
-        self,
-        name: &str,
-        mut consume: impl FnMut(T) -> anyhow::Result<()> + Clone + Send + Sync + 'static,
-    ) -> Ending<T> {
-        let key = self.keep_closure::<super::stages::Nothing>(move |item, _, _| consume(item));
-        self.then(name, Rc::new(StageWork::<Apply<T, super::stages::Nothing>>(key)), Kind::Sink)
+    pub fn for_each<F>(self, name: &str, mut consume: F) -> Ending<T>
+    where
+        F: FnMut(T) -> anyhow::Result<()> + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).for_each(name, move |(), item| consume(item))
     }
 
     /// Ends the flow in an actor outside of the pipeline, or in a [channel](tensorpost_core::api::node::Node::channel) of the
@@ -248,7 +260,7 @@ impl<T: Item, At> Flow<T, At> {
     /// # fn main() -> anyhow::Result<()> {
     /// let pipeline = Pipeline::new("numbers");
     /// let numbers = pipeline.items("count", |_| (0..100).map(Number));
-    /// let node = Node::builder().pipeline(&pipeline).start()?;
+    /// let node = Node::builder().start()?;
     /// let (address, mut arriving) = node.channel::<Number>()?;
     /// numbers.sink_to(&address);
     /// let running = node.run_pipeline(&pipeline)?;
@@ -261,16 +273,6 @@ impl<T: Item, At> Flow<T, At> {
     /// ```
     pub fn sink_to(self, address: &Address<T>) -> Ending<T> {
         self.then("to an actor", Rc::new(StageWork::<SendTo<T>>(address.clone())), Kind::Sink)
-    }
-
-    fn keep_closure<O: Item>(
-        &self,
-        apply: impl FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + Clone + Send + Sync + 'static,
-    ) -> String {
-        let key = closure_name(&self.draft);
-        let make = move || Box::new(apply.clone()) as Applied<T, O>;
-        closures::keep::<super::stages::MakeApplied<T, O>>(&key, Arc::new(make));
-        key
     }
 
     pub(super) fn then<O, B>(self, name: &str, work: Rc<dyn Work>, kind: Kind) -> Flow<O, B> {
@@ -332,28 +334,24 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Sends items with the same key to the same flow.
-    pub fn spread_by_key<K: Hash, const N: usize>(
-        self,
-        key: impl Fn(&T) -> K + Send + Sync + 'static,
-    ) -> [Flow<T>; N] {
-        let name = self.keep_number(move |item| hash(&key(item)));
-        self.fork(Select::By(name))
+    pub fn spread_by_key<K: Hash, F, const N: usize>(self, key: F) -> [Flow<T>; N]
+    where
+        F: Fn(&T) -> K + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).spread_by_key(move |(), item| key(item))
     }
 
     /// Sends items for which `first` is true to the first flow, the others to the second.
-    pub fn split(self, first: impl Fn(&T) -> bool + Send + Sync + 'static) -> (Flow<T>, Flow<T>) {
-        let name = self.keep_number(move |item| u64::from(!first(item)));
-        let [first, second] = self.fork(Select::By(name));
-        (first, second)
+    pub fn split<F>(self, first: F) -> (Flow<T>, Flow<T>)
+    where
+        F: Fn(&T) -> bool + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).split(move |(), item| first(item))
     }
 
-    fn keep_number(&self, number: impl Fn(&T) -> u64 + Send + Sync + 'static) -> String {
-        let name = closure_name(&self.draft);
-        closures::keep::<NumberOf<T>>(&name, Arc::new(number));
-        name
-    }
-
-    fn fork<const N: usize>(self, select: Select) -> [Flow<T>; N] {
+    pub(super) fn fork<const N: usize>(self, select: Select) -> [Flow<T>; N] {
         let flow = self.single();
         let taps = flow.draft.borrow_mut().plan.fork(flow.taps[0], N as u16, select);
         std::array::from_fn(|index| flow.at(vec![taps[index]]))
@@ -376,15 +374,23 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// A loop: items go through the stages that `body` adds, and again for as long as `again` is true of the result.
-    /// Items for which `again` is false leave the loop.
+    /// Items for which `again` is false leave the loop. `body` is called here, and may capture.
     ///
     /// At most `bound` items are in the loop at a time; others wait in front of it. An item that a stage of the loop drops
     /// has left it.
-    pub fn iterate<B>(
+    pub fn iterate<B, F>(self, bound: u32, body: impl FnOnce(Flow<T>) -> Flow<T, B>, again: F) -> Flow<T>
+    where
+        F: Fn(&T) -> bool + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).iterate(bound, body, move |(), item| again(item))
+    }
+
+    pub(super) fn in_a_loop<B>(
         self,
         bound: u32,
         body: impl FnOnce(Flow<T>) -> Flow<T, B>,
-        again: impl Fn(&T) -> bool + Send + Sync + 'static,
+        split: impl FnOnce(Flow<T, B>) -> (Flow<T>, Flow<T>),
     ) -> Flow<T> {
         let admission = self.helper::<Identity<T>>("loop", PhantomData);
         let draft = Rc::clone(&admission.draft);
@@ -398,7 +404,7 @@ impl<T: Item, At> Flow<T, At> {
             plan.stages[inside].beside = None;
             plan.stages[outside].beside = Some(inside);
         }
-        let (back, done) = body(entry.at(entry.taps.clone())).split(again);
+        let (back, done) = split(body(entry.at(entry.taps.clone())));
         let plan = &mut draft.borrow_mut().plan;
         for tap in &back.taps {
             plan.connect(*tap, inside, true);
@@ -499,10 +505,16 @@ impl<T, I: Item> Flow<T, After<I>> {
     }
 
     /// Sends items with the same key to the same replica, so they keep their order.
-    pub fn by_key<K: Hash>(self, key: impl Fn(&I) -> K + Send + Sync + 'static) -> Self {
-        let name = closure_name(&self.draft);
-        closures::keep::<NumberOf<I>>(&name, Arc::new(move |item| hash(&key(item))));
-        self.tune(|stage| stage.select = Select::By(name))
+    pub fn by_key<K: Hash, F>(self, key: F) -> Self
+    where
+        F: Fn(&I) -> K + 'static,
+    {
+        const { captures_nothing::<F>() };
+        self.with(()).by_key(move |(), item| key(item))
+    }
+
+    pub(super) fn select_by(self, number: Code) -> Self {
+        self.tune(|stage| stage.select = Select::By(number))
     }
 
     /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and goes on with

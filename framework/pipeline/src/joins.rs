@@ -2,14 +2,14 @@
 
 use std::hash::Hash;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
-use super::closures;
-use super::flow::{After, Flow, closure_name, hash};
+use tensorpost_core::api::actor::{Code, captures_nothing};
+
+use super::flow::{After, Flow};
 use super::item::Item;
 use super::many::{Batch, Either, Gather, Many, Pair};
 use super::pairs::Pairs;
-use super::stages::{AsMany, Batcher, Gathered, KeyOf, Lift, Unbatch, Windows, Zip};
+use super::stages::{AsMany, Batcher, Gathered, Lift, Unbatch, Windows, Zip};
 
 impl<T: Item, At> Flow<T, At> {
     /// Puts several items into one message; the last batch may be smaller. In the worker of the stage before.
@@ -49,25 +49,25 @@ impl<T: Item, At> Flow<T, At> {
     /// Pairs of items with the same key; of several with one key, the first with the first. As [`zip`](Self::zip)
     /// otherwise, but no fork knows of a key whether it comes: under at-least-once delivery the oldest item is left over when
     /// neither side can go on.
-    pub fn join<B: Item, X, K: Hash>(
+    pub fn join<B: Item, X, K: Hash, L, R>(
         self,
         other: Flow<B, X>,
-        left: impl Fn(&T) -> K + Send + Sync + 'static,
-        right: impl Fn(&B) -> K + Send + Sync + 'static,
-    ) -> Flow<Pair<T, B>, After<Either<T, B>>> {
-        let name = closure_name(self.draft());
-        let key = move |item: &Either<T, B>| match item {
-            Either::Left(item) => hash(&left(item)),
-            Either::Right(item) => hash(&right(item)),
-        };
-        closures::keep::<KeyOf<T, B>>(&name, Arc::new(key));
-        self.pair(other, Some(name))
+        left: L,
+        right: R,
+    ) -> Flow<Pair<T, B>, After<Either<T, B>>>
+    where
+        L: Fn(&T) -> K + 'static,
+        R: Fn(&B) -> K + 'static,
+    {
+        const { captures_nothing::<L>() };
+        const { captures_nothing::<R>() };
+        self.with(()).join(other, move |(), item| left(item), move |(), item| right(item))
     }
 
-    fn pair<B: Item, X>(
+    pub(super) fn pair<B: Item, X>(
         self,
         other: Flow<B, X>,
-        key: Option<String>,
+        key: Option<Code>,
     ) -> Flow<Pair<T, B>, After<Either<T, B>>> {
         let left = self.helper::<Lift<T, B, true>>("left", PhantomData);
         let right = other.helper::<Lift<T, B, false>>("right", PhantomData);

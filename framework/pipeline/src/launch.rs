@@ -128,7 +128,6 @@ fn streams_of(plan: &Plan, home: usize) -> usize {
 fn not_started(stage: &StagePlan, mut source: ActorError) -> PipelineError {
     let (name, label) = (stage.name.clone(), stage.label.clone());
     match &mut source {
-        ActorError::UnknownType(_) => return PipelineError::UnknownStage { stage: name, label },
         ActorError::Args { actor, .. } | ActorError::TensorInArgs(actor) => *actor = in_words(actor),
         ActorError::Start(
             StartError::Create { type_name, .. }

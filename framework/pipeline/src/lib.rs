@@ -37,7 +37,7 @@
 //!         })
 //!         .stage::<Invert>(())
 //!         .for_each("check", |frame: Frame| Ok(anyhow::ensure!(frame.pixels.to_vec::<f32>()? == [1.0; 4096])))
-//!         .run()?; // starts three worker processes, which are this program again; they never return from here
+//!         .run()?; // starts three worker processes, which run this program's stages
 //!     println!("{report}");
 //!     assert_eq!(report.stage("check").map(|stage| stage.items_in), Some(100));
 //!     Ok(())
@@ -69,22 +69,19 @@
 //! as diagrams, tells [how far it is](Pipeline::progress), and returns a [`Report`]. What is promised about order, ends,
 //! errors and deaths is in `PIPELINES.md`.
 //!
-//! **In a worker** the program runs up to the start of the node, so it writes the same pipelines down; the worker has their
-//! closures by then. A pipeline whose closures are made later, on a node that runs, cannot work, and its start says so.
-//! A pipeline that needs what is only there after the start, such as an actor's address, is written down later all the same,
-//! and where it would have closures (`map`, `for_each`, `items`, `by_key`, ..) it has types instead: a [`Stage`], [`Source`] or
-//! [`Sink`], whose arguments carry the address. [`sink_to`](Flow::sink_to), [`Out::send`] and [`Out::ask`] are no closures that a
-//! worker has to find. Or the pipeline with closures is written down before `start()`, and looks the actor up by its name
-//! ([`Env::lookup`](tensorpost_core::api::actor::Env::lookup) in `prepare`).
+//! **In a worker** nothing of `main` runs. Code is found by what the program links: a pipeline may be written down anywhere and at
+//! any time, in a loop, on any thread, before or after its node. A closure captures nothing, or the program does not compile;
+//! [`with`](Flow::with) gives it arguments, such as an actor's address.
 
 mod circles;
-mod closures;
 mod conduct;
 mod dead;
 mod describe;
 mod error;
 mod flow;
+mod here;
 mod hosts;
+mod input;
 mod item;
 mod joins;
 mod launch;
@@ -113,6 +110,7 @@ pub mod testing;
 mod trace;
 mod traits;
 mod tune;
+mod with;
 mod work;
 mod worker;
 
@@ -120,6 +118,8 @@ pub use dead::Dead;
 pub use describe::Description;
 pub use error::{Mistake, PipelineError};
 pub use flow::{After, AfterSource, Done, Ending, Flow, Pipeline, Plain, Tuned};
+pub use here::Results;
+pub use input::Input;
 pub use item::{Item, ItemId};
 pub use location::On;
 pub use many::{Batch, Either, Gather, GatherError, Many, Pair, gather_tensors};
@@ -127,8 +127,9 @@ pub use on_error::OnError;
 pub use out::{Held, Out};
 pub use progress::{Progress, Snapshot, StageSnapshot};
 pub use report::{Death, Report, StageReport, Waiting};
-pub use run::{AddPipeline, Canceller, RunPipeline, Running};
+pub use run::{Canceller, RunPipeline, Running};
 pub use traits::{Sink, Source, Stage};
+pub use with::With;
 pub use worker::meter::{Failure, Lost};
 
 /// For the package for Python. Nothing of it is stable.

@@ -17,9 +17,6 @@ use super::launch::{Launched, launch};
 use super::plan::Scale;
 use super::progress::Progress;
 use super::report::Report;
-use super::stages::AsSink;
-use super::traits::{Sink, Source, Stage};
-use super::work::{register_source, register_stage};
 
 /// A pipeline that runs. Dropping it cancels the pipeline and waits for its end; a node that it has of its own is then
 /// shut down.
@@ -46,7 +43,7 @@ const LAST_MOMENT: Duration = Duration::from_secs(1);
 pub struct Canceller(Handle);
 
 impl Pipeline {
-    /// Runs the pipeline on a node of its own, to its end. A worker process never returns from here.
+    /// Runs the pipeline on a node of its own, to its end.
     ///
     /// Ctrl-C and `SIGTERM` cancel it: the sources stop, and what is under way is finished. A second one kills it, and so does the
     /// [`hang_limit`](Self::hang_limit) when nothing has moved for so long since the first. From then on these signals no longer end
@@ -58,7 +55,7 @@ impl Pipeline {
         self.start_with(true)?.wait()
     }
 
-    /// Starts the pipeline on a node of its own. A worker process never returns from here.
+    /// Starts the pipeline on a node of its own.
     ///
     /// # Errors
     /// [`PipelineError`], if it does not start.
@@ -68,10 +65,8 @@ impl Pipeline {
 
     fn start_with(&self, signals: bool) -> Result<Running, PipelineError> {
         let adjust = self.draft.borrow().settings.node.clone();
-        let builder = Node::builder().pipeline(self);
+        let builder = Node::builder();
         let builder = if let Some(adjust) = adjust { adjust(builder) } else { builder };
-        // A worker goes on inside; what is wrong with the pipeline is said by the program that starts it.
-        let builder = builder.run_if_worker();
         self.check()?;
         let shared = self.draft.borrow().plan.shares_a_gpu();
         let builder = if shared { builder.sharing_or(Sharing::Auto) } else { builder };
@@ -136,7 +131,7 @@ impl Pipeline {
         self.tune(|draft| draft.settings.deadline = deadline)
     }
 
-    /// Changes the settings of a node of its own: sharing, budgets, other actors.
+    /// Changes the settings of a node of its own: sharing, budgets, telemetry.
     pub fn node(self, adjust: impl Fn(NodeBuilder) -> NodeBuilder + 'static) -> Self {
         self.tune(|draft| draft.settings.node = Some(Arc::new(adjust)))
     }
@@ -155,49 +150,11 @@ impl<I: Item> Ending<I> {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Node {}
-    impl Sealed for super::NodeBuilder {}
-}
-
-/// What a [`NodeBuilder`] takes of pipelines. A program knows the types of all its pipelines without this, as it does those
-/// of its [actors](NodeBuilder::actor): also of one that is written down when the node runs, because its stages need
-/// addresses of actors there. Only closures have to be written down before the start; see [In a worker](crate).
-pub trait AddPipeline: sealed::Sealed {
-    /// Adds all types of a pipeline.
-    fn pipeline(self, pipeline: &Pipeline) -> Self;
-
-    /// Adds a source.
-    fn source<S: Source>(self) -> Self;
-
-    /// Adds a stage.
-    fn stage<S: Stage>(self) -> Self;
-
-    /// Adds a sink.
-    fn sink<S: Sink>(self) -> Self;
-}
-
-impl AddPipeline for NodeBuilder {
-    fn pipeline(self, pipeline: &Pipeline) -> Self {
-        let works = pipeline.draft.borrow().works.clone();
-        works.into_iter().fold(self, |builder, work| work.register(builder))
-    }
-
-    fn source<S: Source>(self) -> Self {
-        register_source::<S>(self)
-    }
-
-    fn stage<S: Stage>(self) -> Self {
-        register_stage::<S>(self)
-    }
-
-    fn sink<S: Sink>(self) -> Self {
-        register_stage::<AsSink<S>>(self)
-    }
 }
 
 /// Pipelines on a [`Node`] that is there.
 pub trait RunPipeline: sealed::Sealed {
-    /// Starts a pipeline on this node. It may be written down after the node's start, where its arguments need that, such as
-    /// addresses of actors; only one with closures has to be written down before, so that its workers have them.
+    /// Starts a pipeline on this node.
     ///
     /// The pipeline's workers end when it has: they finish what they have put on their streams, and tensors that came out of
     /// it stay valid. The node goes on.

@@ -1,16 +1,18 @@
-//! The typed part of a stage: registers its actor and starts it with the addresses of those it sends to.
+//! The typed part of a stage: starts its actor with the addresses of those it sends to.
 
 use std::marker::PhantomData;
 use std::rc::Rc;
 
 use tensorpost_core::api::actor::{Address, RemoteActor};
 use tensorpost_core::api::device::Device;
-use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawn};
+#[cfg(feature = "foreign")]
+use tensorpost_core::api::node::NodeBuilder;
+use tensorpost_core::api::node::{ActorError, Node, Restart, Spawn};
 
 use super::dead::Dead;
 use super::hosts::Home;
 use super::item::{EdgeMessage, Item};
-use super::stages::{Identity, SendTo};
+use super::stages::Identity;
 use super::traits::{Source, Stage};
 use super::worker::args::{
     BranchArgs, Config, Control, OutletArgs, PartnerArgs, Receiver, Run, Select, SourceArgs, StageArgs,
@@ -20,9 +22,6 @@ use super::worker::{SourceActor, StageActor};
 
 /// The typed work for a stage, behind an interface without types.
 pub(super) trait Work {
-    /// Adds its actors to a program.
-    fn register(&self, builder: NodeBuilder) -> NodeBuilder;
-
     /// Says how a replica is started, in which worker is said then: for those that come later on another thread, which has no
     /// arguments of its own.
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError>;
@@ -101,16 +100,6 @@ pub(super) struct SourceWork<S: Source>(pub(super) S::Args);
 /// A stage.
 pub(super) struct StageWork<S: Stage>(pub(super) S::Args);
 
-/// Adds the actors of a source to a program.
-pub(super) fn register_source<S: Source>(builder: NodeBuilder) -> NodeBuilder {
-    register_output::<S::Out>(builder.actor::<SourceActor<S>>())
-}
-
-/// Adds the actors of a stage to a program.
-pub(super) fn register_stage<S: Stage>(builder: NodeBuilder) -> NodeBuilder {
-    register_output::<S::Out>(builder.actor::<StageActor<S>>())
-}
-
 /// Adds what runs a stage of Python to a worker's program.
 #[cfg(feature = "foreign")]
 pub fn stage_of_python<S: Stage<Args = crate::python::Order>>(builder: NodeBuilder) -> NodeBuilder {
@@ -123,16 +112,7 @@ pub fn source_of_python<S: Source<Args = crate::python::Order>>(builder: NodeBui
     builder.actor_named::<SourceActor<S>>(crate::python::SOURCE)
 }
 
-/// Adds the pipeline's own stages that may come behind one that makes this.
-fn register_output<T: Item>(builder: NodeBuilder) -> NodeBuilder {
-    builder.actor::<StageActor<Identity<T>>>().actor::<StageActor<SendTo<T>>>()
-}
-
 impl<S: Source> Work for SourceWork<S> {
-    fn register(&self, builder: NodeBuilder) -> NodeBuilder {
-        register_source::<S>(builder)
-    }
-
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
         let results = outlet::<S::Out>(&site.results);
         let args = SourceArgs { user: self.0.clone(), config: site.config.clone(), results };
@@ -149,10 +129,6 @@ impl<S: Source> Work for SourceWork<S> {
 }
 
 impl<S: Stage> Work for StageWork<S> {
-    fn register(&self, builder: NodeBuilder) -> NodeBuilder {
-        register_stage::<S>(builder)
-    }
-
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
         let (results, dead) = (outlet::<S::Out>(&site.results), outlet::<Dead<S::In>>(&site.dead));
         let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };

@@ -28,8 +28,7 @@ const TENSORS: usize = 64;
 const ROUNDS: u32 = 200;
 
 fn main() -> anyhow::Result<()> {
-    // First of all: in a worker this does not return.
-    let builder = || Node::builder().actor::<Ticker>().worker_log("off");
+    let builder = || Node::builder().worker_log("off");
     let nodes = [builder().start()?, builder().start()?];
     let pairs = [Pair::new(0)?, Pair::new(DEATHS)?];
     report("frame", sample(&pairs, |pair| Ok(pair.frames(false)))?);

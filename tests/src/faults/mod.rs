@@ -27,9 +27,3 @@ pub mod run;
 pub use plan::{Event, Plan};
 #[cfg(not(test))]
 pub use run::{Failure, Options, Report, run};
-
-/// Adds the actors to a program.
-#[cfg(not(test))]
-pub fn program(builder: crate::harness::Builder) -> crate::harness::Builder {
-    builder.actor::<graph::Source>().actor::<graph::Stage>().actor::<graph::Sink>()
-}

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use tensorpost::pipeline::{After, AfterSource, Batch, Dead, Many, Pair, Progress};
+use tensorpost::pipeline::{After, AfterSource, Batch, Many, Pair, Progress};
 use tensorpost::prelude::*;
 
 use super::history::{Place, Step};
@@ -129,14 +129,13 @@ impl Builder<'_> {
             What::Window { of, restart } => {
                 let windows = flow.window(*of);
                 let windows = restarted(windows.named(helper_name(number)), *restart);
-                let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
-                let pack =
-                    windows.apply(&stage_name(number, &op.what), move |many: Many<Thing>, out, env| {
-                        let mut items = many.items;
-                        let last = items.pop().ok_or_else(|| anyhow::anyhow!("an empty window"))?;
-                        out.emit(among(&mut hand, last, items, number, &env.stream())?);
-                        Ok(())
-                    });
+                let windows = windows.with((self.hand(op, number), number));
+                let pack = windows.apply(&stage_name(number, &op.what), |(hand, number), many, out, env| {
+                    let mut items = many.items;
+                    let last = items.pop().ok_or_else(|| anyhow::anyhow!("an empty window"))?;
+                    out.emit(among(hand, last, items, *number, &env.stream())?);
+                    Ok(())
+                });
                 // A window goes on as its newest item.
                 let newest = |many: &Many<Thing>| many.items.last().map_or(0, Thing::number);
                 plain(self.tune_by(pack, &op.settings, newest))
@@ -151,7 +150,10 @@ impl Builder<'_> {
                         self.in_line(flow, op, number, Some(inner))
                     })
                 };
-                flow.iterate(*bound, body, move |thing: &Thing| again(&thing.past, rounds, inner, turn))
+                let flow = flow.with((rounds, inner, turn));
+                flow.iterate(*bound, body, |(rounds, inner, turn), thing| {
+                    again(&thing.past, *rounds, *inner, *turn)
+                })
             }
             _ => flow,
         }
@@ -164,7 +166,7 @@ impl Builder<'_> {
         let orders = self.orders(number, StageSpec::default(), &op.settings);
         let (name, args) = (stage_name(number, &op.what), (orders, source.clone()));
         let flow: Flow<Thing, AfterSource> = if source.closure {
-            pipeline.items(&name, move |env| Maker::new(args.clone(), env))
+            pipeline.with(args).items(&name, Maker::new)
         } else {
             pipeline.source::<Maker>(args).named(name)
         };
@@ -181,25 +183,25 @@ impl Builder<'_> {
     fn stage<At>(&self, flow: Flow<Thing, At>, op: &Op, number: u16, stage: &StageSpec) -> Vec<Flow<Thing>> {
         let orders = self.orders(number, *stage, &op.settings);
         let name = stage_name(number, &op.what);
-        let mut hand = Hand::new(orders.clone());
+        let hand = Hand::new(orders.clone());
         let flow: Flow<Thing, After<Thing>> = match stage.form {
             Form::Typed => flow.stage::<Obedient>(orders.clone()).named(name),
             Form::Hold(_) => flow.stage::<Holder>(orders.clone()).named(name),
-            Form::Map => flow.map(&name, move |thing: Thing| {
+            Form::Map => flow.with(hand).map(&name, |hand, thing| {
                 hand.begin(&thing.past, thing.life, None)?;
                 Ok(hand.work(thing, None)?.then(hand.step(0)))
             }),
-            Form::Filter(k) => flow.filter(&name, move |thing: &Thing| {
+            Form::Filter(k) => flow.with((hand, k)).filter(&name, |(hand, k), thing| {
                 // A filter cannot fail; what it was not able to write down shows as lost.
-                hand.begin(&thing.past, thing.life, None).is_ok() && !thing.number().is_multiple_of(k)
+                hand.begin(&thing.past, thing.life, None).is_ok() && !thing.number().is_multiple_of(*k)
             }),
-            Form::FlatMap(k) => flow.flat_map(&name, move |thing: Thing| {
+            Form::FlatMap(k) => flow.with((hand, k)).flat_map(&name, |(hand, k), thing| {
                 hand.begin(&thing.past, thing.life, None)?;
-                let copies = 0..(thing.number() % k) as u16;
+                let copies = 0..(thing.number() % *k) as u16;
                 let thing = hand.work(thing, None)?;
                 Ok(copies.map(|copy| thing.clone().then(hand.step(copy))).collect::<Vec<_>>())
             }),
-            Form::Apply => flow.apply(&name, move |thing: Thing, out, env| {
+            Form::Apply => flow.with(hand).apply(&name, |hand, thing, out, env| {
                 let stream = env.stream();
                 hand.begin(&thing.past, thing.life, Some(&stream))?;
                 out.emit(hand.work(thing, Some(&stream))?.then(hand.step(0)));
@@ -212,10 +214,10 @@ impl Builder<'_> {
         }
         let (flow, dead) = flow.dead_letters();
         let orders = Orders { place: Place { op: number, dead: true }, faults: Vec::new(), ..orders };
-        let mut hand = Hand::new(Orders { stage: StageSpec::default(), ..orders });
-        let dead = dead.map(&dead_name(number), move |dead: Dead<Thing>| {
+        let hand = Hand::new(Orders { stage: StageSpec::default(), ..orders });
+        let dead = dead.with((hand, number)).map(&dead_name(number), |(hand, number), dead| {
             hand.begin(&dead.item.past, dead.item.life, None)?;
-            Ok(dead.item.then(Step::Dead(number)))
+            Ok(dead.item.then(Step::Dead(*number)))
         });
         vec![plain(flow), plain(dead)]
     }
@@ -227,17 +229,16 @@ impl Builder<'_> {
         number: u16,
         (batch, then, restart): (Batch, Then, Option<u32>),
     ) -> Flow<Thing> {
-        let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
-        let name = stage_name(number, &op.what);
-        let pack = move |hand: &mut Hand, mut things: Vec<Thing>, stream: &DeviceStream| {
+        let (hand, name) = ((self.hand(op, number), number), stage_name(number, &op.what));
+        let pack = |(hand, number): &mut (Hand, u16), mut things: Vec<Thing>, stream: &DeviceStream| {
             anyhow::ensure!(!things.is_empty(), "an empty batch");
             let first = things.remove(0);
-            among(hand, first, things, number, stream)
+            among(hand, first, things, *number, stream)
         };
         if then == Then::Gather {
             let flow = restarted(flow.gather(batch).named(helper_name(number)), restart).on(self.device);
-            let flow = flow.apply(&name, move |things: Things, out, env| {
-                out.emit(pack(&mut hand, things.apart()?, &env.stream())?);
+            let flow = flow.with(hand).apply(&name, move |hand, things, out, env| {
+                out.emit(pack(hand, things.apart()?, &env.stream())?);
                 Ok(())
             });
             return self.tune(flow, &op.settings);
@@ -246,8 +247,8 @@ impl Builder<'_> {
         if then == Then::Unbatch {
             return plain(restarted(flow.unbatch().named(format!("unbatch-{number}")), restart));
         }
-        let flow = flow.apply(&name, move |many: Many<Thing>, out, env| {
-            out.emit(pack(&mut hand, many.items, &env.stream())?);
+        let flow = flow.with(hand).apply(&name, move |hand, many, out, env| {
+            out.emit(pack(hand, many.items, &env.stream())?);
             Ok(())
         });
         self.tune(flow, &op.settings)
@@ -272,8 +273,8 @@ impl Builder<'_> {
         number: u16,
         (modulus, restart): (u64, Option<u32>),
     ) -> Flow<Thing> {
-        let key = move |thing: &Thing| join_key(&thing.past, modulus);
-        self.paired(left.join(right, key, key), op, number, restart)
+        let key = |modulus: &u64, thing: &Thing| join_key(&thing.past, *modulus);
+        self.paired(left.with(modulus).join(right, key, key), op, number, restart)
     }
 
     fn paired<I: Item>(
@@ -283,14 +284,13 @@ impl Builder<'_> {
         number: u16,
         restart: Option<u32>,
     ) -> Flow<Thing> {
-        let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
-        let flow = restarted(flow.named(helper_name(number)), restart);
-        let flow = flow.apply(&stage_name(number, &op.what), move |pair: Pair<Thing, Thing>, out, env| {
+        let flow = restarted(flow.named(helper_name(number)), restart).with((self.hand(op, number), number));
+        let flow = flow.apply(&stage_name(number, &op.what), |(hand, number), pair, out, env| {
             let stream = env.stream();
             let right = pair.right.past.clone();
             let life = pair.left.life;
             let left_past = pair.left.past.clone();
-            let past = left_past.then(Step::With(number, Box::new(right)));
+            let past = left_past.then(Step::With(*number, Box::new(right)));
             hand.begin(&past, life, Some(&stream))?;
             hand.check(&pair.left, &stream)?;
             hand.check(&pair.right, &stream)?;
@@ -303,7 +303,7 @@ impl Builder<'_> {
     fn fork(&self, flow: Flow<Thing>, fork: Fork, ways: u8) -> Vec<Flow<Thing>> {
         match (fork, ways) {
             (Fork::Split(k), _) => {
-                let (first, second) = flow.split(move |thing: &Thing| thing.number().is_multiple_of(k));
+                let (first, second) = flow.with(k).split(|k, thing| thing.number().is_multiple_of(*k));
                 vec![first, second]
             }
             (fork, 2) => fork_into::<2>(flow, fork),
@@ -317,12 +317,16 @@ impl Builder<'_> {
         let orders = self.orders(number, stage, &op.settings);
         let name = stage_name(number, &op.what);
         let ending = if closure {
-            let mut hand = Hand::new(orders);
-            flow.for_each(&name, move |thing: Thing| hand.begin(&thing.past, thing.life, None))
+            flow.with(Hand::new(orders))
+                .for_each(&name, |hand, thing| hand.begin(&thing.past, thing.life, None))
         } else {
             flow.sink::<Taker>(orders).named(name)
         };
         self.tune_all(ending, &op.settings);
+    }
+
+    fn hand(&self, op: &Op, number: u16) -> Hand {
+        Hand::new(self.orders(number, StageSpec::default(), &op.settings))
     }
 
     fn orders(&self, number: u16, stage: StageSpec, settings: &Settings) -> Orders {
@@ -358,7 +362,7 @@ impl Builder<'_> {
         &self,
         flow: Flow<T, After<I>>,
         settings: &Settings,
-        number: fn(&I) -> u64,
+        number: impl Fn(&I) -> u64 + 'static,
     ) -> Flow<T, After<I>> {
         let mut flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
         if settings.scales {
@@ -367,7 +371,7 @@ impl Builder<'_> {
         match settings.pick {
             Pick::Turns => {}
             Pick::Least => flow = flow.to_least_loaded(),
-            Pick::Key(k) => flow = flow.by_key(move |item: &I| number(item) % k),
+            Pick::Key(k) => flow = flow.with(k).by_key(move |k, item| number(item) % *k),
             Pick::All => flow = flow.to_all(),
         }
         if settings.ordered {
@@ -423,7 +427,7 @@ fn fork_into<const N: usize>(flow: Flow<Thing>, fork: Fork) -> Vec<Flow<Thing>> 
         Fork::All | Fork::Split(_) => flow.broadcast(),
         Fork::Turns => flow.round_robin(),
         Fork::Least => flow.least_loaded(),
-        Fork::Key(k) => flow.spread_by_key(move |thing: &Thing| thing.number() % k),
+        Fork::Key(k) => flow.with(k).spread_by_key(|k, thing| thing.number() % *k),
     };
     flows.into()
 }

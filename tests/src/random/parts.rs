@@ -44,13 +44,26 @@ pub struct OrderedFault {
     pub times: u32,
 }
 
-/// A part as it is in its process.
-#[derive(Clone, Debug)]
+/// A part as it is in its process. On the way there it is its orders.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "Orders", into = "Orders")]
 pub struct Hand {
     orders: Orders,
     log: Log,
     failed: HashMap<Past, u32>,
     kept: VecDeque<Thing>,
+}
+
+impl From<Orders> for Hand {
+    fn from(orders: Orders) -> Hand {
+        Hand::new(orders)
+    }
+}
+
+impl From<Hand> for Orders {
+    fn from(hand: Hand) -> Orders {
+        hand.orders
+    }
 }
 
 impl Hand {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tensorpost::node::{Node, NodeBuilder, Sharing, WorkerState, WorkerStatus};
-use tensorpost::pipeline::{AddPipeline, Canceller, PipelineError, Report, RunPipeline, Running};
+use tensorpost::pipeline::{Canceller, PipelineError, Report, RunPipeline, Running};
 use tensorpost::testing::leaks;
 
 use super::build::build;
@@ -52,7 +52,7 @@ pub const JOB: &str = "job.json";
 /// See [`JOB`].
 pub const OUTCOME: &str = "outcome.json";
 
-/// Does the run whose job lies in a folder, and writes its outcome there. A worker of it does not return.
+/// Does the run whose job lies in a folder, and writes its outcome there.
 ///
 /// # Errors
 /// The folder is not as it should be.
@@ -60,8 +60,6 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
     let job: Job = serde_json::from_str(&std::fs::read_to_string(folder.join(JOB))?)?;
     let plan = Plan::new(&job.spec);
     let pipeline = build(&plan, folder, &job.device);
-    // Also in every worker, which goes on inside.
-    let builder = tuned(Node::builder().pipeline(&pipeline)).run_if_worker();
     let watch = Watch::start(folder, job.patience);
     let (mut outcome, mut marks) = (Outcome::default(), HashSet::new());
     if let Err(error) = pipeline.check() {
@@ -73,7 +71,7 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
         let end = follow(running, None, &plan, &watch, &mut outcome);
         finish(&plan, folder, end, &mut outcome, &mut marks)?;
     } else {
-        let node = Arc::new(builder.start()?);
+        let node = Arc::new(tuned(Node::builder()).start()?);
         for run in 0..job.spec.runs {
             watch.phase("starting");
             let running = node.run_pipeline(&pipeline);

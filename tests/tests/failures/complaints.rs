@@ -374,10 +374,6 @@ fn a_worker_starts_afresh_and_is_no_fork(builder: Builder) {
     assert!(names.iter().any(|name| name.starts_with("tensorpost-cont")), "{names:?}");
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Worker>().actor::<Holder>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         memory_comes_back_when_the_consumer_is_killed,

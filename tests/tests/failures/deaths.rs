@@ -511,10 +511,6 @@ fn a_host_kernel_that_panics_ends_its_worker_and_is_never_read(builder: Builder)
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Stage>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     harness::alone(cases![
         a_chain_whose_first_dies_loses_what_it_had_not_done_and_nothing_else,

@@ -404,10 +404,6 @@ fn a_delay_is_no_end(builder: Builder) {
     assert!(!scene.has_exited(&victim) && begin.elapsed() > Duration::from_millis(30));
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Relay>().actor::<Holder>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     let cases = cases![
         a_kill_at_any_point_costs_the_killed_alone,

@@ -345,10 +345,6 @@ fn a_forked_child_that_outlives_the_node_holds_nothing_of_it(_: Builder) {
     plays_well("outlives");
 }
 
-pub(super) fn program(builder: Builder) -> Builder {
-    builder.actor::<Keeper>()
-}
-
 pub(super) fn cases() -> Vec<Case> {
     cases![
         each_call_in_a_forked_child_says_so_and_changes_nothing_of_its_parents,

@@ -415,10 +415,6 @@ fn a_slow_watcher_holds_nobody_up(builder: Builder) {
     assert_eq!((events.len(), lives.as_slice()), (8, &[1, 2, 3, 4][..]));
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>().actor::<Friend>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         one_for_all_restarts_all_together_and_counts_once,

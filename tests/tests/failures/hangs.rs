@@ -286,11 +286,6 @@ fn with_a_limit_waits_and_handlers_are_noted(builder: Builder) {
     assert!(in_node > 0 && in_worker > 0, "{in_node} in the node, {in_worker} in a worker");
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    let builder = builder.actor::<Holder>().actor::<Streamer>().actor::<Topic<Numbered>>();
-    builder.source::<Count>().stage::<Obey>().sink::<WriteDown>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = cases![
         a_stopped_worker_does_not_answer_and_is_restarted,

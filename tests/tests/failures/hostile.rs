@@ -232,7 +232,7 @@ fn garbage_in_its_own_pages_costs_the_worker_alone(builder: Builder) {
 
 /// The settings of one more node of the same program.
 fn builder_like(_: &Builder) -> Builder {
-    crate::program(Node::builder())
+    Node::builder()
 }
 
 fn what_others_own_cannot_be_written(builder: Builder) {
@@ -409,10 +409,6 @@ fn refusals_of_links_that_are_not_there_to_be_refused_cost_their_sender(builder:
         scene.goes_on();
     }
     drop(builder);
-}
-
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Intruder>().actor::<Vandal>().actor::<Holder>()
 }
 
 pub(crate) fn cases() -> Vec<Case> {

@@ -111,10 +111,6 @@ fn a_reply_waits_for_its_link_before_the_worker_ends(builder: Builder) {
     assert!(matches!(failure, AskFailure::Refused(Refusal::Panicked(_))), "{failure}");
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Answers>().actor::<Asks>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         a_worker_that_ends_with_its_actor_has_sent_its_replies,

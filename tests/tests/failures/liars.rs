@@ -131,7 +131,7 @@ fn who_speaks_for_others_or_out_of_turn_is_given_up(builder: Builder) {
     };
     let count = all(ProcessId::NODE, ActorId(0)).len();
     for index in 0..count {
-        let scene = Break::new(crate::program(Node::builder()));
+        let scene = Break::new(Node::builder());
         let innocent = scene.node.supervisor().worker(scene.innocent.worker()).unwrap();
         let said = all(innocent.process, scene.innocent.actor()).swap_remove(index);
         scene.does(Deed::KeepSaying(vec![said.bytes()]));
@@ -258,10 +258,6 @@ fn a_flood_of_messages_that_nobody_can_read_is_told_of_once_a_second(builder: Bu
     ask(&node, &other.address(), Deed::Nothing);
     let other = node.supervisor().worker(other.worker()).unwrap();
     assert_eq!((other.state, other.complaints), (WorkerState::Running, 0));
-}
-
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Flooder>()
 }
 
 pub(crate) fn cases() -> Vec<Case> {

@@ -397,13 +397,9 @@ fn a_worker_has_hardware_queues_for_the_streams_that_it_was_made_with(builder: B
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Stage>().actor::<Holder>()
-}
-
 /// Another builder of the same program.
 fn fresh(_: &Builder) -> Builder {
-    crate::program(Node::builder())
+    Node::builder()
 }
 
 pub(crate) fn cases() -> Vec<Case> {

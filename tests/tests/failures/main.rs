@@ -36,5 +36,5 @@ fn main() {
     if forks::play() || node_death::play() {
         return;
     }
-    harness::run_waiting(program, cases())
+    harness::run_waiting(cases())
 }

@@ -186,14 +186,10 @@ fn a_node_that_is_killed_leaves_no_daemon_and_none_of_its_files(_: Builder) {
 pub(crate) fn play() -> bool {
     let Ok(sharing) = std::env::var(SCENE) else { return false };
     // A worker of it never returns from the start either.
-    if let Err(error) = scene(crate::program(Node::builder()), &sharing) {
+    if let Err(error) = scene(Node::builder(), &sharing) {
         eprintln!("{error:#}");
     }
     true
-}
-
-pub(crate) fn program(builder: Builder) -> Builder {
-    players::program(builder)
 }
 
 pub(crate) fn cases() -> Vec<Case> {

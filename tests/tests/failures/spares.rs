@@ -343,10 +343,6 @@ fn spares_that_would_never_be_used_are_refused(builder: Builder) {
     assert!(node.workers().is_empty());
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>().actor::<Gated>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         the_next_life_is_a_process_that_waited,

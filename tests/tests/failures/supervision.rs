@@ -594,13 +594,9 @@ fn who_watches_one_that_does_not_start_hears_of_it(builder: Builder) {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>().actor::<Premature>().actor::<Fragile>().actor::<Relay>()
-}
-
 /// Another builder of the same program.
 fn fresh(_: &Builder) -> Builder {
-    crate::program(Node::builder())
+    Node::builder()
 }
 
 pub(crate) fn cases() -> Vec<Case> {

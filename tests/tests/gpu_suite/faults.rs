@@ -15,10 +15,6 @@ use tensorpost_tests::wait::until;
 
 use crate::{device, node_under_mps};
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Faulty>().actor::<Doubler>()
-}
-
 /// Writes to the address that is its second argument.
 const PTX: &str = "\
 .version 7.0

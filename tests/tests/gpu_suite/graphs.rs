@@ -54,10 +54,6 @@ done:
 }
 ";
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Stage>()
-}
-
 /// What a chain of so many steps makes of an element.
 pub(crate) fn expected(element: u32, steps: u32) -> u32 {
     (0..steps).fold(element, |value, step| value.wrapping_mul(3).wrapping_add(step))

@@ -12,10 +12,6 @@ use crate::device;
 
 const LIMIT: Duration = Duration::from_millis(500);
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Blocked>()
-}
-
 /// On the host: "make a tensor that is ready when the door opens."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]

@@ -22,11 +22,6 @@ const OTHER: &str = "TENSORPOST_TEST_HOST";
 /// Of each process on its devices: less than a test sends in one direction.
 const BUDGET: u64 = 512 << 20;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    let builder = builder.actor::<Echoer>().actor::<Checker>().actor::<Maker>();
-    builder.source::<Made>().stage::<Chained>().sink::<LookedAt>()
-}
-
 /// "Give them back, and say where they were."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Echoed)]
@@ -299,13 +294,12 @@ impl Sink for LookedAt {
 }
 
 /// The other host, if this process is to be it: an agent with one actor of each kind, until its standard input ends.
-pub(crate) fn be_the_other(program: fn(Builder) -> Builder) -> bool {
+pub(crate) fn be_the_other() -> bool {
     if std::env::var_os(OTHER).is_none() {
         return false;
     }
-    let _ = program(Node::builder()).run_if_worker();
     let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
-    let builder = program(Node::builder()).gpu_budget(BUDGET).hosts(hosts.name("other").lanes(4));
+    let builder = Node::builder().gpu_budget(BUDGET).hosts(hosts.name("other").lanes(4));
     let node = builder.start().expect("it joins");
     let (device, _) = device();
     let echo = node.spawn::<Echoer>(()).device(device.clone()).name("echo").start().expect("an actor");

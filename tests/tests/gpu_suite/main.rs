@@ -74,17 +74,13 @@ use parts::{
     several_workers_write_columns_of_one_tensor_under_mps,
 };
 
-fn program(builder: Builder) -> Builder {
-    let builder = builder.actor::<Chain>().actor::<Checker>();
-    let builder = graphs::program(pipelines::program(builder));
-    #[cfg(feature = "hosts")]
-    let builder = hosts::program(builder);
-    let builder = spares::program(reuse::program(streams::program(builder)));
-    parts::program(receive::program(scenes::program(hangs::program(faults::program(builder)))))
-}
+/// Called in each process before `main`, and so in a worker before it is one.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE: extern "C" fn() = count_the_other_way_round;
 
 /// Has the workers count the GPUs from the other end: what a device is, must not depend on its number.
-fn count_the_other_way_round() {
+extern "C" fn count_the_other_way_round() {
     let is_worker = std::env::var_os("TENSORPOST_WORKER").is_some();
     if !is_worker || scenes::take_order() || std::env::var_os(VISIBLE).is_some() {
         return;
@@ -99,12 +95,11 @@ fn count_the_other_way_round() {
 }
 
 fn main() {
-    count_the_other_way_round();
-    if scenes::play(program) {
+    if scenes::play() {
         return;
     }
     #[cfg(feature = "hosts")]
-    if hosts::be_the_other(program) {
+    if hosts::be_the_other() {
         return;
     }
     let mut cases = cases![
@@ -164,7 +159,7 @@ fn main() {
     cases.extend(of_two.into_iter().map(|case| case.only_where(|| two_gpus().map(drop))));
     #[cfg(feature = "hosts")]
     cases.extend(hosts::cases());
-    harness::run(program, cases)
+    harness::run(cases)
 }
 
 /// The device to test, and whether it is a GPU.

@@ -38,10 +38,6 @@ struct Adder {
     kernel: Option<CudaFunction>,
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Adder>()
-}
-
 impl Actor for Adder {
     type Context = Context<Self>;
 }

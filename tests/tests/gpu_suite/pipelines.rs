@@ -9,10 +9,6 @@ use tensorpost_tests::pipes::{Count, CountArgs, Numbered};
 const LARGE: (usize, usize) = (128 << 20, 400);
 const SMALL: (usize, usize) = (1 << 20, 200);
 
-pub(super) fn program(builder: Builder) -> Builder {
-    builder.source::<Count>().sink::<Slow>().sink::<Takes>()
-}
-
 /// Takes what comes.
 struct Takes;
 
@@ -100,7 +96,7 @@ pub(super) fn a_report_says_why_workers_took_turns_on_a_gpu(builder: Builder) {
         node.run_pipeline(&pipeline).expect("it starts").wait().expect("it ends well")
     };
     // Of several ways, the one that was said first.
-    let isolated = super::program(Node::builder()).sharing(Sharing::Isolated).sharing_or(Sharing::Auto);
+    let isolated = Node::builder().sharing(Sharing::Isolated).sharing_or(Sharing::Auto);
     let report = run(isolated.start().expect("a node"));
     let why = on_gpu.then_some("the node was built with `Sharing::Isolated`");
     assert_eq!(report.time_slices.as_deref(), why);

@@ -7,10 +7,6 @@ use tensorpost_tests::harness::Builder;
 
 use crate::device;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Reader>().actor::<Passer>()
-}
-
 /// A tensor and a part of it.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Seen)]

@@ -53,10 +53,6 @@ again:
 }
 ";
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Writer>()
-}
-
 /// "This is yours: write it, and go on until you are killed."
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Overwrite {

@@ -31,10 +31,6 @@ pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// A process may have a little more or less of the driver's memory than before.
 const MEMORY_SLACK: u64 = 64 << 20;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    players::program(builder).actor::<Counter>()
-}
-
 /// What a worker does before anything else: it takes the order in which its test wants it to see the GPUs. Whether there
 /// was one.
 pub(crate) fn take_order() -> bool {
@@ -46,10 +42,10 @@ pub(crate) fn take_order() -> bool {
     order.is_some()
 }
 
-/// Plays the scene that this process is for, if it is; a worker of a scene does not return from its start either.
-pub(crate) fn play(program: fn(Builder) -> Builder) -> bool {
+/// Plays the scene that this process is for, if it is.
+pub(crate) fn play() -> bool {
     let Ok(scene) = env::var(SCENE) else { return false };
-    let builder = program(Node::builder());
+    let builder = Node::builder();
     let played = match scene.as_str() {
         "isolated" => balls(builder.sharing(Sharing::Isolated)),
         "mps" => balls(builder.sharing(Sharing::Mps)),

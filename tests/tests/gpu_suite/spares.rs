@@ -133,10 +133,6 @@ impl Toiler {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Toiler>()
-}
-
 /// DEATH-2: a client that is killed in the middle of a kernel takes the others along, and its spare: all of them come back.
 pub(crate) fn spares_end_with_their_mps_group_and_are_replaced(builder: Builder) {
     let (device, node) = node_under_mps(builder);

@@ -9,10 +9,6 @@ use super::device;
 /// Workers of one actor that one server of MPS has to take.
 const MANY: usize = 40;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Maker>()
-}
-
 /// "How many streams can you make beside your own, and what is said of one more?"
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (usize, String))]

@@ -2,7 +2,6 @@
 
 use tensorpost::actor::{ActorId, MAX_MAILBOX};
 use tensorpost::prelude::*;
-use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::numbers;
 
 /// "Give it back", all of it, with what it looks like there.
@@ -434,8 +433,4 @@ impl Handler<Open> for Gatekeeper {
         self.open = true;
         self.waiting.clear();
     }
-}
-
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Echoer>().actor::<Counter>().actor::<Gatekeeper>().actor::<Placed>()
 }

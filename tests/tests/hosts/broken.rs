@@ -13,7 +13,7 @@ use tensorpost_tests::wait::{ask, deliver, numbers, until_free};
 
 use crate::actors::{Count, Echo, HowMany, Item, PassOn};
 use crate::relay::{Relay, Weather};
-use crate::{Other, address, find, head, program};
+use crate::{Other, address, find, head};
 
 const LANES: u16 = 2;
 /// Items of the other host beside as many messages to it.
@@ -90,7 +90,7 @@ fn broken_connections_lose_double_and_reorder_nothing(_: Builder) {
 
 fn breaks_of(seed: u64) {
     let breaks = if thorough() { 1_000 / (RECORDED.len() as u32 + 1) } else { 12 };
-    let node = head(program(Node::builder()));
+    let node = head(Node::builder());
     let to = address(&node).parse().expect("an address");
     let (calm, broken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let (until_calm, count) = (Arc::clone(&calm), Arc::clone(&broken));

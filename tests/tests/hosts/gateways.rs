@@ -76,10 +76,6 @@ impl Handler<Marks> for Tally {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Tally>()
-}
-
 /// The process of this host's gateway, once there is one that has begun.
 pub(crate) fn gateway_of(node: &Node) -> u32 {
     let mut pid = None;

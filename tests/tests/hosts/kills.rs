@@ -14,14 +14,14 @@ use tensorpost_tests::wait::{ask, stop, until};
 
 use crate::actors::{Echo, Echoer, Never};
 use crate::broken::talk;
-use crate::{Other, address, head, program};
+use crate::{Other, address, head};
 
 /// Says of which seed the kills and stops are.
 const SEED: &str = "TENSORPOST_KILL_SEED";
 
 /// A head in a process of its own, until its standard input ends.
 pub(crate) fn be_the_head() -> ! {
-    let node = head(program(Node::builder()));
+    let node = head(Node::builder());
     println!("{}", address(&node));
     std::io::stdout().flush().expect("somebody reads it");
     let _ = std::io::stdin().read_line(&mut String::new());

@@ -39,12 +39,6 @@ use tensorpost_tests::wait::until;
 
 use crate::actors::{Counter, Echoer};
 
-fn program(builder: Builder) -> Builder {
-    let builder = scaling::program(pipelines::program(actors::program(builder)));
-    let builder = names::program(python::program(published::program(builder)));
-    gateways::program(builder)
-}
-
 /// To read and hash this binary takes 0.1 s, in each gateway of each host. `examples/tests/hosts.rs` has it done.
 const BUILD: &str = "tests between hosts";
 
@@ -58,7 +52,7 @@ fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     // Where the library is named, and the head does, too.
     let nixl = if std::env::var_os(nixl::LIBRARY).is_some() { Nixl::WhereFaster } else { Nixl::Off };
     let hosts = hosts.name("other").build_name(BUILD).lanes(lanes).nixl(nixl);
-    let node = program(Node::builder()).hosts(hosts).start().expect("it joins");
+    let node = Node::builder().hosts(hosts).start().expect("it joins");
     assert!(!node.is_head());
     let echo = node.spawn::<Echoer>(()).name("echo").start().expect("an actor");
     let counter = node.spawn::<Counter>(()).name("counter").mailbox(4).start().expect("an actor");
@@ -280,7 +274,6 @@ pub(crate) fn find<M: GpuMessage>(node: &Node, name: &str) -> Address<M> {
 }
 
 fn main() {
-    let _ = program(Node::builder()).run_if_worker();
     tensorpost_tests::user::be_another_if_told();
     match std::env::var(OTHER).as_deref() {
         Ok("serves") => placed::serve(),
@@ -314,7 +307,7 @@ fn main() {
                 traces::cases(),
                 users::cases(),
             ];
-            harness::run_waiting(program, cases.concat())
+            harness::run_waiting(cases.concat())
         }
     }
 }

@@ -44,10 +44,6 @@ impl Handler<Take> for Clerk {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Clerk>()
-}
-
 fn refused(spawn: Spawn<'_, Echoer>) -> String {
     let error = spawn.start().expect_err("the name is taken");
     assert!(matches!(error, ActorError::Start(_) | ActorError::Elsewhere { .. }), "{error:?}");

@@ -14,7 +14,7 @@ use tensorpost_tests::harness::{Builder, Case};
 use crate::actors::Echo;
 use crate::gateways::{Dies, was_lost};
 use crate::logs::lines;
-use crate::{BUILD, OTHER, Other, address, find, program};
+use crate::{BUILD, OTHER, Other, address, find};
 
 /// Names NIXL's library.
 pub(crate) const LIBRARY: &str = "TENSORPOST_NIXL";
@@ -39,7 +39,7 @@ pub(crate) fn run_as_head() -> ! {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("console");
     let hosts = Hosts::head("127.0.0.1:0").name("first").build_name(BUILD).lanes(1).nixl(Nixl::WhereFaster);
-    let builder = program(Node::builder()).console(Console::At(path.clone())).hosts(hosts);
+    let builder = Node::builder().console(Console::At(path.clone())).hosts(hosts);
     let node = builder.start().expect("a head");
     let other = Other::staging_at(&address(&node), 1);
     let mut console = tensorpost_core::console::Console::at(&path).expect("a console");

@@ -17,7 +17,7 @@ use tensorpost_tests::wait::{deliver, until, until_free};
 
 use crate::actors::{Echoer, Item, Never, PassOn};
 use crate::broken::talk;
-use crate::{BUILD, OTHER, Other, address, program};
+use crate::{BUILD, OTHER, Other, address};
 
 /// Says of which seed the cuts are.
 const SEED: &str = "TENSORPOST_PARTITION_SEED";
@@ -43,7 +43,7 @@ impl Hub {
         std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).expect("its mode");
         let network = Network::own();
         let hosts = Hosts::head("0.0.0.0:0").name("first").build_name(BUILD).key_file(&key);
-        let node = program(Node::builder()).hosts(hosts).start().expect("a head");
+        let node = Node::builder().hosts(hosts).start().expect("a head");
         Hub { network, node, key, _folder: folder }
     }
 

@@ -23,11 +23,6 @@ use crate::gateways::{Dies, gateway_of};
 use crate::relay::{Relay, Weather};
 use crate::{Other, address, head};
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    let builder = builder.source::<Count>().stage::<Obey>().sink::<WriteDown>();
-    builder.pipeline(&parents(Path::new("")))
-}
-
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
@@ -400,7 +395,7 @@ fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
     assert!(error.contains("on host 1 `other`") && error.contains("`cuda:1000`"), "{error}");
     assert!(other.workers().is_empty());
     // And on a node that is alone.
-    let alone = crate::program(Node::builder()).start().expect("a node");
+    let alone = Node::builder().start().expect("a node");
     let error =
         alone.run_pipeline(&stage().sink::<WriteDown>(sink()).pipeline()).expect_err("it has one host");
     assert!(error.to_string().contains("Node::builder().hosts(..)"), "{error}");

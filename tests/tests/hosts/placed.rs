@@ -10,13 +10,13 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, until};
 
 use crate::actors::{Echo, Echoer, Fail, Gatekeeper, Item, Placed, PlacedArgs};
-use crate::{BUILD, Other, find, head, program};
+use crate::{BUILD, Other, find, head};
 
 /// The other host: what the head starts here, and nothing else.
 pub(crate) fn serve() -> ! {
     let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
     let hosts = hosts.name("other").build_name(BUILD).agents_serve();
-    let node = program(Node::builder()).hosts(hosts).start().expect("it joins");
+    let node = Node::builder().hosts(hosts).start().expect("it joins");
     unreachable!("an agent came back from its start, with {:?}", node.hosts());
 }
 

@@ -94,10 +94,6 @@ impl Handler<Read> for Reader {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Topic<State>>().actor::<Reader>()
-}
-
 /// Waits until this reader has that step, whole.
 pub(crate) fn until_has(reader: &mut Subscriber<State>, step: u64) -> Arc<Version<State>> {
     let mut had = None;

@@ -17,10 +17,6 @@ use tensorpost_tests::wait::until;
 
 use crate::{Other, address, head};
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.source::<Frames>().sink::<Seen>()
-}
-
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(portable)]
 struct Frame {

@@ -18,10 +18,6 @@ use tensorpost_tests::wait::{ask, until};
 use crate::actors::{Echo, Echoer};
 use crate::{Other, head};
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.stage::<Slow>().stage::<Process>()
-}
-
 /// Makes of each item the number of its process.
 struct Process;
 

@@ -12,18 +12,14 @@ struct Number(u64);
 struct Made {
     number: u64,
     process: u32,
-    arguments: Vec<String>,
 }
 
 fn made() -> Pipeline {
-    let flow =
-        Pipeline::new("made").items("numbers", |_| (0..20).map(Number)).map("make", |Number(number)| {
-            let arguments = std::env::args().skip(1).collect();
-            Ok(Made { number, process: std::process::id(), arguments })
-        });
+    let flow = Pipeline::new("made")
+        .items("numbers", |_| (0..20).map(Number))
+        .map("make", |Number(number)| Ok(Made { number, process: std::process::id() }));
     let ending = flow.for_each("check", |made| {
         anyhow::ensure!(made.process != std::process::id(), "one process");
-        anyhow::ensure!(made.arguments.iter().any(|argument| argument == "--exact"), "{:?}", made.arguments);
         Ok(())
     });
     ending.pipeline()
@@ -90,7 +86,7 @@ fn a_stage_that_dies_comes_back() -> anyhow::Result<()> {
         pipeline.items("numbers", |_| (0..1000).map(Number)).every(std::time::Duration::from_millis(1));
     let squares = numbers.stage::<Square>(()).named("square").restart(Restart::on_failure(100));
     squares.for_each("check", |_| Ok(()));
-    let node = Node::builder().pipeline(&pipeline).start()?;
+    let node = Node::builder().start()?;
     node.supervisor().arm_starts("square", Fault::new("wire.decoded", Action::Kill).at(20));
     let running = node.run_pipeline(&pipeline)?;
     while node.report()?.restarts.is_empty() {

@@ -360,10 +360,6 @@ fn an_address_is_nothing_to_a_file(builder: Builder) {
     assert!(error.to_string().contains("an Address can only be read from a message"), "{error}");
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Person>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         everybody_reaches_everybody_in_both_directions,

@@ -347,13 +347,9 @@ impl Handler<Drop> for Sink {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>().actor::<Filler>().actor::<Sink>()
-}
-
 /// Another builder of the same program.
 fn fresh(_: &Builder) -> Builder {
-    crate::program(Node::builder())
+    Node::builder()
 }
 
 pub(crate) fn cases() -> Vec<Case> {

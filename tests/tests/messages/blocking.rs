@@ -179,11 +179,6 @@ fn an_ask_may_be_awaited_anywhere(builder: Builder) {
     assert_eq!(block_on(doubles.ask(Double(3))).unwrap(), 6, "without any runtime");
 }
 
-/// None of its own: nobody has to say which actors and stages there are.
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         blocking_in_a_handler_is_refused_and_the_error_names_the_way,

@@ -163,10 +163,6 @@ fn a_panic_is_the_cause_in_its_words(builder: Builder) {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Sum>().actor::<Looks>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         the_first_message_goes_at_once,

@@ -388,10 +388,6 @@ fn memory_of_a_killed_worker_stays_with_its_holders(builder: Builder) {
     );
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Relay>().actor::<Holder>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         a_tensor_passed_on_and_on_stays_where_it_is_and_comes_home,

@@ -33,5 +33,5 @@ tensorpost_tests::modules!(
 );
 
 fn main() {
-    harness::run(program, cases())
+    harness::run(cases())
 }

@@ -391,10 +391,6 @@ fn a_tensor_that_does_not_fit_its_attribute_is_not_sent_and_the_message_comes_ba
     scene.end();
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Echo>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         containers_at_any_depth_need_no_annotation,

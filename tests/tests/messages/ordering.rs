@@ -205,10 +205,6 @@ fn a_mailbox_of_one_message_keeps_the_order_too(builder: Builder) {
     check(&node, &mut verdicts, each);
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Counter>().actor::<Source>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         a_hundred_thousand_messages_of_three_processes_arrive_in_order,

@@ -280,10 +280,6 @@ fn a_part_that_does_not_fit_comes_back(builder: Builder) {
     until_free(&scene.node);
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Adder>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         workers_write_neighbouring_columns_at_the_same_time,

@@ -459,11 +459,6 @@ fn a_pipeline_is_written_down_once_when_its_addresses_are_known(builder: Builder
     });
 }
 
-/// None of its own: nobody has to say which actors and stages there are.
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         messages_wait_until_an_actor_is_ready_and_others_do_not,

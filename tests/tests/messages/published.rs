@@ -154,10 +154,6 @@ impl Handler<Train> for Trainer {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Topic<Weights>>().actor::<Topic<Step>>().actor::<Reader>().actor::<Trainer>()
-}
-
 struct Scene {
     node: Node,
     stream: DeviceStream,

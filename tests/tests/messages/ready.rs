@@ -10,32 +10,13 @@ use tensorpost_actors::image::{ImageSize, decode};
 use tensorpost_actors::ready::{
     Batcher, BatcherArgs, Convolve, Edges, Images, ImagesArgs, Job, Named, Product, ProductArgs, Repeat,
     Resize, ResizeArgs, SavePng, SavePngArgs, SaveRaw, SaveSafetensors, SaveSafetensorsArgs, TaskError,
-    TaskPool, TaskPoolError, TaskPoolSettings, Tee, TeeArgs, Throttle, ThrottleArgs, Unbatch, Worker,
+    TaskPool, TaskPoolError, TaskPoolSettings, Tee, TeeArgs, Throttle, ThrottleArgs, Unbatch,
 };
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::until;
 
 const PHOTOGRAPHS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data");
-
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder
-        .source::<Images>()
-        .source::<Ramps>()
-        .stage::<Resize<Named>>()
-        .stage::<Convolve<Named>>()
-        .stage::<Edges<Named>>()
-        .stage::<Batcher<Named>>()
-        .stage::<Product<Named>>()
-        .stage::<Unbatch<Named>>()
-        .stage::<Tee<Named>>()
-        .stage::<Throttle<Named>>()
-        .sink::<SavePng<Named>>()
-        .sink::<SaveRaw<Named>>()
-        .sink::<SaveSafetensors<Named>>()
-        .actor::<Worker<Obedient>>()
-        .pipeline(&gathered(PathBuf::new()))
-}
 
 pub(crate) fn cases() -> Vec<Case> {
     cases![

@@ -292,10 +292,6 @@ fn large_and_many_tensors_arrive_whole(builder: Builder) {
     scene.end();
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Looker>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         every_dtype_arrives_as_it_was_and_comes_back,

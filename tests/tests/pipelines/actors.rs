@@ -11,11 +11,6 @@ use tensorpost_tests::pipes::{
 };
 use tensorpost_tests::wait::block_on;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    let builder = builder.actor::<Tally>().source::<Count>();
-    builder.stage::<Consult>().sink::<WriteDown>().sink::<Block>()
-}
-
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }

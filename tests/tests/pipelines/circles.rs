@@ -18,22 +18,6 @@ use tensorpost_tests::pipes::{
 };
 use tensorpost_tests::wait::until;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    let none = Path::new("");
-    let builder = builder.source::<Count>().stage::<Obey>().sink::<WriteDown>();
-    let looped = Behind::ALL.map(|behind| looped(none, behind, 8, None));
-    let others = [
-        pairs_of_a_split(none, true, 8),
-        pairs_of_a_split(none, false, 8),
-        filtered_join(none),
-        apart(none),
-        fussy(none),
-        branches(none),
-        two_ends(none, Orders::default()),
-    ];
-    looped.iter().chain(&others).fold(builder, |builder, pipeline| builder.pipeline(pipeline))
-}
-
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }

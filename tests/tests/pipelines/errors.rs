@@ -12,15 +12,6 @@ use tensorpost_tests::pipes::{
 };
 use tensorpost_tests::wait::{until, until_free};
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.source::<Count>().stage::<Obey>().sink::<WriteDown>().pipeline(&with_dead_letters(
-        Orders::default(),
-        OnError::Fail,
-        "",
-        "",
-    ))
-}
-
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }

@@ -14,22 +14,6 @@ use tensorpost_tests::pipes::{
 };
 use tensorpost_tests::wait::{until, until_free};
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    let none = Path::new("");
-    let builder = builder.source::<Count>().stage::<Obey>().sink::<WriteDown>();
-    [
-        forks(none),
-        diamond(none),
-        joined(none),
-        batches(none),
-        gathered(none),
-        windows(none),
-        rounds(none, None),
-    ]
-    .iter()
-    .fold(builder, |builder, pipeline| builder.pipeline(pipeline))
-}
-
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
@@ -145,10 +129,6 @@ fn batches_are_full_but_for_the_last_and_come_apart_again(builder: Builder) {
 }
 
 /// The third batch is not full: it goes on because its time is up, while the source stands at a door.
-fn gathered(folder: &Path) -> Pipeline {
-    gathered_behind(folder, Orders::default())
-}
-
 fn gathered_behind(folder: &Path, orders: Orders) -> Pipeline {
     let pipeline = Pipeline::new("gathered");
     let flow = pipeline.source::<Count>(CountArgs::to(30)).stage::<Obey>(orders);

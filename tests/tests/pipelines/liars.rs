@@ -90,10 +90,6 @@ fn numbers_at_their_ends_end_no_run(builder: Builder) {
     }
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.source::<Count>().stage::<Liar>().sink::<WriteDown>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![what_a_stage_tells_of_others_is_not_believed, numbers_at_their_ends_end_no_run]
 }

@@ -21,11 +21,6 @@ use tracing::{Event, Level};
 
 const SOON: Duration = Duration::from_secs(30);
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    let builder = builder.source::<Camera>().source::<Film>().source::<Count>().source::<Anew>();
-    builder.stage::<Obey>().sink::<WriteDown>()
-}
-
 /// A camera: its `next` waits for pictures that do not come, at a door or until it is asked to end.
 struct Camera {
     env: Env,

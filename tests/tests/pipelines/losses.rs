@@ -19,23 +19,6 @@ use tensorpost_tests::pipes::{
 };
 use tensorpost_tests::wait::until;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    let none = Path::new("");
-    let builder = builder.source::<Count>().stage::<Obey>().stage::<Late>().stage::<Hesitates>();
-    let builder = builder.sink::<WriteDown>();
-    [
-        zipped(none, Orders::default(), Orders::default(), 0),
-        batched(none, Orders::default(), OnError::Fail),
-        windowed(none, Orders::default()),
-        forked_again(none, Orders::default(), Orders::default(), Orders::default(), 0),
-        two_sources(none, CountArgs::to(0), 0),
-        waits(none, CountArgs::endless(), Orders::default()),
-        reversed(none, Gate::new().door()),
-    ]
-    .iter()
-    .fold(builder, |builder, pipeline| builder.pipeline(pipeline))
-}
-
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }

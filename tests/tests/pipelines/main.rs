@@ -2,8 +2,10 @@
 
 mod actors;
 mod circles;
+mod closures;
 mod errors;
 mod graphs;
+mod here;
 mod liars;
 mod live;
 mod losses;
@@ -15,9 +17,10 @@ mod workers;
 use tensorpost_tests::harness;
 
 tensorpost_tests::modules!(
-    actors, circles, errors, graphs, liars, live, losses, promises, scaling, standstill, workers
+    actors, circles, closures, errors, graphs, here, liars, live, losses, promises, scaling, standstill,
+    workers
 );
 
 fn main() {
-    harness::run(program, cases())
+    harness::run(cases())
 }

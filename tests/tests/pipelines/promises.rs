@@ -14,16 +14,6 @@ use tensorpost_tests::pipes::{
 };
 use tensorpost_tests::wait::until;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder
-        .source::<Count>()
-        .stage::<Obey>()
-        .stage::<Hoards>()
-        .sink::<WriteDown>()
-        .pipeline(&with_closures("", 1))
-        .pipeline(&by_key(&WriteDownArgs::default()))
-}
-
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
@@ -175,19 +165,22 @@ fn the_end_brings_out_what_a_stage_still_has(builder: Builder) {
 fn with_closures(file: &str, factor: u64) -> Pipeline {
     let pipeline = Pipeline::new("closures");
     let flow = pipeline.items("numbers", |_| (0..100).map(|number| Numbered { number, tensor: None }));
-    let flow = flow.map("times", move |item: Numbered| Ok(Numbered { number: item.number * factor, ..item }));
+    let flow = flow.with(factor);
+    let flow = flow.map("times", |factor, item| Ok(Numbered { number: item.number * *factor, ..item }));
     let flow = flow.filter("even", |item| item.number.is_multiple_of(2));
     let flow = flow.flat_map("twice", |item: Numbered| Ok([item.clone(), item]));
     flow.sink::<WriteDown>(WriteDownArgs::to(file)).pipeline()
 }
 
-fn closures_run_as_each_process_wrote_them_down(builder: Builder) {
+fn closures_run_with_what_they_are_given(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
-    // The worker's own factor is 1, whatever is written here.
-    node.run_pipeline(&with_closures(&file.display().to_string(), 3)).unwrap().wait().unwrap();
-    let expected: Vec<_> = (0..100).filter(|number| number % 2 == 0).flat_map(|number| [number; 2]).collect();
-    assert_eq!(written(&file), expected);
+    for factor in 1..=3 {
+        let _ = std::fs::remove_file(&file);
+        node.run_pipeline(&with_closures(&file.display().to_string(), factor)).unwrap().wait().unwrap();
+        let all = (0..100).map(|number| factor * number).filter(|number| number % 2 == 0);
+        assert_eq!(written(&file), all.flat_map(|number| [number; 2]).collect::<Vec<_>>());
+    }
 }
 
 fn cancelling_stops_the_sources_and_finishes_the_rest(builder: Builder) {
@@ -271,7 +264,7 @@ pub(crate) fn cases() -> Vec<Case> {
         the_order_is_restored_between_replicas_too,
         items_of_one_key_keep_their_order,
         the_end_brings_out_what_a_stage_still_has,
-        closures_run_as_each_process_wrote_them_down,
+        closures_run_with_what_they_are_given,
         cancelling_stops_the_sources_and_finishes_the_rest,
         a_slow_sink_bounds_what_the_source_makes,
         bytes_in_flight_are_bounded,

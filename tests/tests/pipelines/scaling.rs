@@ -15,10 +15,6 @@ use tensorpost_tests::pipes::{
 };
 use tensorpost_tests::wait::until;
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.source::<Count>().stage::<Obey>().stage::<Slow>().sink::<WriteDown>()
-}
-
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }

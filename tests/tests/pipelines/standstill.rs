@@ -17,7 +17,7 @@ struct Record {
 
 /// A source of `items` items, with `tensors` tensors each.
 fn records(pipeline: &Pipeline, items: u64, tensors: usize) -> Flow<Record, After<Record>> {
-    let records = pipeline.items("records", move |env| {
+    let records = pipeline.with((items, tensors)).items("records", |(items, tensors), env| {
         let stream = env.stream();
         (0..items).map_while(move |number| {
             let tensors = (0..tensors).map(|_| Some(stream.zeros(DType::F32, &[4]).ok()?.freeze()));
@@ -146,11 +146,6 @@ impl Sink for Stands {
     fn consume(&mut self, _: Record) -> anyhow::Result<()> {
         Ok(self.0.pass()?)
     }
-}
-
-pub(crate) fn program(builder: Builder) -> Builder {
-    let builder = builder.source::<Numbers>().sink::<Stands>();
-    [windows(), multiplies(), halves()].iter().fold(builder, |builder, pipeline| builder.pipeline(pipeline))
 }
 
 pub(crate) fn cases() -> Vec<Case> {

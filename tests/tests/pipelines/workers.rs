@@ -21,10 +21,6 @@ use tracing::field::{Field, Visit};
 
 const SOON: Duration = Duration::from_secs(20);
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.source::<Count>().stage::<Obey>().sink::<Show>().source::<Refuse>()
-}
-
 /// Shows what comes to the program, as a copy that its stream makes when a door was opened.
 struct Show {
     stream: DeviceStream,

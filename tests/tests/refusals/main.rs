@@ -82,7 +82,7 @@ impl Compiler {
             .args([
                 "--edition=2024",
                 "--crate-type=bin",
-                "--emit=metadata",
+                "--emit=obj",
                 "--crate-name=refused",
                 "-Awarnings",
                 "-o",
@@ -140,7 +140,7 @@ fn normal(said: &str) -> String {
         }
         in_a_list = line.contains("the following other types implement")
             || line.contains("the following type implements");
-        let place = line.split_once("--> ").map(|(_, place)| place);
+        let place = line.split_once("--> ").or(line.split_once("::: ")).map(|(_, place)| place);
         let of_a_place = line.trim_start_matches([' ', '.']).trim_start_matches(|c: char| c.is_ascii_digit());
         elsewhere = match place {
             Some(place) => !place.starts_with(REFUSED),

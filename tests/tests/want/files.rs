@@ -21,9 +21,9 @@ fn make(node: &Node, holder: &Spawned<Holder>) -> Result<Tensor, String> {
 }
 
 fn few_files_in_the_node() {
-    let before = first_node(crate::program(Node::builder()));
+    let before = first_node(Node::builder());
     setrlimit(Resource::Nofile, Rlimit { current: Some(FEW), maximum: Some(FEW) }).unwrap();
-    let node = crate::program(Node::builder()).start().unwrap();
+    let node = Node::builder().start().unwrap();
     let mut holders = Vec::new();
     let why = loop {
         match node.spawn::<Holder>(()).start() {
@@ -67,8 +67,8 @@ fn few_files_in_the_node() {
 }
 
 fn few_files_in_a_worker() {
-    let before = first_node(crate::program(Node::builder()));
-    let node = crate::program(Node::builder()).start().unwrap();
+    let before = first_node(Node::builder());
+    let node = Node::builder().start().unwrap();
     let stream = node.host_stream().unwrap();
     let holder = node.spawn::<Holder>(()).start().unwrap();
     let greedy = node.spawn::<Greedy>(()).name("greedy").restart(Restart::on_failure(3)).start().unwrap();
@@ -101,8 +101,8 @@ fn few_files_in_a_worker() {
 /// The first message to a process that cannot take its sender's half of a link, with each number of descriptors with which
 /// something else fails.
 fn few_files_for_a_link_to_a_worker() {
-    let before = first_node(crate::program(Node::builder()));
-    let node = crate::program(Node::builder()).start().unwrap();
+    let before = first_node(Node::builder());
+    let node = Node::builder().start().unwrap();
     let greedy = node.spawn::<Greedy>(()).name("greedy").start().unwrap();
     let there = node.spawn::<Holder>(()).worker(greedy.worker()).start().unwrap();
     let sender = node.spawn::<Greedy>(()).start().unwrap();
@@ -126,9 +126,9 @@ fn few_files_for_a_link_to_a_worker() {
 
 /// The node may open no more files: links between others, and those to its own process.
 fn few_files_for_a_link_in_the_node() {
-    let before = first_node(crate::program(Node::builder()));
+    let before = first_node(Node::builder());
     setrlimit(Resource::Nofile, Rlimit { current: Some(4 * FEW), maximum: Some(4 * FEW) }).unwrap();
-    let node = crate::program(Node::builder()).start().unwrap();
+    let node = Node::builder().start().unwrap();
     let near = node.spawn::<Greedy>(()).start().unwrap();
     // Whoever makes an address makes a link, and without descriptors none. `far` is reached by this address alone.
     let unlinked = |name| {

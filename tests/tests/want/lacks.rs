@@ -48,8 +48,8 @@ const PHOTOGRAPHS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data
 
 fn little_memory() {
     const MIB: usize = 1 << 20;
-    let before = first_node(crate::program(Node::builder()));
-    let node = crate::program(Node::builder()).host_budget(1 << 30).start().unwrap();
+    let before = first_node(Node::builder());
+    let node = Node::builder().host_budget(1 << 30).start().unwrap();
     let stream = node.host_stream().unwrap();
     let holder = node.spawn::<Holder>(()).start().unwrap();
     let greedy = node.spawn::<Greedy>(()).name("greedy").start().unwrap();
@@ -82,7 +82,7 @@ fn little_memory() {
     end(node, (held, greedy, stream), before);
 
     // A budget of its own says who has it.
-    let node = crate::program(Node::builder()).host_budget(256 << 20).start().unwrap();
+    let node = Node::builder().host_budget(256 << 20).start().unwrap();
     let greedy = node.spawn::<Greedy>(()).start().unwrap();
     let (made, why) = ask(&node, &greedy.address(), Allocate { count: 64, bytes: 16 * MIB });
     assert!((8..=16).contains(&made), "{made} times 16 MiB of 256 MiB");
@@ -95,8 +95,8 @@ fn little_memory() {
 /// In a group that may have 256 MiB, the pages of tensors included. There the system answers with a kill.
 fn full_group() {
     const MIB: usize = 1 << 20;
-    let before = first_node(crate::program(Node::builder()));
-    let node = crate::program(Node::builder()).host_budget(1 << 30).start().unwrap();
+    let before = first_node(Node::builder());
+    let node = Node::builder().host_budget(1 << 30).start().unwrap();
     let holder = [node.spawn::<Holder>(()).start().unwrap()];
     let restart = Restart::on_failure(1).backoff(Duration::from_millis(1), Duration::from_millis(2));
     let greedy = node.spawn::<Greedy>(()).name("greedy").restart(restart).start().unwrap();
@@ -118,8 +118,8 @@ fn full_group() {
 
 fn full_disk() {
     let disk = std::env::var_os(DISK).map(PathBuf::from);
-    let before = first_node(crate::program(Node::builder()));
-    let node = crate::program(Node::builder()).trace("/dev/full").start().unwrap();
+    let before = first_node(Node::builder());
+    let node = Node::builder().trace("/dev/full").start().unwrap();
     let holder = [node.spawn::<Holder>(()).start().unwrap()];
     serve(&node, &holder);
     let error = node.write_trace("/dev/full").unwrap().unwrap_err().to_string();
@@ -164,8 +164,8 @@ fn pictures(pipeline: &Pipeline, folder: &Path) {
 }
 
 fn no_process() {
-    let before = first_node(crate::program(Node::builder()));
-    let node = crate::program(Node::builder()).start().unwrap();
+    let before = first_node(Node::builder());
+    let node = Node::builder().start().unwrap();
     let holders = [node.spawn::<Holder>(()).start().unwrap()];
     let restart = Restart::on_failure(2).backoff(Duration::from_millis(1), Duration::from_millis(2));
     let comes_back = node.spawn::<Holder>(()).name("comes-back").restart(restart).start().unwrap();
@@ -193,13 +193,13 @@ fn no_process() {
     end(node, (holders, comes_back, another), before);
 
     // What is no program.
-    let node = crate::program(Node::builder()).worker_program("/dev/null").start();
+    let node = Node::builder().worker_program("/dev/null").start();
     let error = match node {
         Ok(node) => node.spawn::<Holder>(()).start().unwrap_err().to_string(),
         Err(error) => error.to_string(),
     };
     has(&error, &["/dev/null", "may it be executed"]);
-    let Err(error) = crate::program(Node::builder()).worker_program("/is/not/there").start() else {
+    let Err(error) = Node::builder().worker_program("/is/not/there").start() else {
         panic!("there is no such program")
     };
     has(&error.to_string(), &["/is/not/there", "the doctor finds program", "ls -l /is/not/there"]);
@@ -208,8 +208,7 @@ fn no_process() {
 
 fn pauses() {
     let gate = Gate::new();
-    let builder =
-        crate::program(Node::builder()).hang_limit(LIMIT, OnHang::Restart).start_deadline(LIMIT * 8);
+    let builder = Node::builder().hang_limit(LIMIT, OnHang::Restart).start_deadline(LIMIT * 8);
     let node = builder.start().unwrap();
     let restart = || Restart::always(3);
     let waits = node.spawn::<Holder>(()).name("waits").restart(restart()).start().unwrap();
@@ -237,8 +236,8 @@ fn pauses() {
 
 /// A worker as nice as can be, on one core with threads that are busy and 50 times its weight.
 fn little_processor() {
-    let before = first_node(crate::program(Node::builder()));
-    let node = crate::program(Node::builder()).start().unwrap();
+    let before = first_node(Node::builder());
+    let node = Node::builder().start().unwrap();
     let slow = node.spawn::<Holder>(()).name("slow").mailbox(8).start().unwrap();
     let other = [node.spawn::<Holder>(()).start().unwrap()];
     serve(&node, std::slice::from_ref(&slow));

@@ -154,7 +154,7 @@ fn a_look_shows_actors_processes_memory_and_links(builder: Builder) {
 
 fn it_is_found_by_its_name_and_a_second_node_has_another(builder: Builder) {
     let first = builder.start().unwrap();
-    let second = crate::program(Node::builder()).start().unwrap();
+    let second = Node::builder().start().unwrap();
     let _one = first.spawn::<Holder>(()).name("one").start().unwrap();
     let _two = second.spawn::<Holder>(()).name("two").start().unwrap();
     let own = || {
@@ -381,8 +381,9 @@ fn a_worker_goes_by_its_name_where_people_look(builder: Builder) {
     let shown = |path: String| std::fs::read_to_string(path).unwrap();
     assert_eq!(shown(format!("/proc/{pid}/comm")), "tp:held\n");
     let own = std::env::args().next().unwrap();
-    let title = shown(format!("/proc/{pid}/cmdline"));
-    assert_eq!(title.split('\0').next(), Some(format!("tp:held {own}").as_str()));
+    // The arguments are those of the program.
+    let line = shown(format!("/proc/{pid}/cmdline"));
+    assert_eq!(line.split('\0').next(), Some(own.as_str()));
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let names: Vec<_> =
         threads.map(|task| shown(format!("{}/comm", task.unwrap().path().display()))).collect();
@@ -418,10 +419,6 @@ fn a_stop_ends_the_wait_for_a_signal(builder: Builder) {
     });
     assert!(scene.node.run_until_ctrl_c(Duration::from_secs(60)).unwrap().is_clean());
     assert_eq!(stopper.join().unwrap(), Answer::Stopping);
-}
-
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>()
 }
 
 pub(crate) fn cases() -> Vec<Case> {

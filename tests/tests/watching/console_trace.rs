@@ -230,10 +230,6 @@ fn a_file_that_cannot_be_written_is_named(builder: Builder) {
     end(scene.node);
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     // One after the other: each looks at the memory of this process.
     harness::alone(cases![

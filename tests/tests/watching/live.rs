@@ -218,10 +218,6 @@ fn an_address_that_is_taken_is_an_error_and_another_page_is_none(builder: Builde
     scene.end();
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         each_path_says_what_the_node_says,

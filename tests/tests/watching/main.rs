@@ -11,5 +11,5 @@ use tensorpost_tests::harness;
 tensorpost_tests::modules!(console, console_trace, live, observe, user_metrics);
 
 fn main() {
-    harness::run(program, cases())
+    harness::run(cases())
 }

@@ -345,10 +345,6 @@ fn the_environment_can_ask_for_a_trace(_: Builder) {
     assert_eq!(handlers(&Trace::read(&file), Trace::read(&file).pid("last"), "Item").count(), ITEMS);
 }
 
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Relay>().actor::<Holder>()
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         a_trace_links_every_send_to_its_handler_in_the_other_process,

@@ -329,11 +329,6 @@ impl Sink for Total {
     }
 }
 
-/// None of its own: nobody has to say which actors and stages there are.
-pub(crate) fn program(builder: Builder) -> Builder {
-    builder
-}
-
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         metrics_of_a_handler_arrive_with_their_actor_and_their_worker,

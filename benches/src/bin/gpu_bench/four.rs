@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tensorpost::node::NodeBuilder;
 use tensorpost::prelude::*;
 
 use crate::kernels::Kernels;
@@ -15,11 +14,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ELEMENTS: usize = 16 << 10;
 /// Processes.
 pub(crate) const PLACES: usize = 4;
-
-/// The actor types of this part.
-pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
-    builder.source::<Fresh>().stage::<Bump>().sink::<Last>()
-}
 
 /// What flows.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]

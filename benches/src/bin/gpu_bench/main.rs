@@ -30,7 +30,6 @@ use suite::{BUDGET, Suite};
 
 fn main() -> anyhow::Result<ExitCode> {
     // A worker never comes back from here.
-    let _ = suite::program(Node::builder()).run_if_worker();
     let options = Options::parse();
     let ordinal = options.device.0;
     match options.role {

@@ -4,10 +4,10 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tensorpost::node::{NodeBuilder, WorkerId};
+use tensorpost::node::WorkerId;
 use tensorpost::prelude::*;
 
-use crate::again::{Again, End, Mortal, STEPS};
+use crate::again::{Again, End, STEPS};
 use crate::fanout::{CastTo, Caster, Hold, Holder};
 use crate::four;
 use crate::kernels::Launches;
@@ -36,21 +36,8 @@ const SMALL: usize = SIZES[0].1;
 const LARGE: usize = SIZES[1].1;
 const LARGEST: usize = SIZES[2].1;
 
-/// The actor types of this program.
-pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
-    four::program(builder)
-        .actor::<Player>()
-        .actor::<Source>()
-        .actor::<Sink>()
-        .actor::<Caster>()
-        .actor::<Holder>()
-        .actor::<Launcher>()
-        .actor::<Reader>()
-        .actor::<Mortal>()
-}
-
 fn node(mode: Mode) -> anyhow::Result<Node> {
-    let builder = program(Node::builder()).sharing(mode.sharing()).gpu_budget(BUDGET).host_budget(BUDGET);
+    let builder = Node::builder().sharing(mode.sharing()).gpu_budget(BUDGET).host_budget(BUDGET);
     builder.start().with_context(|| format!("no node that is {}", mode.name()))
 }
 

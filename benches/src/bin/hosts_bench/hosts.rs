@@ -9,14 +9,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tensorpost::hosts::{Host, Hosts, Nixl};
-use tensorpost::node::{NodeBuilder, Spawned};
+use tensorpost::node::Spawned;
 use tensorpost::prelude::*;
 use tensorpost_benches::memory;
-use tensorpost_benches::notes::{Counter, Driver};
 
-use crate::actors::{Sink, Source};
 use crate::network::{Link, Network};
-use crate::on_device::{DeviceSink, DeviceSource};
 
 /// Says how many lanes an agent has, and that this process is one.
 const LANES: &str = "HOSTS_BENCH_LANES";
@@ -27,19 +24,13 @@ const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHUTDOWN: Duration = Duration::from_secs(20);
 
-/// The actor types of this program.
-pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
-    let builder = builder.actor::<Driver>().actor::<Counter>().actor::<Source>().actor::<Sink>();
-    builder.actor::<DeviceSource>().actor::<DeviceSink>()
-}
-
 /// Runs what the head starts here, and does not return, where this process was started for that.
 pub(crate) fn serve_if_agent() -> anyhow::Result<()> {
     let Ok(lanes) = std::env::var(LANES) else { return Ok(()) };
     let hosts = Hosts::from_environment()?.context("no head is named")?;
     let nixl = if std::env::var_os(NIXL).is_some() { Nixl::WhereFaster } else { Nixl::Off };
     let hosts = hosts.name("second").lanes(lanes.parse()?).nixl(nixl).agents_serve();
-    program(Node::builder()).hosts(hosts).start()?;
+    Node::builder().hosts(hosts).start()?;
     anyhow::bail!("an agent went on behind its start")
 }
 
@@ -85,7 +76,7 @@ fn head(listen: &str, key: Option<&Key>, lanes: u16, nixl: Nixl) -> anyhow::Resu
         Some(key) => hosts.key_file(key.path()),
         None => hosts,
     };
-    Ok(program(Node::builder()).hosts(hosts).start()?)
+    Ok(Node::builder().hosts(hosts).start()?)
 }
 
 fn address(node: &Node) -> anyhow::Result<String> {

@@ -54,7 +54,6 @@ struct Options {
 
 fn main() -> anyhow::Result<ExitCode> {
     // A worker never comes back from here, and an agent not from what follows.
-    let _ = program(Node::builder()).run_if_worker();
     // What both hosts log, with their gateways' and workers'.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();

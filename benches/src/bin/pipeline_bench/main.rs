@@ -10,7 +10,6 @@ use std::process::ExitCode;
 use std::thread::available_parallelism;
 
 use clap::Parser;
-use tensorpost::prelude::*;
 use tensorpost_benches::table::{Bound, Samples, Table};
 
 use runs::RECEIVERS;
@@ -38,8 +37,6 @@ struct Options {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    // A worker never comes back from here.
-    let _ = runs::program(Node::builder()).run_if_worker();
     let options = Options::parse();
     if let Some(from) = options.cold {
         runs::start_cold(from)?;

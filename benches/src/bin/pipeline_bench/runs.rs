@@ -4,7 +4,6 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tensorpost::node::NodeBuilder;
 use tensorpost::pipeline::Report;
 use tensorpost::pipeline::limits::DEFAULT_MAILBOX;
 use tensorpost::prelude::*;
@@ -18,12 +17,6 @@ const SHUTDOWN: Duration = Duration::from_secs(10);
 /// Receivers of a broadcast.
 pub(crate) const RECEIVERS: usize = 8;
 
-/// The actor types of this program.
-pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
-    let builder = builder.source::<Frames>().stage::<Busy>().sink::<Clock>();
-    builder.actor::<WiredSource>().actor::<WiredStage>().actor::<WiredSink>()
-}
-
 /// A node, and where its sinks report to.
 struct Bench {
     node: Node,
@@ -34,7 +27,7 @@ struct Bench {
 
 impl Bench {
     fn start(count: u64) -> anyhow::Result<Self> {
-        let node = program(Node::builder()).start()?;
+        let node = Node::builder().start()?;
         let (to, seen) = node.channel::<Seen>()?;
         Ok(Bench { node, to, seen, count })
     }

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 fn run(began: SystemTime) -> anyhow::Result<bool> {
     // Of a worker, which has none: its stage gets its own from the program that started it.
     let args = Args::parse();
-    let report = pipeline(&args).run()?; // a worker process, which is this program again, never returns from here
+    let report = pipeline(&args).run()?;
     println!("{report}");
     println!("{}", summary(&report, check::first_file(&args, began)));
     println!("written to {}", args.out.display());

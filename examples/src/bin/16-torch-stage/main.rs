@@ -123,7 +123,7 @@ fn main() -> anyhow::Result<()> {
         .on(&device)
         .pipeline()
         .node(move |node| node.sharing(sharing))
-        .run()?; // a worker process never returns from here
+        .run()?;
     println!("{} photographs", report.stage("Compare").map_or(0, |stage| stage.items_in));
     Ok(())
 }

@@ -116,7 +116,7 @@ fn main() -> anyhow::Result<()> {
         println!("left out: {lack}");
         return Ok(());
     }
-    let node = Node::builder().sharing(sharing).start()?; // a worker process never returns from here
+    let node = Node::builder().sharing(sharing).start()?;
     let topic = node.spawn::<Topic<Weights>>(()).name("weights").start()?;
     let evaluators = (0..EVALUATORS)
         .map(|_| node.spawn::<Evaluator>(()).device(device.clone()).start())

@@ -59,7 +59,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let node = Node::builder().start()?; // a worker never returns from here
+    let node = Node::builder().start()?;
     let recorder = PrometheusBuilder::new().install_recorder()?;
 
     let topic = node.spawn::<Topic<Weights>>(()).name(WEIGHTS).start()?;

@@ -222,7 +222,7 @@ impl<A: RemoteActor> Handles<A> {
         any
     }
 
-    /// Names and keys, for the fingerprint of a program.
+    /// Names and keys, in order.
     pub(super) fn keys(&self) -> Vec<(&'static str, u64)> {
         let mut keys: Vec<_> = self.by_key.iter().map(|(key, entry)| (entry.name, *key)).collect();
         keys.sort_unstable();

@@ -1,10 +1,9 @@
 //! Actors in a worker: the table of the types that a program knows; starting and stopping actors of these types.
 
-use std::any::{TypeId, type_name};
+#[cfg(feature = "foreign")]
+use std::any::type_name;
 use std::collections::HashMap;
-use std::collections::hash_map::DefaultHasher;
 use std::future::poll_fn;
-use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::pin::pin;
@@ -19,6 +18,7 @@ use tokio::sync::oneshot;
 
 use super::handles::Handles;
 use super::inbox::{ActorInbox, Close, InboxTask, Running};
+use super::linked::Table;
 use super::receive::Receive;
 use super::standing::Call;
 use super::{Env, RemoteActor};
@@ -39,18 +39,9 @@ use crate::transport::lifecycle::{EndReason, RestartWhen};
 /// another life.
 pub(crate) type OnActorEnd = Box<dyn FnOnce(Option<EndReason>, bool) + Send>;
 
-/// The actor types of a program; the same in the node and in every worker.
+/// The actor types that a process knows: those that its program [links](super::linked), and some by names of other programs'.
 #[derive(Clone, Debug, Default)]
-pub struct Program {
-    /// Those that were added by hand. They go first.
-    types: Types,
-    /// Those that it has a `spawn` for.
-    linked: Types,
-}
-
-/// Actor types, by the names by which workers are told them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Types(HashMap<&'static str, ActorType>);
+pub struct Program(HashMap<&'static str, ActorType>);
 
 /// Starts an actor of one type, on this thread; done when it takes messages.
 type StartFn = fn(Starting) -> LocalBoxFuture<'static, Result<(), String>>;
@@ -65,35 +56,18 @@ struct Starting {
     hosted: Hosted,
 }
 
+/// How actors of a type are started.
 #[derive(Clone, Debug)]
-struct ActorType {
+pub(super) struct ActorType {
     start: StartFn,
-    keys: Vec<(&'static str, u64)>,
-    /// Of the portable messages among them.
+    /// The portable messages that they take.
     portable: Vec<Describe>,
-    id: TypeId,
-    /// Whether another type has the same name: which of the two is meant cannot be told.
-    ambiguous: bool,
 }
 
 impl ActorType {
-    fn of<A: RemoteActor>() -> Self {
-        let handles = Handles::<A>::of();
-        ActorType {
-            start: |starting| start::<A>(starting).boxed_local(),
-            keys: handles.keys(),
-            portable: handles.portable(),
-            id: TypeId::of::<A>(),
-            ambiguous: false,
-        }
-    }
-}
-
-impl Types {
-    /// Adds a linked type, which may be there already.
-    pub(super) fn link<A: RemoteActor>(&mut self) {
-        let here = self.0.entry(type_name::<A>()).or_insert_with(ActorType::of::<A>);
-        here.ambiguous |= here.id != TypeId::of::<A>();
+    pub(super) fn of<A: RemoteActor>() -> Self {
+        let portable = Handles::<A>::of().portable();
+        ActorType { start: |starting| start::<A>(starting).boxed_local(), portable }
     }
 }
 
@@ -119,58 +93,29 @@ impl Hosted {
 }
 
 impl Program {
-    /// The types that this program spawns somewhere.
-    pub(crate) fn of_this_program() -> Self {
-        let mut program = Program::default();
-        super::linked::add_all(&mut program.linked);
-        program
-    }
-
-    /// Adds an actor type.
-    pub(crate) fn register<A: RemoteActor>(&mut self) {
-        self.types.0.insert(type_name::<A>(), ActorType::of::<A>());
-    }
-
     /// Adds an actor type under the name of another one, which is in other programs.
     #[cfg(feature = "foreign")]
     pub(crate) fn register_as<A: RemoteActor, Other: RemoteActor>(&mut self) {
-        let known = ActorType { id: TypeId::of::<Other>(), ..ActorType::of::<A>() };
-        self.linked.0.insert(type_name::<Other>(), known);
+        self.register_named::<A>(type_name::<Other>());
     }
 
     /// Adds an actor type under the name that other programs know it by.
     #[cfg(feature = "foreign")]
     pub(crate) fn register_named<A: RemoteActor>(&mut self, name: &'static str) {
-        self.linked.0.insert(name, ActorType::of::<A>());
+        self.0.insert(name, ActorType::of::<A>());
     }
 
-    /// Whether a worker finds this type by its name.
-    pub(crate) fn knows<A: RemoteActor>(&self) -> bool {
-        // Of another program's types that one says it, when the actor is to start there.
-        A::ELSEWHERE.is_some()
-            || self.find(type_name::<A>()).is_some_and(|known| known.id == TypeId::of::<A>())
+    /// By its key, if the program that named it is this one; by its name, if that is another.
+    fn find(&self, key: u64, name: &str) -> Option<&ActorType> {
+        let linked = Table::get();
+        let by_path = || linked.types.get(&(*linked.by_path.get(name)?)?);
+        self.0.get(name).or_else(|| linked.types.get(&key)).or_else(by_path)
     }
 
-    fn find(&self, name: &str) -> Option<&ActorType> {
-        let linked = || self.linked.0.get(name).filter(|known| !known.ambiguous);
-        self.types.0.get(name).or_else(linked)
-    }
-
-    /// The schemas of the portable messages that its actors take, of those too that it has only a `spawn` for.
+    /// The schemas of the portable messages that its actors take.
     pub(crate) fn interfaces(&self) -> Interfaces {
-        let types = self.types.0.values().chain(self.linked.0.values());
+        let types = self.0.values().chain(Table::get().types.values());
         Interfaces::of(types.flat_map(|kind| kind.portable.iter().copied()))
-    }
-
-    /// Differs between programs to which other actor or message types were added. (What is linked into a program is not in it:
-    /// a worker may run another program.)
-    pub(crate) fn fingerprint(&self) -> u64 {
-        let mut types: Vec<_> = self.types.0.iter().map(|(name, kind)| (*name, &kind.keys)).collect();
-        types.sort_unstable();
-        // SipHash with fixed keys: the same in every process of one build.
-        let mut hasher = DefaultHasher::new();
-        types.hash(&mut hasher);
-        hasher.finish()
     }
 }
 
@@ -294,8 +239,10 @@ pub struct NewActor {
     pub name: Option<String>,
     /// What people see; its name, or that of its type, where nothing is said.
     pub label: Option<String>,
-    /// The actor type, as registered.
+    /// The path of its type, or the name that another program knows it by.
     pub type_name: String,
+    /// The type, in processes of the same program file.
+    pub type_key: u64,
     /// Its encoded arguments. With everything else they have to fit a message to the worker, or the node refuses.
     #[serde(with = "codec::bytes")]
     pub args: Vec<u8>,
@@ -360,10 +307,10 @@ impl ProcessActors {
     pub(crate) async fn start(&self, start: StartActor, ended: OnActorEnd) -> Result<(), String> {
         let StartActor { actor, location, made_of, life, restarts } = start;
         let name = made_of.shown_as().to_owned();
-        let NewActor { type_name, args, device, receive_on, own_thread, .. } = made_of;
-        let Some(kind) = self.program.find(&type_name) else {
+        let NewActor { type_name, type_key, args, device, receive_on, own_thread, .. } = made_of;
+        let Some(kind) = self.program.find(type_key, &type_name) else {
             return Err(format!(
-                "this program does not know the actor type {type_name}; add it with `Node::builder().actor::<…>()`"
+                "this worker's program has no actor type {type_name}: it is another one than that which spawns it, or an older build"
             ));
         };
         let pool = self.transport.pool_for(device).map_err(|error| error.to_string())?;

@@ -57,7 +57,7 @@
 //! }
 //!
 //! fn main() -> anyhow::Result<()> {
-//!     let node = Node::builder().start()?; // a worker process never returns from here
+//!     let node = Node::builder().start()?;
 //!     let (sink, mut frames) = node.channel::<Frame>()?;
 //!     let brighten = node.spawn::<Brighten>(sink).start()?.address::<Frame>();
 //!
@@ -72,6 +72,7 @@
 
 mod address;
 mod asking;
+mod code;
 mod dead_letter;
 mod elsewhere;
 mod error;
@@ -98,13 +99,14 @@ use serde::de::DeserializeOwned;
 pub use address::{Address, LookupError, RegisterError};
 pub(crate) use address::{lookup, register_address};
 pub use asking::Ask;
+pub use code::{Code, CodeError, captures_nothing};
 pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
 pub use host::{NewActor, Program, StartActor, WorkerProgram};
 pub(crate) use host::{OnActorEnd, ProcessActors, short, takes, takes_only};
 pub use inbox::{Channel, ChannelError};
-pub(crate) use linked::link;
+pub(crate) use linked::{key_of, link};
 pub use python::{Interpreter, Python};
 pub use registry::Registry;
 pub use sending::Send;

@@ -19,7 +19,7 @@ use super::mps;
 use super::mps::Sharing;
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::{Node, Processes, files, live, worker};
-use crate::actor::{self, ProcessActors};
+use crate::actor::{self, Code, ProcessActors, captures_nothing};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::lease::GpuBudget;
@@ -35,7 +35,7 @@ pub struct NodeBuilder {
     program: Option<PathBuf>,
     start_deadline: Duration,
     worker_log: Option<String>,
-    worker_telemetry: Option<worker::WorkerTelemetry>,
+    worker_telemetry: Option<Code>,
     host_budget: u64,
     gpu_budget: Option<GpuBudget>,
     sharing: Option<Sharing>,
@@ -53,7 +53,7 @@ pub struct NodeBuilder {
 impl NodeBuilder {
     pub(crate) fn new() -> Self {
         NodeBuilder {
-            types: actor::Program::of_this_program(),
+            types: actor::Program::default(),
             program: None,
             start_deadline: START_DEADLINE,
             worker_log: None,
@@ -74,9 +74,8 @@ impl NodeBuilder {
     }
 
     /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node in a
-    /// program that cannot be a worker, such as an interpreter. It must be built from the same sources and call
-    /// [`run_if_worker`](Self::run_if_worker) or [`start`](Self::start) with the same types [added](Self::actor), or it is
-    /// refused.
+    /// program that cannot be a worker, such as an interpreter. It must be built from the same sources, and spawn the same
+    /// types somewhere.
     pub fn worker_program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = Some(path.into());
         self
@@ -89,18 +88,23 @@ impl NodeBuilder {
     }
 
     /// Which events workers log, in the form of `RUST_LOG`. Unless said otherwise it is what `RUST_LOG` says in the
-    /// node, or `info`. A worker that installs a `tracing` subscriber before it starts the node keeps its own.
+    /// node, or `info`.
     pub fn worker_log(mut self, filter: impl Into<String>) -> Self {
         self.worker_log = Some(filter.into());
         self
     }
 
     /// Adds a layer of the program's own to the `tracing` subscriber of each worker, beside the one that forwards its log:
-    /// `telemetry` is called in each worker with its name. With the feature `otel` and a layer of `tracing-opentelemetry`, in
-    /// the node's process too, one trace goes through all processes; `docs/OBSERVING.md` has an example. It has no part in a
-    /// worker that installs a subscriber before it starts the node.
-    pub fn worker_telemetry(mut self, telemetry: impl FnOnce(&str) -> Telemetry + Send + 'static) -> Self {
-        self.worker_telemetry = Some(Box::new(telemetry));
+    /// `telemetry` is called in each worker with its name, so it captures nothing; the environment is the node's. With the
+    /// feature `otel` and a layer of `tracing-opentelemetry`, in the node's process too, one trace goes through all processes;
+    /// `docs/OBSERVING.md` has an example.
+    pub fn worker_telemetry<F>(mut self, telemetry: F) -> Self
+    where
+        F: FnOnce(&str) -> Telemetry + Send + 'static,
+    {
+        const { captures_nothing::<F>() };
+        let make = |()| Box::new(telemetry) as worker::WorkerTelemetry;
+        self.worker_telemetry = Some(Code::new(&(), make));
         self
     }
 
@@ -144,7 +148,7 @@ impl NodeBuilder {
     }
 
     /// Has this program keep the MPS daemon of [`Sharing::Mps`], for a node in one that cannot: an interpreter that is started
-    /// again knows nothing of nodes. It has to call [`run_if_worker`](Self::run_if_worker) before all else.
+    /// again knows nothing of nodes. It has to call `run_if_worker` before all else.
     #[cfg(feature = "foreign")]
     #[doc(hidden)]
     pub fn mps_keeper(mut self, program: impl Into<PathBuf>, arguments: &[&str]) -> Self {
@@ -200,16 +204,16 @@ impl NodeBuilder {
         self
     }
 
-    /// If this process is a worker, runs it and ends the process with it; otherwise returns. For programs that have
-    /// something to do before they start a node, such as a test harness: call it first in `main`.
-    pub fn run_if_worker(mut self) -> Self {
+    /// If this process is a worker, runs it and ends the process with it; otherwise returns. A program's own workers never come
+    /// here; those of a library that another program has loaded do.
+    #[doc(hidden)]
+    pub fn run_if_worker(self) -> Self {
         mps::run_if_keeper();
-        worker::run_if_worker(&self.types, &opens(&self.types), self.worker_telemetry.take());
+        worker::run_if_worker(&self.types, &opens(&self.types));
         self
     }
 
-    /// Starts the node. In a worker this runs the worker and does not return. Either way the process's soft limit of
-    /// open files is raised to the hard one.
+    /// Starts the node. The process's soft limit of open files is raised to the hard one.
     ///
     /// # Errors
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
@@ -218,8 +222,7 @@ impl NodeBuilder {
         #[cfg(feature = "hosts")]
         let only_serves = self.hosts.as_ref().is_some_and(Hosts::only_serves);
         let (actors, processes) = self.start_processes(&types, &opens(&types))?;
-        let node =
-            Node { types, transport: Arc::clone(actors.transport()), processes: Inert::new(processes) };
+        let node = Node { transport: Arc::clone(actors.transport()), processes: Inert::new(processes) };
         #[cfg(feature = "hosts")]
         {
             node.serve_other_hosts()?;
@@ -258,7 +261,7 @@ impl NodeBuilder {
         open: &Open<'_, R>,
     ) -> Result<(Arc<R>, Processes), NodeError> {
         mps::run_if_keeper();
-        worker::run_if_worker(types.clone(), open, self.worker_telemetry);
+        worker::run_if_worker(types.clone(), open);
         files::raise_limit();
         #[cfg(feature = "testing")]
         crate::fault::arm_from_environment("node");
@@ -301,6 +304,7 @@ impl NodeBuilder {
             program,
             start_deadline: self.start_deadline,
             worker_log: worker_log.unwrap_or_else(|| "info".to_owned()),
+            worker_telemetry: self.worker_telemetry,
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
             pages,
@@ -338,7 +342,7 @@ impl NodeBuilder {
 }
 
 /// Opens a process of a node with actors of `types`.
-fn opens(
+pub(super) fn opens(
     types: &actor::Program,
 ) -> impl Fn(&Identity, Arc<dyn ControlChannel>, ProcessPages) -> Result<Arc<ProcessActors>, String> {
     |identity, control, pages| ProcessActors::open(types, identity, control, pages)

@@ -5,7 +5,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::actor::StartActor;
+use crate::actor::{Code, StartActor};
 use crate::ids::ActorId;
 use crate::limits::{MAX_LOG_MESSAGE, MAX_METRIC_SERIES};
 use crate::node::handshake::Build;
@@ -22,7 +22,7 @@ use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 12;
+pub(crate) const PROTOCOL: u32 = 13;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ pub(crate) enum Up {
 pub(crate) enum Down {
     /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's epoch page, and on an agent
     /// of several hosts the page that says until when it may work (`transport/works_until.rs`).
-    Welcome { identity: Identity, log_filter: String },
+    Welcome { identity: Identity, log_filter: String, telemetry: Option<Code> },
     /// The worker does not, and should say why and exit.
     Refused { why: String },
     /// For the worker's process runtime.
@@ -225,6 +225,7 @@ mod tests {
             name: Some("blur".into()),
             label: Some("blur.0".into()),
             type_name: "demo::Blur".into(),
+            type_key: 7,
             args: vec![0xff; 1000],
             device: DeviceId::HOST,
             receive_on: Some(DeviceId::HOST),

@@ -1,8 +1,7 @@
 //! Which build a process runs, and whether two processes run the same one.
 //!
 //! Messages between the processes of a node are laid out by the types that both were compiled with, so the node takes
-//! only workers of its own build: the same protocol and crate version, the same registered types and, as the last
-//! word, the very executable that it meant to start.
+//! only workers of its own build: the same protocol and crate version and, as the last word, the very executable that it meant to start.
 
 use std::fmt;
 use std::io;
@@ -27,18 +26,25 @@ pub(crate) struct Build {
     executable: Executable,
 }
 
-/// What a program knows of actors and messages.
+/// The messages that a program knows.
 #[derive(Clone, Debug, Default)]
 pub struct KnownTypes {
-    /// Differs where the types that were added to the program differ.
+    /// Stands for the program's types where its processes run no actors; 0 where they do.
     fingerprint: u64,
     /// The portable messages, which two programs may have by different definitions.
     interfaces: Interfaces,
 }
 
+impl KnownTypes {
+    /// Whether they are found by what is linked, and so before `main`.
+    pub(crate) fn are_linked(&self) -> bool {
+        self.fingerprint == 0
+    }
+}
+
 impl From<&Program> for KnownTypes {
     fn from(program: &Program) -> Self {
-        KnownTypes { fingerprint: program.fingerprint(), interfaces: program.interfaces() }
+        KnownTypes { fingerprint: 0, interfaces: program.interfaces() }
     }
 }
 

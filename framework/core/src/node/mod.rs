@@ -1,8 +1,8 @@
 //! Nodes: the processes that a program starts, supervises and ends.
 //!
 //! [`Node::builder`](crate::node::Node::builder) makes the running program a node. Each [`spawn`](crate::node::Node::spawn) starts
-//! a worker process with an actor in it, unless it is told another place. A worker is this program again: it runs
-//! `main` up to the start of the node, which in a worker never returns. Restart policies, groups, watching and limits
+//! a worker process with an actor in it, unless it is told another place. A worker is this program again, of which it runs
+//! nothing but the actors: `main` never begins there. Restart policies, groups, watching and limits
 //! for hangs are settings of the spawn and of the builder.
 //!
 //! ```standalone_crate
@@ -40,7 +40,7 @@
 //! }
 //!
 //! fn main() -> anyhow::Result<()> {
-//!     let node = Node::builder().start()?; // a worker never returns from here
+//!     let node = Node::builder().start()?;
 //!     let clerk = node.spawn::<Clerk>(()).name("clerk").restart(Restart::on_failure(3)).start()?;
 //!     assert_ne!(node.block_on(clerk.address().ask(WhoAreYou))?, std::process::id());
 //!     assert!(node.shutdown(Duration::from_secs(10))?.is_clean());
@@ -62,7 +62,7 @@
 pub(crate) mod all_hosts;
 #[cfg(feature = "hosts")]
 mod all_traces;
-pub(crate) mod arguments;
+pub(crate) mod before_main;
 #[cfg(feature = "hosts")]
 mod behind;
 pub(crate) mod broker;
@@ -125,7 +125,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::actor::Program;
 use crate::observe::metrics::{Metrics, export};
 use crate::observe::progress::{ProgressDisplay, Shown};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
@@ -155,7 +154,7 @@ pub use self::supervisor::{
     Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };
 #[cfg(feature = "inside")]
-pub use self::worker::{WorkerTelemetry, run_if_worker};
+pub use self::worker::run_if_worker;
 #[cfg(feature = "inside")]
 pub use crate::actor::{NewActor, StartActor};
 
@@ -175,7 +174,6 @@ pub use crate::actor::{NewActor, StartActor};
 /// # }
 /// ```
 pub struct Node {
-    types: Program,
     transport: Arc<Transport>,
     processes: Inert<Processes>,
 }
@@ -360,7 +358,7 @@ impl Node {
     /// # fn main() -> anyhow::Result<()> {
     /// let pipeline = Pipeline::new("numbers");
     /// pipeline.items("count", |_| (0..100).map(Number)).for_each("print", |Number(n)| Ok(println!("{n}")));
-    /// let node = Node::builder().pipeline(&pipeline).start()?;
+    /// let node = Node::builder().start()?;
     /// let running = node.run_pipeline(&pipeline)?;
     /// node.run_until_ctrl_c_or(running.ended(), Duration::from_secs(10))?;
     /// match running.wait() {

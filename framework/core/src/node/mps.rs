@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-use super::arguments::arguments;
 use crate::device::Device;
 use crate::device::mps::{Daemon, Folder, PIPES};
 use crate::os::remedy::MPS_PROGRAM;
@@ -78,7 +77,7 @@ const VARIABLE: &str = "TENSORPOST_MPS_KEEPER";
 /// For the daemon to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What the keeper runs: a program that calls [`run_if_keeper`] before it does anything else.
+/// The keeper runs this program, which is taken over before its `main`, or one that calls [`run_if_keeper`].
 #[derive(Debug)]
 pub(crate) struct KeeperProgram {
     path: PathBuf,
@@ -92,7 +91,7 @@ impl Default for KeeperProgram {
         KeeperProgram {
             path: "/proc/self/exe".into(),
             name: std::env::args_os().next(),
-            arguments: arguments(),
+            arguments: std::env::args_os().skip(1).collect(),
         }
     }
 }
@@ -163,11 +162,19 @@ impl Drop for Mps {
 
 /// Returns if this process is not a keeper; otherwise keeps the daemon, and the process ends with it.
 pub(crate) fn run_if_keeper() {
-    let Some(node) = std::env::var(VARIABLE).ok().and_then(|node| node.parse::<u32>().ok()) else { return };
-    // A program that the keeper's node started otherwise has the variable but another parent.
-    if std::os::unix::process::parent_id() != node {
-        return;
+    if is_keeper() {
+        keep_until_end()
     }
+}
+
+pub(super) fn is_keeper() -> bool {
+    let node = std::env::var(VARIABLE).ok().and_then(|node| node.parse::<u32>().ok());
+    // A program that the keeper's node started otherwise has the variable but another parent.
+    node == Some(std::os::unix::process::parent_id())
+}
+
+/// Keeps the daemon for the node that has started this process.
+pub(super) fn keep_until_end() -> ! {
     // As a worker: the daemon ends when the node says so, or has ended.
     signals::leave_to_node();
     let kept = Folder::create(&std::env::temp_dir()).and_then(|folder| keep(&folder.0));

@@ -3,18 +3,20 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use super::Node;
+#[cfg(feature = "foreign")]
+use super::NodeBuilder;
 use super::deferred::Deferred;
 use super::group::{Group, Strategy, Supervision};
 use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
 use super::spawned::Spawned;
 use super::supervisor::{Making, SpawnError, StartError, WorkerId};
-use super::{Node, NodeBuilder};
 #[cfg(feature = "foreign")]
 use crate::actor::foreign::{RawAddress, RawMessage};
 use crate::actor::{
-    Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, link, lookup,
-    register_address, short, takes_only,
+    Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, key_of, link,
+    lookup, register_address, short, takes_only,
 };
 use crate::device::Device;
 use crate::ids::DeviceId;
@@ -27,12 +29,6 @@ use crate::transport::TransportStats;
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ActorError {
-    /// Workers would not know its type: this program's architecture is none of those whose types are found, or
-    /// another type has the same path.
-    #[error(
-        "the node does not know the actor type {0}; add it with `Node::builder().actor::<…>()` before `start()`"
-    )]
-    UnknownType(&'static str),
     /// The mailbox's capacity is out of range.
     #[error(
         "a mailbox holds 1 to {MAX_MAILBOX} messages per sending process, not {0}; choose a `.mailbox(n)` in that range"
@@ -289,17 +285,6 @@ impl NodeBuilder {
     }
 }
 
-impl NodeBuilder {
-    /// Adds an actor type. On x86-64 and AArch64 a program knows the types that it spawns anywhere, without this. It is for
-    /// other architectures, for workers that run [another program](Self::worker_program), and for a type whose path is that
-    /// of another one: two in blocks of one function. Then it is called before [`start`](Self::start), in node and workers
-    /// alike.
-    pub fn actor<A: RemoteActor>(mut self) -> Self {
-        self.types.register::<A>();
-        self
-    }
-}
-
 /// An actor to start; see [`Node::spawn`].
 ///
 /// ```no_run
@@ -525,9 +510,6 @@ impl<A: RemoteActor> Spawn<'_, A> {
     #[doc(hidden)]
     pub fn defer(self) -> Result<Deferred<A>, ActorError> {
         let type_name = std::any::type_name::<A>();
-        if !self.node.types.knows::<A>() {
-            return Err(ActorError::UnknownType(type_name));
-        }
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
             return Err(ActorError::Mailbox(self.mailbox));
         }
@@ -541,6 +523,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
             label: self.label.or(own_label.filter(|_| self.name.is_none())),
             name: self.name,
             type_name: A::ELSEWHERE.unwrap_or(type_name).to_owned(),
+            type_key: key_of::<A>(),
             args: args.body,
             device: self.device,
             // Libraries of other languages want all that they compute with on one device.

@@ -15,6 +15,7 @@ pub mod files;
 pub mod foreign;
 pub mod fork;
 pub mod futex;
+pub mod last_words;
 pub mod launcher;
 pub mod mapping;
 pub mod memfd;

@@ -1,24 +1,23 @@
 //! An iterator as a source.
 
-use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::actor::{Code, Env};
 
-use crate::closures;
 use crate::{Item, Source};
 
 /// The iterator.
 pub(crate) type Iterated<T> = Box<dyn Iterator<Item = anyhow::Result<T>>>;
 /// Makes it, in the source's process.
-pub(crate) type MakeIterated<T> = dyn Fn(&Env) -> Iterated<T> + Send + Sync;
+pub(crate) type MakeIterated<T> = Box<dyn FnOnce(&Env) -> Iterated<T>>;
 
-/// A closure that makes an iterator, by its name.
+/// The items of a closure.
 pub(crate) struct Items<T>(Iterated<T>);
 
 impl<T: Item> Source for Items<T> {
-    type Args = String;
+    type Args = Code;
     type Out = T;
 
-    fn create(name: String, env: &Env) -> anyhow::Result<Self> {
-        Ok(Items(closures::find::<MakeIterated<T>>(&name)?(env)))
+    fn create(code: Code, env: &Env) -> anyhow::Result<Self> {
+        Ok(Items(code.make::<MakeIterated<T>>()?(env)))
     }
 
     fn length(&self) -> Option<u64> {

@@ -8,10 +8,10 @@ mod send_to;
 mod sink;
 mod zip;
 
-pub(super) use apply::{Applied, Apply, MakeApplied};
+pub(super) use apply::{Applied, Apply};
 pub(super) use batch::{AsMany, Batcher, Gathered, Unbatch, Windows};
 pub(super) use identity::Identity;
 pub(super) use items::{Items, Iterated, MakeIterated};
 pub(super) use send_to::SendTo;
 pub(super) use sink::{AsSink, Nothing};
-pub(super) use zip::{KeyOf, Lift, Zip};
+pub(super) use zip::{Lift, Zip};

@@ -3,15 +3,14 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use anyhow::Context as _;
-use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::actor::{Code, Env};
 
-use crate::closures;
 use crate::limits::MAX_WAITING;
 use crate::pairs::{PartnerNews, Partners};
 use crate::worker::args::Pairing;
+use crate::worker::pick::NumberOf;
 use crate::{Either, Held, Item, ItemId, Out, Pair, Stage};
 
 /// Says from which flow an item is.
@@ -54,12 +53,9 @@ pub(crate) enum Bond {
     Key(u64),
 }
 
-/// The key of an item of either flow.
-pub(crate) type KeyOf<A, B> = dyn Fn(&Either<A, B>) -> u64 + Send + Sync;
-
 /// Puts those together that have the same bond.
 pub(crate) struct Zip<A: Item, B: Item> {
-    key: Option<Arc<KeyOf<A, B>>>,
+    key: Option<NumberOf<Either<A, B>>>,
     waiting: Waiting<(A, Held), (B, Held)>,
     /// Under at-least-once delivery: who waits for what waits here.
     pairing: Option<Pairing>,
@@ -216,7 +212,7 @@ fn remove_from<T>(
 }
 
 impl<A: Item, B: Item> Zip<A, B> {
-    fn new(key: Option<Arc<KeyOf<A, B>>>) -> Self {
+    fn new(key: Option<NumberOf<Either<A, B>>>) -> Self {
         Zip {
             key,
             waiting: Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 },
@@ -309,14 +305,13 @@ impl<A: Item, B: Item> Zip<A, B> {
 }
 
 impl<A: Item, B: Item> Stage for Zip<A, B> {
-    /// The name of the closure that tells an item's key; without one, items belong together that have the same id.
-    type Args = Option<String>;
+    /// The closure that tells an item's key; without one, items belong together that have the same id.
+    type Args = Option<Code>;
     type In = Either<A, B>;
     type Out = Pair<A, B>;
 
-    fn create(key: Option<String>, _: &Env) -> anyhow::Result<Self> {
-        let key = key.map(|name| closures::find::<KeyOf<A, B>>(&name)).transpose()?;
-        Ok(Zip::new(key))
+    fn create(key: Option<Code>, _: &Env) -> anyhow::Result<Self> {
+        Ok(Zip::new(key.map(|code| code.make()).transpose()?))
     }
 
     fn process(&mut self, item: Either<A, B>, out: &mut Out<Pair<A, B>>) -> anyhow::Result<()> {
@@ -434,7 +429,7 @@ mod tests {
                 Either::Left(Number(number)) | Either::Right(Number(number)) => *number,
             };
             let side = || Side { lanes: Vec::new(), room: 8, sources: vec![0] };
-            let mut joined = Joined { zip: Zip::new(Some(Arc::new(key))), retained: Retained::default() };
+            let mut joined = Joined { zip: Zip::new(Some(Box::new(key))), retained: Retained::default() };
             joined.told(Partners::Begin(Pairing { sides: [side(), side()] }));
             joined
         }

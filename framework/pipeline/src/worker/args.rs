@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tensorpost_core::api::actor::Address;
+use tensorpost_core::api::actor::{Address, Code};
 use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::api::node::ProcessId;
 
@@ -100,7 +100,7 @@ pub(crate) enum Select {
     /// The one with the fewest unfinished items.
     LeastLoaded,
     /// The one whose turn it is by the value of a closure, modulo their number.
-    By(String),
+    By(Code),
 }
 
 /// One of the stages that an outlet leads to.

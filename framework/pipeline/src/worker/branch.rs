@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use futures_util::future::FutureExt;
-use tensorpost_core::api::actor::{Address, Ask, AskError, Env};
+use tensorpost_core::api::actor::{Address, Ask, AskError, CodeError, Env};
 use tensorpost_core::api::message;
 use tensorpost_core::api::observe::monotonic_ns;
 use tokio::sync::Notify;
@@ -26,7 +26,6 @@ use super::meter::{Cause, Meter, Toward};
 use super::pick::{Choice, Load, Pick};
 use super::waits::Wait;
 use super::window::Window;
-use crate::closures::UnknownClosure;
 use crate::item::{EdgeMessage, EndOf, Item, ItemId, Order, Tag};
 use crate::out::Emitted;
 use delivery::{Tried, Turned};
@@ -143,12 +142,7 @@ pub(super) struct Unsendable {
 }
 
 impl<T: Item> Branch<T> {
-    pub(super) fn new(
-        args: BranchArgs,
-        modes: Modes,
-        meter: &Meter,
-        env: &Env,
-    ) -> Result<Self, UnknownClosure> {
+    pub(super) fn new(args: BranchArgs, modes: Modes, meter: &Meter, env: &Env) -> Result<Self, CodeError> {
         let to = args.to.into_iter().map(|receiver| {
             let is_open = !matches!(receiver, Receiver::Nobody);
             let (name, address) = match receiver {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use futures_util::future::FutureExt;
 use smallvec::SmallVec;
-use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::actor::{CodeError, Env};
 
 use super::ack_guard::AckGuard;
 use super::args::{BranchArgs, OutletArgs, Place};
@@ -14,7 +14,6 @@ use super::fork_tracker::ForkTracker;
 use super::meter::{Meter, Toward};
 use super::pick::{Choice, Pick};
 use super::waits::Wait;
-use crate::closures::UnknownClosure;
 use crate::item::{EndOf, Item, ItemId, Order, Tag};
 use crate::out::Emitted;
 
@@ -35,12 +34,7 @@ pub(super) struct Outlet<T: Item> {
 }
 
 impl<T: Item> Outlet<T> {
-    pub(super) fn new(
-        args: OutletArgs,
-        modes: Modes,
-        meter: &Meter,
-        env: &Env,
-    ) -> Result<Self, UnknownClosure> {
+    pub(super) fn new(args: OutletArgs, modes: Modes, meter: &Meter, env: &Env) -> Result<Self, CodeError> {
         let pick = Pick::among_branches(&args.select)?;
         let branch = |args: BranchArgs| Branch::new(args, modes, meter, env).map(Rc::new);
         let fork_tracker = ForkTracker::new(args.tell, args.tell_still, args.source, args.branches.len());

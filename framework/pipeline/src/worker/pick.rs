@@ -6,14 +6,19 @@
 //! lost if nobody is left there.
 
 use std::cell::Cell;
-use std::sync::Arc;
+
+use tensorpost_core::api::actor::CodeError;
 
 use super::args::Select;
-use crate::closures::{self, UnknownClosure};
 use crate::item::Item;
 
 /// A number of an item: a key, or the branch that it goes to.
-pub(crate) type NumberOf<T> = dyn Fn(&T) -> u64 + Send + Sync;
+pub(crate) type NumberOf<T> = Box<dyn Fn(&T) -> u64>;
+
+/// With the closure's type forgotten.
+pub(crate) fn number<T>(of: impl Fn(&T) -> u64 + 'static) -> NumberOf<T> {
+    Box::new(of)
+}
 
 /// How to choose.
 pub(super) struct Pick<T> {
@@ -25,9 +30,9 @@ enum Way<T> {
     All,
     RoundRobin,
     LeastLoaded,
-    By(Arc<NumberOf<T>>),
+    By(NumberOf<T>),
     /// A branch: nobody stands in for it.
-    Only(Arc<NumberOf<T>>),
+    Only(NumberOf<T>),
 }
 
 /// The state of a receiver that the choice depends on.
@@ -50,7 +55,7 @@ pub(super) enum Choice {
 
 impl<T: Item> Pick<T> {
     /// For the branches of a fork.
-    pub(super) fn among_branches(select: &Select) -> Result<Self, UnknownClosure> {
+    pub(super) fn among_branches(select: &Select) -> Result<Self, CodeError> {
         let Pick { way, turn } = Pick::among_replicas(select)?;
         let way = match way {
             Way::By(number) => Way::Only(number),
@@ -60,12 +65,12 @@ impl<T: Item> Pick<T> {
     }
 
     /// For the replicas of a stage.
-    pub(super) fn among_replicas(select: &Select) -> Result<Self, UnknownClosure> {
+    pub(super) fn among_replicas(select: &Select) -> Result<Self, CodeError> {
         let way = match select {
             Select::All => Way::All,
             Select::RoundRobin => Way::RoundRobin,
             Select::LeastLoaded => Way::LeastLoaded,
-            Select::By(name) => Way::By(closures::find::<NumberOf<T>>(name)?),
+            Select::By(code) => Way::By(code.make()?),
         };
         Ok(Pick { way, turn: Cell::new(0) })
     }
@@ -139,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_key_keeps_its_receiver() {
-        let pick = pick(Way::By(Arc::new(|item| *item)));
+        let pick = pick(Way::By(number(|item| *item)));
         let loads = [Some(9), Some(0), Some(0)];
         for _ in 0..3 {
             assert_eq!(choose(&pick, 6, &loads), Choice::One(0));
@@ -150,14 +155,14 @@ mod tests {
 
     #[test]
     fn a_branch_keeps_its_items_though_nobody_is_left_on_it() {
-        let pick = pick(Way::Only(Arc::new(|item| *item)));
+        let pick = pick(Way::Only(number(|item| *item)));
         assert_eq!(choose(&pick, 3, &[Some(0), None]), Choice::One(1));
         assert_eq!(choose(&pick, 4, &[Some(0), None]), Choice::One(0));
     }
 
     #[test]
     fn nobody_left_is_no_choice() {
-        for way in [Way::RoundRobin, Way::LeastLoaded, Way::By(Arc::new(|item| *item))] {
+        for way in [Way::RoundRobin, Way::LeastLoaded, Way::By(number(|item| *item))] {
             let pick = pick(way);
             assert_eq!(choose(&pick, 1, &[]), Choice::None);
             assert_eq!(choose(&pick, 1, &[None, None]), Choice::None);

@@ -16,7 +16,7 @@ use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::node::{Node, Restart};
 use tensorpost_core::tensor::{DType, Tensor};
 use tensorpost_pipeline::{
-    AddPipeline, AfterSource, Batch, Dead, Flow, Item, Many, OnError, Pipeline, PipelineError, Report,
+    AfterSource, Batch, Dead, Flow, Item, Many, OnError, Pipeline, PipelineError, Report,
     RunPipeline,
 };
 
@@ -73,7 +73,7 @@ impl Given {
 }
 
 fn samples(pipeline: &Pipeline, count: u64) -> Flow<Sample, AfterSource> {
-    pipeline.items("samples", move |env| {
+    pipeline.with(count).items("samples", |count, env| {
         let stream = env.stream();
         (0..count).filter_map(move |id| {
             let values = stream.from_slice(&[4], &[id as f32; 4]).ok()?.freeze();
@@ -88,8 +88,7 @@ fn collected<T: Item>(
     flow: impl FnOnce(&Pipeline) -> Flow<T>,
 ) -> Result<(Vec<T>, std::result::Result<Report, PipelineError>)> {
     let flow = flow(pipeline);
-    let node = Node::builder();
-    let node = node.pipeline(pipeline).start()?;
+    let node = Node::builder().start()?;
     let (address, mut channel): (_, Channel<T>) = node.channel()?;
     flow.sink_to(&address);
     let running = match node.run_pipeline(pipeline) {
@@ -116,10 +115,9 @@ fn collected<T: Item>(
     Ok((items, report))
 }
 
-/// Runs them one after the other, on one node: a program's workers know all pipelines that it writes down before it starts one.
+/// Runs them one after the other, on one node.
 fn ended(pipelines: &[Pipeline]) -> Result<Vec<std::result::Result<Report, PipelineError>>> {
-    let builder = pipelines.iter().fold(Node::builder(), AddPipeline::pipeline);
-    let node = builder.start()?;
+    let node = Node::builder().start()?;
     Ok(pipelines.iter().map(|pipeline| node.run_pipeline(pipeline)?.wait()).collect())
 }
 

@@ -218,7 +218,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "mps" => Sharing::Mps,
         other => bail!("{other} is neither `isolated` nor `mps`"),
     };
-    let node = Node::builder().source::<Fresh>().sink::<Last>().sharing(sharing).console(false).start()?;
+    let node = Node::builder().sharing(sharing).console(false).start()?;
     let number = |at: usize, unless: u64| rest.get(at).map_or(Ok(unless), |text| text.parse());
     let given = Given {
         interpreter: interpreter.clone(),

@@ -69,7 +69,6 @@ fn device(text: &str) -> Result<Device> {
 const FAULTS_PER_SEED: u64 = 500;
 
 fn main() -> Result<ExitCode> {
-    let _ = faults::program(tensorpost::node::Node::builder()).run_if_worker();
     let arguments = Arguments::parse();
     let begin = Instant::now();
     let mut left = arguments.faults.unwrap_or(if arguments.minutes.is_some() { u64::MAX } else { FAULTS });
@@ -90,7 +89,7 @@ fn main() -> Result<ExitCode> {
             verbose: arguments.verbose,
             hold: arguments.hold,
         };
-        let builder = faults::program(tensorpost::node::Node::builder()).worker_log("off").sharing(sharing);
+        let builder = tensorpost::node::Node::builder().worker_log("off").sharing(sharing);
         match faults::run(builder, &options) {
             Ok(report) => {
                 println!("seed {seed}: {report:?}");

@@ -40,7 +40,7 @@ impl FakeNode {
 
 /// Runs this process if it is a worker, before a scene begins.
 pub(crate) fn run_if_worker() {
-    tensorpost_core::node::run_if_worker(fingerprint(), &open, None);
+    tensorpost_core::node::run_if_worker(fingerprint(), &open);
 }
 
 pub(crate) fn start(builder: NodeBuilder) -> Result<FakeNode, NodeError> {

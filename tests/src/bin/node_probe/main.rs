@@ -23,7 +23,10 @@ fn main() -> Result<()> {
     let scene = std::env::args().nth(1).unwrap_or_default();
     let is_worker = std::env::var_os("TENSORPOST_WORKER").is_some();
     match scene.as_str() {
-        "exits-early" if is_worker => std::process::exit(7),
+        "exits-early" if is_worker => {
+            eprintln!("a library is missing");
+            std::process::exit(7)
+        }
         "never-says-hello" if is_worker => loop {
             std::thread::park();
         },
@@ -94,6 +97,7 @@ fn new_actor(type_name: &str, name: Option<&str>, args: Vec<u8>) -> NewActor {
         label: None,
         name: name.map(str::to_owned),
         type_name: type_name.to_owned(),
+        type_key: 0,
         args,
         device: DeviceId::HOST,
         receive_on: None,

@@ -71,6 +71,7 @@ fn who_asks_again_for_a_life_that_is_being_started_has_its_answer() {
             name: None,
             label: None,
             type_name: "Lens".to_owned(),
+            type_key: 7,
             args: Vec::new(),
             device: DeviceId::HOST,
             receive_on: None,

@@ -1,10 +1,10 @@
 //! Starts a worker's process.
 //!
-//! A worker is this program again, from its beginning: `/proc/self/exe` with the same arguments. Nothing of the node's
-//! memory gets into it, which matters because neither the GPU driver nor a thread survives a fork. What it gets is its
+//! A worker is this program again: `/proc/self/exe` with the same arguments, taken over before its `main`. Nothing of the
+//! node's memory gets into it, which matters because neither the GPU driver nor a thread survives a fork. It gets its
 //! control socket, under the number that the environment variable names.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
@@ -16,9 +16,10 @@ use rustix::io::fcntl_getfd;
 use rustix::stdio::{stderr, stdout};
 
 use crate::actor::WorkerProgram;
-use crate::node::arguments::arguments;
+use crate::node::before_main;
 use crate::node::handshake::{self, Build, BuildMismatch, KnownTypes, THIS_PROGRAM};
-use crate::node::worker::VARIABLE;
+use crate::node::worker::{LINKED, VARIABLE};
+use crate::os::last_words::LastWords;
 use crate::os::{Launcher, PidFd, Seqpacket, signals};
 
 /// Descriptors that must be free for another worker to be started. The workers that run send the node memory and links; what
@@ -34,6 +35,8 @@ pub(crate) struct Program {
     environment: Vec<(String, String)>,
     /// The build that its workers must name.
     build: Build,
+    /// The end of the worker's variable.
+    mark: &'static str,
     /// Whether that is another program than the node's: of the build only what two programs talk by is compared.
     differs: bool,
     /// What to do where it does not start.
@@ -43,13 +46,16 @@ pub(crate) struct Program {
 impl Program {
     /// This program again, or `other`, which gets no arguments.
     pub(crate) fn new(other: Option<&Path>, types: KnownTypes) -> io::Result<Self> {
+        before_main::is_linked();
+        let mark = if types.are_linked() { LINKED } else { "" };
         match other {
             None => Ok(Program {
                 path: THIS_PROGRAM.into(),
                 name: std::env::args_os().next(),
-                arguments: arguments(),
+                arguments: std::env::args_os().skip(1).collect(),
                 environment: Vec::new(),
                 build: Build::of_this_process(types)?,
+                mark,
                 differs: false,
                 remedy: "",
             }),
@@ -59,6 +65,7 @@ impl Program {
                 arguments: Vec::new(),
                 environment: Vec::new(),
                 build: Build::of_program(types, path)?,
+                mark,
                 differs: false,
                 remedy: "",
             }),
@@ -74,6 +81,7 @@ impl Program {
             arguments: arguments.into_iter().map(OsString::from).collect(),
             environment,
             build: self.build.clone(),
+            mark: self.mark,
             differs: true,
             remedy,
         }
@@ -97,11 +105,10 @@ impl Program {
         self.path.display().to_string()
     }
 
-    /// Starts it, as the worker of this name. The kernel kills the new process when the launcher is dropped.
+    /// Starts it. The kernel kills the new process when the launcher is dropped.
     pub(crate) fn launch(
         &self,
         launcher: &Launcher,
-        worker: &str,
         connections: usize,
         environment: &[(&'static str, OsString)],
     ) -> io::Result<Launched> {
@@ -112,7 +119,7 @@ impl Program {
             .collect::<Result<Vec<_>, _>>()?;
         let mut command = Command::new(&self.path);
         if let Some(program) = &self.name {
-            command.arg0(title(worker, program));
+            command.arg0(program);
         }
         command.args(&self.arguments);
         // Modules that load lazily would load behind a wait; and under MPS the driver gives two hardware queues where
@@ -135,24 +142,38 @@ impl Program {
         // What the standard streams are now: they may have been redirected since the launcher's table was made.
         let streams = [stdout(), stderr()];
         let open = streams.map(|stream| fcntl_getfd(stream).is_ok());
+        // Without it there is only less to tell.
+        let last_words = LastWords::new().ok();
         let given: Vec<_> = std::iter::once(theirs.as_fd())
             .chain(streams.into_iter().zip(open).filter_map(|(stream, open)| open.then_some(stream)))
+            .chain(last_words.as_ref().map(AsFd::as_fd))
             .collect();
+        let mark = self.mark;
         let mut child = launcher.launch(&given, move |given| {
             let mut given = given.into_iter();
             let Some(socket) = given.next() else { return Err(io::ErrorKind::InvalidData.into()) };
+            let mut stream = |open: bool| open.then(|| given.next()).flatten();
             // A stream that is closed here is the null device there.
-            let mut stream =
-                |open: bool| open.then(|| given.next()).flatten().map_or_else(Stdio::null, Stdio::from);
-            command.stdout(stream(open[0])).stderr(stream(open[1]));
-            command.env(VARIABLE, format!("{}:{}", socket.as_raw_fd(), std::process::id()));
-            command.preserved_fds(vec![socket]);
+            command.stdout(stream(open[0]).map_or_else(Stdio::null, Stdio::from));
+            let (own, words) = (stream(open[1]), given.next());
+            let mut variable = format!("{}:{}", socket.as_raw_fd(), std::process::id());
+            let mut preserved = vec![socket];
+            match (own, words) {
+                (Some(own), Some(words)) => {
+                    command.stderr(words);
+                    variable.push_str(&format!(":{}", own.as_raw_fd()));
+                    preserved.push(own);
+                }
+                (own, _) => drop(command.stderr(own.map_or_else(Stdio::null, Stdio::from))),
+            }
+            command.env(VARIABLE, variable + mark);
+            command.preserved_fds(preserved);
             command.spawn()
         })?;
         // While our copy of the worker's end is open, the worker's end would not show.
         drop(theirs);
         match PidFd::open(child.id()) {
-            Ok(pidfd) => Ok(Launched { child, pidfd, socket }),
+            Ok(pidfd) => Ok(Launched { child, pidfd, socket, last_words }),
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -162,18 +183,11 @@ impl Program {
     }
 }
 
-/// What process lists show of a worker: its name, then the program as the node was started. Only of this program: an
-/// interpreter may look for its files where its first argument says.
-fn title(worker: &str, program: &OsStr) -> OsString {
-    let plain: String = worker.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
-    let mut title = OsString::from(format!("tp:{plain} "));
-    title.push(program);
-    title
-}
-
 /// A process that was started, and the node's end of its control socket.
 pub(crate) struct Launched {
     pub(crate) child: Child,
     pub(crate) pidfd: PidFd,
     pub(crate) socket: Seqpacket,
+    /// Its standard error until it has greeted.
+    pub(crate) last_words: Option<LastWords>,
 }

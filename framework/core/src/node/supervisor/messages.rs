@@ -162,6 +162,7 @@ impl State {
             worker.give_up(text.clone());
             return self.complain(index, text);
         }
+        worker.last_words = None;
         let WorkerPhase::Greeting { deadline, asker } =
             std::mem::replace(&mut worker.phase, WorkerPhase::Ending)
         else {
@@ -193,12 +194,13 @@ impl State {
             detects_hangs: self.settings.hang_limit.is_some(),
         };
         let log_filter = self.settings.worker_log.clone();
+        let telemetry = self.settings.worker_telemetry.clone();
         let process = worker.process;
         let descriptors = self.broker.deaths.descriptors(process);
         #[cfg(feature = "hosts")]
         let descriptors = descriptors.and_then(|pages| self.hosts.with_works_until(pages));
         match descriptors {
-            Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter }, descriptors),
+            Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter, telemetry }, descriptors),
             Err(error) => return worker.give_up(format!("its pages could not be handed over: {error}")),
         }
         // After the welcome, and before anything else: what died before it came (DEATH-3), and where actors are that

@@ -72,7 +72,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::actor::{NewActor, Python};
+use crate::actor::{Code, NewActor, Python};
 use crate::clock::ProcessPages;
 use crate::ids::{ActorId, DeviceId};
 use crate::lease::GpuBudget;
@@ -142,6 +142,8 @@ pub(crate) struct Settings {
     pub(crate) program: Program,
     pub(crate) start_deadline: Duration,
     pub(crate) worker_log: String,
+    /// Makes the program's own layer of a worker's telemetry.
+    pub(crate) worker_telemetry: Option<Code>,
     pub(crate) host_budget: u64,
     pub(crate) gpu_budget: Option<GpuBudget>,
     /// Those that the node's own process was opened with.

@@ -18,6 +18,7 @@ use crate::node::limits::END_GRACE;
 use crate::node::line::{LineError, Outgoing, Receiving};
 use crate::node::shutdown::Phase;
 use crate::node::wait;
+use crate::os::last_words::LastWords;
 use crate::os::{PidFd, Seqpacket};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::EndReason;
@@ -164,6 +165,8 @@ pub(super) struct Worker {
     pub(super) child: Child,
     pub(super) pidfd: PidFd,
     pub(super) socket: Arc<Seqpacket>,
+    /// Its standard error before it greets.
+    pub(super) last_words: Option<LastWords>,
     pub(super) incoming: Receiving,
     pub(super) outgoing: Outgoing,
     /// Whether the socket may still be read.
@@ -216,6 +219,7 @@ impl Worker {
             incoming: Receiving::new(socket.clone()),
             outgoing: Outgoing::new(socket.clone()),
             socket,
+            last_words: launched.last_words,
             open: true,
             read_to_the_end: false,
             phase,

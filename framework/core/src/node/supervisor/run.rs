@@ -1,5 +1,6 @@
 //! The supervisor's loop: commands, sockets, deadlines, and the end of a worker's process.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use crate::node::questions::Ping;
 use crate::node::wait;
 use crate::observe::log::Severity;
 use crate::observe::metrics::user::Intake;
+use crate::os::last_words::LastWords;
 use crate::os::{Launcher, foreign};
 use crate::transport::lifecycle::EndReason;
 
@@ -516,10 +518,11 @@ impl State {
                 why: why.clone(),
             }));
         }
+        let said = worker.last_words.take().map_or_else(String::new, |words| words_of(&words));
         if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase
             && asker.waits()
         {
-            let found = self.examine(worker.id, "");
+            let found = said + &self.examine(worker.id, "");
             asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why, found }));
         }
         if !worker.read_to_the_end {
@@ -576,4 +579,11 @@ impl Drop for CloseOnDrop {
         drop(commands);
         drop(queue);
     }
+}
+
+/// Says what a worker wrote to its standard error that has never greeted: all of it there, and its last lines in an error.
+fn words_of(words: &LastWords) -> String {
+    let (all, last) = words.read();
+    let _ = std::io::stderr().write_all(&all);
+    if last.is_empty() { String::new() } else { format!("; its last words:\n{last}\n") }
 }

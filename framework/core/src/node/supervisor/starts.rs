@@ -66,7 +66,7 @@ impl State {
         environment.extend(self.armed_starts());
         let like = spare.as_ref().map_or(id, |spare| spare.worker);
         let (program, connections) = (self.program_of(like), self.connections_of(like));
-        let launched = program.launch(&self.launcher, name, connections, &environment);
+        let launched = program.launch(&self.launcher, connections, &environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {

@@ -10,19 +10,30 @@ use rustix::net::SocketType;
 use rustix::net::sockopt::{socket_peercred, socket_type};
 
 use super::end_at_once;
-use crate::os::{Seqpacket, signals};
+use crate::os::{Seqpacket, last_words, signals};
 
-/// The environment variable of a worker: `<descriptor of its control socket>:<process id of the node>`.
+/// The environment variable of a worker: `<descriptor of its control socket>:<process id of the node>`, then
+/// `:<descriptor of its standard error>` where that is another one until it is here, and [`LINKED`] where its node runs actors.
 pub(crate) const VARIABLE: &str = "TENSORPOST_WORKER";
+
+/// The node's workers run what the program links, and nothing of its `main`.
+pub(crate) const LINKED: &str = ":linked";
+
+/// Whether the process looks like a worker whose program has no say in what it does.
+pub(crate) fn may_be_taken_over() -> bool {
+    std::env::var(VARIABLE).is_ok_and(|value| value.ends_with(LINKED))
+}
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The control socket, if this process is a worker. First of all the process is tied to the node's life; if the node
 /// has ended already, this does not return.
-pub(super) fn take() -> Option<Seqpacket> {
+pub(crate) fn take() -> Option<Seqpacket> {
     let value = std::env::var(VARIABLE).ok()?;
-    let (descriptor, node) = value.split_once(':')?;
-    let (descriptor, node) = (descriptor.parse::<RawFd>().ok()?, node.parse::<u32>().ok()?);
+    let mut numbers = value.strip_suffix(LINKED).unwrap_or(&value).split(':');
+    let (descriptor, node) = (numbers.next()?.parse::<RawFd>().ok()?, numbers.next()?.parse::<u32>().ok()?);
+    let own_stderr =
+        numbers.next().and_then(|number| number.parse::<RawFd>().ok()).filter(|number| *number > 2);
     if descriptor < 3 || TAKEN.load(Ordering::Acquire) || !is_from(descriptor, node) {
         // A program that a worker started has the variable but not the socket, which is closed on exec below.
         return None;
@@ -38,6 +49,12 @@ pub(super) fn take() -> Option<Seqpacket> {
     // put there and only the variable names; nothing else in this process owns it, and `TAKEN` lets only one caller
     // get here.
     let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    if let Some(own) = own_stderr {
+        // SAFETY: as above; the node has put it there with the socket.
+        let own = unsafe { OwnedFd::from_raw_fd(own) };
+        // Where it fails, its words go where nobody reads them.
+        let _ = last_words::give_back(&own);
+    }
     let ready = rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC).map_err(std::io::Error::from);
     match ready.and_then(|()| Seqpacket::from_fd(socket)) {
         Ok(socket) => Some(socket),

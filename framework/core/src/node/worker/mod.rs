@@ -28,6 +28,7 @@ use tracing_subscriber::{EnvFilter, Layer};
 use self::main_loop::Task;
 use self::uplink::Uplink;
 use self::user_metrics::UserMetrics;
+use crate::actor::Code;
 use crate::clock::taint::EpochPage;
 use crate::clock::{ClockPage, ProcessPages};
 use crate::fault;
@@ -47,7 +48,7 @@ use crate::os::{Seqpacket, process};
 use crate::transport::control_channel::ControlChannel;
 use crate::transport::works_until::{Present, WorksUntil};
 
-pub(crate) use self::inherited::VARIABLE;
+pub(crate) use self::inherited::{LINKED, VARIABLE, may_be_taken_over, take as take_over};
 
 /// Why a worker ends that may open no more files.
 fn starved() -> String {
@@ -61,18 +62,24 @@ const EXIT_REFUSED: i32 = 78;
 const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// Makes the telemetry of a worker of this name.
-pub type WorkerTelemetry = Box<dyn FnOnce(&str) -> Telemetry + Send>;
+pub(crate) type WorkerTelemetry = Box<dyn FnOnce(&str) -> Telemetry + Send>;
 
-/// Returns if this process is not a worker; otherwise runs it, and the process ends with it. `telemetry` is the program's own.
-pub fn run_if_worker<R: ProcessRuntime>(
+/// Returns if this process is not a worker; otherwise runs it, and the process ends with it.
+pub fn run_if_worker<R: ProcessRuntime>(types: impl Into<KnownTypes>, open: &Open<'_, R>) {
+    if let Some(socket) = inherited::take() {
+        run(socket, types, open)
+    }
+}
+
+/// Runs this process, which is a worker.
+pub(crate) fn run<R: ProcessRuntime>(
+    socket: Seqpacket,
     types: impl Into<KnownTypes>,
     open: &Open<'_, R>,
-    telemetry: Option<WorkerTelemetry>,
-) {
-    let Some(socket) = inherited::take() else { return };
+) -> ! {
     let types = types.into();
     let run = || -> ! {
-        match Worker::start(types, open, Arc::new(socket), telemetry) {
+        match Worker::start(types, open, Arc::new(socket)) {
             Ok(worker) => worker.run(),
             Err(failure) => exit_with(&failure),
         }
@@ -104,10 +111,9 @@ impl Worker {
         types: KnownTypes,
         open: &Open<'_, R>,
         socket: Arc<Seqpacket>,
-        telemetry: Option<WorkerTelemetry>,
     ) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
-        let (identity, log_filter, Pages { own: pages, works_until }) =
+        let Welcome { identity, log_filter, telemetry, pages: Pages { own: pages, works_until } } =
             handshake(types, &socket, &mut receiving)?;
         let works_until = works_until.map(Present::new);
         if let Some(works_until) = &works_until {
@@ -117,6 +123,8 @@ impl Worker {
         process::show_process_as(&identity.name);
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
+        let telemetry = telemetry.map(|code| code.make::<WorkerTelemetry>()).transpose();
+        let telemetry = telemetry.map_err(|error| format!("its telemetry cannot be made: {error}"))?;
         let at_end = install_logs(&uplink, &log_filter, telemetry.map(|make| make(&identity.name)));
         let user_metrics = UserMetrics::install(&uplink);
         files::raise_limit();
@@ -203,7 +211,7 @@ fn handshake(
     types: KnownTypes,
     socket: &Arc<Seqpacket>,
     receiving: &mut Receiving,
-) -> Result<(Identity, String, Pages), String> {
+) -> Result<Welcome, String> {
     let build = Build::of_this_process(types).map_err(|error| {
         format!("this worker's own program cannot be looked at: {error}; is /proc mounted?")
     })?;
@@ -214,8 +222,8 @@ fn handshake(
         match receiving.next().map_err(|error| error.to_string())? {
             Incoming::Message(bytes, descriptors) => {
                 return match decode(&bytes).map_err(|error| error.to_string())? {
-                    Down::Welcome { identity, log_filter } => {
-                        Ok((identity, log_filter, adopt_pages(descriptors)?))
+                    Down::Welcome { identity, log_filter, telemetry } => {
+                        Ok(Welcome { identity, log_filter, telemetry, pages: adopt_pages(descriptors)? })
                     }
                     Down::Refused { why } => Err(format!("the node refused this worker: {why}")),
                     _ => Err("the node did not answer the greeting".to_owned()),
@@ -230,6 +238,15 @@ fn handshake(
             Incoming::Closed => end_at_once(),
         }
     }
+}
+
+/// The answer of the node to the greeting.
+struct Welcome {
+    identity: Identity,
+    log_filter: String,
+    /// The program's own.
+    telemetry: Option<Code>,
+    pages: Pages,
 }
 
 /// What a worker is given.

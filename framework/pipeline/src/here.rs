@@ -1,0 +1,189 @@
+//! The results of a pipeline in the program that runs it.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker, ready};
+use std::thread::Thread;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::Stream;
+use tensorpost_core::api::actor::Channel;
+use tensorpost_core::api::node::{ActorError, Node};
+
+use super::error::PipelineError;
+use super::flow::Flow;
+use super::item::Item;
+use super::plan::Kind;
+use super::report::Report;
+use super::run::{RunPipeline, Running};
+use super::stages::SendTo;
+use super::work::{Site, StageWork, Starter, Work};
+
+/// The items of a flow that ends in the program: an iterator (`for item in &mut results`) and a [`Stream`]. Items that nobody
+/// takes wait, and the pipeline with them. There are no more when the pipeline has ended, for whatever reason;
+/// [`wait`](Self::wait) says which. Dropping it cancels the pipeline, as dropping [`Running`] does.
+#[must_use = "dropping it cancels the pipeline"]
+pub struct Results<T: Item> {
+    /// Before the pipeline, which waits for nobody then.
+    channel: Channel<T>,
+    /// Until it has.
+    ended: Option<BoxFuture<'static, ()>>,
+    running: Running,
+}
+
+impl<T: Item, At> Flow<T, At> {
+    /// Ends the flow in this program, and starts the pipeline on a node of its own.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u64);
+    /// # fn main() -> anyhow::Result<()> {
+    /// let numbers = Pipeline::new("squares").items("count", |_| (0..10).map(Number));
+    /// let mut squares = numbers.map("square", |Number(n)| Ok(Number(n * n))).start_here()?;
+    /// let mut sum = 0;
+    /// for Number(square) in &mut squares {
+    ///     sum += square; // it is the program's own
+    /// }
+    /// assert_eq!((sum, squares.wait()?.is_complete()), (285, true));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Pipeline::start`](super::Pipeline::start).
+    pub fn start_here(self) -> Result<Results<T>, PipelineError> {
+        self.results(|flow| flow.pipeline().start())
+    }
+
+    /// As [`start_here`](Self::start_here), on a node that is there.
+    ///
+    /// # Errors
+    /// As for [`run_pipeline`](RunPipeline::run_pipeline).
+    pub fn start_here_on(self, node: &Node) -> Result<Results<T>, PipelineError> {
+        self.results(|flow| node.run_pipeline(&flow.pipeline()))
+    }
+
+    /// Runs the pipeline on a node of its own, and calls `consume` in this program for each item; it may capture whatever it likes.
+    ///
+    /// # Errors
+    /// Those of the pipeline, and the first of `consume`, which cancels it.
+    pub fn for_each_here(self, mut consume: impl FnMut(T) -> anyhow::Result<()>) -> anyhow::Result<Report> {
+        let mut results = self.start_here()?;
+        for item in &mut results {
+            consume(item)?;
+        }
+        Ok(results.wait()?)
+    }
+
+    /// Runs the pipeline on a node of its own, and returns the items.
+    ///
+    /// # Errors
+    /// As for [`Pipeline::run`](super::Pipeline::run).
+    pub fn collect(self) -> Result<Vec<T>, PipelineError> {
+        let mut results = self.start_here()?;
+        let items = results.into_iter().collect();
+        results.wait()?;
+        Ok(items)
+    }
+
+    fn results(
+        self,
+        start: impl FnOnce(&Flow<T>) -> Result<Running, PipelineError>,
+    ) -> Result<Results<T>, PipelineError> {
+        let here = Rc::new(Here::<T>(RefCell::default()));
+        let end: Flow<T> = self.then("here", Rc::clone(&here) as Rc<dyn Work>, Kind::Sink);
+        let running = start(&end)?;
+        let Some(channel) = here.0.take() else { unreachable!("a sink that has started has its channel") };
+        Ok(Results { channel, ended: Some(running.ended().boxed()), running })
+    }
+}
+
+/// A sink of the program: it sends to a channel that is made with it.
+struct Here<T: Item>(RefCell<Option<Channel<T>>>);
+
+impl<T: Item> Work for Here<T> {
+    fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
+        let (address, channel) = site.node.channel()?;
+        self.0.replace(Some(channel));
+        StageWork::<SendTo<T>>(address).defer(site)
+    }
+
+    fn relay(&self) -> Rc<dyn Work> {
+        unreachable!("nothing comes out of a sink")
+    }
+}
+
+impl<T: Item> Results<T> {
+    /// The pipeline.
+    pub fn running(&self) -> &Running {
+        &self.running
+    }
+
+    /// Lets the items go that nobody has taken, and waits for the end as [`Running::wait`] does.
+    ///
+    /// # Errors
+    /// The cause, with the report.
+    pub fn wait(mut self) -> Result<Report, PipelineError> {
+        self.into_iter().for_each(drop);
+        self.running.wait()
+    }
+
+    fn poll_item(&mut self, task: &mut Context<'_>) -> Poll<Option<T>> {
+        if let Poll::Ready(item) = pin!(self.channel.recv()).poll(task) {
+            return Poll::Ready(item.ok());
+        }
+        if let Some(ended) = &mut self.ended {
+            ready!(ended.poll_unpin(task));
+            self.ended = None;
+        }
+        // All that has come was put there before it ended.
+        Poll::Ready(self.channel.try_recv())
+    }
+}
+
+impl<T: Item> Stream for Results<T> {
+    type Item = T;
+
+    fn poll_next(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Option<T>> {
+        self.poll_item(task)
+    }
+}
+
+/// Its iterator blocks the thread.
+impl<'r, T: Item> IntoIterator for &'r mut Results<T> {
+    type Item = T;
+    type IntoIter = Box<dyn Iterator<Item = T> + 'r>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        Box::new(std::iter::from_fn(move || block_on(poll_fn(|task| self.poll_item(task)))))
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Blocks the thread for a future that needs no runtime.
+pub(super) fn block_on<R>(future: impl Future<Output = R>) -> R {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+impl<T: Item> std::fmt::Debug for Results<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Results({:?})", self.running)
+    }
+}

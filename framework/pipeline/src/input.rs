@@ -1,0 +1,263 @@
+//! Items that the program sends into a pipeline.
+//!
+//! In the worker of the source are an actor, which takes the items, and the pipeline's source, which is asked for the next one;
+//! between the two is a queue. An item is answered when the source has taken it, so the actor's mailbox is all that is ahead.
+//!
+//! **Locks.** The table's and the queue's, for as long as a look takes; a source that waits lets go of it. **On a crash** of the worker
+//! its sender is told, as every sender is, and the source begins anew by its policy. **On cancellation** the source ends, and gives back
+//! what it has not taken.
+
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize};
+use tensorpost_core::api::actor::{Address, Env, Handles, RemoteActor, SendError, SendFailure};
+use tensorpost_core::api::message::GpuMessage;
+use tensorpost_core::api::node::ActorError;
+use tokio::sync::oneshot;
+
+use super::flow::{AfterSource, Flow, Pipeline};
+use super::here::block_on;
+use super::hosts::Home;
+use super::item::Item;
+use super::stages::Identity;
+use super::traits::Source;
+use super::work::{Site, SourceWork, StageWork, Starter, Work};
+
+/// Items ahead of the source, in its actor's mailbox, of each process that sends.
+const AHEAD: u32 = 16;
+
+/// Between two looks at whether the pipeline was cancelled.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Sends items into a pipeline: see [`Pipeline::input`]. The source ends when all clones have been dropped.
+pub struct Input<T: Item>(Arc<Sending<T>>);
+
+struct Sending<T: Item> {
+    to: Mutex<Option<(Address<T>, Address<Ended>)>>,
+}
+
+impl Pipeline {
+    /// Adds a source that is fed by this program. `send` waits while the pipeline has as much as it takes.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u64);
+    /// # fn main() -> anyhow::Result<()> {
+    /// let (input, numbers) = Pipeline::new("squares").input("numbers");
+    /// let mut squares = numbers.map("square", |Number(n)| Ok(Number(n * n))).start_here()?;
+    /// input.blocking_send(Number(7))?;
+    /// assert_eq!(squares.into_iter().next().map(|Number(n)| n), Some(49));
+    /// drop(input); // that is its end
+    /// squares.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn input<T: Item>(&self, name: &str) -> (Input<T>, Flow<T, AfterSource>) {
+        let sending = Arc::new(Sending { to: Mutex::new(None) });
+        let work = Rc::new(InputWork(Arc::downgrade(&sending)));
+        let flow = self.begin(name, work);
+        (Input(sending), flow.own_thread())
+    }
+}
+
+impl<T: Item> Input<T> {
+    /// Sends an item when there is room.
+    ///
+    /// # Errors
+    /// With the item: there is [no such actor](SendFailure::NoSuchActor) before the pipeline is started, nor when the source has ended.
+    ///
+    /// # Cancel safety
+    /// Dropping the future may lose the item.
+    pub async fn send(&self, item: T) -> Result<(), SendError<T>> {
+        let address = self.0.to.lock().as_ref().map(|(items, _)| items.clone());
+        match address {
+            Some(address) => address.send(item).await,
+            None => Err(SendError { message: item, reason: SendFailure::NoSuchActor }),
+        }
+    }
+
+    /// [`send`](Self::send) that blocks the thread.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send).
+    pub fn blocking_send(&self, item: T) -> Result<(), SendError<T>> {
+        block_on(self.send(item))
+    }
+}
+
+impl<T: Item> Drop for Sending<T> {
+    fn drop(&mut self) {
+        if let Some((_, ended)) = self.to.get_mut().take() {
+            // It waits for room as items do, and nobody here is to wait for that. Without a thread the pipeline has to be cancelled.
+            let telling = move || drop(block_on(ended.send(Ended)));
+            let _ = std::thread::Builder::new().name("tensorpost-input".to_owned()).spawn(telling);
+        }
+    }
+}
+
+/// Nothing more comes.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = tensorpost_core)]
+struct Ended;
+
+struct InputWork<T: Item>(Weak<Sending<T>>);
+
+impl<T: Item> Work for InputWork<T> {
+    fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let feeder = site.node.spawn::<Feeder<T>>((number, self.0.strong_count() == 0)).mailbox(AHEAD);
+        let feeder = feeder.restart(site.restart).label(format!("{} input", site.config.stage)).defer()?;
+        let source = SourceWork::<Fed<T>>(number).defer(site)?;
+        let sending = self.0.clone();
+        Ok(Box::new(move |home: Home| {
+            let started = feeder.start_with(home.worker, tensorpost_core::api::device::DeviceId::HOST)?;
+            if let Some(sending) = sending.upgrade() {
+                *sending.to.lock() = Some((started.address(), started.address()));
+            }
+            source(home)
+        }))
+    }
+
+    fn relay(&self) -> Rc<dyn Work> {
+        Rc::new(StageWork::<Identity<T>>(std::marker::PhantomData))
+    }
+}
+
+/// Between the actor and the source.
+struct Queue<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+struct State<T> {
+    items: VecDeque<(T, oneshot::Sender<()>)>,
+    ended: bool,
+    /// The source has gone: what comes now is let go.
+    left: bool,
+}
+
+/// Of this worker, by the numbers of their sources.
+static QUEUES: LazyLock<Mutex<HashMap<u64, Box<dyn std::any::Any + Send>>>> = LazyLock::new(Mutex::default);
+
+fn queue<T: Item>(number: u64) -> anyhow::Result<Arc<Queue<T>>> {
+    let new = || {
+        let state = State { items: VecDeque::new(), ended: false, left: false };
+        Box::new(Arc::new(Queue::<T> { state: Mutex::new(state), changed: Condvar::new() }))
+            as Box<dyn std::any::Any + Send>
+    };
+    let mut queues = QUEUES.lock();
+    let queue = queues.entry(number).or_insert_with(new).downcast_ref::<Arc<Queue<T>>>().cloned();
+    queue.ok_or_else(|| anyhow::anyhow!("the queue of an input has items of another type"))
+}
+
+/// The source.
+struct Fed<T: Item> {
+    queue: Arc<Queue<T>>,
+    env: Env,
+}
+
+impl<T: Item> Source for Fed<T> {
+    type Args = u64;
+    type Out = T;
+
+    fn create(number: u64, env: &Env) -> anyhow::Result<Self> {
+        Ok(Fed { queue: queue(number)?, env: env.clone() })
+    }
+
+    fn next(&mut self) -> anyhow::Result<Option<T>> {
+        let mut state = self.queue.state.lock();
+        loop {
+            if let Some((item, taken)) = state.items.pop_front() {
+                // Its sender may have gone.
+                let _ = taken.send(());
+                return Ok(Some(item));
+            }
+            if state.ended || self.env.is_stopping() {
+                return Ok(None);
+            }
+            self.queue.changed.wait_for(&mut state, LOOK);
+        }
+    }
+}
+
+impl<T: Item> Drop for Fed<T> {
+    fn drop(&mut self) {
+        let left = {
+            let mut state = self.queue.state.lock();
+            state.left = true;
+            std::mem::take(&mut state.items)
+        };
+        drop(left);
+    }
+}
+
+/// The actor.
+struct Feeder<T: Item>(Arc<Queue<T>>);
+
+impl<T: Item> actix::Actor for Feeder<T> {
+    type Context = actix::Context<Self>;
+}
+
+impl<T: Item> RemoteActor for Feeder<T> {
+    /// Whether it has ended before it began.
+    type Args = (u64, bool);
+
+    fn create((number, ended): (u64, bool), _: &Env) -> anyhow::Result<Self> {
+        let queue = queue::<T>(number)?;
+        queue.state.lock().ended |= ended;
+        Ok(Feeder(queue))
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<T>().message::<Ended>().waits();
+    }
+}
+
+impl<T: Item> actix::Handler<T> for Feeder<T> {
+    type Result = actix::ResponseFuture<()>;
+
+    fn handle(&mut self, item: T, _: &mut actix::Context<Self>) -> Self::Result {
+        let (taken, was_taken) = oneshot::channel();
+        let mut state = self.0.state.lock();
+        let refused = if state.left {
+            Some(item)
+        } else {
+            state.items.push_back((item, taken));
+            None
+        };
+        drop(state);
+        drop(refused);
+        self.0.changed.notify_all();
+        Box::pin(async move {
+            // An error is the end of the source.
+            let _ = was_taken.await;
+        })
+    }
+}
+
+impl<T: Item> actix::Handler<Ended> for Feeder<T> {
+    type Result = ();
+
+    fn handle(&mut self, _: Ended, _: &mut actix::Context<Self>) {
+        self.0.state.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl<T: Item> Clone for Input<T> {
+    fn clone(&self) -> Self {
+        Input(Arc::clone(&self.0))
+    }
+}
+
+impl<T: Item> std::fmt::Debug for Input<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Input<{}>", T::NAME)
+    }
+}
