@@ -42,12 +42,13 @@ pub enum SourceError {
 
 /// The images of one folder, or those that a pattern matches.
 ///
-/// An image is a file (or a link to one) that ends in `.jpg`, `.jpeg` or `.png`, in any case, and whose name does not
-/// begin with a dot. Subfolders are not entered. The order is that of the names' bytes, the same on every machine.
-/// The folder is read once; files that come or go later are not noticed.
+/// An image is a file (or a link to one) that ends in `.jpg`, `.jpeg` or `.png`, in any case, and whose name
+/// does not begin with a dot. Subfolders are not entered. The order is that of the names' bytes, the same on
+/// every machine. The folder is read once; files that come or go later are not noticed.
 #[derive(Clone, Debug)]
 pub struct ImageFolder {
-    /// Never empty. Shared, so that an iterator need not borrow the folder and a path costs no allocation a frame.
+    /// Never empty. Shared, so that an iterator need not borrow the folder and a path costs no allocation a
+    /// frame.
     files: Arc<[Arc<Path>]>,
 }
 
@@ -55,8 +56,8 @@ impl ImageFolder {
     /// Lists the images of `folder`.
     ///
     /// # Errors
-    /// [`SourceError::List`] when the folder is missing or cannot be read, or an image in it is a dangling link;
-    /// [`SourceError::Empty`] when it holds no image. Both name the path.
+    /// [`SourceError::List`] when the folder is missing or cannot be read, or an image in it is a dangling
+    /// link; [`SourceError::Empty`] when it holds no image. Both name the path.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, SourceError> {
         let folder = folder.as_ref();
         let failed = |source| SourceError::List { path: folder.to_owned(), source };
@@ -80,11 +81,13 @@ impl ImageFolder {
         Ok(Self { files: files.into() })
     }
 
-    /// The files that a pattern matches: `*` stands for anything within a name, `?` for one character, `[a-z]` for one of
-    /// several, `**` for any folders. A leading dot has to be written out. The order is that of the paths' bytes.
+    /// The files that a pattern matches: `*` stands for anything within a name, `?` for one character,
+    /// `[a-z]` for one of several, `**` for any folders. A leading dot has to be written out. The order is
+    /// that of the paths' bytes.
     ///
     /// # Errors
-    /// [`SourceError::Pattern`], [`SourceError::NoMatch`]; [`SourceError::List`] for a folder that cannot be read.
+    /// [`SourceError::Pattern`], [`SourceError::NoMatch`]; [`SourceError::List`] for a folder that cannot be
+    /// read.
     pub fn matching(pattern: &str) -> Result<Self, SourceError> {
         let options = glob::MatchOptions { require_literal_leading_dot: true, ..Default::default() };
         let paths = glob::glob_with(pattern, options)

@@ -1,5 +1,5 @@
-//! Image stages of a pipeline write in place where they may, whether the image comes from another process or from the
-//! stage that they are beside, and beside it where they must not.
+//! Image stages of a pipeline write in place where they may, whether the image comes from another process or
+//! from the stage that they are beside, and beside it where they must not.
 //!
 //! A program of its own without the test harness, because its workers are this program again.
 

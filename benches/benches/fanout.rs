@@ -6,8 +6,8 @@
 //! | `fanout-together` | all in one process | the same |
 //! | `fanout-send` | each in a process of its own | the sender's share, as time of its core: making one tensor and sending it to all, who sleep |
 //!
-//! The sender has a core of its own; the receivers share the others. Where there are fewer cores than receivers, the first
-//! group measures how the kernel shares them, too.
+//! The sender has a core of its own; the receivers share the others. Where there are fewer cores than
+//! receivers, the first group measures how the kernel shares them, too.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,8 @@ struct Frame {
     data: Tensor,
 }
 
-/// Asks a receiver how many frames it has seen: when the reply is there, it has handled all that were sent before.
+/// Asks a receiver how many frames it has seen: when the reply is there, it has handled all that were sent
+/// before.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Seen;

@@ -1,9 +1,10 @@
-//! A million messages with tensors through three processes, and what memory that leaves behind. A program, not timed.
+//! A million messages with tensors through three processes, and what memory that leaves behind. A program,
+//! not timed.
 //!
 //! `cargo bench --bench leak` runs a million; `cargo bench --bench leak -- --messages 50000` another number.
-//! The source makes a fresh tensor for each message and sends it with a slice of it; the relay passes both on to the
-//! sink, so the leases change hands between processes that do not own the memory (LEASE-3). Exits with 1 when resident
-//! memory at the end is more than 5 % above that after the first ten thousand messages.
+//! The source makes a fresh tensor for each message and sends it with a slice of it; the relay passes both on
+//! to the sink, so the leases change hands between processes that do not own the memory (LEASE-3). Exits with
+//! 1 when resident memory at the end is more than 5 % above that after the first ten thousand messages.
 
 use std::process::ExitCode;
 
@@ -18,9 +19,10 @@ const ALL: u64 = 1_000_000;
 const LIMIT: f64 = 5.0;
 /// Of each mailbox.
 const MAILBOX: u32 = 32;
-/// Frames that the sink keeps at the beginning before it lets all of them go: more than mailboxes and the way between
-/// can hold, so that the first ten thousand messages find the pool as large as it ever gets. Without this, how much is on
-/// its way at once is up to the scheduler, and with it how much of the pool was ever touched.
+/// Frames that the sink keeps at the beginning before it lets all of them go: more than mailboxes and the way
+/// between can hold, so that the first ten thousand messages find the pool as large as it ever gets. Without
+/// this, how much is on its way at once is up to the scheduler, and with it how much of the pool was ever
+/// touched.
 const KEPT: usize = 256;
 /// Sizes of the tensors in bytes, in turn.
 const SIZES: [usize; 4] = [512, 4 << 10, 20_000, 64 << 10];
@@ -33,7 +35,8 @@ struct Frame {
     part: Option<Tensor>,
 }
 
-/// Sends that many; the reply comes when the sink has handled them all, and says how many it has seen in its life.
+/// Sends that many; the reply comes when the sink has handled them all, and says how many it has seen in its
+/// life.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Run {

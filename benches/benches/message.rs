@@ -1,7 +1,8 @@
-//! A message of 256 bytes without tensors between actors in two busy processes, beside the bare parts in the same run.
+//! A message of 256 bytes without tensors between actors in two busy processes, beside the bare parts in the
+//! same run.
 //!
-//! Latency is half a round trip, one message at a time. The rate is a stream in one direction with the mailbox's credit
-//! as the only brake, from a task that sends as fast as it may. Each of the two has a core.
+//! Latency is half a round trip, one message at a time. The rate is a stream in one direction with the
+//! mailbox's credit as the only brake, from a task that sends as fast as it may. Each of the two has a core.
 
 use std::time::{Duration, Instant};
 

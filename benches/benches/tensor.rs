@@ -1,9 +1,10 @@
-//! Handing a fresh host tensor to an actor in another process, beside the same struct by value through a Unix socket.
+//! Handing a fresh host tensor to an actor in another process, beside the same struct by value through a Unix
+//! socket.
 //!
-//! One iteration takes memory from the pool, marks its first and last bytes, asks the receiver, which checks the marks,
-//! and waits for the reply; then the memory goes back. Filling a tensor is measured on its own (`tensor-fill`): it is
-//! the producer's work, grows with the size, and has nothing to do with the hand-over. The bytes that go by value are
-//! there before the clock starts, too.
+//! One iteration takes memory from the pool, marks its first and last bytes, asks the receiver, which checks
+//! the marks, and waits for the reply; then the memory goes back. Filling a tensor is measured on its own
+//! (`tensor-fill`): it is the producer's work, grows with the size, and has nothing to do with the hand-over.
+//! The bytes that go by value are there before the clock starts, too.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! A core for each of two that talk.
 //!
-//! Left alone, the kernel may put both on one core while others want the machine, and then what is measured is its
-//! scheduler: neither can find anything by looking while the other cannot run.
+//! Left alone, the kernel may put both on one core while others want the machine, and then what is measured
+//! is its scheduler: neither can find anything by looking while the other cannot run.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -30,8 +30,8 @@ pub fn thread_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32) // below a thousand million
 }
 
-/// Keeps the calling thread, and those that it starts, on the `number`th of the cores that the process may use, counted
-/// around. Where the system refuses, it stays where it is and says so.
+/// Keeps the calling thread, and those that it starts, on the `number`th of the cores that the process may
+/// use, counted around. Where the system refuses, it stays where it is and says so.
 pub fn pin(number: usize) {
     let cores = cores();
     let Some(core) = cores.get(number % cores.len().max(1)) else { return };

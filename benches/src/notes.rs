@@ -1,4 +1,5 @@
-//! Messages of 256 bytes between two actors, wherever each of them is: one at a time, and as many as there is room for.
+//! Messages of 256 bytes between two actors, wherever each of them is: one at a time, and as many as there is
+//! room for.
 
 use std::time::Instant;
 
@@ -33,7 +34,8 @@ pub fn text() -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// "Send a note there, wait for it to come back, and so on." The answer is half of each round trip, in nanoseconds.
+/// "Send a note there, wait for it to come back, and so on." The answer is half of each round trip, in
+/// nanoseconds.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<Vec<u64>, String>)]
 pub struct Trips {
@@ -55,7 +57,8 @@ pub struct Many {
     pub count: u64,
 }
 
-/// "Send each note back to this one, and greet it now": the first message makes the way there. Whether it is made.
+/// "Send each note back to this one, and greet it now": the first message makes the way there. Whether it is
+/// made.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = bool)]
 pub struct Meet(pub Address<Note>, pub Address<Greeting>);

@@ -29,8 +29,8 @@ impl Results {
         self.json(&format!("{bench}/new/estimates.json"))?.pointer("/median/point_estimate")?.as_f64()
     }
 
-    /// The least time of one iteration among the samples, in nanoseconds: what it takes where nobody else wants the
-    /// cores, provided that some sample was so lucky.
+    /// The least time of one iteration among the samples, in nanoseconds: what it takes where nobody else
+    /// wants the cores, provided that some sample was so lucky.
     pub fn best(&self, bench: &str) -> Option<f64> {
         let samples = self.json(&format!("{bench}/new/sample.json"))?;
         let list = |name: &str| -> Option<Vec<f64>> {

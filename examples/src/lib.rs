@@ -15,14 +15,15 @@ pub struct Place {
     #[arg(long, default_value = "host")]
     pub device: Device,
 
-    /// How the processes share a GPU: in time slices, or at once by a private MPS daemon, where one that dies in the middle
-    /// of a kernel takes the others along
+    /// How the processes share a GPU: in time slices, or at once by a private MPS daemon, where one that dies
+    /// in the middle of a kernel takes the others along
     #[arg(long, value_name = "HOW", default_value = "isolated", value_parser = PossibleValuesParser::new(["isolated", "mps"])
         .map(|how| if how == "mps" { Sharing::Mps } else { Sharing::Isolated }))]
     pub sharing: Sharing,
 }
 
-/// What is missing for the examples with a part in Python, if anything is: the interpreter, the package `tensorpost`, or `module`.
+/// What is missing for the examples with a part in Python, if anything is: the interpreter, the package
+/// `tensorpost`, or `module`.
 pub fn lacks_python(module: &str) -> Option<String> {
     // As `actor::Python` looks for it.
     let named = std::env::var_os("TENSORPOST_PYTHON").map(PathBuf::from);

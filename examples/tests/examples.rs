@@ -73,7 +73,8 @@ examples! {
     task_queue "15-task-queue",
 }
 
-/// What the README of the repository begins with; it is compiled, and run, with the documentation of the framework.
+/// What the README of the repository begins with; it is compiled, and run, with the documentation of the
+/// framework.
 #[test]
 fn a_pipeline_with_a_message_and_a_stage_of_ones_own_takes_at_most_25_lines() {
     let readme = include_str!("../../README.md");
@@ -178,8 +179,8 @@ fn the_pipeline_agrees_with_one_process() {
             said.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("no {row}: {said}"));
         assert!(row.split_whitespace().nth(1) == Some("1") && row.contains("  20  "), "{said}");
     }
-    // Three processes hand on; what the third does is 20 images of 3 planes of 96 x 64 floats as it came, so that every edge
-    // image lies in the memory of the image that it was made of.
+    // Three processes hand on; what the third does is 20 images of 3 planes of 96 x 64 floats as it came, so
+    // that every edge image lies in the memory of the image that it was made of.
     assert!(
         said.contains("without being copied: decode ") && said.contains("the first image was there after"),
         "{said}"

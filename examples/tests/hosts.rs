@@ -33,7 +33,8 @@ fn one_command_starts_both_hosts() {
     assert_eq!(said(&Command::new(PROGRAM).output().expect("it runs")), expected());
 }
 
-/// Runs the file for Slurm with a `srun` that starts both processes here, with the variables that Slurm's has.
+/// Runs the file for Slurm with a `srun` that starts both processes here, with the variables that Slurm's
+/// has.
 #[test]
 fn slurm_starts_both_hosts() {
     let folder = tempdir().expect("a folder");

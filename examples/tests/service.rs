@@ -1,4 +1,5 @@
-//! The service, as its users see it: asked over HTTP, given new weights, a detector of it killed, and ended by Ctrl-C.
+//! The service, as its users see it: asked over HTTP, given new weights, a detector of it killed, and ended
+//! by Ctrl-C.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -85,7 +86,8 @@ impl Service {
         (status, workers.iter().find(|worker| worker["name"] == name).expect(name).clone())
     }
 
-    /// As a service manager ends it: by a signal to all of its processes. Returns what it says until it has ended.
+    /// As a service manager ends it: by a signal to all of its processes. Returns what it says until it has
+    /// ended.
     fn stop(mut self) -> String {
         let process = Pid::from_child(&self.child);
         let threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("its threads");

@@ -1,10 +1,11 @@
-//! Actors in separate operating-system processes that send each other messages with tensors in them. The tensor
-//! stays where it is: the message carries a lease on it, the receiver's stream waits until the data is ready, and
-//! dropping the last handle gives the memory back to the process that it came from.
+//! Actors in separate operating-system processes that send each other messages with tensors in them. The
+//! tensor stays where it is: the message carries a lease on it, the receiver's stream waits until the data is
+//! ready, and dropping the last handle gives the memory back to the process that it came from.
 //!
-//! Actors are plain actix actors. A message is a type with [`GpuMessage`](message::GpuMessage)
-//! derived; tensors may be anywhere inside it. Each spawned actor runs in a worker process of its own unless the
-//! program says otherwise. A worker is the program itself, started again, of which it runs its actors and nothing of `main`.
+//! Actors are plain actix actors. A message is a type with [`GpuMessage`](message::GpuMessage) derived;
+//! tensors may be anywhere inside it. Each spawned actor runs in a worker process of its own unless the
+//! program says otherwise. A worker is the program itself, started again, of which it runs its actors and
+//! nothing of `main`.
 //!
 //! ```no_run
 //! use tensorpost::prelude::*;
@@ -90,16 +91,18 @@
 //! ```
 //!
 //! # Where to read on
-//! The [derive](derive@message::GpuMessage) says what a message may hold; [`#[actor]`](macro@crate::actor) writes the impls of
-//! actors, and [`#[stage]`](macro@crate::stage) those of stages, sources and sinks. [`tensor`] has tensors and what computes on
-//! them, [`mod@actor`] addresses, [`node`] processes, [`pipeline`] and [`published`] what stands on them. Bounds are constants in
-//! the module that they are about. `SEMANTICS.md` in the repository says in
-//! plain sentences what is promised, `PIPELINES.md` what pipelines add, `ARCHITECTURE.md` how it is done.
+//! The [derive](derive@message::GpuMessage) says what a message may hold; [`#[actor]`](macro@crate::actor)
+//! writes the impls of actors, and [`#[stage]`](macro@crate::stage) those of stages, sources and sinks.
+//! [`tensor`] has tensors and what computes on them, [`mod@actor`] addresses, [`node`] processes,
+//! [`pipeline`] and [`published`] what stands on them. Bounds are constants in the module that they are
+//! about. `SEMANTICS.md` in the repository says in plain sentences what is promised, `PIPELINES.md` what
+//! pipelines add, `ARCHITECTURE.md` how it is done.
 //!
 //! # Features
-//! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `graphs`: many small kernels in one launch. `dlpack`: tensors to and from other libraries of the process. `testing`: an attribute for tests that start workers, faults at named points and
-//! leak checks, for tests of programs.
+//! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host
+//! tensors as `ndarray` views. `graphs`: many small kernels in one launch. `dlpack`: tensors to and from
+//! other libraries of the process. `testing`: an attribute for tests that start workers, faults at named
+//! points and leak checks, for tests of programs.
 
 #[cfg(feature = "hosts")]
 #[doc(inline)]
@@ -154,8 +157,8 @@ mod doctests {
     struct Testing;
 }
 
-/// SAFE-1: what would let safe code read or write memory that it does not hold cannot be named, not even with the feature
-/// `testing`.
+/// SAFE-1: what would let safe code read or write memory that it does not hold cannot be named, not even with
+/// the feature `testing`.
 ///
 /// A lease made by hand, with any offset:
 /// ```compile_fail,E0624
@@ -186,7 +189,8 @@ mod doctests {
 #[cfg(doctest)]
 struct NotToBeNamed;
 
-/// SAFE-1 without the feature `testing`: the inside cannot be named, and no public method hands out a part of it.
+/// SAFE-1 without the feature `testing`: the inside cannot be named, and no public method hands out a part of
+/// it.
 ///
 /// ```compile_fail,E0603
 /// use tensorpost_core::stream::Stream;

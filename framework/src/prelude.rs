@@ -1,7 +1,7 @@
 //! Everything that a program with actors and tensors starts with: `use tensorpost::prelude::*;`.
 //!
-//! It has what actors need of actix and serde, the derives and attributes, and the types that nearly every program names. `serde` has
-//! to be a dependency of the program itself, because its derives name it.
+//! It has what actors need of actix and serde, the derives and attributes, and the types that nearly every
+//! program names. `serde` has to be a dependency of the program itself, because its derives name it.
 //!
 //! ```
 //! use tensorpost::prelude::*;

@@ -1,7 +1,7 @@
 //! A strict reader of traces in the Chrome trace event format: what Perfetto's importer
-//! (`src/trace_processor/importers/json/` in its repository) drops, counts as an error or puts elsewhere is a failure
-//! here, with the event in it. Where the environment variable `TENSORPOST_PERFETTO` names the folder of Perfetto's own
-//! parser (`scripts/perfetto/README.md`), that parser reads every file too.
+//! (`src/trace_processor/importers/json/` in its repository) drops, counts as an error or puts elsewhere is a
+//! failure here, with the event in it. Where the environment variable `TENSORPOST_PERFETTO` names the folder
+//! of Perfetto's own parser (`scripts/perfetto/README.md`), that parser reads every file too.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;

@@ -65,7 +65,8 @@ fn file(events: &[Value]) -> String {
     format!("{{\"traceEvents\":{},\"otherData\":{{}}}}", Value::from(events))
 }
 
-/// What the reader has against a file, and whether Perfetto, where it can be asked, has something against it too.
+/// What the reader has against a file, and whether Perfetto, where it can be asked, has something against it
+/// too.
 fn objections(file: &str) -> (Option<String>, Option<bool>) {
     let text = file.to_owned();
     let ours = catch_unwind(move || drop(Trace::parse(&text))).err().map(|panic| {

@@ -30,7 +30,8 @@ impl Case {
         Case { name, run, possible: || Ok(()), deadline: DEADLINE, alone: false }
     }
 
-    /// The same where `possible` says that it can be run. Elsewhere it counts as ignored, and not as passed, with what that says.
+    /// The same where `possible` says that it can be run. Elsewhere it counts as ignored, and not as passed,
+    /// with what that says.
     pub const fn only_where(self, possible: fn() -> Result<(), String>) -> Self {
         Case { possible, ..self }
     }
@@ -73,7 +74,8 @@ pub fn run(cases: Vec<Case>) -> ! {
     run_with(cases, Arguments::from_args)
 }
 
-/// [`run`] of cases of which many wait for seconds, as for the grace of a host that is silent: more of them at a time.
+/// [`run`] of cases of which many wait for seconds, as for the grace of a host that is silent: more of them
+/// at a time.
 pub fn run_waiting(cases: Vec<Case>) -> ! {
     run_with(cases, || {
         let mut arguments = Arguments::from_args();
@@ -87,7 +89,8 @@ pub fn run_one_by_one(cases: Vec<Case>) -> ! {
     run_with(cases, || Arguments { test_threads: Some(1), ..Arguments::from_args() })
 }
 
-/// Panics that a case asks for say nothing on stderr: dozens of them hide the line of the one that nobody asked for.
+/// Panics that a case asks for say nothing on stderr: dozens of them hide the line of the one that nobody
+/// asked for.
 fn hush_asked_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,4 +1,5 @@
-//! A worker that somebody has taken over: it does with its descriptors and its control socket what no worker of ours does.
+//! A worker that somebody has taken over: it does with its descriptors and its control socket what no worker
+//! of ours does.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -20,7 +21,8 @@ pub enum Deed {
     SpoilBells,
     /// Say this to the node so often, byte for byte.
     Say(Vec<u8>, u32),
-    /// Say these to the node, one after the other and over and over, until it listens no more. The reply does not wait.
+    /// Say these to the node, one after the other and over and over, until it listens no more. The reply does
+    /// not wait.
     KeepSaying(Vec<Vec<u8>>),
     /// Send the node a descriptor whose close waits, with this message.
     SendLingering(Vec<u8>),
@@ -91,11 +93,13 @@ fn control() -> i32 {
 
 #[expect(unsafe_code, reason = "an intruder knows descriptors by number")]
 fn borrow(number: i32) -> BorrowedFd<'static> {
-    // SAFETY: the control socket and what `/proc/self/fd` has listed are open; where one closes meanwhile, a call fails.
+    // SAFETY: the control socket and what `/proc/self/fd` has listed are open; where one closes meanwhile, a
+    // call fails.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
-/// One control message in its packets. False where the node has ended the conversation: there is nobody to talk to.
+/// One control message in its packets. False where the node has ended the conversation: there is nobody to
+/// talk to.
 fn say(message: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     let mut parts = message.chunks((64 << 10) - 1).peekable();
     while let Some(part) = parts.next() {
@@ -139,7 +143,8 @@ fn slow_end(slow: OwnedFd) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || drop(slow))
 }
 
-/// Fills every counter and buffer of a descriptor that could be a doorbell, shuts it, and has who writes to it wait.
+/// Fills every counter and buffer of a descriptor that could be a doorbell, shuts it, and has who writes to
+/// it wait.
 fn spoil_bells() {
     let control = control();
     for entry in std::fs::read_dir("/proc/self/fd").expect("a process").flatten() {

@@ -36,8 +36,8 @@ pub fn message_of(event: &Event<'_>) -> String {
     message.0
 }
 
-/// Hears of all that this process logs until it is dropped, cases that run beside this one included. `None` where somebody
-/// else has the log, because `RUST_LOG` is set; the case then has to do without.
+/// Hears of all that this process logs until it is dropped, cases that run beside this one included. `None`
+/// where somebody else has the log, because `RUST_LOG` is set; the case then has to do without.
 #[must_use = "it listens until it is dropped"]
 pub fn listen(listener: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Option<Listening> {
     static LISTENERS: OnceLock<Option<Listeners>> = OnceLock::new();

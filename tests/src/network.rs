@@ -1,10 +1,13 @@
-//! A process in a network namespace of its own, with links to programs in others, which it takes down in both directions or in one.
+//! A process in a network namespace of its own, with links to programs in others, which it takes down in both
+//! directions or in one.
 //!
-//! A namespace here has no name. It goes with its last process, and its links with it, however the test ends; and no address
-//! outside of it is ever used. It is a process's and not a thread's, because all nodes of a process start their workers by one thread.
+//! A namespace here has no name. It goes with its last process, and its links with it, however the test ends;
+//! and no address outside of it is ever used. It is a process's and not a thread's, because all nodes of a
+//! process start their workers by one thread.
 //!
-//! One direction is cut by a neighbour with a wrong hardware address: what is sent leaves, arrives, and is nobody's, so the sender
-//! hears nothing of it. That needs `ip` alone; `tc netem` and rules of `nft` are not in all kernels.
+//! One direction is cut by a neighbour with a wrong hardware address: what is sent leaves, arrives, and is
+//! nobody's, so the sender hears nothing of it. That needs `ip` alone; `tc netem` and rules of `nft` are not
+//! in all kernels.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -100,8 +103,8 @@ fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
 }
 
 impl Network {
-    /// That of this process, which [`alone`] has started. The process ends with the thread that started it: a test that is given up
-    /// leaves nothing behind.
+    /// That of this process, which [`alone`] has started. The process ends with the thread that started it: a
+    /// test that is given up leaves nothing behind.
     ///
     /// # Panics
     /// It is in the network of who started it.
@@ -113,8 +116,9 @@ impl Network {
         Network { links: 0 }
     }
 
-    /// Starts a program in a namespace of its own, with a link to it. `command` says which, with what arguments and variables, where
-    /// this is the address by which it reaches this namespace. Its standard input and output are pipes.
+    /// Starts a program in a namespace of its own, with a link to it. `command` says which, with what
+    /// arguments and variables, where this is the address by which it reaches this namespace. Its standard
+    /// input and output are pipes.
     pub fn start(&mut self, command: impl FnOnce(&str) -> Command) -> (Child, Link) {
         let number = self.links;
         self.links += 1;
@@ -158,7 +162,8 @@ impl Link {
         format!("10.77.{}.2", self.number)
     }
 
-    /// So many bits a second each way from now on, as `tc` writes them: `1gbit`. The headers of packets count.
+    /// So many bits a second each way from now on, as `tc` writes them: `1gbit`. The headers of packets
+    /// count.
     ///
     /// # Errors
     /// The kernel or the machine has no `tbf`.

@@ -1,5 +1,5 @@
-//! Parts of pipelines to test with: a source that counts, a stage that does as it is told, a sink that writes down what it
-//! got.
+//! Parts of pipelines to test with: a source that counts, a stage that does as it is told, a sink that writes
+//! down what it got.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -180,8 +180,8 @@ impl Stage for Obey {
     }
 }
 
-/// A stage whose results are made on its stream. From one item on the stream stands at a door, so that what comes of this
-/// item and of later ones is not there yet when the next stage has it.
+/// A stage whose results are made on its stream. From one item on the stream stands at a door, so that what
+/// comes of this item and of later ones is not there yet when the next stage has it.
 pub struct Late {
     stream: DeviceStream,
     args: LateArgs,

@@ -1,4 +1,5 @@
-//! Workers that pass tensors around for ever, copied on the device each time: a node to be killed in the middle of traffic.
+//! Workers that pass tensors around for ever, copied on the device each time: a node to be killed in the
+//! middle of traffic.
 
 use actix::fut::wrap_future;
 use tensorpost::prelude::*;
@@ -84,8 +85,9 @@ impl Handler<Ball> for Player {
     }
 }
 
-/// Has so many workers play on a device with balls of so many elements. Prints `pids` with the ids of the node's process and
-/// theirs, and then for ever `reports` with the hops of a ball. The players are restarted when they fail.
+/// Has so many workers play on a device with balls of so many elements. Prints `pids` with the ids of the
+/// node's process and theirs, and then for ever `reports` with the hops of a ball. The players are restarted
+/// when they fail.
 ///
 /// # Errors
 /// The node, or a worker, did not start or has ended.

@@ -23,7 +23,8 @@ pub enum Tries<'a> {
     Console(&'a str),
     /// To speak to a host at this address as hosts do.
     Host(&'a str),
-    /// To be a host: it listens, and says at which address, and then of each connection how many bytes come. It does not end.
+    /// To be a host: it listens, and says at which address, and then of each connection how many bytes come.
+    /// It does not end.
     ToBeAHost,
 }
 

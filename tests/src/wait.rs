@@ -21,8 +21,8 @@ pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
     }
 }
 
-/// Stops a process (`SIGSTOP`), and waits until all of it stands: one thread takes the signal, and where processors are few
-/// the others go on, and answer what they are asked, until that one has had its turn.
+/// Stops a process (`SIGSTOP`), and waits until all of it stands: one thread takes the signal, and where
+/// processors are few the others go on, and answer what they are asked, until that one has had its turn.
 pub fn stop(pid: u32) {
     let process = Pid::from_raw(pid.cast_signed()).expect("a process");
     kill_process(process, Signal::STOP).expect("it lives");
@@ -51,7 +51,8 @@ pub fn until_allocations(node: &Node, count: usize) {
     let transport = node.transport();
     let stream = node.host_stream().expect("a stream to look at the pool with");
     until_allocations_of(stream.pool(), count, || {
-        // What peers have given back is taken into the lease table when there is something else to do. This is it.
+        // What peers have given back is taken into the lease table when there is something else to do. This
+        // is it.
         transport.poll(&mut Default::default());
     });
 }

@@ -1,5 +1,5 @@
-//! A node that has too little of something: this program again, as a node in a scene, and an actor that uses up what its
-//! process may have.
+//! A node that has too little of something: this program again, as a node in a scene, and an actor that uses
+//! up what its process may have.
 //!
 //! Limits are a process's, so each case starts a process that is a node.
 
@@ -36,8 +36,8 @@ pub struct Greedy {
 #[gpu_message(reply = ())]
 pub struct Open(pub Option<usize>);
 
-/// "Make so many tensors of so many bytes, or as many as there is room for." The reply is how many there were, and why there
-/// were no more.
+/// "Make so many tensors of so many bytes, or as many as there is room for." The reply is how many there
+/// were, and why there were no more.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (usize, Option<String>))]
 pub struct Allocate {
@@ -173,7 +173,8 @@ impl Handler<Last> for Greedy {
 pub struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// One of so many bytes, in the group of this process or, where that may have none in it, in the outermost one.
+    /// One of so many bytes, in the group of this process or, where that may have none in it, in the
+    /// outermost one.
     ///
     /// # Errors
     /// Why none can be made here.
@@ -328,7 +329,8 @@ pub fn first_node(builder: Builder) -> usize {
     descriptors(std::process::id())
 }
 
-/// Ends a node, none of whose workers is in the middle of anything, and drops what the test still holds of it.
+/// Ends a node, none of whose workers is in the middle of anything, and drops what the test still holds of
+/// it.
 pub fn end(node: Node, held: impl Sized, descriptors_before: usize) {
     let report = node.shutdown(LONG).unwrap();
     assert!(report.is_clean(), "{report:?}");

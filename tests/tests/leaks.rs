@@ -1,5 +1,5 @@
-//! Nothing grows: not the memory of any process, not its descriptors, not its threads, not the pools. In a binary of its
-//! own, so that nothing else moves the numbers.
+//! Nothing grows: not the memory of any process, not its descriptors, not its threads, not the pools. In a
+//! binary of its own, so that nothing else moves the numbers.
 //!
 //! 100,000 messages, or with `TENSORPOST_MANY` set a million. Run that with `--release`.
 
@@ -116,8 +116,8 @@ impl Handler<Measure> for Worker {
     }
 }
 
-/// Bytes that a process keeps of a worker that has ended: how far its clocks had come (`MAX_CERTIFICATES`), in the node what
-/// there is to say of it, and what tables of both have in reserve.
+/// Bytes that a process keeps of a worker that has ended: how far its clocks had come (`MAX_CERTIFICATES`),
+/// in the node what there is to say of it, and what tables of both have in reserve.
 const REMEMBERED: u64 = 1536;
 
 fn messages() -> u32 {
@@ -145,7 +145,8 @@ impl Scene {
         usage
     }
 
-    /// Plays `round` until it is warm, then for the rest, and compares. So many bytes may be `remembered` of each round.
+    /// Plays `round` until it is warm, then for the rest, and compares. So many bytes may be `remembered` of
+    /// each round.
     fn check(&self, rounds: u32, remembered: u64, mut round: impl FnMut(u32)) {
         let warm = rounds / 5;
         let remembered = remembered * u64::from(rounds - warm);
@@ -154,7 +155,8 @@ impl Scene {
         let before = self.usage();
         (warm..rounds).for_each(&mut round);
         until_free(&self.node);
-        // What goes with a process that was killed goes when its death is known, a moment after it. A leak stays.
+        // What goes with a process that was killed goes when its death is known, a moment after it. A leak
+        // stays.
         let settled = Instant::now() + Duration::from_secs(5);
         loop {
             let after = self.usage();
@@ -223,8 +225,9 @@ fn sends_refusals_and_timeouts(builder: Builder) {
     until("the holder's memory is free", || ask(node, &holder.address(), Check).allocations == 0);
 }
 
-/// Workers that come and go leave nothing in the node, or in those that spoke with them. What they owned lasts as long as
-/// somebody holds it, here for two rounds, in a process that they never knew and in the node (LEASE-4).
+/// Workers that come and go leave nothing in the node, or in those that spoke with them. What they owned
+/// lasts as long as somebody holds it, here for two rounds, in a process that they never knew and in the node
+/// (LEASE-4).
 fn workers_that_come_and_go(builder: Builder) {
     let scene = Scene::new(builder, 1);
     let node = &scene.node;

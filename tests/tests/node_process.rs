@@ -1,5 +1,5 @@
-//! What the processes of a node do to each other: start, refusal, death, logs, shutdown. Each test plays one scene of
-//! the `node_probe` program and reads what it and its workers print.
+//! What the processes of a node do to each other: start, refusal, death, logs, shutdown. Each test plays one
+//! scene of the `node_probe` program and reads what it and its workers print.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -129,8 +129,9 @@ fn every_question_for_a_chunk_is_answered() {
     has(&text, &["asker has the chunk: true", "asker has the chunk: false", "clean shutdown of 1"]);
 }
 
-/// A program that is another file. It is copied by a process of its own: a process that another test starts meanwhile would have this
-/// one's descriptor until it runs its program, and Linux starts no program that somebody may write to.
+/// A program that is another file. It is copied by a process of its own: a process that another test starts
+/// meanwhile would have this one's descriptor until it runs its program, and Linux starts no program that
+/// somebody may write to.
 fn of_another_build(folder: &Path) -> PathBuf {
     let other = folder.join("node_probe_of_another_build");
     assert!(Command::new("cp").arg(PROBE).arg(&other).status().unwrap().success());

@@ -1,8 +1,8 @@
 //! Convolution of an HW image with a small square of weights: blur, sharpen, emboss.
 //!
 //! # Arithmetic
-//! As image programs have it, the weights are not turned over (a correlation, strictly). Each operation rounded to `f32`,
-//! from the upper left weight to the lower right one, row by row:
+//! As image programs have it, the weights are not turned over (a correlation, strictly). Each operation
+//! rounded to `f32`, from the upper left weight to the lower right one, row by row:
 //! ```text
 //! sum = 0
 //! sum = sum + (weight[j][i] * pixel[y + j - reach][x + i - reach])        reach = side / 2
@@ -74,7 +74,8 @@ impl Convolution {
         let inside = |at: usize, by: usize, end: usize| (at + by).saturating_sub(reach).min(end - 1);
         for (y, out) in out.chunks_exact_mut(width).enumerate() {
             out.fill(0.0);
-            // Weight by weight over a whole row: the order of each pixel's sum is the same, and the loop vectorises.
+            // Weight by weight over a whole row: the order of each pixel's sum is the same, and the loop
+            // vectorises.
             for (j, weights) in self.weights.chunks_exact(self.side).enumerate() {
                 let row = &hw[inside(y, j, height) * width..][..width];
                 for (i, weight) in weights.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Encoded bytes to RGB pixels.
 //!
-//! The format (PNG or JPEG) is told from the content, not from the file's name. Gray is spread over three channels,
-//! alpha is dropped, 16-bit samples are scaled to 8 bits. The pixels come as they are stored: an orientation in the
-//! metadata is not applied and a colour profile is ignored.
+//! The format (PNG or JPEG) is told from the content, not from the file's name. Gray is spread over three
+//! channels, alpha is dropped, 16-bit samples are scaled to 8 bits. The pixels come as they are stored: an
+//! orientation in the metadata is not applied and a colour profile is ignored.
 //!
 //! Files are not trusted: a size beyond [`MAX_SIDE`] and an allocation beyond [`MAX_ALLOC`] are
 //! refused before memory is taken.
@@ -16,8 +16,8 @@ use ::image::{ColorType, DynamicImage, ImageDecoder, ImageReader, Limits};
 
 use super::{ImageError, ImageSize, MAX_SIDE, expect_len};
 
-/// The most memory that a decoder may take for one image, in bytes: the largest RGB image (768 MiB) and what the
-/// decoder needs besides.
+/// The most memory that a decoder may take for one image, in bytes: the largest RGB image (768 MiB) and what
+/// the decoder needs besides.
 pub const MAX_ALLOC: u64 = 1 << 30;
 
 const _: () = assert!(MAX_SIDE as u64 * MAX_SIDE as u64 * 3 < MAX_ALLOC);
@@ -39,8 +39,8 @@ impl fmt::Debug for Rgb8Image {
 
 /// An image whose header was read and whose pixels were not.
 ///
-/// It is the way to decode straight into memory that must be sized first: ask for [`size`](Self::size), allocate,
-/// then [`decode_into`](Self::decode_into). The file is opened once.
+/// It is the way to decode straight into memory that must be sized first: ask for [`size`](Self::size),
+/// allocate, then [`decode_into`](Self::decode_into). The file is opened once.
 pub struct EncodedImage<'a> {
     name: String,
     size: ImageSize,
@@ -82,7 +82,8 @@ impl<'a> EncodedImage<'a> {
         match reader.into_decoder() {
             Ok(decoder) => {
                 let (width, height) = decoder.dimensions();
-                // The decoders bound their own scratch memory, not the samples: 16-bit RGBA takes 8 bytes a pixel.
+                // The decoders bound their own scratch memory, not the samples: 16-bit RGBA takes 8 bytes a
+                // pixel.
                 if decoder.total_bytes() > MAX_ALLOC {
                     let limit = LimitError::from_kind(LimitErrorKind::InsufficientMemory);
                     let source = ::image::ImageError::Limits(limit);
@@ -104,8 +105,8 @@ impl<'a> EncodedImage<'a> {
     /// An 8-bit RGB or grey file is decoded without a copy in between.
     ///
     /// # Errors
-    /// [`ImageError::Length`] before anything is written; [`ImageError::Decode`] when the file is damaged, and then
-    /// the content of `hwc` is unspecified.
+    /// [`ImageError::Length`] before anything is written; [`ImageError::Decode`] when the file is damaged,
+    /// and then the content of `hwc` is unspecified.
     pub fn decode_into(self, hwc: &mut [u8]) -> Result<(), ImageError> {
         expect_len("the buffer for decoded pixels (HWC)", hwc.len(), self.size.rgb_len())?;
         let Self { name, decoder, .. } = self;
@@ -133,8 +134,8 @@ impl<'a> EncodedImage<'a> {
     }
 }
 
-/// Reads an image into `samples`. The decoder of JPEG takes some damaged files for good without writing all of it: what was there before
-/// may be somebody else's, and is not a part of the image.
+/// Reads an image into `samples`. The decoder of JPEG takes some damaged files for good without writing all
+/// of it: what was there before may be somebody else's, and is not a part of the image.
 fn read_all(decoder: Box<dyn ImageDecoder + '_>, samples: &mut [u8]) -> ::image::ImageResult<()> {
     samples.fill(0);
     decoder.read_image(samples)

@@ -8,22 +8,23 @@
 //! gy   = ((sw - nw) + (2 * (s - n))) + (se - ne)                      w     e
 //! edge = sqrt((gx * gx) + (gy * gy))                                  sw s se
 //! ```
-//! The border is replicated: a neighbour outside is the nearest pixel inside. The result is not scaled: a vertical
-//! step from 0 to 255 gives 1020.
+//! The border is replicated: a neighbour outside is the nearest pixel inside. The result is not scaled: a
+//! vertical step from 0 to 255 gives 1020.
 
 use super::normalise::Normalisation;
 use super::{ImageError, ImageSize, expect_len};
 
-/// The largest difference to the exact result, and to a GPU that contracts products and sums, for values of the
-/// 0..=255 range; for 0..=1, a 255th of it. (The luma is off by up to four half units in the last place of 255,
-/// 3e-5; eight of them enter each gradient by weight.)
+/// The largest difference to the exact result, and to a GPU that contracts products and sums, for values of
+/// the 0..=255 range; for 0..=1, a 255th of it. (The luma is off by up to four half units in the last place
+/// of 255, 3e-5; eight of them enter each gradient by weight.)
 pub const TOLERANCE: f32 = 1e-3;
 
 /// The gain for [`quantise::to_gray8`](super::quantise::to_gray8) that makes the strongest straight edge of a
 /// 0..=255 image (1020) white. Stronger corners are clamped.
 pub const SOBEL_GAIN: f32 = 0.25;
 
-/// The same for an image that was normalised after that: a step from black to white in channel `c` is `1 / std[c]` then.
+/// The same for an image that was normalised after that: a step from black to white in channel `c` is
+/// `1 / std[c]` then.
 pub fn gain(normalisation: &Normalisation) -> f32 {
     let [red, green, blue] = normalisation.std();
     255.0 / (4.0 * weigh(1.0 / red, 1.0 / green, 1.0 / blue))
@@ -63,8 +64,8 @@ pub fn sobel(luma: &[f32], size: ImageSize, hw: &mut [f32]) -> Result<(), ImageE
     Ok(())
 }
 
-/// [`luma`], then [`sobel`]: the edges of a CHW image into an HW slice. `scratch` is an HW slice for the luma, which
-/// stays in it.
+/// [`luma`], then [`sobel`]: the edges of a CHW image into an HW slice. `scratch` is an HW slice for the
+/// luma, which stays in it.
 ///
 /// # Errors
 /// [`ImageError::Length`] when a slice does not fit `size`; nothing is written then.
@@ -105,8 +106,8 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// The magnitudes of all columns but the first and the last, without a branch or a bounds check in the loop, so
-    /// that it vectorises.
+    /// The magnitudes of all columns but the first and the last, without a branch or a bounds check in the
+    /// loop, so that it vectorises.
     fn interior(&self, out: &mut [f32]) {
         let Some(n) = out.len().checked_sub(2) else { return };
         let out = &mut out[1..][..n];

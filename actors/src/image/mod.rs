@@ -7,16 +7,16 @@
 //! | CHW | `f32`, what a network takes | `(c * height + y) * width + x` |
 //! | HW | `f32` or `u8`, one channel | `y * width + x` |
 //!
-//! Channels are red, green, blue. Slices are dense (no row padding) and exactly as long as the layout says; another
-//! length is an [`ImageError::Length`], never a panic and never a partial result. Outputs go into the caller's
-//! slices, so they can lie in shared memory.
+//! Channels are red, green, blue. Slices are dense (no row padding) and exactly as long as the layout says;
+//! another length is an [`ImageError::Length`], never a panic and never a partial result. Outputs go into the
+//! caller's slices, so they can lie in shared memory.
 //!
 //! # Agreement with a GPU kernel
-//! All per-pixel arithmetic is `f32`, one rounding per operation, in the order that each function's documentation
-//! writes down; sampling coordinates are exact integers. A kernel that follows the order is bit-equal when it
-//! is compiled without contraction (`-fmad=false`) and with exact division and square root (the compiler's
-//! defaults); those of [`ops`](crate::ops) are. With contraction into fused multiply-adds, this is the difference to
-//! expect:
+//! All per-pixel arithmetic is `f32`, one rounding per operation, in the order that each function's
+//! documentation writes down; sampling coordinates are exact integers. A kernel that follows the order is
+//! bit-equal when it is compiled without contraction (`-fmad=false`) and with exact division and square root
+//! (the compiler's defaults); those of [`ops`](crate::ops) are. With contraction into fused multiply-adds,
+//! this is the difference to expect:
 //!
 //! | function | range of values | largest difference |
 //! |---|---|---|

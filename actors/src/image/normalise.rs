@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{ImageError, ImageSize, expect_len};
 
-/// The largest difference between [`Normalisation::invert`] here and on a GPU that contracts its multiply and add,
-/// in the units of the 0..=255 range, for values that came from that range. (One rounding of a value up to 1, times
-/// 255, and the last rounding differ.)
+/// The largest difference between [`Normalisation::invert`] here and on a GPU that contracts its multiply and
+/// add, in the units of the 0..=255 range, for values that came from that range. (One rounding of a value up
+/// to 1, times 255, and the last rounding differ.)
 pub const INVERSE_TOLERANCE: f32 = 1e-4;
 
 /// Mean and standard deviation of each channel, in units of the 0..=1 range.
@@ -25,10 +25,12 @@ struct Parts {
 }
 
 impl Normalisation {
-    /// The statistics of ImageNet's training images that torchvision's classification models are trained with.
+    /// The statistics of ImageNet's training images that torchvision's classification models are trained
+    /// with.
     pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
 
-    /// A normalisation with these means and standard deviations (red, green, blue), in units of the 0..=1 range.
+    /// A normalisation with these means and standard deviations (red, green, blue), in units of the 0..=1
+    /// range.
     ///
     /// # Errors
     /// [`ImageError::Normalisation`] unless all are finite and the deviations are above zero.
@@ -51,8 +53,8 @@ impl Normalisation {
         self.std
     }
 
-    /// Replaces each value `v` of the 0..=255 range by `((v / 255) - mean) / std` of its channel, three roundings in
-    /// that order.
+    /// Replaces each value `v` of the 0..=255 range by `((v / 255) - mean) / std` of its channel, three
+    /// roundings in that order.
     ///
     /// # Errors
     /// [`ImageError::Length`] when `chw` does not hold `size.rgb_len()` elements; nothing is changed then.
@@ -60,9 +62,9 @@ impl Normalisation {
         self.each_channel(chw, size, |v, mean, std| (v / 255.0 - mean) / std)
     }
 
-    /// Undoes [`apply`](Self::apply): each value `v` becomes `((v * std) + mean) * 255`, three roundings in that
-    /// order. The result is within [`INVERSE_TOLERANCE`] of the original for values of the 0..=255 range and
-    /// statistics such as ImageNet's (a mean within 0..=1, a deviation of 0.1 or more).
+    /// Undoes [`apply`](Self::apply): each value `v` becomes `((v * std) + mean) * 255`, three roundings in
+    /// that order. The result is within [`INVERSE_TOLERANCE`] of the original for values of the 0..=255 range
+    /// and statistics such as ImageNet's (a mean within 0..=1, a deviation of 0.1 or more).
     ///
     /// # Errors
     /// [`ImageError::Length`] when `chw` does not hold `size.rgb_len()` elements; nothing is changed then.
@@ -112,7 +114,8 @@ mod tests {
 
     #[test]
     fn worked_by_hand() {
-        // Red: 255 -> (1 - 0.5) / 0.25 = 2, 0 -> -2. Green: 51 -> (0.2 - 0.2) / 0.1 = 0. Blue: 0 -> (0 - 1) / 2.
+        // Red: 255 -> (1 - 0.5) / 0.25 = 2, 0 -> -2. Green: 51 -> (0.2 - 0.2) / 0.1 = 0. Blue: 0 -> (0 - 1) /
+        // 2.
         let norm = Normalisation::new([0.5, 0.2, 1.0], [0.25, 0.1, 2.0]).expect("valid");
         let mut chw = [255.0, 0.0, 51.0, 51.0, 0.0, 255.0];
         norm.apply(&mut chw, size(2, 1)).expect("length");

@@ -1,8 +1,8 @@
 //! Pixels to PNG: to bytes in memory, or to files, whole or not at all.
 //!
-//! A file is written under a temporary name in its own folder and then renamed. Whoever looks at the path sees the
-//! old file or the whole new one, also when this process dies on the way (a hidden `.tmp…` file may then stay
-//! behind). It is not flushed to the disk: after a power cut the file may be missing or empty.
+//! A file is written under a temporary name in its own folder and then renamed. Whoever looks at the path
+//! sees the old file or the whole new one, also when this process dies on the way (a hidden `.tmp…` file may
+//! then stay behind). It is not flushed to the disk: after a power cut the file may be missing or empty.
 
 use std::fs::Permissions;
 use std::io::{BufWriter, Write};
@@ -71,8 +71,8 @@ fn encode(
 
 fn write(path: &Path, pixels: &[u8], size: ImageSize, colour: ExtendedColorType) -> Result<(), ImageError> {
     let failed = |source| ImageError::Write { path: path.to_owned(), source };
-    // The rename must not cross file systems, so the temporary file goes beside the target. `parent` of a bare name
-    // is the empty path, which means the current folder.
+    // The rename must not cross file systems, so the temporary file goes beside the target. `parent` of a
+    // bare name is the empty path, which means the current folder.
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

@@ -1,12 +1,12 @@
 //! Floats to bytes, for looking at.
 //!
-//! A value `v` becomes `floor(v * gain + 0.5)`, two roundings in that order, clamped to 0..=255; halves go up, and
-//! NaN becomes 0.
+//! A value `v` becomes `floor(v * gain + 0.5)`, two roundings in that order, clamped to 0..=255; halves go
+//! up, and NaN becomes 0.
 
 use super::{ImageError, ImageSize, expect_len};
 
-/// Quantises an HW image into gray bytes. `gain` stretches the values first: 1 for a 0..=255 image, 255 for a 0..=1
-/// image, [`edge::SOBEL_GAIN`](super::edge::SOBEL_GAIN) for a Sobel magnitude.
+/// Quantises an HW image into gray bytes. `gain` stretches the values first: 1 for a 0..=255 image, 255 for a
+/// 0..=1 image, [`edge::SOBEL_GAIN`](super::edge::SOBEL_GAIN) for a Sobel magnitude.
 ///
 /// # Errors
 /// [`ImageError::Length`] when the two slices differ in length; nothing is written then.

@@ -5,8 +5,9 @@
 //! averaged when shrinking: four source pixels make one, however far apart the samples lie.
 //!
 //! # Arithmetic
-//! A target coordinate `x` of `dst` samples a source of `src` pixels at `(x + 0.5) * src / dst - 0.5`. Computed with
-//! integers, so that the neighbour and the weight do not depend on how a compiler contracts a product and a sum:
+//! A target coordinate `x` of `dst` samples a source of `src` pixels at `(x + 0.5) * src / dst - 0.5`.
+//! Computed with integers, so that the neighbour and the weight do not depend on how a compiler contracts a
+//! product and a sum:
 //! ```text
 //! num = max(0, (2x + 1) * src - dst)           exact in 32 bits, see MAX_SIDE; left of the first centre: the edge
 //! lo  = num / (2 * dst)                         integer division
@@ -20,17 +21,17 @@
 //! bottom = (w0 * p[hi_y][lo_x]) + (w1 * p[hi_y][hi_x])
 //! value  = (h0 * top) + (h1 * bottom)           0..=255; divided by 255 for Range::Unit
 //! ```
-//! OpenCV 4's `f32` path gave the same to 3.1e-5 on this repository's photographs at three target sizes; its 8-bit
-//! path uses fixed-point weights and differs by up to 1. PyTorch computes the coordinate in `f32`, so the difference
-//! to it can grow with the side, to about `255 * side * 2^-23` (0.02 at 640 pixels).
+//! OpenCV 4's `f32` path gave the same to 3.1e-5 on this repository's photographs at three target sizes; its
+//! 8-bit path uses fixed-point weights and differs by up to 1. PyTorch computes the coordinate in `f32`, so
+//! the difference to it can grow with the side, to about `255 * side * 2^-23` (0.02 at 640 pixels).
 
 use serde::{Deserialize, Serialize};
 
 use super::{ImageError, ImageSize, expect_len};
 
-/// The largest difference to the exact result, and to a GPU that contracts products and sums, in the units of the
-/// 0..=255 range. (Two levels of interpolation, each with two rounded weights, two products and a sum, at half a
-/// unit in the last place of 255, which is 7.6e-6, each.)
+/// The largest difference to the exact result, and to a GPU that contracts products and sums, in the units of
+/// the 0..=255 range. (Two levels of interpolation, each with two rounded weights, two products and a sum, at
+/// half a unit in the last place of 255, which is 7.6e-6, each.)
 pub const TOLERANCE: f32 = 1e-4;
 
 /// The range that pixel values come out in.
@@ -110,8 +111,8 @@ impl Bilinear {
             &hwc[y as usize * len..][..len]
         };
         let width = self.dst.width() as usize;
-        // The source rows that `upper` and `lower` hold. Rows are visited in order, so when enlarging most targets
-        // reuse both, or the lower one as the upper one.
+        // The source rows that `upper` and `lower` hold. Rows are visited in order, so when enlarging most
+        // targets reuse both, or the lower one as the upper one.
         let mut held = [None; 2];
         for (y, tap) in self.rows.iter().enumerate() {
             if held[1] == Some(tap.lo) && held[0] != Some(tap.lo) {
@@ -139,8 +140,8 @@ impl Bilinear {
     }
 }
 
-/// Resizes the HWC bytes `hwc` of size `src` into the CHW floats `chw` of size `dst`, once. It allocates tables;
-/// [`Bilinear`] keeps them.
+/// Resizes the HWC bytes `hwc` of size `src` into the CHW floats `chw` of size `dst`, once. It allocates
+/// tables; [`Bilinear`] keeps them.
 ///
 /// # Errors
 /// [`ImageError::Length`] when a slice does not hold three channels of its size; nothing is written then.

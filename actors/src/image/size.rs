@@ -8,8 +8,8 @@ use super::ImageError;
 
 /// The longest side of an image, in pixels.
 ///
-/// It bounds what a hostile file can make a decoder allocate (768 MiB of RGB), and keeps the sampling coordinates of
-/// a resize within 32 bits, which is what a GPU computes them in quickly.
+/// It bounds what a hostile file can make a decoder allocate (768 MiB of RGB), and keeps the sampling
+/// coordinates of a resize within 32 bits, which is what a GPU computes them in quickly.
 pub const MAX_SIDE: u32 = 16_384;
 
 // The largest numerator of a sampling coordinate, (2x + 1) * side (see `resize`), fits an i32.

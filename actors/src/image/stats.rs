@@ -15,14 +15,15 @@ pub struct Stats {
     pub max: f32,
     /// The mean of the finite elements; NaN when there is none.
     pub mean: f64,
-    /// The standard deviation of the finite elements (of the population: divided by their number); NaN when there is
-    /// none.
+    /// The standard deviation of the finite elements (of the population: divided by their number); NaN when
+    /// there is none.
     pub std: f64,
     /// [`checksum`] of all elements.
     pub checksum: u64,
 }
 
-/// The largest difference of a mean or deviation whose sums have another order, relative to the largest magnitude.
+/// The largest difference of a mean or deviation whose sums have another order, relative to the largest
+/// magnitude.
 pub const TOLERANCE: f64 = 1e-12;
 
 /// Partial sums, so that the compiler may add several elements at once without changing the result.
@@ -31,10 +32,10 @@ const LANES: usize = 8;
 impl Stats {
     /// Summarises `values`, in two passes.
     ///
-    /// The sums are `f64`: element `i` is added to lane `i % 8`, and the lanes are added from first to last. The same
-    /// slice gives the same bits everywhere. A reduction in another order, such as a GPU's, agrees to a relative
-    /// 1e-12 of the mean magnitude in `f64`; `min`, `max` and `checksum` agree exactly whatever the order (but `min`
-    /// and `max` do not tell 0 from -0).
+    /// The sums are `f64`: element `i` is added to lane `i % 8`, and the lanes are added from first to last.
+    /// The same slice gives the same bits everywhere. A reduction in another order, such as a GPU's, agrees
+    /// to a relative 1e-12 of the mean magnitude in `f64`; `min`, `max` and `checksum` agree exactly whatever
+    /// the order (but `min` and `max` do not tell 0 from -0).
     pub fn of(values: &[f32]) -> Self {
         let (mut min, mut max, mut finite) = (f32::INFINITY, f32::NEG_INFINITY, 0u64);
         for &v in values {
@@ -70,8 +71,8 @@ impl Stats {
         }
     }
 
-    /// As numbers that a tensor can hold: count, not finite, and the bits of smallest, largest, mean and deviation; then
-    /// the checksum.
+    /// As numbers that a tensor can hold: count, not finite, and the bits of smallest, largest, mean and
+    /// deviation; then the checksum.
     pub fn to_words(&self) -> [u64; 7] {
         let Self { count, non_finite, min, max, mean, std, checksum } = *self;
         let (min, max) = (u64::from(min.to_bits()), u64::from(max.to_bits()));
@@ -86,8 +87,8 @@ impl Stats {
         Self { count, non_finite, min, max, mean, std, checksum }
     }
 
-    /// Whether both are of the same elements, computed in whatever order: equal but for [`TOLERANCE`] of the largest
-    /// magnitude in mean and deviation. NaN is equal to NaN here.
+    /// Whether both are of the same elements, computed in whatever order: equal but for [`TOLERANCE`] of the
+    /// largest magnitude in mean and deviation. NaN is equal to NaN here.
     pub fn agrees(&self, other: &Self) -> bool {
         let exact = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
         let scale = f64::from(self.min.abs().max(self.max.abs()));
@@ -114,14 +115,14 @@ fn sum(values: &[f32], f: impl Fn(f64) -> f64) -> f64 {
     lanes.iter().sum()
 }
 
-/// A checksum of the bits of `values` that depends on each element's position and not on the order of computing, so
-/// a GPU can compute the same one with a sum over threads:
+/// A checksum of the bits of `values` that depends on each element's position and not on the order of
+/// computing, so a GPU can compute the same one with a sum over threads:
 /// ```text
 /// sum over i, modulo 2^64, of mix((i << 32 | bits of element i) + 0x9E3779B97F4A7C15)
 /// ```
-/// where `mix` is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-/// 2014). It finds accidents, not attacks. 0 and -0 differ, and so do two NaNs of different bits. The empty slice
-/// gives 0.
+/// where `mix` is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+/// generators", 2014). It finds accidents, not attacks. 0 and -0 differ, and so do two NaNs of different
+/// bits. The empty slice gives 0.
 pub fn checksum(values: &[f32]) -> u64 {
     values.iter().zip(0u64..).fold(0, |sum, (v, i)| sum.wrapping_add(mix((i << 32) | u64::from(v.to_bits()))))
 }
@@ -175,7 +176,8 @@ mod tests {
 
     #[test]
     fn the_checksum_is_the_published_generator() {
-        // The first output of SplitMix64 with seed 0 is widely published; element 0 with no bits set is that seed.
+        // The first output of SplitMix64 with seed 0 is widely published; element 0 with no bits set is that
+        // seed.
         assert_eq!(checksum(&[0.0]), 0xE220_A839_7B1D_CDAF);
         assert_eq!(checksum(&[]), 0);
         assert_ne!(checksum(&[0.0]), checksum(&[-0.0]));

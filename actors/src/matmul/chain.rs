@@ -19,8 +19,9 @@ pub struct ChainArgs {
     pub task: Task,
     /// Who gets the result.
     pub next: Address<Outcome>,
-    /// Bytes that the device copies, four times, before each chain: so that it is still at work when the result comes,
-    /// however slowly the host puts products on its stream. Needs twice as much memory; 0 for no copies.
+    /// Bytes that the device copies, four times, before each chain: so that it is still at work when the
+    /// result comes, however slowly the host puts products on its stream. Needs twice as much memory; 0 for
+    /// no copies.
     pub head_start: usize,
 }
 

@@ -6,8 +6,9 @@ use tokio::sync::oneshot;
 
 use super::{Multiply, Outcome, Task};
 
-/// Largest error, relative to the largest entry of the reference, of a result that counts as right. Fifty products in
-/// single precision stay below a tenth of it; memory that holds something else is off by about one.
+/// Largest error, relative to the largest entry of the reference, of a result that counts as right. Fifty
+/// products in single precision stay below a tenth of it; memory that holds something else is off by about
+/// one.
 const TOLERANCE: f64 = 1e-3;
 
 /// What a [`Checker`] needs.
@@ -43,12 +44,12 @@ pub struct Verdict {
     pub error: Option<String>,
 }
 
-/// Results that are used before the first of them is compared. While the host compares, messages wait, and so do not come
-/// while the device is still at work on what is in them; seldom, that does not matter.
+/// Results that are used before the first of them is compared. While the host compares, messages wait, and so
+/// do not come while the device is still at work on what is in them; seldom, that does not matter.
 const BATCH: usize = 64;
 
-/// Multiplies every result once more, as soon as its message comes, and later compares what that made with what was
-/// computed in double precision.
+/// Multiplies every result once more, as soon as its message comes, and later compares what that made with
+/// what was computed in double precision.
 #[derive(Debug)]
 pub struct Checker {
     stream: DeviceStream,

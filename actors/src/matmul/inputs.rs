@@ -9,7 +9,8 @@ pub struct Task {
     pub size: usize,
     /// Products in a chain.
     pub products: u32,
-    /// Different matrices that chains start with, in turn: memory that holds an earlier result holds a wrong one.
+    /// Different matrices that chains start with, in turn: memory that holds an earlier result holds a wrong
+    /// one.
     pub starts: u64,
 }
 
@@ -19,8 +20,8 @@ impl Task {
         (repetition % self.starts.max(1)) as usize
     }
 
-    /// The matrix that every product multiplies by. Its entries are scaled so that products neither grow nor vanish: a
-    /// random matrix with entries of variance 1/n has a spectral radius near one.
+    /// The matrix that every product multiplies by. Its entries are scaled so that products neither grow nor
+    /// vanish: a random matrix with entries of variance 1/n has a spectral radius near one.
     pub(super) fn factor(&self) -> Vec<f32> {
         let scale = (3.0 / self.size as f32).sqrt();
         Random(0x9e37_79b9_7f4a_7c15).numbers(self.size, scale)

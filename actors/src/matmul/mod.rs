@@ -1,11 +1,13 @@
 //! A chain of matrix products across two processes, and whether every result was right.
 //!
-//! [`Chain`] multiplies a matrix by another 50 times over, without waiting for the GPU, and sends the last product while
-//! the GPU is still at work on the first ones. [`Checker`], in another process, multiplies what came once more and
-//! compares the result with one that was computed in double precision on the host. It is right only if the framework's
-//! waits are: CLOCK-1 between the processes, and CLOCK-2 for the memory that goes round.
+//! [`Chain`] multiplies a matrix by another 50 times over, without waiting for the GPU, and sends the last
+//! product while the GPU is still at work on the first ones. [`Checker`], in another process, multiplies what
+//! came once more and compares the result with one that was computed in double precision on the host. It is
+//! right only if the framework's waits are: CLOCK-1 between the processes, and CLOCK-2 for the memory that
+//! goes round.
 //!
-//! On a GPU the products are cuBLAS's, on tensors as cudarc sees them; on the host device they are a plain loop.
+//! On a GPU the products are cuBLAS's, on tensors as cudarc sees them; on the host device they are a plain
+//! loop.
 
 mod chain;
 mod checker;

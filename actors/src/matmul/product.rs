@@ -9,7 +9,8 @@ use tensorpost::prelude::*;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MultiplyError {
-    /// The tensors are no matrices, empty, or do not fit: the first needs as many columns as the second has rows.
+    /// The tensors are no matrices, empty, or do not fit: the first needs as many columns as the second has
+    /// rows.
     #[error("there is no product of shapes {a:?} and {b:?}; it takes [m, k] and [k, n], none of them 0")]
     Shape {
         /// The shape of the first.
@@ -55,8 +56,9 @@ impl Multiply {
         }
     }
 
-    /// `a · b`, in a fresh tensor `[m, n]`, of two packed f32 tensors of shapes `[m, k]` and `[k, n]`. Puts the product on the stream of
-    /// `stream`, which has to be the one that this was made for, and does not wait for it.
+    /// `a · b`, in a fresh tensor `[m, n]`, of two packed f32 tensors of shapes `[m, k]` and `[k, n]`. Puts
+    /// the product on the stream of `stream`, which has to be the one that this was made for, and does not
+    /// wait for it.
     ///
     /// # Errors
     /// [`MultiplyError`] says what is wrong with a matrix, the pool or cuBLAS.

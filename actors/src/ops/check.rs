@@ -1,5 +1,5 @@
-//! Comparing what a device made with what the host's functions make of the same: for tests, and for actors that are told to
-//! check. Everything here blocks until the device's result is there.
+//! Comparing what a device made with what the host's functions make of the same: for tests, and for actors
+//! that are told to check. Everything here blocks until the device's result is there.
 
 use std::fmt::Debug;
 
@@ -8,12 +8,12 @@ use tensorpost::prelude::*;
 use super::{OpError, read_stats};
 use crate::image::stats::Stats;
 
-/// Whether the floats of `found` are `wanted`, each within `tolerance`; NaN agrees with NaN. Returns the largest
-/// difference.
+/// Whether the floats of `found` are `wanted`, each within `tolerance`; NaN agrees with NaN. Returns the
+/// largest difference.
 ///
 /// # Errors
-/// [`OpError::Differs`] with the first element that is off; [`OpError::Shape`] for another number of elements; data that
-/// will not come. `what` names the result in the error.
+/// [`OpError::Differs`] with the first element that is off; [`OpError::Shape`] for another number of
+/// elements; data that will not come. `what` names the result in the error.
 pub fn floats(
     stream: &DeviceStream,
     what: &str,

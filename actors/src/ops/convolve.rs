@@ -34,8 +34,8 @@ impl Convolver {
         &self.convolution
     }
 
-    /// Convolves floats, `[height, width]` or `[planes, height, width]`, into a tensor of the same shape, plane by plane
-    /// as [`Convolution::apply`] does.
+    /// Convolves floats, `[height, width]` or `[planes, height, width]`, into a tensor of the same shape,
+    /// plane by plane as [`Convolution::apply`] does.
     ///
     /// # Errors
     /// [`OpError`] says what is wrong with a tensor or the device.
@@ -60,7 +60,8 @@ impl Convolver {
     }
 }
 
-/// Convolves floats, `[height, width]` or `[planes, height, width]`; a [`Convolver`] keeps the weights on the device.
+/// Convolves floats, `[height, width]` or `[planes, height, width]`; a [`Convolver`] keeps the weights on the
+/// device.
 ///
 /// # Errors
 /// As [`Convolver::run`], and no memory.

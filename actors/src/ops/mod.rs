@@ -1,8 +1,9 @@
 //! The arithmetic of [`image`](crate::image) on tensors: one call for every device.
 //!
-//! Each function puts its work on the stream of the [`DeviceStream`] that it is given and returns at once. On the host
-//! device that is a closure around the function of [`image`](crate::image); on an NVIDIA GPU it is a kernel, compiled
-//! from source by NVRTC once per process. [`prepare`] compiles them ahead: call it where an actor is created.
+//! Each function puts its work on the stream of the [`DeviceStream`] that it is given and returns at once. On
+//! the host device that is a closure around the function of [`image`](crate::image); on an NVIDIA GPU it is a
+//! kernel, compiled from source by NVRTC once per process. [`prepare`] compiles them ahead: call it where an
+//! actor is created.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -23,8 +24,8 @@
 //! ```
 //!
 //! # Agreement
-//! How far a GPU's result may be from the host's. The kernels do the same operations in the same order, without contraction
-//! and with exact division and square roots, so that most results are equal to the bit:
+//! How far a GPU's result may be from the host's. The kernels do the same operations in the same order,
+//! without contraction and with exact division and square roots, so that most results are equal to the bit:
 //!
 //! | operation | largest difference |
 //! |---|---|
@@ -79,8 +80,9 @@ impl Op {
     pub const ALL: [Op; 6] = [Op::Resize, Op::Normalise, Op::Edges, Op::Convolve, Op::ToGray8, Op::Stats];
 }
 
-/// Makes operations ready on the device of `stream`: on a GPU, compiles and loads their kernels, once per process. Not
-/// needed, but a first use without it makes its caller wait, and may wait for other work on the GPU.
+/// Makes operations ready on the device of `stream`: on a GPU, compiles and loads their kernels, once per
+/// process. Not needed, but a first use without it makes its caller wait, and may wait for other work on the
+/// GPU.
 ///
 /// # Errors
 /// [`OpError::NoCompiler`] without NVRTC; [`OpError::Device`] in a build without the device's kernels.
@@ -102,8 +104,8 @@ fn is_cuda(stream: &DeviceStream) -> Result<bool, OpError> {
     }
 }
 
-/// In a closure on a host stream: the shapes were looked at before, so an error is a defect of this crate. A panic there
-/// is the stream's failure, which its next caller gets.
+/// In a closure on a host stream: the shapes were looked at before, so an error is a defect of this crate. A
+/// panic there is the stream's failure, which its next caller gets.
 fn must(done: Result<(), ImageError>) {
     if let Err(error) = done {
         std::panic::panic_any(error.to_string());

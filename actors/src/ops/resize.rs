@@ -12,7 +12,8 @@ use crate::image::{ImageError, ImageSize};
 /// Sizes of images whose tables are kept.
 const KEPT_SIZES: usize = 16;
 
-/// A resize to one size, for many images of whatever size. On the host it keeps tables for the sizes it has seen.
+/// A resize to one size, for many images of whatever size. On the host it keeps tables for the sizes it has
+/// seen.
 #[derive(Clone, Debug)]
 pub struct Resizer {
     size: ImageSize,

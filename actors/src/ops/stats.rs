@@ -11,8 +11,8 @@ pub(super) const BLOCKS: usize = 256;
 /// Elements of a summary: the seven words of [`Stats::to_words`], and scratch of a GPU's.
 pub const SUMMARY_WORDS: usize = 7 + BLOCKS * 5;
 
-/// The statistics of packed floats of any shape, as [`Stats::of`] computes them: a new tensor of seven words, for
-/// [`read_stats`]. It is a view of [`SUMMARY_WORDS`] words.
+/// The statistics of packed floats of any shape, as [`Stats::of`] computes them: a new tensor of seven words,
+/// for [`read_stats`]. It is a view of [`SUMMARY_WORDS`] words.
 ///
 /// # Errors
 /// [`OpError`] says what is wrong with the tensor or the device; no memory.

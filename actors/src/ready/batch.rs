@@ -25,11 +25,13 @@ impl BatcherArgs {
     }
 }
 
-/// Gathers tensors of equal shape and dtype into one, along a new first axis, with one copy each on the device. A batch is
-/// sent on when it is full, when its first item has waited long enough, when an item of another shape comes, and at the end.
+/// Gathers tensors of equal shape and dtype into one, along a new first axis, with one copy each on the
+/// device. A batch is sent on when it is full, when its first item has waited long enough, when an item of
+/// another shape comes, and at the end.
 ///
-/// Where all items have one shape, [`Flow::gather`](tensorpost::pipeline::Flow::gather) does it in the worker of the stage
-/// before. Items of a batch that is not full count as being worked on: give the stage a mailbox for at least a batch.
+/// Where all items have one shape, [`Flow::gather`](tensorpost::pipeline::Flow::gather) does it in the worker
+/// of the stage before. Items of a batch that is not full count as being worked on: give the stage a mailbox
+/// for at least a batch.
 ///
 /// ```
 /// use tensorpost::prelude::*;

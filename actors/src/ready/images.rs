@@ -59,7 +59,8 @@ impl ImagesArgs {
     }
 }
 
-/// Decodes photographs: bytes, `[height, width, 3]`, named after their files. Decoded on the host, on a GPU uploaded.
+/// Decodes photographs: bytes, `[height, width, 3]`, named after their files. Decoded on the host, on a GPU
+/// uploaded.
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -27,7 +27,8 @@ pub trait Carrier: Item {
     /// All but the tensor. `Display` makes the names of files and what errors call the item.
     type Label: Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + 'static;
 
-    /// The label and the tensor. Nothing else may keep a handle on the tensor's memory, or no stage can write into it.
+    /// The label and the tensor. Nothing else may keep a handle on the tensor's memory, or no stage can write
+    /// into it.
     fn apart(self) -> (Self::Label, Tensor);
 
     /// An item of both.
@@ -43,8 +44,9 @@ pub trait Carrier: Item {
     }
 }
 
-/// Writes the [`Carrier`](crate::ready::Carrier) of a struct with two named fields: the label with its type, then the tensor.
-/// What has more fields puts those that are not the tensor into a struct of their own, whose `Display` is the name of the item.
+/// Writes the [`Carrier`](crate::ready::Carrier) of a struct with two named fields: the label with its type,
+/// then the tensor. What has more fields puts those that are not the tensor into a struct of their own, whose
+/// `Display` is the name of the item.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -118,8 +120,9 @@ impl Gather for Named {
     }
 }
 
-/// Several items in one: their tensors in one, along a new first axis, and their labels. What a [`Batcher`](super::Batcher)
-/// makes, and [`Flow::gather`](tensorpost::pipeline::Flow::gather) of [`Named`] items.
+/// Several items in one: their tensors in one, along a new first axis, and their labels. What a
+/// [`Batcher`](super::Batcher) makes, and [`Flow::gather`](tensorpost::pipeline::Flow::gather) of [`Named`]
+/// items.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[serde(bound(serialize = "L: Serialize", deserialize = "L: DeserializeOwned"))]
 pub struct Stack<L> {

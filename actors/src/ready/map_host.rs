@@ -4,11 +4,12 @@ use tensorpost::prelude::*;
 
 use super::Carrier;
 
-/// A closure over the elements of an item's tensor, for [`Flow::apply`](tensorpost::pipeline::Flow::apply): it is given the
-/// elements in row-major order, and fills as many of the result, which has the same shape.
+/// A closure over the elements of an item's tensor, for [`Flow::apply`](tensorpost::pipeline::Flow::apply):
+/// it is given the elements in row-major order, and fills as many of the result, which has the same shape.
 ///
-/// On the host device it runs on the stage's stream, so that the item goes on before it is done. On a GPU the elements are
-/// brought to the host and back, and the stage waits for that; see `MapKernel` for code that runs there.
+/// On the host device it runs on the stage's stream, so that the item goes on before it is done. On a GPU the
+/// elements are brought to the host and back, and the stage waits for that; see `MapKernel` for code that
+/// runs there.
 ///
 /// ```standalone_crate
 /// use tensorpost::prelude::*;

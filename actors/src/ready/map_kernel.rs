@@ -21,13 +21,15 @@ pub enum Code {
     Ptx(String),
 }
 
-/// How many threads a kernel is launched with, and what it is told of the tensor's shape behind the two addresses.
+/// How many threads a kernel is launched with, and what it is told of the tensor's shape behind the two
+/// addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Grid {
     /// A thread for each element, in blocks of 256. The kernel is told `unsigned long long n`.
     Elements,
-    /// A thread for each element of the last two axes, columns along x, rows along y, in blocks of 32 x 8, and a layer of
-    /// blocks along z for each plane of the axes before. The kernel is told `unsigned width, unsigned height`.
+    /// A thread for each element of the last two axes, columns along x, rows along y, in blocks of 32 x 8,
+    /// and a layer of blocks along z for each plane of the axes before. The kernel is told
+    /// `unsigned width, unsigned height`.
     Planes,
 }
 
@@ -46,8 +48,8 @@ pub struct MapKernelArgs {
     pub numbers: Vec<f32>,
 }
 
-/// Launches a CUDA kernel on the tensor of each item. The kernel reads the packed tensor and writes another of the same
-/// shape: `kernel(const A *in, B *out, <shape by the grid>, <numbers>)`.
+/// Launches a CUDA kernel on the tensor of each item. The kernel reads the packed tensor and writes another
+/// of the same shape: `kernel(const A *in, B *out, <shape by the grid>, <numbers>)`.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -138,8 +140,8 @@ impl<T> MapKernel<T> {
         for number in &self.args.numbers {
             args.arg(number);
         }
-        // SAFETY: whoever gave the kernel says that it has these parameters and stays within two packed tensors of this
-        // shape, as `MapKernelArgs` asks for; both are ordered on this stream.
+        // SAFETY: whoever gave the kernel says that it has these parameters and stays within two packed
+        // tensors of this shape, as `MapKernelArgs` asks for; both are ordered on this stream.
         unsafe { args.launch(config) }.map_err(cuda::refused(&self.args.kernel, "launched"))?;
         Ok(result.freeze())
     }

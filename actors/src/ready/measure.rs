@@ -45,8 +45,8 @@ where
     }
 }
 
-/// Reduces each item, floats of any shape, to its statistics: count, sum, smallest, largest, mean, deviation, checksum. They are
-/// computed on the device and read where they are wanted.
+/// Reduces each item, floats of any shape, to its statistics: count, sum, smallest, largest, mean, deviation,
+/// checksum. They are computed on the device and read where they are wanted.
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -1,8 +1,8 @@
 //! Ready-made sources, stages and sinks for pipelines.
 //!
-//! They work on any item around one tensor: [`Named`], or a type of yours for which you say how to take it apart
-//! ([`Carrier`], which [`carrier!`] writes). Each works on the device that its stage is put on (`.on(device)`), and stages that only follow one another
-//! write into the memory that they are handed.
+//! They work on any item around one tensor: [`Named`], or a type of yours for which you say how to take it
+//! apart ([`Carrier`], which [`carrier!`] writes). Each works on the device that its stage is put on
+//! (`.on(device)`), and stages that only follow one another write into the memory that they are handed.
 //!
 //! | | | |
 //! |---|---|---|

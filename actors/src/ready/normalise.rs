@@ -9,7 +9,8 @@ use super::item::own;
 use crate::image::normalise::Normalisation;
 use crate::ops::{self, Op};
 
-/// Normalises planes of floats of the range 0..=255, `[3, height, width]`, by channel, in place where nobody else has them.
+/// Normalises planes of floats of the range 0..=255, `[3, height, width]`, by channel, in place where nobody
+/// else has them.
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -16,8 +16,8 @@ pub struct ProductArgs {
     pub factor: Vec<f32>,
 }
 
-/// Multiplies the matrix of each item, floats `[k, n]` with any `n`, by a factor `[m, k]` from the left, which makes `[m, n]`:
-/// cuBLAS on a GPU, a plain loop on the host.
+/// Multiplies the matrix of each item, floats `[k, n]` with any `n`, by a factor `[m, k]` from the left,
+/// which makes `[m, n]`: cuBLAS on a GPU, a plain loop on the host.
 ///
 /// ```
 /// use tensorpost::prelude::*;

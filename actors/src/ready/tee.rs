@@ -18,9 +18,10 @@ impl<T: Item> Clone for TeeArgs<T> {
     }
 }
 
-/// Passes items on and gives clones of them to an actor or a channel beside the pipeline. It never waits for that one: what
-/// there is no room for is not shown. No tensor is copied; but one that is being looked at cannot be written in place by the
-/// stages behind. (Where both sides are to get everything, `broadcast` a flow.)
+/// Passes items on and gives clones of them to an actor or a channel beside the pipeline. It never waits for
+/// that one: what there is no room for is not shown. No tensor is copied; but one that is being looked at
+/// cannot be written in place by the stages behind. (Where both sides are to get everything, `broadcast` a
+/// flow.)
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -13,8 +13,9 @@ pub struct ThrottleArgs {
     pub per_second: f64,
 }
 
-/// Lets items through at most so many a second, evenly: for a source that stands for a camera, or a sink that must not be
-/// flooded. What is held up waits where it is, so the stages before slow down too. Use one replica, in a worker of its own.
+/// Lets items through at most so many a second, evenly: for a source that stands for a camera, or a sink that
+/// must not be flooded. What is held up waits where it is, so the stages before slow down too. Use one
+/// replica, in a worker of its own.
 ///
 /// ```
 /// use std::time::Instant;
@@ -67,7 +68,8 @@ impl<T: Item> Stage for Throttle<T> {
     fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
         let now = Instant::now();
         let due = self.next.unwrap_or(now);
-        // The passing of time is the event that is waited for; holding the item back is what slows its senders down.
+        // The passing of time is the event that is waited for; holding the item back is what slows its
+        // senders down.
         std::thread::sleep(due.saturating_duration_since(now));
         // After a pause, nothing is made up for.
         self.next = due.max(now).checked_add(self.between);

@@ -7,8 +7,8 @@ use tensorpost::prelude::*;
 
 use super::{Carrier, Stack};
 
-/// Takes a batch apart: one item for each label, whose tensor is a view of the batch's. Nothing is copied, and so the items
-/// share their memory: a stage that writes in place copies each.
+/// Takes a batch apart: one item for each label, whose tensor is a view of the batch's. Nothing is copied,
+/// and so the items share their memory: a stage that writes in place copies each.
 ///
 /// ```
 /// use tensorpost::prelude::*;

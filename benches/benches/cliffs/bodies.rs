@@ -1,5 +1,5 @@
-//! Bodies of messages by size, there and back between two processes: a plain `Vec<u8>` beside one that serde is told to write as
-//! bytes, and bytes a second as they get larger.
+//! Bodies of messages by size, there and back between two processes: a plain `Vec<u8>` beside one that serde
+//! is told to write as bytes, and bytes a second as they get larger.
 
 use std::time::{Duration, Instant};
 
@@ -175,8 +175,8 @@ pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Sends often enough for the rings between two processes to wrap, and then calls `then` with all workers, which are
-/// idle.
+/// Sends often enough for the rings between two processes to wrap, and then calls `then` with all workers,
+/// which are idle.
 pub(super) fn around_the_ring<T>(
     node: &Node,
     then: impl FnOnce(&[u32]) -> anyhow::Result<T>,

@@ -1,4 +1,5 @@
-//! A message that each process of a chain passes on to the next: what a hop costs in a longer one over a hop in one of four.
+//! A message that each process of a chain passes on to the next: what a hop costs in a longer one over a hop
+//! in one of four.
 
 use std::time::{Duration, Instant};
 

@@ -12,7 +12,8 @@ const MOST: f64 = (64 << 10) as f64;
 /// It has to be given back within a minute; nobody wants to wait that long here.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes of the largest memory of a link, one way, that a process has mapped: of the words and of the rings, what is resident.
+/// Bytes of the largest memory of a link, one way, that a process has mapped: of the words and of the rings,
+/// what is resident.
 fn largest(pid: u32) -> anyhow::Result<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut words, mut rings, mut of_link) = (0, 0, None);

@@ -1,4 +1,5 @@
-//! An ask between two processes that have links to many others, which are silent, over one between two that have not.
+//! An ask between two processes that have links to many others, which are silent, over one between two that
+//! have not.
 
 use std::time::{Duration, Instant};
 

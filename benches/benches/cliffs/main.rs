@@ -1,9 +1,9 @@
-//! Where the cost used to grow without a reason: each row is a ratio of two medians of this run, beside the bound that it has to
-//! keep. A program, not timed: `cargo bench -p tensorpost-benches --bench cliffs`, or the binary that this builds, on any
-//! machine. It takes a minute or two.
+//! Where the cost used to grow without a reason: each row is a ratio of two medians of this run, beside the
+//! bound that it has to keep. A program, not timed: `cargo bench -p tensorpost-benches --bench cliffs`, or
+//! the binary that this builds, on any machine. It takes a minute or two.
 //!
-//! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`, `out`, `chain`, `links`. `--picture FILE` draws
-//! the rows, too, as an SVG. Exits with 1 where a bound is missed.
+//! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`, `out`,
+//! `chain`, `links`. `--picture FILE` draws the rows, too, as an SVG. Exits with 1 where a bound is missed.
 
 mod bodies;
 mod chain;
@@ -29,7 +29,8 @@ use tensorpost::prelude::*;
 #[derive(Parser)]
 #[command(name = "cliffs")]
 struct Arguments {
-    /// Groups to measure, separated by commas: pool, bodies, idle, local, fan, out, chain, links. All of them where none is named.
+    /// Groups to measure, separated by commas: pool, bodies, idle, local, fan, out, chain, links. All of them
+    /// where none is named.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Draws how far each row is from its bound, as an SVG.

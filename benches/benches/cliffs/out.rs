@@ -1,4 +1,5 @@
-//! One sender to many receivers: what a message takes of the sender's processor, to 64 over to 8. And many workers that all send to all.
+//! One sender to many receivers: what a message takes of the sender's processor, to 64 over to 8. And many
+//! workers that all send to all.
 
 use std::time::{Duration, Instant};
 

@@ -12,7 +12,8 @@ const DOUBLE: f64 = 110.0;
 /// So many doublings are shown at most.
 const MOST: f64 = 2.0;
 
-/// An SVG with a bar for each row that has a bound, on a scale of logarithms: up to the line where it is met, and past it where it is not.
+/// An SVG with a bar for each row that has a bound, on a scale of logarithms: up to the line where it is met,
+/// and past it where it is not.
 pub(super) fn svg(rows: &[Row]) -> String {
     let rows: Vec<_> = rows.iter().filter_map(|row| Some((row, row.bound?))).collect();
     let height = HEIGHT * (rows.len() as f64 + 2.0);

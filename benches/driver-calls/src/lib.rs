@@ -1,10 +1,11 @@
 //! Which call of the CUDA driver takes how long, in a program that is not changed for it.
 //!
-//! `LD_PRELOAD=libdriver_calls.so DRIVER_CALLS=FOLDER program` stands between a program and `dlsym`, by which cudarc finds
-//! the driver's functions, and times those in `CALLS`. Each process appends to `FOLDER/PID.tsv`, ten times a second, a
-//! line for each function that was called meanwhile: milliseconds since it found the first of them, its name, calls, and the
-//! mean, median, 90th and 99th percentile and the largest time in nanoseconds (in steps of 32; above 16,384 in steps of two). A call costs two
-//! looks at the clock more, 40 to 60 ns.
+//! `LD_PRELOAD=libdriver_calls.so DRIVER_CALLS=FOLDER program` stands between a program and `dlsym`, by which
+//! cudarc finds the driver's functions, and times those in `CALLS`. Each process appends to `FOLDER/PID.tsv`,
+//! ten times a second, a line for each function that was called meanwhile: milliseconds since it found the
+//! first of them, its name, calls, and the mean, median, 90th and 99th percentile and the largest time in
+//! nanoseconds (in steps of 32; above 16,384 in steps of two). A call costs two looks at the clock more, 40
+//! to 60 ns.
 
 #![expect(unsafe_code, reason = "stands in for a function of the C library and passes calls on")]
 
@@ -33,7 +34,8 @@ unsafe extern "C" {
 
 type Lookup = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// Up to six arguments that are integers or pointers: they are passed in registers, and who takes fewer ignores the rest.
+/// Up to six arguments that are integers or pointers: they are passed in registers, and who takes fewer
+/// ignores the rest.
 type Short = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> c_int;
 
 /// `cuLaunchKernel`: the kernel, six dimensions, bytes, the stream, arguments, more.
@@ -77,8 +79,8 @@ unsafe extern "C" fn short<const AT: usize>(
     f: usize,
 ) -> c_int {
     let call = &CALLS[AT];
-    // SAFETY: set before this function was handed out, to the function of this name, which takes at most six arguments of
-    // these kinds and returns a `CUresult`.
+    // SAFETY: set before this function was handed out, to the function of this name, which takes at most six
+    // arguments of these kinds and returns a `CUresult`.
     let real: Short = unsafe { std::mem::transmute(call.real.load(Relaxed)) };
     let start = Instant::now();
     // SAFETY: the caller's own call.

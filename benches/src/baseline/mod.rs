@@ -1,7 +1,7 @@
 //! The bare parts: what a message costs without the framework around it.
 //!
-//! Each function makes its threads, runs `count` messages, and returns the time between the first and the last; starting
-//! and joining the threads is not part of it.
+//! Each function makes its threads, runs `count` messages, and returns the time between the first and the
+//! last; starting and joining the threads is not part of it.
 
 pub mod actix;
 pub mod ring;

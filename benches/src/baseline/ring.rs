@@ -1,4 +1,5 @@
-//! The data ring between two threads that poll it: the least that a message between two processes can cost here.
+//! The data ring between two threads that poll it: the least that a message between two processes can cost
+//! here.
 
 use std::hint::spin_loop;
 use std::sync::Barrier;

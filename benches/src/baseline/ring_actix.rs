@@ -1,6 +1,6 @@
-//! The shortest way between two actors that a ring and actix allow: on each of two threads an actor, and a task that
-//! reads the ring, hands each message to the actor, and spins as the framework's reader does. No checks, no encoding, no
-//! credits, no leases.
+//! The shortest way between two actors that a ring and actix allow: on each of two threads an actor, and a
+//! task that reads the ring, hands each message to the actor, and spins as the framework's reader does. No
+//! checks, no encoding, no credits, no leases.
 
 use std::hint::spin_loop;
 use std::sync::Barrier;

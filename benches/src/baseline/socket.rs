@@ -50,8 +50,8 @@ mod bytes {
     }
 }
 
-/// `count` messages of `size` bytes, each acknowledged with one byte before the next. The time that passes is that of
-/// the hand-over; the data is there before.
+/// `count` messages of `size` bytes, each acknowledged with one byte before the next. The time that passes is
+/// that of the hand-over; the data is there before.
 ///
 /// # Errors
 /// What the sockets say.

@@ -1,9 +1,12 @@
-//! Handing fresh host tensors to an actor in another process, with the numbers that `benches/peers` has of its peers too.
+//! Handing fresh host tensors to an actor in another process, with the numbers that `benches/peers` has of
+//! its peers too.
 //!
-//! A tensor comes from the pool, its first and last bytes are written, it is sent, and the receiver checks them. A trip is an ask, a
-//! stream waits only where the receiver's mailbox is full. Each of the two processes has a core. Prints lines of a name and a
-//! number: microseconds a trip, messages a second, microseconds of processor time a message of both processes, microseconds a message
-//! and receiver where one tensor goes to several processes. The same for threads of one process that hand buffers round over channels.
+//! A tensor comes from the pool, its first and last bytes are written, it is sent, and the receiver checks
+//! them. A trip is an ask, a stream waits only where the receiver's mailbox is full. Each of the two
+//! processes has a core. Prints lines of a name and a number: microseconds a trip, messages a second,
+//! microseconds of processor time a message of both processes, microseconds a message and receiver where one
+//! tensor goes to several processes. The same for threads of one process that hand buffers round over
+//! channels.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -268,7 +271,8 @@ fn threads(bytes: usize, count: u64) -> anyhow::Result<Figures> {
     Ok(figures(times, count, took, used))
 }
 
-/// One buffer to each of several threads. They sleep while nothing comes: there may be more of them than cores.
+/// One buffer to each of several threads. They sleep while nothing comes: there may be more of them than
+/// cores.
 fn threads_fan_out(receivers: usize) -> anyhow::Result<f64> {
     let (bytes, count) = FAN_OUT;
     let mut senders: Vec<SyncSender<(u64, Arc<Vec<u8>>)>> = Vec::new();

@@ -1,6 +1,8 @@
-//! Messages of 256 bytes within a host, in one line: the median time of one, and how many there are in a second.
+//! Messages of 256 bytes within a host, in one line: the median time of one, and how many there are in a
+//! second.
 //!
-//! `hosts_bench` runs two builds of this, one of them with the feature `hosts`, in turn: what that costs a node on one machine.
+//! `hosts_bench` runs two builds of this, one of them with the feature `hosts`, in turn: what that costs a
+//! node on one machine.
 
 use anyhow::Context as _;
 use clap::Parser;

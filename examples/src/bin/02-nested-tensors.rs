@@ -1,4 +1,5 @@
-//! Tensors anywhere in a message: in structs, lists, maps, options and enums, with no annotation on the inner types.
+//! Tensors anywhere in a message: in structs, lists, maps, options and enums, with no annotation on the inner
+//! types.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! One buffer through three processes and back: each adds to it in place, because the one before has let go of it.
+//! One buffer through three processes and back: each adds to it in place, because the one before has let go
+//! of it.
 //!
 //! `--device cuda:0` does the same with a CUDA kernel; needs an NVIDIA GPU with its driver and NVRTC.
 

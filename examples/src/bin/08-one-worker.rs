@@ -1,4 +1,5 @@
-//! Several actors in one worker: on its main thread, or with a thread of their own so that a long handler holds nobody up.
+//! Several actors in one worker: on its main thread, or with a thread of their own so that a long handler
+//! holds nobody up.
 
 use std::sync::Barrier;
 

@@ -53,7 +53,8 @@ impl Scaler {
         let n = message.values.len() as u32;
         let mut launch = self.stream.launch_builder(&self.kernel)?;
         launch.arg(&mut scaled).arg(&message.values).arg(&message.factor).arg(&n);
-        // SAFETY: the kernel has these parameters, and stays below `n`, the number of elements of both tensors.
+        // SAFETY: the kernel has these parameters, and stays below `n`, the number of elements of both
+        // tensors.
         unsafe { launch.launch(LaunchConfig::for_num_elems(n))? };
         Ok(scaled.freeze()) // the kernel may still run: whoever gets the tensor waits for it on the GPU
     }

@@ -1,4 +1,5 @@
-//! One result, four writers: each worker adds to columns of its own, in place, and the table is whole again without a copy.
+//! One result, four writers: each worker adds to columns of its own, in place, and the table is whole again
+//! without a copy.
 //!
 //! `--device cuda:0` does the same with a CUDA kernel; needs an NVIDIA GPU with its driver and NVRTC.
 
@@ -74,8 +75,8 @@ impl Adder {
         let (stride, first) = (part.strides()[0] as u32, first as u32);
         let mut launch = self.stream.launch_builder(kernel)?;
         launch.arg(&mut *part).arg(&rows).arg(&columns).arg(&stride).arg(&first);
-        // SAFETY: the kernel has these parameters, and writes the elements of the part: `columns` of each of the `rows`,
-        // which are `stride` elements apart.
+        // SAFETY: the kernel has these parameters, and writes the elements of the part: `columns` of each of
+        // the `rows`, which are `stride` elements apart.
         unsafe { launch.launch(LaunchConfig::for_num_elems(rows * columns))? };
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! A pipeline in a few lines: photographs are decoded in one process, resized by two that share the work, their edges found
-//! in a fourth, and written by a fifth, in the order of the photographs.
+//! A pipeline in a few lines: photographs are decoded in one process, resized by two that share the work,
+//! their edges found in a fourth, and written by a fifth, in the order of the photographs.
 //!
 //! `--device cuda:0` computes on a GPU, `--progress` tells how far it is, `--trace FILE` writes what
 //! <https://ui.perfetto.dev> shows, and `--report` prints the table of stages.

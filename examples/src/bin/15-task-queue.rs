@@ -1,5 +1,5 @@
-//! A pool of workers with a bounded queue of tasks: results come as they are done, in any order, each with the number of its
-//! task. The task is a line of the Mandelbrot set, the result a tensor.
+//! A pool of workers with a bounded queue of tasks: results come as they are done, in any order, each with
+//! the number of its task. The task is a line of the Mandelbrot set, the result a tensor.
 
 use clap::Parser as _;
 use tensorpost::prelude::*;

@@ -1,8 +1,8 @@
-//! Two hosts, one node: photographs are decoded on one host and their edges found on the other, and come back the same to the bit as
-//! where this process does both.
+//! Two hosts, one node: photographs are decoded on one host and their edges found on the other, and come back
+//! the same to the bit as where this process does both.
 //!
-//! Started alone, it starts itself once more as the other host, on this machine. Started by Slurm or Kubernetes (`examples/hosts`), it
-//! is on two machines, and nothing in it changes.
+//! Started alone, it starts itself once more as the other host, on this machine. Started by Slurm or
+//! Kubernetes (`examples/hosts`), it is on two machines, and nothing in it changes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};

@@ -10,11 +10,13 @@ use tensorpost_core::doctor::{Again, Check, Options, Report, Status, examine, ru
 
 /// Finds out why a node cannot run on this machine, or is slower or smaller than it could be.
 ///
-/// It tries what a node and its workers do: it starts processes that share memory, on the host and on each GPU. The exit
-/// status is 0 where all is well, 1 where a node works, but slower or smaller, and 2 where it will not work.
+/// It tries what a node and its workers do: it starts processes that share memory, on the host and on each
+/// GPU. The exit status is 0 where all is well, 1 where a node works, but slower or smaller, and 2 where it
+/// will not work.
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
-    /// Print JSON: {checks: [{id, status, found, needed, why, fix}], versions}; status is ok, limited or broken
+    /// Print JSON: {checks: [{id, status, found, needed, why, fix}], versions}; status is ok, limited or
+    /// broken
     #[arg(long)]
     json: bool,
     /// Print text to paste into an issue

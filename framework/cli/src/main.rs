@@ -1,4 +1,5 @@
-//! The command `tensorpost`: looks into running nodes, starts one on several hosts, and finds out why one cannot run.
+//! The command `tensorpost`: looks into running nodes, starts one on several hosts, and finds out why one
+//! cannot run.
 
 mod console;
 mod doctor;

@@ -81,7 +81,8 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&text(arguments)).expect("it prints JSON")
 }
 
-/// Runs the command until what it prints is right: on a machine that is busy, a worker may be late for a look.
+/// Runs the command until what it prints is right: on a machine that is busy, a worker may be late for a
+/// look.
 fn until(arguments: &[&str], right: impl Fn(&str) -> bool) -> String {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -310,7 +311,8 @@ fn a_host_that_up_has_started() -> anyhow::Result<()> {
     let said =
         format!("{} hosts, {} kept there", hosts.len(), node.block_on(keeper.address().ask(Keep(None)))?);
     let report = if std::env::var_os(WAITS).is_some() {
-        // The first time this is asked the node listens for signals: a test sends one when it has read the line.
+        // The first time this is asked the node listens for signals: a test sends one when it has read the
+        // line.
         let says = async {
             println!("{said}");
             std::future::pending().await

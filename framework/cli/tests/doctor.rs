@@ -1,7 +1,8 @@
-//! Faults of a machine, caused for `tensorpost doctor`: each has to give the right row, with what to do about it (DOC-1).
+//! Faults of a machine, caused for `tensorpost doctor`: each has to give the right row, with what to do about
+//! it (DOC-1).
 //!
-//! What cannot be caused without a GPU is in the unit tests of `tensorpost_core::doctor`, whose checks are functions of what
-//! was found.
+//! What cannot be caused without a GPU is in the unit tests of `tensorpost_core::doctor`, whose checks are
+//! functions of what was found.
 
 #![expect(unsafe_code, reason = "a seccomp filter is set between fork and exec")]
 

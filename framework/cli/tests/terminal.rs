@@ -1,5 +1,5 @@
-//! `tensorpost top` in a real terminal, tmux's, at two sizes. Where there is no tmux the test is ignored, and says so; with
-//! `TENSORPOST_REQUIRE_TMUX=1` it fails.
+//! `tensorpost top` in a real terminal, tmux's, at two sizes. Where there is no tmux the test is ignored, and
+//! says so; with `TENSORPOST_REQUIRE_TMUX=1` it fails.
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};

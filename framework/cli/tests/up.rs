@@ -1,4 +1,5 @@
-//! `tensorpost up`, with a script for ssh that runs what it is given on this machine: each host has a temporary folder of its own.
+//! `tensorpost up`, with a script for ssh that runs what it is given on this machine: each host has a
+//! temporary folder of its own.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -33,7 +34,8 @@ echo "welcome to $host"
 exec sh -c "$*"
 "#;
 
-/// Says that it runs, waits to be asked to end, as the head takes a while for it, and says so where the test still hears it when nobody else does.
+/// Says that it runs, waits to be asked to end, as the head takes a while for it, and says so where the test
+/// still hears it when nobody else does.
 const PATIENT: &str = r#"
 exec 9>"$FARM/alive"
 trap 'kill "$!"; [ "$TENSORPOST_HEAD" ] || sleep 0.3; echo "$TENSORPOST_HEAD drained" >&9; echo drained; exit 0' TERM

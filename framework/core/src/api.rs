@@ -2,8 +2,9 @@
 
 /// Actors: what they are, their addresses, and what can go wrong with a message.
 ///
-/// [`RemoteActor`](trait@actor::RemoteActor) is what an actor has to be to live in a worker, [`Address`](actor::Address) sends to it
-/// from anywhere, and [`Channel`](actor::Channel) is a mailbox that a program reads by itself.
+/// [`RemoteActor`](trait@actor::RemoteActor) is what an actor has to be to live in a worker,
+/// [`Address`](actor::Address) sends to it from anywhere, and [`Channel`](actor::Channel) is a mailbox that a
+/// program reads by itself.
 ///
 /// ```
 /// use tensorpost::actor::SendFailure;
@@ -77,7 +78,8 @@ pub mod hosts {
     pub use crate::transport::hosts::{Host, Nixl};
 }
 
-/// Messages: values with tensors anywhere inside, and what is checked of them before they leave and when they arrive.
+/// Messages: values with tensors anywhere inside, and what is checked of them before they leave and when they
+/// arrive.
 ///
 /// ```
 /// use tensorpost::message::bytes_of;
@@ -165,7 +167,8 @@ pub mod observe {
     pub use crate::os::monotonic_ns;
 }
 
-/// Tensors, and what computes on them: memory comes from a [`DeviceStream`](tensor::DeviceStream), and work goes to it, in order.
+/// Tensors, and what computes on them: memory comes from a [`DeviceStream`](tensor::DeviceStream), and work
+/// goes to it, in order.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -212,10 +215,11 @@ pub mod fork {
 
 /// For tests of your own programs (feature `testing`).
 ///
-/// [`test`](macro@testing::test) is `#[test]` for what starts a node. [`fault`](mod@testing::fault) has one of the program's processes
-/// be killed, be stopped, panic or be late at a named point. [`leaks`](fn@testing::leaks) is a snapshot of what a process uses, and
-/// [`Usage::growth`](testing::Usage::growth) says what was left behind.
-/// `docs/TESTING.md` in the repository is the guide, with a complete test.
+/// [`test`](macro@testing::test) is `#[test]` for what starts a node. [`fault`](mod@testing::fault) has one
+/// of the program's processes be killed, be stopped, panic or be late at a named point.
+/// [`leaks`](fn@testing::leaks) is a snapshot of what a process uses, and
+/// [`Usage::growth`](testing::Usage::growth) says what was left behind. `docs/TESTING.md` in the repository
+/// is the guide, with a complete test.
 ///
 /// ```
 /// use tensorpost::prelude::*;

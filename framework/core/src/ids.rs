@@ -8,8 +8,8 @@ use crate::limits::MAX_PROCESSES;
 
 /// A process of a node: its slot in the roster and which life of that slot it is.
 ///
-/// Slot 0 is the node itself. A restarted worker keeps its slot and gets the next incarnation, so that nothing
-/// meant for one life reaches another.
+/// Slot 0 is the node itself. A restarted worker keeps its slot and gets the next incarnation, so that
+/// nothing meant for one life reaches another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(into = "u64")]
 pub struct ProcessId {
@@ -90,8 +90,9 @@ pub struct ChunkId {
 
 /// An actor, unique in the life of a node; it stays the same when the actor is restarted.
 ///
-/// Its home stands in the upper 16 bits: 0 is the head of several hosts, and every node that stands alone. It lives there in all its
-/// lives, unless the bit below says that it *roams*: then its home says on which host it lives at the moment.
+/// Its home stands in the upper 16 bits: 0 is the head of several hosts, and every node that stands alone. It
+/// lives there in all its lives, unless the bit below says that it *roams*: then its home says on which host
+/// it lives at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ActorId(pub u64);
 

@@ -1,8 +1,9 @@
 //! What `tensorpost` is made of: memory, clocks, leases, messages, actors and nodes. A program
 //! depends on `tensorpost`, which re-exports what is meant for it: [`api`].
 //!
-//! [`doctor`] is for the command `tensorpost`. All other modules are private. The features `inside` and `testing` make them public for this framework's own tests and
-//! benches, and SAFE-1 does not hold then: what they show trusts whoever calls it.
+//! [`doctor`] is for the command `tensorpost`. All other modules are private. The features `inside` and
+//! `testing` make them public for this framework's own tests and benches, and SAFE-1 does not hold then: what
+//! they show trusts whoever calls it.
 
 // A module's `pub` says what its neighbours and the tests may use. What leaves the crate is listed in `api`.
 #![cfg_attr(not(feature = "inside"), allow(unreachable_pub))]
@@ -105,8 +106,8 @@ pub mod testing;
 #[cfg(all(test, not(feature = "testing")))]
 mod testing;
 
-/// What the command `tensorpost` asks of a running node, and how. The form of what is said is that of this version of the
-/// crate and of no other; the command says so where a node has another one.
+/// What the command `tensorpost` asks of a running node, and how. The form of what is said is that of this
+/// version of the crate and of no other; the command says so where a node has another one.
 pub mod console {
     pub use crate::node::console::VARIABLE;
     pub use crate::node::console::client::{Console, ConsoleError, Found, nodes, nodes_of_all_users};
@@ -133,7 +134,8 @@ pub mod console {
     }
 }
 
-/// What the packages of other languages need, which know the types of their messages only at run time. Nothing of it is stable.
+/// What the packages of other languages need, which know the types of their messages only at run time.
+/// Nothing of it is stable.
 #[cfg(feature = "foreign")]
 #[doc(hidden)]
 pub mod foreign {

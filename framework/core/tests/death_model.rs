@@ -1,10 +1,11 @@
-//! A death, in every order of events (DEATH-1, DEATH-3), with the real rounds of the node, the real table and the real
-//! log of a stream.
+//! A death, in every order of events (DEATH-1, DEATH-3), with the real rounds of the node, the real table and
+//! the real log of a stream.
 //!
-//! Processes in a row, each with one host thread, one control thread and one stream. The first makes a tensor; every
-//! other takes what it is sent, makes another of it, adds it to one of its own in place, and sends both the new one
-//! and, where the scenario says so, the one it got on. Any of them may be killed at any moment, and the node may find at
-//! any moment that those who have not answered are late. All states are visited, and in each of them must hold:
+//! Processes in a row, each with one host thread, one control thread and one stream. The first makes a
+//! tensor; every other takes what it is sent, makes another of it, adds it to one of its own in place, and
+//! sends both the new one and, where the scenario says so, the one it got on. Any of them may be killed at
+//! any moment, and the node may find at any moment that those who have not answered are late. All states are
+//! visited, and in each of them must hold:
 //!
 //! * whatever a process believes to be there holds what it should (never garbage), and
 //! * where nothing can happen any more, no stream waits, and what was made before the deaths can be read.
@@ -501,7 +502,8 @@ impl Model {
 
     /// What must hold in every state.
     fn check(&self, world: &World) -> Result<(), String> {
-        // Who is told that a process has ended, knows by then how far its clocks had come, or hears it on the way to that.
+        // Who is told that a process has ended, knows by then how far its clocks had come, or hears it on the
+        // way to that.
         for (dead, _) in world.processes.iter().enumerate().filter(|(_, process)| process.noticed) {
             for (p, process) in world.processes.iter().enumerate().filter(|(_, process)| process.alive) {
                 let told = process.told.iter().flat_map(|update| &update.deaths);

@@ -1,19 +1,21 @@
-//! Loom on the protocol of a forwarded lease (LEASE-1, LEASE-3), with the real lease table and the real rings.
+//! Loom on the protocol of a forwarded lease (LEASE-1, LEASE-3), with the real lease table and the real
+//! rings.
 //!
-//! A owns the memory. B holds it, says to A that it forwards it, and sends it to C. C posts its hold to A and then moves its
-//! cursor past the frame; B gives its own lease back when it has seen the cursor; A believes the hold for what B has said,
-//! which it may have to look for once more, and closes the entry when the lease table is empty and still is
-//! after a second look at all rings. The memory is a cell that C reads and that A, once the entry is closed, writes:
-//! loom panics on the first access that is not ordered with the other's.
+//! A owns the memory. B holds it, says to A that it forwards it, and sends it to C. C posts its hold to A and
+//! then moves its cursor past the frame; B gives its own lease back when it has seen the cursor; A believes
+//! the hold for what B has said, which it may have to look for once more, and closes the entry when the lease
+//! table is empty and still is after a second look at all rings. The memory is a cell that C reads and that
+//! A, once the entry is closed, writes: loom panics on the first access that is not ordered with the other's.
 //!
-//! Each of these steps is then left out, and memory that C still uses has to be found freed, or its hold refused.
+//! Each of these steps is then left out, and memory that C still uses has to be found freed, or its hold
+//! refused.
 //!
-//! In a further model C sends the memory back to A. Its hold and its frame come by two rings, and A, who looks at them one
-//! after the other, has to know of the hold when it takes the frame.
+//! In a further model C sends the memory back to A. Its hold and its frame come by two rings, and A, who
+//! looks at them one after the other, has to know of the hold when it takes the frame.
 //!
-//! In the last two, two threads of A drain at the same time (LEASE-3, ONE-WRITER). One of them closes the entry, or
-//! finds that its own lease is the only one and writes, while the other has read the last release and not the hold
-//! before it.
+//! In the last two, two threads of A drain at the same time (LEASE-3, ONE-WRITER). One of them closes the
+//! entry, or finds that its own lease is the only one and writes, while the other has read the last release
+//! and not the hold before it.
 
 mod loom_platform;
 
@@ -134,8 +136,8 @@ struct Owner {
 }
 
 impl Owner {
-    /// `Transport::drain_returns`: handles what is in all rings, and once more where that has left a hold open; how that left
-    /// the entry, if it is empty.
+    /// `Transport::drain_returns`: handles what is in all rings, and once more where that has left a hold
+    /// open; how that left the entry, if it is empty.
     fn drain(&mut self) -> Option<Emptied> {
         let mut empty = self.drain_rings();
         if self.flaw != Flaw::NoSecondLook
@@ -285,8 +287,8 @@ fn returned(looks_behind_the_frame: bool) {
     c.join().expect("C ends");
 }
 
-/// The rule by which a thread of A that has drained believes what the lease table says, though another thread drains
-/// too.
+/// The rule by which a thread of A that has drained believes what the lease table says, though another thread
+/// drains too.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     /// The entry has not changed since before the drain.
@@ -373,7 +375,8 @@ impl Shared {
     }
 }
 
-/// Two threads of A drain while H's last frame is taken by G; what the first one `does`, with A's own lease or without.
+/// Two threads of A drain while H's last frame is taken by G; what the first one `does`, with A's own lease
+/// or without.
 fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
     let (mut from_g, mut from_h) = (entry_ring(), entry_ring());
     let memory = LoomBytes::zeroed(8);

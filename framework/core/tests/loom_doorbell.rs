@@ -1,7 +1,8 @@
-//! Loom on sleeping and waking: no wake-up is lost, and one is without any of the three steps that prevent it.
+//! Loom on sleeping and waking: no wake-up is lost, and one is without any of the three steps that prevent
+//! it.
 //!
-//! The sources are the real return rings. A lost wake-up is a sleeper that nobody will wake, which loom reports as
-//! a deadlock.
+//! The sources are the real return rings. A lost wake-up is a sleeper that nobody will wake, which loom
+//! reports as a deadlock.
 
 mod loom_platform;
 
@@ -154,9 +155,10 @@ fn bell_needs_the_second_look() {
     assert_deadlock(&failure_of(PREEMPTIONS, || model::<Sound>(1, 1, false)));
 }
 
-/// What a process does that has published something and not rung for it, with the marks of production: one thread
-/// publishes and keeps quiet, the reader's thread rings when it finds nothing to do, parked or not. `last_look` is the
-/// reader's look after it has said that it is parked, `wake` what the publisher does when it finds it parked.
+/// What a process does that has published something and not rung for it, with the marks of production: one
+/// thread publishes and keeps quiet, the reader's thread rings when it finds nothing to do, parked or not.
+/// `last_look` is the reader's look after it has said that it is parked, `wake` what the publisher does when
+/// it finds it parked.
 fn deferred_model(last_look: bool, wake: bool, weaker: Weaker) {
     weaken(weaker);
     let (word, wants, bell) = (LoomWord::zero(), LoomWord::zero(), Bell::new());

@@ -1,7 +1,8 @@
 //! Loom on the rings: every interleaving of a small run, and the proof that each of the orders is needed.
 //!
-//! The producer tries a bounded number of times and stops at a full ring, the consumer looks a bounded number of
-//! times and the main thread drains the rest; no loop waits, so the models are finite without a bound on spinning.
+//! The producer tries a bounded number of times and stops at a full ring, the consumer looks a bounded number
+//! of times and the main thread drains the rest; no loop waits, so the models are finite without a bound on
+//! spinning.
 
 mod loom_platform;
 
@@ -72,7 +73,8 @@ fn data_model<O: Orders>(capacity: usize, len: usize, attempts: u8) {
     assert_eq!(received, sent);
 }
 
-/// The same for entries. A ring of one slot has to wrap; one of two begins again at the front where all was taken.
+/// The same for entries. A ring of one slot has to wrap; one of two begins again at the front where all was
+/// taken.
 fn entry_model<O: Orders>(slots: usize) {
     let (mut producer, mut consumer) = entry_ring::<O>(slots);
     let sending = thread::spawn(move || {

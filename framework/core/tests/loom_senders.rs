@@ -1,5 +1,5 @@
-//! Loom on senders that wait and on credits, with the crate's own files: no wake-up of a sender is lost, no more credits are
-//! out than there are, and whoever finds a message counted may put another into its place.
+//! Loom on senders that wait and on credits, with the crate's own files: no wake-up of a sender is lost, no
+//! more credits are out than there are, and whoever finds a message counted may put another into its place.
 
 mod loom_platform;
 
@@ -78,7 +78,8 @@ impl Wake for Ring {
     }
 }
 
-/// Sends as `actor/sending.rs` does, and has the message done with at once. Between the two the mailbox is its own.
+/// Sends as `actor/sending.rs` does, and has the message done with at once. Between the two the mailbox is
+/// its own.
 fn send(credits: &LocalCredits, mailbox: &LoomBytes, flaw: Flaw) {
     if !credits.queue().is_empty() || !credits.take() {
         let bell = Bell::new();
@@ -155,7 +156,8 @@ fn the_queue_needs_its_total_order() {
     assert_deadlock(&failure_of(PREEMPTIONS, || senders(Flaw::None, Weaker::SeqCst)));
 }
 
-/// A sender, a reader that puts what comes into a mailbox of one message, and the actor that handles it and counts that.
+/// A sender, a reader that puts what comes into a mailbox of one message, and the actor that handles it and
+/// counts that.
 fn credits(weaker: Weaker) {
     weaken(weaker);
     let counts = NativeWords(Arc::new(AtomicU64::new(0)));

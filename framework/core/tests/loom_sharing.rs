@@ -1,5 +1,5 @@
-//! Loom on the last drop against a hand-over, with the crate's own file: who is told that it has the last of what was shared
-//! may write it, although others have just read it on their threads (ONE-WRITER).
+//! Loom on the last drop against a hand-over, with the crate's own file: who is told that it has the last of
+//! what was shared may write it, although others have just read it on their threads (ONE-WRITER).
 
 mod loom_platform;
 
@@ -69,9 +69,9 @@ fn writable_form(weaker: Weaker) {
     reader.join().expect("it ends");
 }
 
-/// The owner sends a tensor and drops its own lease on it, while another thread drops the last clone that was not sent. The
-/// receiver, which is told whether it has the only lease, gives it back: the entry is closed once, and then reused. With
-/// the lease table of production under its lock.
+/// The owner sends a tensor and drops its own lease on it, while another thread drops the last clone that was
+/// not sent. The receiver, which is told whether it has the only lease, gives it back: the entry is closed
+/// once, and then reused. With the lease table of production under its lock.
 fn last_drop_of_what_is_handed_over(looks: bool) {
     let to = ProcessId::new(2, 0).expect("a small slot");
     let table = Arc::new(sync::Mutex::new(LeaseTable::<u8>::default()));

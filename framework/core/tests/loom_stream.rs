@@ -1,5 +1,6 @@
-//! Loom on the queue of a host stream, with the crate's own file: each step is done once and in order, whoever waits for a
-//! step or for room is woken, a failure is told once, and the thread ends with the stream.
+//! Loom on the queue of a host stream, with the crate's own file: each step is done once and in order,
+//! whoever waits for a step or for room is woken, a failure is told once, and the thread ends with the
+//! stream.
 
 mod loom_platform;
 

@@ -1,5 +1,5 @@
-//! A process that may open no more files loses the descriptors that somebody sends it. That is its own trouble: the sender has
-//! done nothing wrong. (One test, because the limit is the process's.)
+//! A process that may open no more files loses the descriptors that somebody sends it. That is its own
+//! trouble: the sender has done nothing wrong. (One test, because the limit is the process's.)
 
 use std::os::fd::AsFd;
 

@@ -1,4 +1,5 @@
-//! `#[actor]`: the `impl Actor`, `impl RemoteActor` and each `impl Handler` of a type, from the methods of an `impl` block of it.
+//! `#[actor]`: the `impl Actor`, `impl RemoteActor` and each `impl Handler` of a type, from the methods of an
+//! `impl` block of it.
 
 use std::collections::HashSet;
 
@@ -90,7 +91,8 @@ struct Handler<'a> {
     acknowledged: bool,
 }
 
-/// The block, and the impls that follow from it; or the block with a `compile_error!` for each thing that is wrong with it.
+/// The block, and the impls that follow from it; or the block with a `compile_error!` for each thing that is
+/// wrong with it.
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut block = match methods::block("actor", item.clone()) {
         Ok(block) => block,
@@ -299,7 +301,8 @@ fn handles_one(
         Some(output) if AS_THEY_ARE.iter().any(|name| methods::arguments(output, name).is_some()) => {
             (output.to_token_stream(), call)
         }
-        // That the reply is the one of the message, is checked where it is put into this: the error is at the user's type.
+        // That the reply is the one of the message, is checked where it is put into this: the error is at the
+        // user's type.
         _ => {
             let site = Span::mixed_site().located_at(output.map_or(method.sig.ident.span(), Spanned::span));
             let result = quote!(#private::actix::MessageResult<#message>);

@@ -1,9 +1,10 @@
 //! The where clause of a generic message.
 //!
-//! `GpuMessage` needs `Serialize`, `DeserializeOwned`, `Send` and `'static` of the message. What that asks of the
-//! type parameters follows serde's own rule: a parameter that occurs in a field, outside `PhantomData`, must have
-//! them too; so must an associated type (`T::Item`) that is a field's type. Where a serde attribute changes that
-//! rule (`bound`, `with`, `skip`, …), the clause asks it of `Self`, which is right whatever serde derived.
+//! `GpuMessage` needs `Serialize`, `DeserializeOwned`, `Send` and `'static` of the message. What that asks of
+//! the type parameters follows serde's own rule: a parameter that occurs in a field, outside `PhantomData`,
+//! must have them too; so must an associated type (`T::Item`) that is a field's type. Where a serde attribute
+//! changes that rule (`bound`, `with`, `skip`, …), the clause asks it of `Self`, which is right whatever
+//! serde derived.
 
 use std::collections::BTreeSet;
 
@@ -71,7 +72,8 @@ pub(crate) fn where_clause(message: &Message, private: &TokenStream) -> Option<W
     Some(clause)
 }
 
-/// Adds to the clause what a portable schema asks: of the parameters that are in what is sent, that they have one too.
+/// Adds to the clause what a portable schema asks: of the parameters that are in what is sent, that they have
+/// one too.
 pub(crate) fn portable(message: &Message, private: &TokenStream, clause: &mut Option<WhereClause>) {
     let params: BTreeSet<String> =
         message.generics.type_params().map(|param| param.ident.to_string()).collect();

@@ -86,8 +86,8 @@ fn may_hold(message: &Message, private: &TokenStream) -> TokenStream {
     }
 }
 
-/// Has the compiler say of a reply that cannot be sent back what it lacks. Where there are type parameters, the where clause
-/// says it.
+/// Has the compiler say of a reply that cannot be sent back what it lacks. Where there are type parameters,
+/// the where clause says it.
 fn reply_check(message: &Message, private: &TokenStream) -> TokenStream {
     let reply = &message.reply;
     if message.generics.params.iter().next().is_some() {
@@ -166,8 +166,8 @@ fn one_check(
     }
 }
 
-/// A `&'static TensorSpec`. An inline constant, because a shape may name a const parameter of the message, which a
-/// `const` item could not.
+/// A `&'static TensorSpec`. An inline constant, because a shape may name a const parameter of the message,
+/// which a `const` item could not.
 pub(crate) fn spec(check: &TensorCheck, private: &TokenStream) -> TokenStream {
     let dtype = option(check.dtype.map(|dtype| {
         let variant = Ident::new(dtype.variant(), Span::call_site());

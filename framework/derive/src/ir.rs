@@ -8,7 +8,8 @@ use syn::{Expr, Generics, Member, Meta, Path, Type};
 pub(crate) struct Message {
     pub(crate) ident: Ident,
     pub(crate) generics: Generics,
-    /// The name on the wire and in errors: the identifier, unless `#[gpu_message(name = "…")]` says otherwise.
+    /// The name on the wire and in errors: the identifier, unless `#[gpu_message(name = "…")]` says
+    /// otherwise.
     pub(crate) name: String,
     pub(crate) reply: Type,
     /// The path under which `tensorpost` is reachable.

@@ -1,13 +1,13 @@
-//! The macros of `tensorpost`: the derives of its messages and of plain actors, and the attributes of stages, of actors, of
-//! `main` and of tests. Use them through that crate, which re-exports them.
+//! The macros of `tensorpost`: the derives of its messages and of plain actors, and the attributes of stages,
+//! of actors, of `main` and of tests. Use them through that crate, which re-exports them.
 //!
-//! The derive of messages is three steps, one module each: `parse` turns the item into the plain data of `ir` and refuses
-//! what cannot be a message, `codegen` turns that into the two impls. Beside them, `refuse` knows the field
-//! types that can never be sent, `bounds` the where clause of a generic message, and `schema` the hash by
-//! which two processes see that they mean the same definition.
+//! The derive of messages is three steps, one module each: `parse` turns the item into the plain data of `ir`
+//! and refuses what cannot be a message, `codegen` turns that into the two impls. Beside them, `refuse` knows
+//! the field types that can never be sent, `bounds` the where clause of a generic message, and `schema` the
+//! hash by which two processes see that they mean the same definition.
 //!
-//! The attributes `stage` and `actor` read the methods of an `impl` block by their names and parameters (`methods`), and write
-//! impls of traits that call them; `create` is what both have in common.
+//! The attributes `stage` and `actor` read the methods of an `impl` block by their names and parameters
+//! (`methods`), and write impls of traits that call them; `create` is what both have in common.
 
 mod actor;
 mod bounds;

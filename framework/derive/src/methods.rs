@@ -1,7 +1,8 @@
-//! What `#[stage]` and `#[actor]` share: an inherent `impl` block whose methods stand, by their names, for methods of traits.
+//! What `#[stage]` and `#[actor]` share: an inherent `impl` block whose methods stand, by their names, for
+//! methods of traits.
 //!
-//! The block stays as it was written, and the impls of the traits call it. So the methods can be called as they are written, in
-//! tests for example, and an error of types is shown at the user's own signature.
+//! The block stays as it was written, and the impls of the traits call it. So the methods can be called as
+//! they are written, in tests for example, and an error of types is shown at the user's own signature.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
@@ -227,7 +228,8 @@ impl Method<'_> {
         quote_spanned!(site=> #call #wait #question)
     }
 
-    /// As [`call`](Self::call), for a method that returns nothing or a `Result<()>`: an expression that is `Ok(())`.
+    /// As [`call`](Self::call), for a method that returns nothing or a `Result<()>`: an expression that is
+    /// `Ok(())`.
     ///
     /// # Errors
     /// It returns something else.

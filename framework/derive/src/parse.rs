@@ -1,5 +1,5 @@
-//! From the item's syntax to [`ir`](crate::ir). Every error names the field it is about and says what to do; all
-//! of them are reported together.
+//! From the item's syntax to [`ir`](crate::ir). Every error names the field it is about and says what to do;
+//! all of them are reported together.
 
 mod container;
 mod tensor;
@@ -186,8 +186,8 @@ fn misplaced(attrs: &[Attribute], name: &str, message: &str, errors: &mut Errors
     }
 }
 
-/// Collects the `#[serde(..)]` attributes. One that does not parse has its tokens kept and no keys read: serde's
-/// own derive reports it.
+/// Collects the `#[serde(..)]` attributes. One that does not parse has its tokens kept and no keys read:
+/// serde's own derive reports it.
 fn serde_attrs(attrs: &[Attribute]) -> SerdeAttrs {
     let mut found = SerdeAttrs::default();
     for attr in attrs.iter().filter(|attr| attr.path().is_ident("serde")) {

@@ -1,7 +1,7 @@
 //! `Portable`: the code by which a type says what it is on the wire.
 //!
-//! That is what serde makes of it, so each serde attribute is either followed, or has no effect on the wire, or is refused with
-//! what to write instead. One that is not known here is refused too.
+//! That is what serde makes of it, so each serde attribute is either followed, or has no effect on the wire,
+//! or is refused with what to write instead. One that is not known here is refused too.
 
 mod serde_attrs;
 
@@ -44,7 +44,8 @@ fn private(message: &Message) -> TokenStream {
 /// What a message with `#[gpu_message(portable)]` has.
 ///
 /// # Errors
-/// Each names the field, the variant or the attribute that has no portable form, and says what to write instead.
+/// Each names the field, the variant or the attribute that has no portable form, and says what to write
+/// instead.
 pub(crate) fn of_message(
     message: &Message,
     private: &TokenStream,

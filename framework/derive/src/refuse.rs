@@ -1,5 +1,5 @@
-//! Field types that can never be sent, recognised by their names, so that the error says what to use instead of
-//! leaving the reader with an unsatisfied bound. A type hidden behind an alias is caught by the bounds of
+//! Field types that can never be sent, recognised by their names, so that the error says what to use instead
+//! of leaving the reader with an unsatisfied bound. A type hidden behind an alias is caught by the bounds of
 //! `GpuMessage` itself.
 
 use syn::{GenericArgument, PathArguments, ReturnType, Type};

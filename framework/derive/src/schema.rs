@@ -1,11 +1,12 @@
 //! The schema hash: FNV-1a, 64 bits, over a canonical text of the definition (WIRE-1).
 //!
-//! The text has what decides how a message is encoded and what its receiver may rely on: the name, the generics, the
-//! reply, the names and types of variants and fields in order, all `#[serde(..)]` and `#[tensor(..)]` attributes.
-//! It has nothing else, so documentation, visibility, derives, formatting and the place in the source do not count.
+//! The text has what decides how a message is encoded and what its receiver may rely on: the name, the
+//! generics, the reply, the names and types of variants and fields in order, all `#[serde(..)]` and
+//! `#[tensor(..)]` attributes. It has nothing else, so documentation, visibility, derives, formatting and the
+//! place in the source do not count.
 //!
-//! Types count by their tokens. The macro cannot see what a name stands for, so a change inside a nested type, the
-//! value of a constant in a shape, and the arguments of a generic message are not in the hash.
+//! Types count by their tokens. The macro cannot see what a name stands for, so a change inside a nested
+//! type, the value of a constant in a shape, and the arguments of a generic message are not in the hash.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use quote::ToTokens;

@@ -79,7 +79,8 @@ const WAKE_AT: Form = Form {
 
 const LENGTH: Form = Form { name: "length", written: "fn length(&self) -> Option<u64>", ..WAKE_AT };
 
-/// The block, and the impl that follows from it; or the block with a `compile_error!` for each thing that is wrong with it.
+/// The block, and the impl that follows from it; or the block with a `compile_error!` for each thing that is
+/// wrong with it.
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut block = match methods::block("stage", item.clone()) {
         Ok(block) => block,

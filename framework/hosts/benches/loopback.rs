@@ -1,5 +1,5 @@
-//! Two hosts on loopback, with mutual TLS and without: how long a message takes, how many there are in a second, and how many bytes
-//! of tensors, by lanes. Quiet cores, please: `cargo bench -p tensorpost-hosts`.
+//! Two hosts on loopback, with mutual TLS and without: how long a message takes, how many there are in a
+//! second, and how many bytes of tensors, by lanes. Quiet cores, please: `cargo bench -p tensorpost-hosts`.
 //!
 //! It measures sessions over gRPC alone. No tensor is copied from or to anything but the buffers of gRPC.
 

@@ -1,6 +1,7 @@
 //! Names that mean the same on every host of a node.
 //!
-//! HOST-1: processes, leases, chunks and tickets have no type here, so that none of them can be put into a frame.
+//! HOST-1: processes, leases, chunks and tickets have no type here, so that none of them can be put into a
+//! frame.
 
 use std::fmt;
 
@@ -22,7 +23,8 @@ impl fmt::Display for HostId {
     }
 }
 
-/// One life of a host's gateway: drawn at random when it begins, so that nothing meant for one life reaches another.
+/// One life of a host's gateway: drawn at random when it begins, so that nothing meant for one life reaches
+/// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Life(pub u64);
 
@@ -36,8 +38,8 @@ impl Life {
 
 /// A gateway of a host: counts those that it has one after the other in one of its lives, from 1.
 ///
-/// A host outlives its gateway, and what a gateway had is gone with it. So a session is one of two gateways, of which both sides say
-/// the numbers ([`Hello`](crate::frame::Hello)).
+/// A host outlives its gateway, and what a gateway had is gone with it. So a session is one of two gateways,
+/// of which both sides say the numbers ([`Hello`](crate::frame::Hello)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gateway(pub u32);
 
@@ -72,8 +74,8 @@ impl fmt::Display for HostLife {
     }
 }
 
-/// An actor of the whole node: its home in the upper 16 bits, below them what that host numbered it. It lives there, unless the upper
-/// bit of the number says that it may live on any host.
+/// An actor of the whole node: its home in the upper 16 bits, below them what that host numbered it. It lives
+/// there, unless the upper bit of the number says that it may live on any host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActorId(pub u64);
 
@@ -92,8 +94,8 @@ impl ActorId {
         HostId((self.0 >> Self::NUMBER_BITS) as u16)
     }
 
-    /// Whether it can live on this host: on its home, or on any where it roams. Of one that does, a session is told by whoever uses it
-    /// which hosts may offer it.
+    /// Whether it can live on this host: on its home, or on any where it roams. Of one that does, a session
+    /// is told by whoever uses it which hosts may offer it.
     pub fn may_live_on(self, host: HostId) -> bool {
         self.home() == host || self.0 & Self::ROAMS != 0
     }

@@ -1,7 +1,9 @@
-//! The first thing that a host says over a connection: what it speaks, and which program it runs with which arguments.
+//! The first thing that a host says over a connection: what it speaks, and which program it runs with which
+//! arguments.
 //!
-//! Messages between hosts are laid out by the types that both were compiled with, and both have to make the same actors of the same
-//! arguments; so both are compared before anything else is believed (WIRE-1), and an error names the first difference.
+//! Messages between hosts are laid out by the types that both were compiled with, and both have to make the
+//! same actors of the same arguments; so both are compared before anything else is believed (WIRE-1), and an
+//! error names the first difference.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -126,7 +128,8 @@ impl Introduction {
     /// Of this process.
     ///
     /// # Errors
-    /// The program cannot be read, or its arguments or the name of its build are longer than another host would read.
+    /// The program cannot be read, or its arguments or the name of its build are longer than another host
+    /// would read.
     pub fn of_this_process(build_name: Option<&str>) -> io::Result<Self> {
         let build = match build_name {
             Some(name) => Build::Named(name.to_owned()),
@@ -194,8 +197,8 @@ impl Introduction {
         out.freeze()
     }
 
-    /// The introduction that the bytes are. What follows the protocol's number is read only where that is this one's, so that
-    /// other versions can be told apart from garbage.
+    /// The introduction that the bytes are. What follows the protocol's number is read only where that is
+    /// this one's, so that other versions can be told apart from garbage.
     ///
     /// # Errors
     /// They are none.

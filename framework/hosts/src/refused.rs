@@ -1,5 +1,5 @@
-//! What was refused: counted by kind, and logged with the address that it came from, at most once a second for each kind and
-//! address.
+//! What was refused: counted by kind, and logged with the address that it came from, at most once a second
+//! for each kind and address.
 
 use std::collections::HashMap;
 use std::fmt::Display;

@@ -1,14 +1,16 @@
-//! Refuses pipelines that could wait for themselves, before a process starts: no deadline would end such a wait.
+//! Refuses pipelines that could wait for themselves, before a process starts: no deadline would end such a
+//! wait.
 //!
-//! Three things let a sender go on only when an earlier item is done with: the bound of a loop, `max_bytes_in_flight`,
-//! and the number of items that at-least-once delivery lets a source have unacknowledged. A batch or a window keeps
-//! items until it has enough of them, and a `join` until a partner comes. `check` sums what all of them behind one such
-//! bound can keep, and refuses the pipeline if the sum can reach the bound.
+//! Three things let a sender go on only when an earlier item is done with: the bound of a loop,
+//! `max_bytes_in_flight`, and the number of items that at-least-once delivery lets a source have
+//! unacknowledged. A batch or a window keeps items until it has enough of them, and a `join` until a partner
+//! comes. `check` sums what all of them behind one such bound can keep, and refuses the pipeline if the sum
+//! can reach the bound.
 //!
-//! Circles are refused here and not detected at run time, but for one: a `join` at least once keeps halves whose
-//! partners may never come, and only while it runs can it be seen that they do not. Each source says when it makes
-//! nothing more before something is acknowledged, and what it has under way (`worker/fork_tracker`); the join adds that
-//! up.
+//! Circles are refused here and not detected at run time, but for one: a `join` at least once keeps halves
+//! whose partners may never come, and only while it runs can it be seen that they do not. Each source says
+//! when it makes nothing more before something is acknowledged, and what it has under way
+//! (`worker/fork_tracker`); the join adds that up.
 
 use super::error::Mistake;
 use super::plan::{Plan, RESULTS};
@@ -65,8 +67,8 @@ impl Plan {
         pairs.by_id && sources.all(|source| self.is_told_of(stage, source))
     }
 
-    /// Whether items of a source come to both sides of a stage that pairs, by ways that no fork tells apart: the results
-    /// and the dead letters of one stage, for example.
+    /// Whether items of a source come to both sides of a stage that pairs, by ways that no fork tells apart:
+    /// the results and the dead letters of one stage, for example.
     fn pairs_untold(&self, stage: usize) -> bool {
         let Some(pairs) = self.stages[stage].pairs.filter(|_| self.at_least_once.is_some()) else {
             return false;
@@ -150,8 +152,8 @@ impl Plan {
     /// At least once, a source makes nothing more when so many of its items are kept.
     fn keeps_too_many(&self, source: usize) -> Option<Mistake> {
         let most = u64::from(self.at_least_once?);
-        // Each branch of a fork at the source has so many of its own; a source that gives each item to one of them waits
-        // for the one that is full.
+        // Each branch of a fork at the source has so many of its own; a source that gives each item to one of
+        // them waits for the one that is full.
         let output = &self.stages[source].outputs[usize::from(RESULTS)];
         let edges = self.edges_from(source, RESULTS);
         let alone = output.branches > 1 && output.select != Select::All;
@@ -173,15 +175,15 @@ impl Plan {
         })
     }
 
-    /// Items of sources that a stage can keep unacknowledged, all replicas together: in front of a batch of batches wait whole
-    /// batches, and behind an `unbatch` a part keeps all of its batch.
+    /// Items of sources that a stage can keep unacknowledged, all replicas together: in front of a batch of
+    /// batches wait whole batches, and behind an `unbatch` a part keeps all of its batch.
     fn retained(&self, stage: usize) -> u64 {
         let each = self.kept(stage, stage, u64::from(self.keeps_for_ever(stage)), &mut Vec::new());
         each.saturating_mul(u64::from(self.stages[stage].replicas))
     }
 
-    /// Whether parts of one batch, from an `unbatch`, may go to others than a stage that keeps some. Where they do not they come
-    /// one behind the other, and what is kept is of few batches.
+    /// Whether parts of one batch, from an `unbatch`, may go to others than a stage that keeps some. Where
+    /// they do not they come one behind the other, and what is kept is of few batches.
     fn parts_are_spread(&self, unbatch: usize, keeper: usize) -> bool {
         let between = |stage: &usize| *stage == unbatch || self.reaches(unbatch, *stage);
         let mut stages = (0..self.stages.len()).filter(between).filter(|stage| self.reaches(*stage, keeper));
@@ -192,8 +194,8 @@ impl Plan {
             })
     }
 
-    /// The stage that makes the batches that come to an `unbatch`, and how many parts a whole one has, where nothing stands between
-    /// that could leave any out, as a stage of the user's could.
+    /// The stage that makes the batches that come to an `unbatch`, and how many parts a whole one has, where
+    /// nothing stands between that could leave any out, as a stage of the user's could.
     fn batches_of(&self, unbatch: usize) -> Option<(usize, u64)> {
         let mut before = self.edges_to(unbatch).map(|(_, edge)| edge.from.stage);
         let first = before.next().filter(|first| self.stages[*first].packs)?;
@@ -212,7 +214,8 @@ impl Plan {
         })
     }
 
-    /// The most items of sources that are unacknowledged while `keeper` has the last so many that came to a stage.
+    /// The most items of sources that are unacknowledged while `keeper` has the last so many that came to a
+    /// stage.
     fn kept(&self, stage: usize, keeper: usize, count: u64, on_the_way: &mut Vec<usize>) -> u64 {
         if count == 0 || on_the_way.contains(&stage) {
             return count; // Around a loop, in which nothing is kept for ever.
@@ -226,7 +229,8 @@ impl Plan {
                 && !self.parts_are_spread(from, keeper)
                 && let Some((batch, parts)) = self.batches_of(from)
             {
-                // They come one behind the other, and those that are kept are of few batches: the last ones, where each is whole.
+                // They come one behind the other, and those that are kept are of few batches: the last ones,
+                // where each is whole.
                 return if self.stages[batch].times_out {
                     self.kept(batch, keeper, count.saturating_add(parts - 1), on_the_way)
                 } else {

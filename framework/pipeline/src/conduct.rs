@@ -1,11 +1,11 @@
 //! Follows a running pipeline, from the start of its sources to its report, on a thread of its own.
 //!
-//! The conductor asks every actor to run. Each answers with its counts when it is done, so the last answer is the end.
-//! An ask that fails is a death: the conductor stops the sources and tells those behind the dead that nothing more
-//! comes from it, so that everything else is finished and counted.
+//! The conductor asks every actor to run. Each answers with its counts when it is done, so the last answer is
+//! the end. An ask that fails is a death: the conductor stops the sources and tells those behind the dead
+//! that nothing more comes from it, so that everything else is finished and counted.
 //!
-//! The conductor never waits for one thing alone: it drives what it sends beside the answers that it waits for. A send
-//! may stand in a queue behind an ask of the conductor's own, which moves only when it is polled.
+//! The conductor never waits for one thing alone: it drives what it sends beside the answers that it waits
+//! for. A send may stand in a queue behind an ask of the conductor's own, which moves only when it is polled.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -97,7 +97,8 @@ struct Conductor {
     causeless: Vec<usize>,
     /// Of members on other hosts: the last of them.
     elsewhere: Elsewhere,
-    /// Members that have died and do not come back, each with the process that it was in, where that is known.
+    /// Members that have died and do not come back, each with the process that it was in, where that is
+    /// known.
     exited: HashMap<usize, Option<ProcessId>>,
     /// The first death that nobody makes up for.
     fatal_death: Option<Death>,
@@ -123,8 +124,8 @@ struct Conductor {
     stillness: Stillness,
     /// See [`Report::time_slices`].
     time_slices: Option<String>,
-    /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox may wait behind
-    /// a [`Run`], which takes its own only when it is polled.
+    /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox
+    /// may wait behind a [`Run`], which takes its own only when it is polled.
     sends: FuturesUnordered<LocalBoxFuture<'static, ()>>,
     /// The sources that are told to stop: which has heard it.
     stops: FuturesUnordered<LocalBoxFuture<'static, Option<usize>>>,
@@ -224,7 +225,8 @@ pub(super) async fn conduct(
     drop(runs);
     conductor.scale_no_more().await;
     conductor.count_again(&mut events, &mut orders).await;
-    // An actor tells everything before it answers, so all events of members that answered are in the channel by now.
+    // An actor tells everything before it answers, so all events of members that answered are in the channel
+    // by now.
     while let Some((from, event)) = events.try_recv_from() {
         conductor.event(from, event);
     }
@@ -300,7 +302,8 @@ impl Conductor {
         if self.signalled.is_some_and(|at| self.stillness.is_over(at, now)) {
             return self.kill();
         }
-        // Items between two hosts move without a word of any stage, and a replica that starts is no member yet.
+        // Items between two hosts move without a word of any stage, and a replica that starts is no member
+        // yet.
         let may_go_on = self.members.iter().any(|member| member.worker.is_of_another_host());
         if !may_go_on
             && !self.scaling.starts()
@@ -319,9 +322,9 @@ impl Conductor {
         }
     }
 
-    /// Nothing moves. Tells members again what a new life may not know. A member that had ended may have died since and
-    /// come back, which no answer says; it then waits for ends that nobody sends. Or a restorer waits for items that
-    /// went with a life.
+    /// Nothing moves. Tells members again what a new life may not know. A member that had ended may have died
+    /// since and come back, which no answer says; it then waits for ends that nobody sends. Or a restorer
+    /// waits for items that went with a life.
     fn remind(&self) {
         for (index, member) in self.members.iter().enumerate() {
             for exited in self.over_before(index).chain(self.empty_before(index)) {
@@ -332,7 +335,8 @@ impl Conductor {
         }
     }
 
-    /// For each member before this one that has ended, or does not come back: the word that nothing more comes from it.
+    /// For each member before this one that has ended, or does not come back: the word that nothing more
+    /// comes from it.
     fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
         let is_over = |other: &usize| self.exited.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
@@ -444,7 +448,8 @@ impl Conductor {
         let lives = || self.supervisor.worker(self.members[index].worker).map(|worker| worker.process);
         self.exited.insert(index, process_of(error).or_else(lives));
         self.scaling.gone(of, replica);
-        // A life that the shutdown has kept from beginning is no failure: what it would have had is named as lost.
+        // A life that the shutdown has kept from beginning is no failure: what it would have had is named as
+        // lost.
         if !replaced && !is_kept_from_its_next_life(error) {
             self.fatal_death.get_or_insert(death);
             self.stop_sources();
@@ -497,7 +502,8 @@ impl Conductor {
         self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == to)
     }
 
-    /// What a member's new life must be told before it runs: its earlier life knew it, or had it in its mailbox.
+    /// What a member's new life must be told before it runs: its earlier life knew it, or had it in its
+    /// mailbox.
     fn brief(&self, index: usize) -> Vec<Send<Control>> {
         let member = &self.members[index];
         // A source that is to make nothing more must not begin anew.
@@ -508,7 +514,8 @@ impl Conductor {
         all.map(|control| member.control.send(control)).collect()
     }
 
-    /// What a member must be told before it counts again: as [`brief`](Self::brief), and what nobody makes again.
+    /// What a member must be told before it counts again: as [`brief`](Self::brief), and what nobody makes
+    /// again.
     fn last_brief(&self, index: usize) -> Vec<Send<Control>> {
         let mut brief = self.brief(index);
         let control = &self.members[index].control;
@@ -516,8 +523,9 @@ impl Conductor {
         brief
     }
 
-    /// After a death, asks those who are done for their counts again: what was sent again came after their answers. One that
-    /// begins anew may take as long as a run, so all is driven and heard here as it was there.
+    /// After a death, asks those who are done for their counts again: what was sent again came after their
+    /// answers. One that begins anew may take as long as a run, so all is driven and heard here as it was
+    /// there.
     async fn count_again(&mut self, events: &mut Channel<Event>, orders: &mut Orders<'_>) {
         if self.deaths.is_empty() || self.killed {
             return;
@@ -540,7 +548,8 @@ impl Conductor {
                     }
                 }
                 Some(_) = self.sends.next() => {}
-                // A source that died since it was done has not heard it, and its next life takes nothing before that.
+                // A source that died since it was done has not heard it, and its next life takes nothing
+                // before that.
                 Some(heard) = self.stops.next() => self.heard_stop.extend(heard),
                 // Without that they fill their channel, and whoever has spans to tell does not end.
                 Ok((from, event)) = events.recv_from() => self.event(from, event),

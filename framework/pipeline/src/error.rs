@@ -52,7 +52,8 @@ pub enum Mistake {
         /// The most that it may be.
         most: u64,
     },
-    /// Batches and windows that may together keep all that at-least-once delivery lets a source have under way.
+    /// Batches and windows that may together keep all that at-least-once delivery lets a source have under
+    /// way.
     #[error(
         "{}`{stage}` may keep {retained} items of a source until more come, and at most {most} may be unacknowledged, so it may \
          wait for ever; let at least {} be (`at_least_once({})`), or give batches a time with `within`",
@@ -115,7 +116,8 @@ pub enum PipelineError {
     /// The system refused the thread that follows the pipeline, or something that it needs.
     #[error("the pipeline cannot be followed: {0}")]
     System(#[from] std::io::Error),
-    /// A stage failed on an item, and its errors fail the pipeline. What was under way in other stages was finished.
+    /// A stage failed on an item, and its errors fail the pipeline. What was under way in other stages was
+    /// finished.
     #[error("stage `{}` failed on {}: {}{}", .failure.stage, item(.failure), .failure.why, lost(.report))]
     Failed {
         /// The stage, the item and the error.
@@ -151,8 +153,9 @@ pub enum PipelineError {
         /// Why, and what to do.
         why: String,
     },
-    /// Nothing moved any more and nobody was at work, so it was ended: some of its stages wait for others that wait for them, or
-    /// for what a limit keeps away. A failure or a death before that is the error instead.
+    /// Nothing moved any more and nobody was at work, so it was ended: some of its stages wait for others
+    /// that wait for them, or for what a limit keeps away. A failure or a death before that is the error
+    /// instead.
     #[error("the pipeline stands still: {why}{}", waiting(.report))]
     StandsStill {
         /// The cause, and what to change.

@@ -32,16 +32,16 @@ pub(super) struct Draft {
     pub(super) settings: Settings,
 }
 
-/// A pipeline: what runs where, and what flows between. Write it down with [`source`](Self::source) and the methods of
-/// [`Flow`], then [`run`](Self::run) it. See the [module](super).
+/// A pipeline: what runs where, and what flows between. Write it down with [`source`](Self::source) and the
+/// methods of [`Flow`], then [`run`](Self::run) it. See the [module](super).
 #[derive(Clone)]
 pub struct Pipeline {
     pub(super) draft: Rc<RefCell<Draft>>,
 }
 
-/// Items of type `T`, on their way from the stages that make them to the one that is written down next. `At` says which
-/// stage the methods that tune one are about: [`AfterSource`], [`After`], or none. A flow that nobody takes is a mistake that
-/// keeps the pipeline from running.
+/// Items of type `T`, on their way from the stages that make them to the one that is written down next. `At`
+/// says which stage the methods that tune one are about: [`AfterSource`], [`After`], or none. A flow that
+/// nobody takes is a mistake that keeps the pipeline from running.
 pub struct Flow<T, At = Plain> {
     pub(super) draft: Rc<RefCell<Draft>>,
     pub(super) taps: Vec<Tap>,
@@ -91,8 +91,8 @@ impl Pipeline {
         With { to: self.clone(), args }
     }
 
-    /// Adds a source from an iterator, which `make` makes in the source's worker. It captures nothing; what it needs of this
-    /// process it is given by [`with`](Self::with).
+    /// Adds a source from an iterator, which `make` makes in the source's worker. It captures nothing; what
+    /// it needs of this process it is given by [`with`](Self::with).
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -148,11 +148,12 @@ impl<T, At> Flow<T, At> {
         Flow { draft: Rc::clone(&self.draft), taps, stage: self.stage, types: PhantomData }
     }
 
-    /// Gives the next closure arguments. A closure of a pipeline runs in other processes, so it captures nothing; if it did, the
-    /// program would not compile. It gets what it needs of this process here, as its first parameter. The
-    /// arguments are serialised once, with the start of the stage, so that every replica and every restart gets the same.
-    /// They are the state of one replica too: in `map` and its like a closure may change them from item to item, and begins
-    /// again with what is given here when its process is restarted.
+    /// Gives the next closure arguments. A closure of a pipeline runs in other processes, so it captures
+    /// nothing; if it did, the program would not compile. It gets what it needs of this process here, as its
+    /// first parameter. The arguments are serialised once, with the start of the stage, so that every replica
+    /// and every restart gets the same. They are the state of one replica too: in `map` and its like a
+    /// closure may change them from item to item, and begins again with what is given here when its process
+    /// is restarted.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -201,8 +202,8 @@ impl<T: Item, At> Flow<T, At> {
         self.then(short::<S>(), Rc::new(StageWork::<AsSink<S>>(args)), Kind::Sink)
     }
 
-    /// Turns each item into another. The closure captures nothing, as all of a pipeline; [`with`](Self::with) gives it arguments
-    /// and state.
+    /// Turns each item into another. The closure captures nothing, as all of a pipeline; [`with`](Self::with)
+    /// gives it arguments and state.
     pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, After<T>>
     where
         F: FnMut(T) -> anyhow::Result<O> + 'static,
@@ -248,11 +249,12 @@ impl<T: Item, At> Flow<T, At> {
         self.with(()).for_each(name, move |(), item| consume(item))
     }
 
-    /// Ends the flow in an actor outside of the pipeline, or in a [channel](tensorpost_core::api::node::Node::channel) of the
-    /// program: each item is a message to it. The pipeline waits for room in its mailbox, and an item is done with when the
-    /// actor is. While the actor is restarted, items wait; what it had, its death takes, and the report names it. An actor
-    /// that does not come back is an error on the next item, which [`on_error`](Self::on_error) decides about. Reports call the
-    /// stage `to an actor` unless [`named`](Self::named) says otherwise.
+    /// Ends the flow in an actor outside of the pipeline, or in a
+    /// [channel](tensorpost_core::api::node::Node::channel) of the program: each item is a message to it. The
+    /// pipeline waits for room in its mailbox, and an item is done with when the actor is. While the actor is
+    /// restarted, items wait; what it had, its death takes, and the report names it. An actor that does not
+    /// come back is an error on the next item, which [`on_error`](Self::on_error) decides about. Reports call
+    /// the stage `to an actor` unless [`named`](Self::named) says otherwise.
     ///
     /// ```no_run
     /// # use tensorpost::prelude::*;
@@ -373,11 +375,11 @@ impl<T: Item, At> Flow<T, At> {
         relay.at(relay.taps.clone())
     }
 
-    /// A loop: items go through the stages that `body` adds, and again for as long as `again` is true of the result.
-    /// Items for which `again` is false leave the loop. `body` is called here, and may capture.
+    /// A loop: items go through the stages that `body` adds, and again for as long as `again` is true of the
+    /// result. Items for which `again` is false leave the loop. `body` is called here, and may capture.
     ///
-    /// At most `bound` items are in the loop at a time; others wait in front of it. An item that a stage of the loop drops
-    /// has left it.
+    /// At most `bound` items are in the loop at a time; others wait in front of it. An item that a stage of
+    /// the loop drops has left it.
     pub fn iterate<B, F>(self, bound: u32, body: impl FnOnce(Flow<T>) -> Flow<T, B>, again: F) -> Flow<T>
     where
         F: Fn(&T) -> bool + 'static,
@@ -447,19 +449,21 @@ impl<T, At: Tuned> Flow<T, At> {
 }
 
 impl<T> Flow<T, AfterSource> {
-    /// Asks the source for an item at fixed times: the first at once, each other `time` after the time of the one before it,
-    /// or as soon after that as the pipeline has taken that one. So the rate holds however long a call takes, while that is
-    /// less than `time`. What is late is not made up for: each time at which none could be asked for counts as missed ([`StageReport::missed`](super::StageReport::missed)). A source that is stopped stops at once.
+    /// Asks the source for an item at fixed times: the first at once, each other `time` after the time of the
+    /// one before it, or as soon after that as the pipeline has taken that one. So the rate holds however
+    /// long a call takes, while that is less than `time`. What is late is not made up for: each time at which
+    /// none could be asked for counts as missed ([`StageReport::missed`](super::StageReport::missed)). A
+    /// source that is stopped stops at once.
     pub fn every(self, time: Duration) -> Self {
         self.tune(|stage| stage.pace = Some(time))
     }
 
-    /// What happens when the source's process ends: with a policy the source is made again from its arguments, and begins
-    /// anew, with item 0. So what it makes comes again, from its beginning; only what it had not sent yet is lost, if it
-    /// does not make that again. Without a policy the pipeline fails.
+    /// What happens when the source's process ends: with a policy the source is made again from its
+    /// arguments, and begins anew, with item 0. So what it makes comes again, from its beginning; only what
+    /// it had not sent yet is lost, if it does not make that again. Without a policy the pipeline fails.
     ///
-    /// A source that is to go on where it was has to remember that where its process's end does not take it: in a file, or
-    /// in an actor.
+    /// A source that is to go on where it was has to remember that where its process's end does not take it:
+    /// in a file, or in an actor.
     pub fn restart(self, policy: Restart) -> Self {
         self.tune(|stage| stage.restart = Some(policy))
     }
@@ -472,13 +476,14 @@ impl<T, I: Item> Flow<T, After<I>> {
         self.tune(|stage| stage.mailbox = Some(items))
     }
 
-    /// Drops what has waited longest where more than [`mailbox`](Self::mailbox) items wait for the stage: for live sources,
-    /// whose newest items are wanted, and which nothing may hold up. Every sender of the stage keeps so many items; none
-    /// of them waits for the stage. `mailbox(1)` keeps the newest. How old an item is in the end also depends on the stages
-    /// behind this one, each of which has a mailbox of its own.
+    /// Drops what has waited longest where more than [`mailbox`](Self::mailbox) items wait for the stage: for
+    /// live sources, whose newest items are wanted, and which nothing may hold up. Every sender of the stage
+    /// keeps so many items; none of them waits for the stage. `mailbox(1)` keeps the newest. How old an item
+    /// is in the end also depends on the stages behind this one, each of which has a mailbox of its own.
     ///
-    /// What is dropped is no loss. It is counted apart, in the report ([`StageReport::dropped`](super::StageReport::dropped))
-    /// and the progress, and gives its tensors back at once.
+    /// What is dropped is no loss. It is counted apart, in the report
+    /// ([`StageReport::dropped`](super::StageReport::dropped)) and the progress, and gives its tensors back
+    /// at once.
     pub fn drop_oldest(self) -> Self {
         self.tune(|stage| stage.drops = Some(Drops::Oldest))
     }
@@ -488,8 +493,8 @@ impl<T, I: Item> Flow<T, After<I>> {
         self.tune(|stage| stage.drops = Some(Drops::Newest))
     }
 
-    /// How many bytes of tensors and message bodies each sender may have on the way to the stage that it is not done
-    /// with. An item that is larger goes alone.
+    /// How many bytes of tensors and message bodies each sender may have on the way to the stage that it is
+    /// not done with. An item that is larger goes alone.
     pub fn max_bytes_in_flight(self, bytes: u64) -> Self {
         self.tune(|stage| stage.max_bytes = Some(bytes))
     }
@@ -517,10 +522,11 @@ impl<T, I: Item> Flow<T, After<I>> {
         self.tune(|stage| stage.select = Select::By(number))
     }
 
-    /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and goes on with
-    /// what comes then. Items that it had are lost, and named in the report, unless delivery is
-    /// [at least once](super::Pipeline::at_least_once); what the stage remembered is gone. Without a policy the pipeline
-    /// fails. Stages in the same worker come back together; a source among them only if it has a policy itself.
+    /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and
+    /// goes on with what comes then. Items that it had are lost, and named in the report, unless delivery is
+    /// [at least once](super::Pipeline::at_least_once); what the stage remembered is gone. Without a policy
+    /// the pipeline fails. Stages in the same worker come back together; a source among them only if it has a
+    /// policy itself.
     pub fn restart(self, policy: Restart) -> Self {
         self.tune(|stage| stage.restart = Some(policy))
     }
@@ -530,19 +536,21 @@ impl<T, I: Item> Flow<T, After<I>> {
         self.tune(|stage| stage.select = Select::All)
     }
 
-    /// Allows up to `most` replicas, so that [`Running::scale`](super::Running::scale) can change their number while the
-    /// pipeline runs. It begins with those of [`replicas`](Self::replicas), one unless said otherwise.
+    /// Allows up to `most` replicas, so that [`Running::scale`](super::Running::scale) can change their
+    /// number while the pipeline runs. It begins with those of [`replicas`](Self::replicas), one unless said
+    /// otherwise.
     ///
-    /// Order, where it is [restored](Self::ordered), and delivery are as with a fixed number. A replica that leaves calls the
-    /// stage's `finish`, and what that gives goes on. Not for a stage with [`by_key`](Self::by_key) or [`to_all`](Self::to_all), in a loop, or
-    /// in the worker of another.
+    /// Order, where it is [restored](Self::ordered), and delivery are as with a fixed number. A replica that
+    /// leaves calls the stage's `finish`, and what that gives goes on. Not for a stage with
+    /// [`by_key`](Self::by_key) or [`to_all`](Self::to_all), in a loop, or in the worker of another.
     pub fn replicas_up_to(self, most: u32) -> Self {
         self.tune(|stage| stage.scale = Some(Scale { least: 1, most, auto: false }))
     }
 
-    /// Has the pipeline itself keep so many replicas as the stage needs, within these bounds. It adds some when all that are there
-    /// are at work, more waits for each, and none waits for the next stages; and takes one away when the others would have been
-    /// enough for a second. As for [`replicas_up_to`](Self::replicas_up_to).
+    /// Has the pipeline itself keep so many replicas as the stage needs, within these bounds. It adds some
+    /// when all that are there are at work, more waits for each, and none waits for the next stages; and
+    /// takes one away when the others would have been enough for a second. As for
+    /// [`replicas_up_to`](Self::replicas_up_to).
     ///
     /// ```
     /// # use tensorpost::prelude::*;

@@ -22,9 +22,10 @@ use super::run::{RunPipeline, Running};
 use super::stages::SendTo;
 use super::work::{Site, StageWork, Starter, Work};
 
-/// The items of a flow that ends in the program: an iterator (`for item in &mut results`) and a [`Stream`]. Items that nobody
-/// takes wait, and the pipeline with them. There are no more when the pipeline has ended, for whatever reason;
-/// [`wait`](Self::wait) says which. Dropping it cancels the pipeline, as dropping [`Running`] does.
+/// The items of a flow that ends in the program: an iterator (`for item in &mut results`) and a [`Stream`].
+/// Items that nobody takes wait, and the pipeline with them. There are no more when the pipeline has ended,
+/// for whatever reason; [`wait`](Self::wait) says which. Dropping it cancels the pipeline, as dropping
+/// [`Running`] does.
 #[must_use = "dropping it cancels the pipeline"]
 pub struct Results<T: Item> {
     /// Before the pipeline, which waits for nobody then.
@@ -66,7 +67,8 @@ impl<T: Item, At> Flow<T, At> {
         self.results(|flow| node.run_pipeline(&flow.pipeline()))
     }
 
-    /// Runs the pipeline on a node of its own, and calls `consume` in this program for each item; it may capture whatever it likes.
+    /// Runs the pipeline on a node of its own, and calls `consume` in this program for each item; it may
+    /// capture whatever it likes.
     ///
     /// # Errors
     /// Those of the pipeline, and the first of `consume`, which cancels it.

@@ -1,7 +1,7 @@
 //! On which hosts the workers of a pipeline start.
 //!
-//! Used by `launch`, once for each pipeline, before anything of it has started. A node that is alone, or a program without the feature
-//! `hosts`, has one host, and nothing is looked up.
+//! Used by `launch`, once for each pipeline, before anything of it has started. A node that is alone, or a
+//! program without the feature `hosts`, has one host, and nothing is looked up.
 //!
 //! **On the loss** of a host meanwhile the start fails with an error that names it.
 
@@ -24,7 +24,8 @@ use super::limits::HOST_DEADLINE;
 use super::location::On;
 use super::plan::Plan;
 
-/// A worker that was started for a replica, and the device there that it works on, where its host has said which.
+/// A worker that was started for a replica, and the device there that it works on, where its host has said
+/// which.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Home {
     pub(super) worker: WorkerId,
@@ -45,7 +46,8 @@ pub(super) enum Where {
     /// On this host, and this device of it.
     #[cfg(feature = "hosts")]
     Host(u16, Option<DeviceId>),
-    /// On the host with the fewest actors at that moment, on the device that it calls so. One that has joined meanwhile is as good.
+    /// On the host with the fewest actors at that moment, on the device that it calls so. One that has joined
+    /// meanwhile is as good.
     #[cfg(feature = "hosts")]
     Anywhere(AllComing, Option<String>),
 }
@@ -118,7 +120,8 @@ impl Placed {
     }
 }
 
-/// The host with the fewest actors, those that come included. One at a time, so that several do not find the same.
+/// The host with the fewest actors, those that come included. One at a time, so that several do not find the
+/// same.
 #[cfg(feature = "hosts")]
 fn least_loaded(supervisor: &Supervisor, all: &AllComing) -> Result<Coming, ActorError> {
     let mut coming = all.lock();
@@ -303,8 +306,8 @@ fn names_a_host(on: &On) -> bool {
 }
 
 impl Plan {
-    /// Whether items that go to the stage, or what the pipeline says to it, may come from other hosts: then one process, the
-    /// gateway of its host, sends for several.
+    /// Whether items that go to the stage, or what the pipeline says to it, may come from other hosts: then
+    /// one process, the gateway of its host, sends for several.
     pub(super) fn hears_other_hosts(&self, stage: usize) -> bool {
         let on = |stage: usize| Some(&self.stages[self.home(stage)].on).filter(|on| on.is_host());
         on(stage).is_some() || self.edges_to(stage).any(|(_, edge)| on(edge.from.stage).is_some())

@@ -1,11 +1,12 @@
 //! Items that the program sends into a pipeline.
 //!
-//! In the worker of the source are an actor, which takes the items, and the pipeline's source, which is asked for the next one;
-//! between the two is a queue. An item is answered when the source has taken it, so the actor's mailbox is all that is ahead.
+//! In the worker of the source are an actor, which takes the items, and the pipeline's source, which is asked
+//! for the next one; between the two is a queue. An item is answered when the source has taken it, so the
+//! actor's mailbox is all that is ahead.
 //!
-//! **Locks.** The table's and the queue's, for as long as a look takes; a source that waits lets go of it. **On a crash** of the worker
-//! its sender is told, as every sender is, and the source begins anew by its policy. **On cancellation** the source ends, and gives back
-//! what it has not taken.
+//! **Locks.** The table's and the queue's, for as long as a look takes; a source that waits lets go of it.
+//! **On a crash** of the worker its sender is told, as every sender is, and the source begins anew by its
+//! policy. **On cancellation** the source ends, and gives back what it has not taken.
 
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -69,7 +70,8 @@ impl<T: Item> Input<T> {
     /// Sends an item when there is room.
     ///
     /// # Errors
-    /// With the item: there is [no such actor](SendFailure::NoSuchActor) before the pipeline is started, nor when the source has ended.
+    /// With the item: there is [no such actor](SendFailure::NoSuchActor) before the pipeline is started, nor
+    /// when the source has ended.
     ///
     /// # Cancel safety
     /// Dropping the future may lose the item.
@@ -93,7 +95,8 @@ impl<T: Item> Input<T> {
 impl<T: Item> Drop for Sending<T> {
     fn drop(&mut self) {
         if let Some((_, ended)) = self.to.get_mut().take() {
-            // It waits for room as items do, and nobody here is to wait for that. Without a thread the pipeline has to be cancelled.
+            // It waits for room as items do, and nobody here is to wait for that. Without a thread the
+            // pipeline has to be cancelled.
             let telling = move || drop(block_on(ended.send(Ended)));
             let _ = std::thread::Builder::new().name("tensorpost-input".to_owned()).spawn(telling);
         }

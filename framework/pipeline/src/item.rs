@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::api::observe::TraceContext;
 
-/// What can flow through a pipeline: any message without a reply that can be cloned. (Cloning a tensor clones a handle,
-/// not the memory.) Nobody implements this; deriving [`GpuMessage`](derive@GpuMessage) and `Clone` does.
+/// What can flow through a pipeline: any message without a reply that can be cloned. (Cloning a tensor clones
+/// a handle, not the memory.) Nobody implements this; deriving [`GpuMessage`](derive@GpuMessage) and `Clone`
+/// does.
 ///
-/// Items are cloned only where the pipeline has to keep one: for several receivers, for another attempt, or until it is
-/// acknowledged. Elsewhere they are moved, and a stage can write into the memory that it was handed
-/// ([`Tensor::into_mut`](tensorpost_core::api::tensor::Tensor::into_mut)).
+/// Items are cloned only where the pipeline has to keep one: for several receivers, for another attempt, or
+/// until it is acknowledged. Elsewhere they are moved, and a stage can write into the memory that it was
+/// handed ([`Tensor::into_mut`](tensorpost_core::api::tensor::Tensor::into_mut)).
 pub trait Item: GpuMessage<Reply = ()> + Clone {}
 
 impl<T: GpuMessage<Reply = ()> + Clone> Item for T {}
@@ -41,8 +42,8 @@ impl fmt::Display for ItemId {
 pub(super) struct Order {
     /// The sender that numbered it.
     pub(super) lane: u32,
-    /// When that life of the sender began, on the clock of the machine: each begins with number 0, and so does whoever takes
-    /// the place of a replica that has left.
+    /// When that life of the sender began, on the clock of the machine: each begins with number 0, and so
+    /// does whoever takes the place of a replica that has left.
     pub(super) life: u64,
     /// Its number.
     pub(super) number: u64,
@@ -69,7 +70,8 @@ pub(super) struct Tag {
     pub(super) parts: Vec<Shape>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) order: Option<Order>,
-    /// The loops that it is in, from the outermost on: the name that the stage at the loop's beginning gave it.
+    /// The loops that it is in, from the outermost on: the name that the stage at the loop's beginning gave
+    /// it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) rounds: Vec<u64>,
     /// Where items are sent again: edge and replica of the sender.
@@ -168,13 +170,14 @@ pub(super) enum EndOf {
     Flow,
     /// The receiver leaves its stage, and others go on with what comes from here.
     Receiver,
-    /// The sender leaves its stage, and others go on with what came to it. Nobody waits here for what that means to others: it
-    /// is answered at once.
+    /// The sender leaves its stage, and others go on with what came to it. Nobody waits here for what that
+    /// means to others: it is answered at once.
     Sender,
 }
 
-/// Makes a generic container of items an item; the derive would not check the tensors of what is inside. It is told from
-/// others on the wire by its full type, so the name and the definition can be those that people know.
+/// Makes a generic container of items an item; the derive would not check the tensors of what is inside. It
+/// is told from others on the wire by its full type, so the name and the definition can be those that people
+/// know.
 macro_rules! message {
     ($container:ident<$($item:ident),+>, |$this:ident| $check:expr) => {
         impl<$($item: $crate::Item),+> ::actix::Message for $container<$($item),+> {

@@ -34,21 +34,21 @@ impl<T: Item, At> Flow<T, At> {
         flow.batch_bound(Batch::of(count), false)
     }
 
-    /// Pairs of items that have the same id: those that come from the same item of a source, such as the two branches of a
-    /// [`broadcast`](Flow::broadcast). Those that find no partner before the end are
-    /// dropped, and named in the report as [left over](super::Report::left_over). Under
-    /// [at-least-once](super::Pipeline::at_least_once) delivery, which they would hold up, that happens as soon as their fork
-    /// knows that no partner will come.
+    /// Pairs of items that have the same id: those that come from the same item of a source, such as the two
+    /// branches of a [`broadcast`](Flow::broadcast). Those that find no partner before the end are dropped,
+    /// and named in the report as [left over](super::Report::left_over). Under
+    /// [at-least-once](super::Pipeline::at_least_once) delivery, which they would hold up, that happens as
+    /// soon as their fork knows that no partner will come.
     ///
-    /// An item waits for its partner here, in memory without a bound of its own: as far as one flow gets ahead of the
-    /// other.
+    /// An item waits for its partner here, in memory without a bound of its own: as far as one flow gets
+    /// ahead of the other.
     pub fn zip<B: Item, X>(self, other: Flow<B, X>) -> Flow<Pair<T, B>, After<Either<T, B>>> {
         self.pair(other, None)
     }
 
-    /// Pairs of items with the same key; of several with one key, the first with the first. As [`zip`](Self::zip)
-    /// otherwise, but no fork knows of a key whether it comes: under at-least-once delivery the oldest item is left over when
-    /// neither side can go on.
+    /// Pairs of items with the same key; of several with one key, the first with the first. As
+    /// [`zip`](Self::zip) otherwise, but no fork knows of a key whether it comes: under at-least-once
+    /// delivery the oldest item is left over when neither side can go on.
     pub fn join<B: Item, X, K: Hash, L, R>(
         self,
         other: Flow<B, X>,
@@ -79,7 +79,8 @@ impl<T: Item, At> Flow<T, At> {
 }
 
 impl<T: Item, At> Flow<Many<T>, At> {
-    /// Takes batches apart: their items one by one, known by their own ids again. In the worker of the stage before.
+    /// Takes batches apart: their items one by one, known by their own ids again. In the worker of the stage
+    /// before.
     pub fn unbatch(self) -> Flow<T, After<Many<T>>> {
         self.helper::<Unbatch<T>>("unbatch", PhantomData).taking_apart()
     }

@@ -1,8 +1,8 @@
 //! From a plan to running actors.
 //!
-//! All workers start first, at once. Then the actors start, from the sinks to the sources, and each is told the
-//! addresses of those it sends to. The addresses are arguments, so a stage that is restarted knows its receivers. Only
-//! an edge that leads back into a loop is looked up by name.
+//! All workers start first, at once. Then the actors start, from the sinks to the sources, and each is told
+//! the addresses of those it sends to. The addresses are arguments, so a stage that is restarted knows its
+//! receivers. Only an edge that leads back into a loop is looked up by name.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -123,8 +123,8 @@ fn streams_of(plan: &Plan, home: usize) -> usize {
     inside.fold(0, |sum: usize, (_, stage)| sum.saturating_add(stage.streams.max(1)))
 }
 
-/// Why a stage did not start, in the words of who wrote the pipeline down: with the stage's type, and not the actor's around
-/// it.
+/// Why a stage did not start, in the words of who wrote the pipeline down: with the stage's type, and not the
+/// actor's around it.
 fn not_started(stage: &StagePlan, mut source: ActorError) -> PipelineError {
     let (name, label) = (stage.name.clone(), stage.label.clone());
     match &mut source {
@@ -358,7 +358,8 @@ fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s 
     let branches = plan.edges_from(stage, output).into_iter().map(|(index, edge)| {
         let to = &plan.stages[edge.to];
         let doors = match started.get(&edge.to) {
-            // Of these that come and go, only the first is there for good; a life that begins is told of the others.
+            // Of these that come and go, only the first is there for good; a life that begins is told of the
+            // others.
             Some(replicas) if to.scales() => {
                 let first = replicas.iter().take(1).filter_map(|to| to.inlet.as_ref().map(Door::At));
                 let others = (1..to.replicas).map(|_| Door::Nobody);

@@ -1,8 +1,9 @@
 //! Pipelines: sources, stages and sinks in processes of their own, and what flows between them.
 //!
-//! A pipeline is written down with types, so that an edge between things that do not fit does not compile; everything
-//! else that can be wrong with it is found before a process starts. It is bounded everywhere: a sink that is slow slows
-//! its source down. It ends when its sources end, or are stopped, and everything that they made is done with.
+//! A pipeline is written down with types, so that an edge between things that do not fit does not compile;
+//! everything else that can be wrong with it is found before a process starts. It is bounded everywhere: a
+//! sink that is slow slows its source down. It ends when its sources end, or are stopped, and everything that
+//! they made is done with.
 //!
 //! ```standalone_crate
 //! use tensorpost::prelude::*;
@@ -62,16 +63,18 @@
 //! ```
 //!
 //! # Where to read on
-//! [`Source`], [`Stage`] and [`Sink`] are what you write, with the attribute `#[stage]` or by hand; [`Flow`] has all that can be done with items on the way:
-//! replicas and their order, closures, forks and joins, batches and windows, loops, errors and restarts. [`Pipeline`] runs:
-//! on a node of its own ([`run`](Pipeline::run)), or on one that is there
-//! ([`Node::run_pipeline`](RunPipeline::run_pipeline)). A pipeline can be [described](Pipeline::describe) as text and
-//! as diagrams, tells [how far it is](Pipeline::progress), and returns a [`Report`]. What is promised about order, ends,
-//! errors and deaths is in `PIPELINES.md`.
+//! [`Source`], [`Stage`] and [`Sink`] are what you write, with the attribute `#[stage]` or by hand; [`Flow`]
+//! has all that can be done with items on the way: replicas and their order, closures, forks and joins,
+//! batches and windows, loops, errors and restarts. [`Pipeline`] runs: on a node of its own
+//! ([`run`](Pipeline::run)), or on one that is there ([`Node::run_pipeline`](RunPipeline::run_pipeline)). A
+//! pipeline can be [described](Pipeline::describe) as text and as diagrams, tells [how far it
+//! is](Pipeline::progress), and returns a [`Report`]. What is promised about order, ends, errors and deaths
+//! is in `PIPELINES.md`.
 //!
-//! **In a worker** nothing of `main` runs. Code is found by what the program links: a pipeline may be written down anywhere and at
-//! any time, in a loop, on any thread, before or after its node. A closure captures nothing, or the program does not compile;
-//! [`with`](Flow::with) gives it arguments, such as an actor's address.
+//! **In a worker** nothing of `main` runs. Code is found by what the program links: a pipeline may be written
+//! down anywhere and at any time, in a loop, on any thread, before or after its node. A closure captures
+//! nothing, or the program does not compile; [`with`](Flow::with) gives it arguments, such as an actor's
+//! address.
 
 mod circles;
 mod conduct;

@@ -4,12 +4,14 @@ use tensorpost_core::api::device::{Device, DeviceError};
 #[cfg(feature = "hosts")]
 use tensorpost_core::api::hosts::{Anywhere, Host};
 
-/// The device of a stage: a [`Device`], or the name of one (`"host"`, `"cuda:0"`, `"best"`). A name is looked up when the
-/// pipeline starts, and in the program that starts it alone; a worker does not look for GPUs that it does not use.
+/// The device of a stage: a [`Device`], or the name of one (`"host"`, `"cuda:0"`, `"best"`). A name is looked
+/// up when the pipeline starts, and in the program that starts it alone; a worker does not look for GPUs that
+/// it does not use.
 ///
-/// With the feature `hosts` it may be another host of the node: `.on(&host)` with one of `Node::hosts`, `.on(Anywhere)`, or by its
-/// number or name where the pipeline is written down before the node starts, as one with closures has to be. The stage works on that
-/// host's own memory, or with `.on((&host, "cuda:0"))` on a device of that host, which looks the name up when the pipeline starts.
+/// With the feature `hosts` it may be another host of the node: `.on(&host)` with one of `Node::hosts`,
+/// `.on(Anywhere)`, or by its number or name where the pipeline is written down before the node starts, as
+/// one with closures has to be. The stage works on that host's own memory, or with `.on((&host, "cuda:0"))`
+/// on a device of that host, which looks the name up when the pipeline starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum On {
@@ -21,10 +23,12 @@ pub enum On {
     #[cfg(feature = "hosts")]
     Host(Host),
     /// On the host with this number, which may join until the pipeline has waited
-    /// [`HOST_DEADLINE`](super::limits::HOST_DEADLINE) for it. The head is 0, and others count in the order in which they join.
+    /// [`HOST_DEADLINE`](super::limits::HOST_DEADLINE) for it. The head is 0, and others count in the order
+    /// in which they join.
     #[cfg(feature = "hosts")]
     HostNumber(u16),
-    /// As [`HostNumber`](Self::HostNumber), on the host that calls itself so; of several, the one with the lowest number.
+    /// As [`HostNumber`](Self::HostNumber), on the host that calls itself so; of several, the one with the
+    /// lowest number.
     #[cfg(feature = "hosts")]
     HostNamed(String),
     /// On the host with the fewest actors, this one included: each replica by itself.

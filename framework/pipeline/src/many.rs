@@ -102,8 +102,8 @@ pub trait Gather: Item {
     fn gather(items: Vec<Self>, stream: &DeviceStream) -> anyhow::Result<Self::Gathered>;
 }
 
-/// Tensors of one dtype and shape as one tensor with an axis more in front: one copy for each, on the stream of
-/// `stream`.
+/// Tensors of one dtype and shape as one tensor with an axis more in front: one copy for each, on the stream
+/// of `stream`.
 ///
 /// # Errors
 /// [`GatherError`]; there is none, they differ, or there is no memory.

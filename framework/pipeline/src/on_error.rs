@@ -14,7 +14,8 @@ pub enum OnError {
     Retry(u32),
     /// As `Retry`, but the item is dropped in the end.
     RetryThenSkip(u32),
-    /// The item goes to whoever takes the stage's dead letters, with the error; where nobody does, it is as `Skip`.
+    /// The item goes to whoever takes the stage's dead letters, with the error; where nobody does, it is as
+    /// `Skip`.
     DeadLetter,
     /// As `Retry`, but the item becomes a dead letter in the end.
     RetryThenDeadLetter(u32),

@@ -10,8 +10,8 @@ use super::push::{Pushed, ToAccept, ToAnswer};
 use super::worker::ack_guard::{AckGuard, AckGuards};
 use super::worker::retained::{Retained, RetainedItem};
 
-/// Where a stage puts its results. They are sent when the stage's call has returned; until then they are kept here, so
-/// one call should not make more than fit into memory.
+/// Where a stage puts its results. They are sent when the stage's call has returned; until then they are kept
+/// here, so one call should not make more than fit into memory.
 ///
 /// To try a stage without a pipeline:
 ///
@@ -56,8 +56,9 @@ pub(super) struct Emitted<T> {
     pub(super) ack_guard: AckGuards,
 }
 
-/// An item that a stage keeps beyond its call: it counts as being worked on, and is part of the result that it is given
-/// to with [`Out::emit_for`]. Dropping it says that nothing comes of it; in a call that fails, that it failed with that call.
+/// An item that a stage keeps beyond its call: it counts as being worked on, and is part of the result that
+/// it is given to with [`Out::emit_for`]. Dropping it says that nothing comes of it; in a call that fails,
+/// that it failed with that call.
 #[must_use = "dropping it says that nothing comes of the item"]
 pub struct Held {
     id: ItemId,
@@ -117,7 +118,8 @@ impl<T> Out<T> {
             ack_guard.append(&mut part.ack_guard);
         }
         if ack_guard.is_empty() {
-            // At most once, what was held is done with. The item at hand is not before its result has gone on.
+            // At most once, what was held is done with. The item at hand is not before its result has gone
+            // on.
             ack_guard.extend(here_ack_guard);
         }
         let mut ids = ids.into_iter();
@@ -131,16 +133,16 @@ impl<T> Out<T> {
             // It is open, so what came behind it waits for this.
             newest.or(here.order)
         } else {
-            // With an item at hand the result has its place. Without one it has that of the newest item in it, which was told to be over
-            // when the item was kept, and so passes none that came here before.
+            // With an item at hand the result has its place. Without one it has that of the newest item in
+            // it, which was told to be over when the item was kept, and so passes none that came here before.
             here.order.or(newest)
         };
         let tag = Tag { id, also: ids.collect(), parts: shapes, order, rounds, lane: None, attempt: 0, span };
         self.emitted.push(Emitted { tag, item, ack_guard });
     }
 
-    /// The results of an item that is taken apart into those it was made of, each known by its own ids again where that is
-    /// known.
+    /// The results of an item that is taken apart into those it was made of, each known by its own ids again
+    /// where that is known.
     pub(super) fn emit_apart(&mut self, items: Vec<T>) {
         let (tag, ack_guard) = self.here();
         let tags = tag.taken_apart(items.len());
@@ -150,13 +152,15 @@ impl<T> Out<T> {
         }
     }
 
-    /// Sends a message to an actor outside of the pipeline, with backpressure: it goes when the call has returned without an
-    /// error, before the results of the call, and the stage takes no other item before the actor's mailbox has accepted it.
-    /// The stage ends when all answers have come; at least once, the item is acknowledged only then.
+    /// Sends a message to an actor outside of the pipeline, with backpressure: it goes when the call has
+    /// returned without an error, before the results of the call, and the stage takes no other item before
+    /// the actor's mailbox has accepted it. The stage ends when all answers have come; at least once, the
+    /// item is acknowledged only then.
     ///
-    /// What the actor had when it died is named in the report as lost, or sent again where delivery is at least once. An
-    /// actor that is gone for good is an error of the stage on this item, as is a message that cannot be sent.
-    /// [`OnError`](super::OnError) says whether that fails the pipeline; the call is not repeated.
+    /// What the actor had when it died is named in the report as lost, or sent again where delivery is at
+    /// least once. An actor that is gone for good is an error of the stage on this item, as is a message that
+    /// cannot be sent. [`OnError`](super::OnError) says whether that fails the pipeline; the call is not
+    /// repeated.
     ///
     /// A future of the address cannot be waited for in a stage's call, which this is for.
     ///
@@ -175,9 +179,10 @@ impl<T> Out<T> {
         self.pushed.push(Pushed { at, of, push: Box::new(ToAccept { address, message }) });
     }
 
-    /// Asks an actor outside of the pipeline, and emits what `then` makes of the reply: one result (`Some(..)`), none, or
-    /// several, in their place among those of the call. As [`send`](Self::send), but the stage takes no other item, and none
-    /// of the results of the call go on, before the reply is there: several replicas ask at the same time.
+    /// Asks an actor outside of the pipeline, and emits what `then` makes of the reply: one result
+    /// (`Some(..)`), none, or several, in their place among those of the call. As [`send`](Self::send), but
+    /// the stage takes no other item, and none of the results of the call go on, before the reply is there:
+    /// several replicas ask at the same time.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -208,7 +213,8 @@ impl<T> Out<T> {
     }
 
     /// Keeps the item that the stage is called with: it is not done with when the call returns. Under
-    /// [`ordered`](super::Flow::ordered) it keeps its place too, and what comes behind it waits until it is passed on or dropped.
+    /// [`ordered`](super::Flow::ordered) it keeps its place too, and what comes behind it waits until it is
+    /// passed on or dropped.
     pub fn hold(&mut self) -> Held {
         let (tag, ack_guard) = self.here();
         let holds = self.current.as_ref().is_some_and(|current| current.holds);
@@ -219,8 +225,8 @@ impl<T> Out<T> {
         Held { id, number, retained: self.retained.clone() }
     }
 
-    /// Drops an item that was held, and names it in the report as left over, with the reason: nothing went wrong, but what
-    /// it waited for did not come.
+    /// Drops an item that was held, and names it in the report as left over, with the reason: nothing went
+    /// wrong, but what it waited for did not come.
     pub fn leave_over(&mut self, held: Held, why: impl Into<String>) {
         if let Ok(item) = held.take() {
             self.left_over.push((item.tag, why.into()));
@@ -281,8 +287,9 @@ impl<T> Out<T> {
         std::mem::take(&mut self.left_over)
     }
 
-    /// The results, and the places in the order of which nothing more comes: that of the item at hand, unless the stage keeps that,
-    /// and those of what it keeps no longer. The last result with such a place says that it is.
+    /// The results, and the places in the order of which nothing more comes: that of the item at hand, unless
+    /// the stage keeps that, and those of what it keeps no longer. The last result with such a place says
+    /// that it is.
     pub(super) fn finish(self) -> (Vec<Emitted<T>>, Vec<Order>) {
         let Out { mut emitted, current, retained, .. } = self;
         let mut over = retained.left();

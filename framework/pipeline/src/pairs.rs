@@ -32,7 +32,8 @@ pub(super) enum Partners<'n> {
     Begin(Pairing),
     /// Nothing more comes of these on one side; `again` where they come again, on both.
     Alone { left: bool, ids: &'n [ItemId], again: bool },
-    /// A source makes nothing more before one of these, which are all of its items that are under way, is acknowledged.
+    /// A source makes nothing more before one of these, which are all of its items that are under way, is
+    /// acknowledged.
     Still { source: u16, ids: &'n [ItemId] },
     /// Nothing moves in the whole pipeline.
     Standstill,
@@ -42,7 +43,8 @@ pub(super) enum Partners<'n> {
 
 impl Plan {
     /// Whom one way out of a stage tells that a partner will not come: of an item that is settled on branches
-    /// without which nothing of it comes to one side of them. Where all branches are settled, there is nothing left to tell.
+    /// without which nothing of it comes to one side of them. Where all branches are settled, there is
+    /// nothing left to tell.
     pub(super) fn partners(&self, fork: usize, output: u8) -> Vec<Partner> {
         let edges = self.edges_from(fork, output);
         let copied = self.stages[fork].select == Select::All && self.stages[fork].replicas > 1;
@@ -87,7 +89,8 @@ impl Plan {
         (0..self.stages.len()).filter(|stage| self.stages[*stage].kind == Kind::Source)
     }
 
-    /// The stages that pair items of a source, under at-least-once delivery: what waits there may keep the source waiting.
+    /// The stages that pair items of a source, under at-least-once delivery: what waits there may keep the
+    /// source waiting.
     pub(super) fn pairing(&self, source: usize) -> Vec<usize> {
         if self.at_least_once.is_none() {
             return Vec::new();
@@ -107,7 +110,8 @@ impl Plan {
         seen[to]
     }
 
-    /// Whether an item of a source can come to a stage along edges that may be used. A pair of one id needs both halves.
+    /// Whether an item of a source can come to a stage along edges that may be used. A pair of one id needs
+    /// both halves.
     fn comes(&self, source: usize, to: usize, may: impl Fn(&Edge) -> bool) -> bool {
         let mut comes = vec![false; self.stages.len()];
         comes[source] = true;
@@ -188,7 +192,8 @@ mod tests {
         );
     }
 
-    /// What a pair needs, the side needs to which the pair goes, although there is a way past it for the other half.
+    /// What a pair needs, the side needs to which the pair goes, although there is a way past it for the
+    /// other half.
     #[test]
     fn a_pair_of_pairs_needs_all_of_their_halves() {
         let (mut plan, source, zip) = zipped(false);

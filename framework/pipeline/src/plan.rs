@@ -239,7 +239,8 @@ impl Plan {
         self.edges_to(stage).any(|(_, edge)| edge.from.output == RESULTS && self.loses_order(edge.from.stage))
     }
 
-    /// The stages whose replicas lose an order that this stage restores, with the number of actors that send to each.
+    /// The stages whose replicas lose an order that this stage restores, with the number of actors that send
+    /// to each.
     fn numberers(&self, stage: usize) -> impl Iterator<Item = (usize, u32)> + '_ {
         let from = self.edges_to(stage).filter(|(_, edge)| edge.from.output == RESULTS);
         let from = from.map(|(_, edge)| edge.from.stage).filter(|from| self.loses_order(*from));
@@ -248,8 +249,8 @@ impl Plan {
         })
     }
 
-    /// Whether the stage may hold items beyond a call, which then keep their places in an order. A batch, or what pairs, has the place
-    /// of the item that completes it.
+    /// Whether the stage may hold items beyond a call, which then keep their places in an order. A batch, or
+    /// what pairs, has the place of the item that completes it.
     pub(super) fn may_hold(&self, stage: usize) -> bool {
         let here = &self.stages[stage];
         here.kind == Kind::Stage
@@ -259,8 +260,8 @@ impl Plan {
             && here.pairs.is_none()
     }
 
-    /// Items of a stage with so many senders that may come too early to the restorer of its order. Held items keep others waiting there,
-    /// although their senders have their answers.
+    /// Items of a stage with so many senders that may come too early to the restorer of its order. Held items
+    /// keep others waiting there, although their senders have their answers.
     fn early(&self, stage: usize, senders: u32) -> u32 {
         let ahead = self.ahead(stage).saturating_mul(senders);
         if self.may_hold(stage) {
@@ -270,17 +271,17 @@ impl Plan {
         }
     }
 
-    /// How far ahead of its oldest item that is not answered a sender to an ordered stage may be: enough to keep all
-    /// replicas at work.
+    /// How far ahead of its oldest item that is not answered a sender to an ordered stage may be: enough to
+    /// keep all replicas at work.
     pub(super) fn ahead(&self, stage: usize) -> u32 {
         let busy = (self.mailbox(stage).saturating_add(2)).saturating_mul(self.stages[stage].replicas);
         busy.min(ORDER_WINDOW)
     }
 
-    /// Whether the stage, which restores an order, must not do so for items whose number or bytes in flight are bounded. Of
-    /// two numberings, one replica may have sent a later item of the first and then have an earlier one of the second, and
-    /// another replica the other way round: with no room for one more, neither order goes on. Of one numbering each replica
-    /// sends its oldest item first, unless it holds that.
+    /// Whether the stage, which restores an order, must not do so for items whose number or bytes in flight
+    /// are bounded. Of two numberings, one replica may have sent a later item of the first and then have an
+    /// earlier one of the second, and another replica the other way round: with no room for one more, neither
+    /// order goes on. Of one numbering each replica sends its oldest item first, unless it holds that.
     fn orders_what_is_bounded(&self, stage: usize) -> bool {
         let here = &self.stages[stage];
         (here.max_bytes.is_some() || here.drops.is_some())
@@ -295,8 +296,9 @@ impl Plan {
         }
     }
 
-    /// Puts a stage that restores the order behind replicas, wherever no single stage does, or can, and one that chooses by
-    /// closures behind a stage whose program has none. To be called once, before the plan is used.
+    /// Puts a stage that restores the order behind replicas, wherever no single stage does, or can, and one
+    /// that chooses by closures behind a stage whose program has none. To be called once, before the plan is
+    /// used.
     pub(super) fn complete(mut self) -> Self {
         self.stages.iter_mut().for_each(StagePlan::complete);
         for stage in 0..self.stages.len() {
@@ -332,7 +334,8 @@ impl Plan {
     /// The stage in whose workers a stage runs.
     pub(super) fn home(&self, stage: usize) -> usize {
         let mut home = stage;
-        // A stage is beside an earlier one or, at a loop, beside the next; the bound is for the sake of certainty.
+        // A stage is beside an earlier one or, at a loop, beside the next; the bound is for the sake of
+        // certainty.
         for _ in 0..self.stages.len() {
             match self.stages[home].beside {
                 Some(beside) => home = beside,
@@ -355,8 +358,8 @@ impl Plan {
         })
     }
 
-    /// What becomes of the stage when its process ends: those in one worker come back together. A source, which begins anew
-    /// then, only does if that was asked for.
+    /// What becomes of the stage when its process ends: those in one worker come back together. A source,
+    /// which begins anew then, only does if that was asked for.
     pub(super) fn restart(&self, stage: usize) -> Restart {
         let home = self.home(stage);
         let mut together = (0..self.stages.len()).filter(|other| self.home(*other) == home);
@@ -365,7 +368,8 @@ impl Plan {
         policy.filter(|_| here.kind != Kind::Source || here.restart.is_some()).unwrap_or_default()
     }
 
-    /// Processes that wait for the end of a worker in which this stage and others are, and the device that they open.
+    /// Processes that wait for the end of a worker in which this stage and others are, and the device that
+    /// they open.
     pub(super) fn spares(&self, home: usize) -> (u32, DeviceId) {
         let inside = || self.stages.iter().enumerate().filter(|(stage, _)| self.home(*stage) == home);
         let count = inside().map(|(_, stage)| stage.spares).max().unwrap_or(0);
@@ -375,14 +379,15 @@ impl Plan {
         (count, device.unwrap_or(DeviceId::HOST))
     }
 
-    /// Whether an item that the stage keeps is answered only when it is done with, so that its sender can name it if it is
-    /// lost. An item that waits for its partner is answered at once: halves without one would fill the mailbox.
+    /// Whether an item that the stage keeps is answered only when it is done with, so that its sender can
+    /// name it if it is lost. An item that waits for its partner is answered at once: halves without one
+    /// would fill the mailbox.
     pub(super) fn holds(&self, stage: usize) -> bool {
         self.keeps(stage) > 0 && self.stages[stage].pairs.is_none()
     }
 
-    /// The most actors in one process that send to the stage. The end of each keeps its place in the stage's mailbox until
-    /// the stage has all ends.
+    /// The most actors in one process that send to the stage. The end of each keeps its place in the stage's
+    /// mailbox until the stage has all ends.
     fn lanes_of_a_process(&self, stage: usize) -> u32 {
         let homes = (0..self.stages.len()).filter(|home| self.home(*home) == *home);
         let lanes = homes.map(|home| {
@@ -408,14 +413,14 @@ impl Plan {
         })
     }
 
-    /// Whether both ends of an edge are in one worker. An item is not done with then before the second has passed it on:
-    /// when the worker ends, only who sent to the first can name what was lost.
+    /// Whether both ends of an edge are in one worker. An item is not done with then before the second has
+    /// passed it on: when the worker ends, only who sent to the first can name what was lost.
     pub(super) fn restarts_together(&self, edge: &Edge) -> bool {
         !edge.feedback && self.home(edge.from.stage) == self.home(edge.to)
     }
 
-    /// Whether the end goes along an edge after all answers. It cannot where the receiver answers only after the end, and
-    /// must where the answers mean that nothing is left in a loop.
+    /// Whether the end goes along an edge after all answers. It cannot where the receiver answers only after
+    /// the end, and must where the answers mean that nothing is left in a loop.
     pub(super) fn settles_first(&self, stage: usize, edge: &Edge) -> bool {
         let into_loop = self.stages[edge.to].window.is_some() && !edge.feedback;
         let in_loop = self.stages[stage].depth > 0 && self.stages[edge.to].depth > 0;
@@ -423,7 +428,8 @@ impl Plan {
         into_loop || !(chain || self.keeps(edge.to) > 0)
     }
 
-    /// Items of all sources that may be unacknowledged behind them and in front of the stage, under at-least-once delivery.
+    /// Items of all sources that may be unacknowledged behind them and in front of the stage, under
+    /// at-least-once delivery.
     fn unacknowledged(&self, stage: usize) -> u32 {
         let most = self.at_least_once.unwrap_or(0);
         let sources = self.sources().filter(|source| *source == stage || self.reaches(*source, stage));
@@ -454,13 +460,14 @@ impl Plan {
         self.stages[stage].mailbox.unwrap_or(DEFAULT_MAILBOX)
     }
 
-    /// Items of one sender that a stage which drops others has at a time: one for each replica, and what it keeps.
+    /// Items of one sender that a stage which drops others has at a time: one for each replica, and what it
+    /// keeps.
     pub(super) fn under_way(&self, stage: usize) -> u32 {
         self.keeps(stage).saturating_add(1).saturating_mul(self.stages[stage].replicas)
     }
 
-    /// Places that a mailbox in front of the stage needs for one sending process, so that nothing waits for a place that
-    /// only what comes behind it could free. A plan in which it cannot have them is refused.
+    /// Places that a mailbox in front of the stage needs for one sending process, so that nothing waits for a
+    /// place that only what comes behind it could free. A plan in which it cannot have them is refused.
     fn places_needed(&self, stage: usize) -> u32 {
         let plan = &self.stages[stage];
         let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
@@ -487,11 +494,13 @@ impl Plan {
             let windows = self.stages.iter().filter_map(|stage| stage.window);
             mailbox = mailbox.max(windows.max().unwrap_or(0).saturating_mul(2).saturating_add(2));
         }
-        // What comes too early keeps its place until its turn has come; what is late must never wait for such a place.
+        // What comes too early keeps its place until its turn has come; what is late must never wait for such
+        // a place.
         let early: u32 = self.numberers(stage).map(|(stage, lanes)| self.early(stage, lanes)).sum();
         mailbox = mailbox.max(early.saturating_add(u32::from(early > 0) * 2));
         if self.hears_other_hosts(stage) {
-            // What comes from there comes from one process, which sends for all of them, the pipeline's own program among them.
+            // What comes from there comes from one process, which sends for all of them, the pipeline's own
+            // program among them.
             mailbox = mailbox.saturating_mul(self.processes_before(stage).saturating_add(1));
         }
         mailbox
@@ -601,7 +610,8 @@ impl Plan {
                 let mut edges = self.edges.iter().filter(|edge| edge.from.stage == *stage && !edge.feedback);
                 edges.all(|edge| sorted.contains(&edge.to))
             };
-            // Without feedback edges a plan is written down from its sources on, so some stage is always free.
+            // Without feedback edges a plan is written down from its sources on, so some stage is always
+            // free.
             let (now, later): (Vec<_>, Vec<_>) = left.iter().partition(|stage| free(stage));
             if now.is_empty() {
                 sorted.extend(later);

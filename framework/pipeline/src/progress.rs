@@ -30,8 +30,8 @@ pub enum Progress {
 pub struct Snapshot {
     /// Since its sources were started.
     pub elapsed: Duration,
-    /// How long its sources go on, at the rate so far, if all of them know how many items they make. `None` before there is a
-    /// rate.
+    /// How long its sources go on, at the rate so far, if all of them know how many items they make. `None`
+    /// before there is a rate.
     pub left: Option<Duration>,
     /// Its stages, in the order in which they were written down.
     pub stages: Vec<StageSnapshot>,
@@ -70,8 +70,8 @@ pub struct StageSnapshot {
     pub waiting: f64,
     /// Waits that were put on its streams so far, because a tensor was not ready.
     pub stream_waits: u64,
-    /// Share of the time since the last snapshot that its streams stood in such waits. `None` where the device does not
-    /// tell: a GPU's stream.
+    /// Share of the time since the last snapshot that its streams stood in such waits. `None` where the
+    /// device does not tell: a GPU's stream.
     pub stream_waiting: Option<f64>,
 }
 
@@ -118,7 +118,8 @@ impl Reporter {
         Reporter { progress, writer, before: (Duration::ZERO, Vec::new()) }
     }
 
-    /// The latest counts of each actor, `elapsed` after the start, and the replicas of each stage; `last`: none will come after them.
+    /// The latest counts of each actor, `elapsed` after the start, and the replicas of each stage; `last`:
+    /// none will come after them.
     pub(super) fn tell(
         &mut self,
         plan: &Plan,

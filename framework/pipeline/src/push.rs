@@ -1,7 +1,7 @@
 //! Messages of a stage to actors outside of its pipeline: asks of any type, behind one that has none.
 //!
-//! Every such message is an ask, like every hop of a pipeline: its answer says that the actor is done with it, and a
-//! death of the actor fails it, so that what was lost is known.
+//! Every such message is an ask, like every hop of a pipeline: its answer says that the actor is done with
+//! it, and a death of the actor fails it, so that what was lost is known.
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use tensorpost_core::api::actor::{Address, Ask, AskError, AskFailure, Refusal, SendFailure};

@@ -1,11 +1,12 @@
 //! Stages that are written in Python: what a program in Rust knows of them.
 //!
-//! Their workers are Python interpreters, which know neither the program's types nor its closures. They run the same actors
-//! around a stage as any worker, of the package for Python: there the stage calls Python, and its items are core's `RawItem`s.
-//! So deliveries, ends, losses, restarts and reports are the same, in the
+//! Their workers are Python interpreters, which know neither the program's types nor its closures. They run
+//! the same actors around a stage as any worker, of the package for Python: there the stage calls Python, and
+//! its items are core's `RawItem`s. So deliveries, ends, losses, restarts and reports are the same, in the
 //! same code. What differs is told here, and in the plan:
 //!
-//! * the actor is started under a name of its own ([`STAGE`], [`SOURCE`]), because its type is another one there;
+//! * the actor is started under a name of its own ([`STAGE`], [`SOURCE`]), because its type is another one
+//!   there;
 //! * it sends with the keys that its receivers know (`BranchArgs::key`), and takes any: the schemas
 //!   of what it takes and makes are compared before it starts;
 //! * nothing of this program runs beside it, and what chooses by a closure is put into a stage behind it.
@@ -88,8 +89,8 @@ fn short(python: &Python) -> &str {
 }
 
 impl Pipeline {
-    /// Adds a source that is written in Python: what `@tp.stage` stands on in a module, in a worker that is an interpreter. See
-    /// [`Flow::python`].
+    /// Adds a source that is written in Python: what `@tp.stage` stands on in a module, in a worker that is
+    /// an interpreter. See [`Flow::python`].
     pub fn python_source<O: Item + Portable>(&self, source: Python) -> Flow<O, AfterSource> {
         let name = short(&source).to_owned();
         let order = Order { python: source.clone(), takes: None, makes: Some(O::schema()) };
@@ -99,10 +100,11 @@ impl Pipeline {
 }
 
 impl<T: Item + Portable, At> Flow<T, At> {
-    /// Sends the items to a stage that is written in Python: what `@tp.stage` stands on in a module, in a worker that is an
-    /// interpreter with the package `tensorpost`. Both sides' definitions of the items are compared before the
-    /// pipeline starts. All else is as for a stage of Rust: an exception is an error of the stage, which
-    /// [`on_error`](Flow::on_error) decides about, and the end of its interpreter is a death.
+    /// Sends the items to a stage that is written in Python: what `@tp.stage` stands on in a module, in a
+    /// worker that is an interpreter with the package `tensorpost`. Both sides' definitions of the items are
+    /// compared before the pipeline starts. All else is as for a stage of Rust: an exception is an error of
+    /// the stage, which [`on_error`](Flow::on_error) decides about, and the end of its interpreter is a
+    /// death.
     ///
     /// ```no_run
     /// use tensorpost::actor::Python;

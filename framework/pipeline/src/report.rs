@@ -24,16 +24,16 @@ pub struct Report {
     pub stages: Vec<StageReport>,
     /// Items on which stages failed; of many, the first of each replica.
     pub failures: Vec<Failure>,
-    /// Items that were lost with a process that died, in it or because they depended on work that it had not done; of many,
-    /// the first of each sender.
+    /// Items that were lost with a process that died, in it or because they depended on work that it had not
+    /// done; of many, the first of each sender.
     pub lost: Vec<Lost>,
     /// All that were lost.
     pub lost_count: u64,
     /// How many of them no death explains. If there is one, [`run`](super::Pipeline::run) is an error.
     #[serde(default)]
     pub lost_unexplained: u64,
-    /// Items that were left over in stages that work, because what they waited for did not come: the partners that a `zip`
-    /// or `join` had kept them for. Of many, the first of each replica.
+    /// Items that were left over in stages that work, because what they waited for did not come: the partners
+    /// that a `zip` or `join` had kept them for. Of many, the first of each replica.
     #[serde(default)]
     pub left_over: Vec<Lost>,
     /// All that were left over.
@@ -44,11 +44,12 @@ pub struct Report {
     /// What replicas waited for when the pipeline was killed.
     #[serde(default)]
     pub waiting: Vec<Waiting>,
-    /// Why stages in several workers took turns on one GPU; `None` where their kernels overlapped, or no GPU had several. See
-    /// [`Sharing`](tensorpost_core::api::node::Sharing).
+    /// Why stages in several workers took turns on one GPU; `None` where their kernels overlapped, or no GPU
+    /// had several. See [`Sharing`](tensorpost_core::api::node::Sharing).
     #[serde(default)]
     pub time_slices: Option<String>,
-    /// Replicas that died for good with their host: stage, replica and the number of the host. For the words of an error.
+    /// Replicas that died for good with their host: stage, replica and the number of the host. For the words
+    /// of an error.
     #[serde(skip)]
     pub(super) lost_hosts: Vec<(String, u16, u16)>,
 }
@@ -82,8 +83,8 @@ pub struct StageReport {
     /// The most that it had at one time.
     #[serde(default)]
     pub most_replicas: u32,
-    /// Whether its counts may be too low, because a replica died: of its last moments the report has what it had told as
-    /// progress, and what its neighbours know. The display marks such counts: `60+`.
+    /// Whether its counts may be too low, because a replica died: of its last moments the report has what it
+    /// had told as progress, and what its neighbours know. The display marks such counts: `60+`.
     #[serde(default)]
     pub at_least: bool,
     /// Items that came.
@@ -98,20 +99,21 @@ pub struct StageReport {
     pub skipped: u64,
     /// Items that became dead letters.
     pub dead_letters: u64,
-    /// Items that were dropped in front of it because it had no room: [`drop_oldest`](super::Flow::drop_oldest) and
-    /// `drop_newest`. They are no loss, and not among those that came.
+    /// Items that were dropped in front of it because it had no room:
+    /// [`drop_oldest`](super::Flow::drop_oldest) and `drop_newest`. They are no loss, and not among those
+    /// that came.
     #[serde(default)]
     pub dropped: u64,
-    /// Of a source with a rate ([`every`](super::Flow::every)): whole times that passed without an item, because the source, or
-    /// who takes from it, was late.
+    /// Of a source with a rate ([`every`](super::Flow::every)): whole times that passed without an item,
+    /// because the source, or who takes from it, was late.
     #[serde(default)]
     pub missed: u64,
     /// Items that were sent again after a death.
     pub resent: u64,
     /// Items a second, from the first to the last.
     pub rate: f64,
-    /// Half of its calls took no longer, in microseconds, right to an eighth. What they put on a stream goes on after the
-    /// call.
+    /// Half of its calls took no longer, in microseconds, right to an eighth. What they put on a stream goes
+    /// on after the call.
     pub p50_us: f64,
     /// 99 of 100 calls took no longer, in microseconds, right to an eighth.
     pub p99_us: f64,
@@ -122,12 +124,13 @@ pub struct StageReport {
     /// Waits that were put on its streams, because a tensor was not ready when it came or was used.
     #[serde(default)]
     pub stream_waits: u64,
-    /// Seconds for which its streams stood in these waits, of all replicas together. `None` where the device does not tell:
-    /// a GPU's stream.
+    /// Seconds for which its streams stood in these waits, of all replicas together. `None` where the device
+    /// does not tell: a GPU's stream.
     #[serde(default)]
     pub stream_waited: Option<f64>,
-    /// Bytes of tensors that its workers handed to other processes, each tensor with all the memory that it lies in,
-    /// without copying them. Those of several stages in one worker are at the stage that the others are beside.
+    /// Bytes of tensors that its workers handed to other processes, each tensor with all the memory that it
+    /// lies in, without copying them. Those of several stages in one worker are at the stage that the others
+    /// are beside.
     #[serde(default)]
     pub bytes_not_copied: u64,
 }
@@ -198,8 +201,8 @@ impl Report {
             report.stages.push(line);
         }
         report.count_what_arrived(plan);
-        // A receiver that ended is explained by its death; tainted data, and what an actor outside had, by a death here or
-        // elsewhere on the node.
+        // A receiver that ended is explained by its death; tainted data, and what an actor outside had, by a
+        // death here or elsewhere on the node.
         let ended = report.lost_count.saturating_sub(unread).saturating_sub(explained);
         report.lost_unexplained = unread.saturating_add(if report.deaths.is_empty() { ended } else { 0 });
         report.failures.truncate(MAX_NAMED);
@@ -228,8 +231,8 @@ impl Report {
         }
     }
 
-    /// Whether all that the sources made came to its end: nothing was lost, and nothing left over. What stages dropped
-    /// themselves, or skipped on an error as their policy says, has come to its end.
+    /// Whether all that the sources made came to its end: nothing was lost, and nothing left over. What
+    /// stages dropped themselves, or skipped on an error as their policy says, has come to its end.
     pub fn is_complete(&self) -> bool {
         self.lost_count == 0 && self.left_over_count == 0
     }
@@ -275,7 +278,8 @@ fn add(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
-/// Seconds in which streams waited; `None` if one of them is on a device that does not tell, or there is none.
+/// Seconds in which streams waited; `None` if one of them is on a device that does not tell, or there is
+/// none.
 pub(super) fn stream_waited<'c>(counts: impl Iterator<Item = &'c Counts>) -> Option<f64> {
     counts
         .map(|counts| counts.stream_waited.map(|waited| waited.as_secs_f64()))

@@ -18,8 +18,8 @@ use super::plan::Scale;
 use super::progress::Progress;
 use super::report::Report;
 
-/// A pipeline that runs. Dropping it cancels the pipeline and waits for its end; a node that it has of its own is then
-/// shut down.
+/// A pipeline that runs. Dropping it cancels the pipeline and waits for its end; a node that it has of its
+/// own is then shut down.
 #[must_use = "dropping it cancels the pipeline"]
 pub struct Running {
     handle: Handle,
@@ -45,9 +45,9 @@ pub struct Canceller(Handle);
 impl Pipeline {
     /// Runs the pipeline on a node of its own, to its end.
     ///
-    /// Ctrl-C and `SIGTERM` cancel it: the sources stop, and what is under way is finished. A second one kills it, and so does the
-    /// [`hang_limit`](Self::hang_limit) when nothing has moved for so long since the first. From then on these signals no longer end
-    /// the program by themselves.
+    /// Ctrl-C and `SIGTERM` cancel it: the sources stop, and what is under way is finished. A second one
+    /// kills it, and so does the [`hang_limit`](Self::hang_limit) when nothing has moved for so long since
+    /// the first. From then on these signals no longer end the program by themselves.
     ///
     /// # Errors
     /// [`PipelineError`]: what is wrong with the pipeline or kept it from starting, or what made it fail, with the report.
@@ -84,9 +84,9 @@ impl Pipeline {
         self.draft.borrow().plan.clone().complete().check()
     }
 
-    /// Every item is delivered at least once: a sender keeps a clone until the item was acknowledged, which is when all
-    /// that came of it was handled down to the sinks, and sends it again when a replica dies while others of it are left.
-    /// At most `unacknowledged` items of each replica of a source are under way;
+    /// Every item is delivered at least once: a sender keeps a clone until the item was acknowledged, which
+    /// is when all that came of it was handled down to the sinks, and sends it again when a replica dies
+    /// while others of it are left. At most `unacknowledged` items of each replica of a source are under way;
     /// [`DEFAULT_UNACKNOWLEDGED`](super::limits::DEFAULT_UNACKNOWLEDGED) is a good number.
     ///
     /// Without this, an item is delivered at most once.
@@ -94,17 +94,18 @@ impl Pipeline {
         self.tune(|draft| draft.plan.at_least_once = Some(unacknowledged.max(1)))
     }
 
-    /// Makes it an error if an item was lost or left over, also where a death under a restart policy explains it: the report
-    /// of such a run comes in [`PipelineError::Incomplete`]. Without this such a run is `Ok`, and says so in the log, on the
-    /// display of the report and by [`Report::is_complete`].
+    /// Makes it an error if an item was lost or left over, also where a death under a restart policy explains
+    /// it: the report of such a run comes in [`PipelineError::Incomplete`]. Without this such a run is `Ok`,
+    /// and says so in the log, on the display of the report and by [`Report::is_complete`].
     pub fn require_complete(self) -> Self {
         self.tune(|draft| draft.settings.complete = true)
     }
 
-    /// After how long without any movement, and with no stage in a call, the log says what each stage waits for; 30 s unless
-    /// said otherwise. A pipeline of one host in which no stage can go on by itself, because all wait for each other or for what
-    /// a limit keeps away, ends after a fifth of that, and not before [`STANDSTILL`](super::limits::STANDSTILL), with
-    /// [`PipelineError::StandsStill`]. A stage that waits for an actor outside of the pipeline may go on.
+    /// After how long without any movement, and with no stage in a call, the log says what each stage waits
+    /// for; 30 s unless said otherwise. A pipeline of one host in which no stage can go on by itself, because
+    /// all wait for each other or for what a limit keeps away, ends after a fifth of that, and not before
+    /// [`STANDSTILL`](super::limits::STANDSTILL), with [`PipelineError::StandsStill`]. A stage that waits for
+    /// an actor outside of the pipeline may go on.
     pub fn hang_limit(self, limit: Duration) -> Self {
         self.tune(|draft| draft.settings.hang_limit = limit)
     }
@@ -119,9 +120,9 @@ impl Pipeline {
         self.tune(|draft| draft.settings.every = every)
     }
 
-    /// Writes a trace of the run, for <https://ui.perfetto.dev>. Of long runs it has the beginning of each actor
-    /// ([`MAX_TRACED`](super::limits::MAX_TRACED)). Where it cannot be written the log says so, and the run counts all the
-    /// same.
+    /// Writes a trace of the run, for <https://ui.perfetto.dev>. Of long runs it has the beginning of each
+    /// actor ([`MAX_TRACED`](super::limits::MAX_TRACED)). Where it cannot be written the log says so, and the
+    /// run counts all the same.
     pub fn trace(self, path: impl Into<PathBuf>) -> Self {
         self.tune(|draft| draft.settings.trace = Some(path.into()))
     }
@@ -156,8 +157,8 @@ mod sealed {
 pub trait RunPipeline: sealed::Sealed {
     /// Starts a pipeline on this node.
     ///
-    /// The pipeline's workers end when it has: they finish what they have put on their streams, and tensors that came out of
-    /// it stay valid. The node goes on.
+    /// The pipeline's workers end when it has: they finish what they have put on their streams, and tensors
+    /// that came out of it stay valid. The node goes on.
     ///
     /// # Errors
     /// [`PipelineError`], if it does not start.
@@ -232,11 +233,13 @@ impl Running {
         Canceller(self.handle.clone())
     }
 
-    /// Has the stage with this name go on with `replicas` replicas, which its [`replicas_up_to`](super::Flow::replicas_up_to) or
-    /// [`autoscale`](super::Flow::autoscale) allows; the latter goes on from there by itself. Returns at once. A new replica takes items
-    /// when its process has started and its `create` and `prepare` are done. One that leaves takes no more items, finishes
-    /// those that it has and ends. [`StageSnapshot::replicas`](super::StageSnapshot::replicas) says how many there are. Where a replica
-    /// cannot be started, the log says why, and the others go on. A pipeline that ends, or is stopped, does not change any more.
+    /// Has the stage with this name go on with `replicas` replicas, which its
+    /// [`replicas_up_to`](super::Flow::replicas_up_to) or [`autoscale`](super::Flow::autoscale) allows; the
+    /// latter goes on from there by itself. Returns at once. A new replica takes items when its process has
+    /// started and its `create` and `prepare` are done. One that leaves takes no more items, finishes those
+    /// that it has and ends. [`StageSnapshot::replicas`](super::StageSnapshot::replicas) says how many there
+    /// are. Where a replica cannot be started, the log says why, and the others go on. A pipeline that ends,
+    /// or is stopped, does not change any more.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -290,11 +293,13 @@ impl Running {
         self.handle.give(Command::Kill);
     }
 
-    /// Waits for the end. Of a pipeline with a node of its own ([`Pipeline::start`]) no process is left when this returns.
+    /// Waits for the end. Of a pipeline with a node of its own ([`Pipeline::start`]) no process is left when
+    /// this returns.
     ///
-    /// On a node that was there before ([`RunPipeline::run_pipeline`]) all items are done with, but workers may still be ending:
-    /// they finish what they have put on their streams, and tensors that came out of the pipeline wait for that as always.
-    /// [`Supervisor::await_end`] waits for a worker, by its [`WorkerStatus`] in [`Node::workers`].
+    /// On a node that was there before ([`RunPipeline::run_pipeline`]) all items are done with, but workers
+    /// may still be ending: they finish what they have put on their streams, and tensors that came out of the
+    /// pipeline wait for that as always. [`Supervisor::await_end`] waits for a worker, by its
+    /// [`WorkerStatus`] in [`Node::workers`].
     ///
     /// # Errors
     /// The cause, with the report.
@@ -305,8 +310,9 @@ impl Running {
         self.end()
     }
 
-    /// Ends it: stops the sources, finishes what is under way, and kills what has not ended `deadline` from now. A source
-    /// whose `next` takes long ends soon if it looks at [`Env::is_stopping`](tensorpost_core::api::actor::Env::is_stopping).
+    /// Ends it: stops the sources, finishes what is under way, and kills what has not ended `deadline` from
+    /// now. A source whose `next` takes long ends soon if it looks at
+    /// [`Env::is_stopping`](tensorpost_core::api::actor::Env::is_stopping).
     ///
     /// # Errors
     /// The cause, with the report. [`PipelineError::Killed`] when the deadline came: the error, and

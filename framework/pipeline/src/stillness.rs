@@ -71,8 +71,8 @@ impl Stillness {
         self.due = self.moved.checked_add(self.limit);
     }
 
-    /// What each of `members`, which have not ended, waits for, if it is time to say so: nothing has moved for the limit,
-    /// and none of them goes on by itself.
+    /// What each of `members`, which have not ended, waits for, if it is time to say so: nothing has moved
+    /// for the limit, and none of them goes on by itself.
     pub(super) fn report(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Option<Vec<Waiting>> {
         let due = self.due.is_some_and(|due| now >= due) && !members.is_empty();
         (due && !self.any_goes_on(members, now)).then(|| self.waiting(plan, members, &[], now))
@@ -86,7 +86,8 @@ impl Stillness {
         now.saturating_duration_since(self.moved)
     }
 
-    /// Whether any is in a call, or waits for a time: that of a source's next item, or at which a stage is called without one.
+    /// Whether any is in a call, or waits for a time: that of a source's next item, or at which a stage is
+    /// called without one.
     fn any_goes_on(&self, members: &[(u16, u16)], now: Instant) -> bool {
         let waits_for_a_time = |told: &Told| told.waits.contains(&Wait::Time);
         let goes_on = |member: &(u16, u16)| {
@@ -111,8 +112,8 @@ impl Stillness {
 
     /// What each of `members` waits for, as far as it has reported.
     ///
-    /// First those that are in a call of their own: the others wait for them, or for others who do. `deaf` are in one
-    /// because they have not heard what they were told.
+    /// First those that are in a call of their own: the others wait for them, or for others who do. `deaf`
+    /// are in one because they have not heard what they were told.
     pub(super) fn waiting(
         &self,
         plan: &Plan,

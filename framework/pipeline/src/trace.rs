@@ -1,6 +1,6 @@
-//! A run as a file in the Chrome trace format, which <https://ui.perfetto.dev> and `chrome://tracing` open: one process
-//! per worker, one track per actor for its calls and its waiting, one for what is leased to the next stages, and an arrow
-//! from each send to the call that takes it.
+//! A run as a file in the Chrome trace format, which <https://ui.perfetto.dev> and `chrome://tracing` open:
+//! one process per worker, one track per actor for its calls and its waiting, one for what is leased to the
+//! next stages, and an arrow from each send to the call that takes it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -108,8 +108,8 @@ impl Trace {
         processes.into_iter().map(process).chain(threads).collect()
     }
 
-    /// The arrow that each span begins or ends: from the one send of an item to a stage to the one call with it there.
-    /// Items that come to a stage more than once have none.
+    /// The arrow that each span begins or ends: from the one send of an item to a stage to the one call with
+    /// it there. Items that come to a stage more than once have none.
     fn arrows(&self) -> HashMap<usize, u64> {
         let mut sends: HashMap<(u16, ItemId), Vec<usize>> = HashMap::new();
         let mut calls = sends.clone();
@@ -123,7 +123,8 @@ impl Trace {
         }
         let mut arrows = HashMap::new();
         for (key, send) in sends {
-            // Clocks of processes agree well enough for all but the shortest ways; an arrow back in time is none.
+            // Clocks of processes agree well enough for all but the shortest ways; an arrow back in time is
+            // none.
             if let ([send], Some([call])) = (&send[..], calls.get(&key).map(Vec::as_slice))
                 && self.spans[*send].1.from < self.spans[*call].1.from
             {

@@ -1,9 +1,10 @@
-//! What a user of pipelines writes: sources, stages and sinks. The attribute `#[stage]` writes the impls of these traits from the
-//! methods of an `impl` block.
+//! What a user of pipelines writes: sources, stages and sinks. The attribute `#[stage]` writes the impls of
+//! these traits from the methods of an `impl` block.
 //!
-//! `create` makes each in its worker process, and `prepare` may wait there for what it needs before its first item. Its
-//! other methods run there too, on the thread of that process's actors, one call at a time. They are plain code: nothing is
-//! awaited. While a call runs, the process reads no messages; what it put on a stream goes on by itself.
+//! `create` makes each in its worker process, and `prepare` may wait there for what it needs before its first
+//! item. Its other methods run there too, on the thread of that process's actors, one call at a time. They
+//! are plain code: nothing is awaited. While a call runs, the process reads no messages; what it put on a
+//! stream goes on by itself.
 
 use std::time::Instant;
 
@@ -62,8 +63,8 @@ pub trait Source: Sized + 'static {
     /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
     /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
     ///
-    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here must come from
-    /// elsewhere, or from behind.
+    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here
+    /// must come from elsewhere, or from behind.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -72,8 +73,9 @@ pub trait Source: Sized + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// The next item, or `None` at the end. Called when the pipeline has taken the one before, and not any more once the
-    /// pipeline was cancelled. One that may wait for long, such as a camera, looks at [`Env::is_stopping`] meanwhile.
+    /// The next item, or `None` at the end. Called when the pipeline has taken the one before, and not any
+    /// more once the pipeline was cancelled. One that may wait for long, such as a camera, looks at
+    /// [`Env::is_stopping`] meanwhile.
     ///
     /// # Errors
     /// What the stage's [`OnError`](super::OnError) decides about; after `Skip` this is called again.
@@ -83,14 +85,15 @@ pub trait Source: Sized + 'static {
     #[doc(hidden)]
     const ELSEWHERE: Option<&'static str> = None;
 
-    /// How many items it makes in all, if it knows: for the progress, which says then how long it will take. Asked once,
-    /// before the first item.
+    /// How many items it makes in all, if it knows: for the progress, which says then how long it will take.
+    /// Asked once, before the first item.
     fn length(&self) -> Option<u64> {
         None
     }
 }
 
-/// What becomes of items: any number of results for each. `#[stage]` on an `impl` block with `process` writes this; by hand it is
+/// What becomes of items: any number of results for each. `#[stage]` on an `impl` block with `process` writes
+/// this; by hand it is
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -141,8 +144,8 @@ pub trait Stage: Sized + 'static {
     /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
     /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
     ///
-    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here must come from
-    /// elsewhere, or from behind.
+    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here
+    /// must come from elsewhere, or from behind.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -157,8 +160,8 @@ pub trait Stage: Sized + 'static {
     /// What the stage's [`OnError`](super::OnError) decides about. What it had given to `out` is dropped.
     fn process(&mut self, item: Self::In, out: &mut Out<Self::Out>) -> anyhow::Result<()>;
 
-    /// When [`wake`](Self::wake) should be called; asked after every call. For stages that do not wait for items for
-    /// ever, such as a batch that is sent on although it is not full.
+    /// When [`wake`](Self::wake) should be called; asked after every call. For stages that do not wait for
+    /// items for ever, such as a batch that is sent on although it is not full.
     fn wake_at(&self) -> Option<Instant> {
         None
     }
@@ -174,7 +177,8 @@ pub trait Stage: Sized + 'static {
 
     /// All items have come; what it still has can go to `out`.
     ///
-    /// After a death more may come behind the end, sent again or by a source that began anew. It is called again after each.
+    /// After a death more may come behind the end, sent again or by a source that began anew. It is called
+    /// again after each.
     ///
     /// # Errors
     /// Fails the pipeline, unless errors of the stage are skipped.
@@ -183,7 +187,8 @@ pub trait Stage: Sized + 'static {
         Ok(())
     }
 
-    /// The name under which its actor is known in the program that its worker runs, where that is another one.
+    /// The name under which its actor is known in the program that its worker runs, where that is another
+    /// one.
     #[doc(hidden)]
     const ELSEWHERE: Option<&'static str> = None;
 
@@ -244,8 +249,8 @@ pub trait Sink: Sized + 'static {
     /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
     /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
     ///
-    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here must come from
-    /// elsewhere, or from behind.
+    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here
+    /// must come from elsewhere, or from behind.
     ///
     /// # Errors
     /// As for [`create`](Self::create).

@@ -22,8 +22,8 @@ use super::worker::{SourceActor, StageActor};
 
 /// The typed work for a stage, behind an interface without types.
 pub(super) trait Work {
-    /// Says how a replica is started, in which worker is said then: for those that come later on another thread, which has no
-    /// arguments of its own.
+    /// Says how a replica is started, in which worker is said then: for those that come later on another
+    /// thread, which has no arguments of its own.
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError>;
 
     /// A stage that passes on what this one makes.

@@ -1,5 +1,5 @@
-//! The actor of Rust that stands for one of Python in a worker: it hands its messages to a thread of Python, and fails when
-//! that says so.
+//! The actor of Rust that stands for one of Python in a worker: it hands its messages to a thread of Python,
+//! and fails when that says so.
 
 use std::sync::Arc;
 

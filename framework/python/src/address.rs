@@ -51,9 +51,10 @@ impl PyAddress {
     }
 }
 
-/// The first attempt to send, or to ask, which waits for nobody. The interpreter is kept meanwhile: to let go of it and to take it again
-/// takes some 350 instructions, and much longer where another thread of Python has it in between. No thread that has a lock of the core waits
-/// for the interpreter (`garbage`). A body that is copied into memory of its own takes longer.
+/// The first attempt to send, or to ask, which waits for nobody. The interpreter is kept meanwhile: to let go
+/// of it and to take it again takes some 350 instructions, and much longer where another thread of Python has
+/// it in between. No thread that has a lock of the core waits for the interpreter (`garbage`). A body that is
+/// copied into memory of its own takes longer.
 fn begun<R: Send>(py: Python<'_>, message: RawMessage, begin: impl FnOnce(RawMessage) -> R + Send) -> R {
     if message.body.len() > MAX_INLINE_BODY { py.detach(|| begin(message)) } else { begin(message) }
 }
@@ -86,7 +87,8 @@ fn late(py: Python<'_>, who: ActorId, name: &str, what: &str) -> PyErr {
     failed(py, "DeadlineError", format!("{name} to {who}: {what} before the deadline"), true)
 }
 
-/// There was no room in a mailbox, or too much of this process's memory was out, or its receiver keeps too many tensors.
+/// There was no room in a mailbox, or too much of this process's memory was out, or its receiver keeps too
+/// many tensors.
 fn no_room(py: Python<'_>, raw: &RawAddress, name: &str, context: &Context) -> PyErr {
     let who = raw.actor();
     let lacked = || raw.leases_lacked().map(|limit| limit.to_string());
@@ -148,8 +150,9 @@ impl PyAddress {
         self.who().to_string()
     }
 
-    /// Sends a message, and returns when the actor's mailbox has accepted it. Waits for room, at most ``timeout`` seconds: in the
-    /// mailbox, and, with tensors that this process has made, until no more than half of its pool is with others.
+    /// Sends a message, and returns when the actor's mailbox has accepted it. Waits for room, at most
+    /// ``timeout`` seconds: in the mailbox, and, with tensors that this process has made, until no more than
+    /// half of its pool is with others.
     ///
     /// Raises :class:`SendError`, or :class:`DeadlineError` where there was no room in time.
     #[pyo3(signature = (message, *, timeout=None))]
@@ -169,7 +172,8 @@ impl PyAddress {
         sent(py, outcome, &self.raw, &plan.name, &self.context)
     }
 
-    /// Sends a message if there is room now; says whether it was sent. Raises :class:`SendError` where it never will be.
+    /// Sends a message if there is room now; says whether it was sent. Raises :class:`SendError` where it
+    /// never will be.
     fn try_send(&self, py: Python<'_>, message: &Bound<'_, PyAny>) -> PyResult<bool> {
         let way = Way::of(message)?;
         let plan = way.plan.get();
@@ -183,7 +187,8 @@ impl PyAddress {
         }
     }
 
-    /// Sends a message, and returns the reply of its handler. Waits at most ``timeout`` seconds, for both together.
+    /// Sends a message, and returns the reply of its handler. Waits at most ``timeout`` seconds, for both
+    /// together.
     ///
     /// Raises :class:`SendError`, :class:`AskError` where no reply will come, or :class:`DeadlineError`.
     #[pyo3(signature = (message, *, timeout=None))]

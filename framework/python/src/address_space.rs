@@ -1,4 +1,5 @@
-//! Host memory of this process, without a node: what tensors are on that came from other libraries, and copies of them.
+//! Host memory of this process, without a node: what tensors are on that came from other libraries, and
+//! copies of them.
 //!
 //! It is made at the first use and lives as long as the process; a forked child makes one of its own.
 

@@ -1,8 +1,9 @@
 //! Whether a tensor of another library lies in the memory that its library has for it.
 //!
-//! A shape is only what a library says. PyTorch frees the storage of a tensor and leaves its shape (`untyped_storage().resize_`), and numpy
-//! makes views past the end of an array (`as_strided`): reading such a tensor ends the process, or sends what belongs to others. What
-//! can be asked for is asked for here, before a tensor is taken. Of a library that tells nothing of its memory, it is believed.
+//! A shape is only what a library says. PyTorch frees the storage of a tensor and leaves its shape
+//! (`untyped_storage().resize_`), and numpy makes views past the end of an array (`as_strided`): reading such
+//! a tensor ends the process, or sends what belongs to others. What can be asked for is asked for here,
+//! before a tensor is taken. Of a library that tells nothing of its memory, it is believed.
 
 #![expect(unsafe_code, reason = "the axes are C's")]
 
@@ -20,7 +21,8 @@ use crate::torch::Torch;
 /// Objects that keep each other's memory: views of views, and what they were made of.
 const MOST_BASES: usize = 64;
 
-/// The bytes from the first element to the last; `None` without elements. Past the end of addresses it ends with the last one.
+/// The bytes from the first element to the last; `None` without elements. Past the end of addresses it ends
+/// with the last one.
 ///
 /// # Safety
 /// The array is one that a library has just described, with its axes.

@@ -1,10 +1,11 @@
 //! DLPack capsules of Python: how one is taken, and how one is made.
 //!
-//! A managed tensor of another library is let go of on a thread of Rust, when all work with it has passed. Its deleter is Python's,
-//! mostly, and needs the interpreter. So what was taken is wrapped: its deleter only puts it where a thread finds it that has the interpreter
-//! ([`garbage`]). One that has to ask for the interpreter, and asks while it ends, is ended by Python in the middle of its call, which
-//! aborts the process: it asks first whether the interpreter is there ([`Gate`]), and leaves the memory to the end of the process where it
-//! is not.
+//! A managed tensor of another library is let go of on a thread of Rust, when all work with it has passed.
+//! Its deleter is Python's, mostly, and needs the interpreter. So what was taken is wrapped: its deleter only
+//! puts it where a thread finds it that has the interpreter ([`garbage`]). One that has to ask for the
+//! interpreter, and asks while it ends, is ended by Python in the middle of its call, which aborts the
+//! process: it asks first whether the interpreter is there ([`Gate`]), and leaves the memory to the end of
+//! the process where it is not.
 //!
 //! **Locks.** The gate's is held for a count, and never while Python is asked for anything.
 
@@ -74,7 +75,8 @@ struct GateState {
     inside: usize,
 }
 
-/// A process's own: a forked child has not the threads that let go of memory, and would find the gate as they left it.
+/// A process's own: a forked child has not the threads that let go of memory, and would find the gate as they
+/// left it.
 static GATE: PerProcess<Gate> = PerProcess::new(Gate::default);
 
 impl Gate {
@@ -116,8 +118,8 @@ pub(crate) fn drop_with_interpreter<T>(held: T) {
     std::mem::forget(held);
 }
 
-/// Takes over what a capsule holds. Its deleter is still the other library's own: it is called with the interpreter, or
-/// [guarded].
+/// Takes over what a capsule holds. Its deleter is still the other library's own: it is called with the
+/// interpreter, or [guarded].
 pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
     let py = capsule.py();
     let refused = |why: String| exception(py, "TensorError", why);
@@ -143,9 +145,9 @@ pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
         return Err(PyErr::fetch(py));
     }
     let theirs = if name == VERSIONED {
-        // SAFETY: what a capsule of this name holds is a `DLManagedTensorVersioned`, and renaming it took it from whoever else
-        // looks for one. The memory is there until the deleter is called, says the protocol. Whoever gave the object
-        // does not write it any more: the package's docs ask that.
+        // SAFETY: what a capsule of this name holds is a `DLManagedTensorVersioned`, and renaming it took it
+        // from whoever else looks for one. The memory is there until the deleter is called, says the
+        // protocol. Whoever gave the object does not write it any more: the package's docs ask that.
         unsafe { DlPack::from_raw(managed) }.map_err(|error| refused(error.to_string()))?
     } else {
         // SAFETY: as above, of a `DLManagedTensor`.
@@ -165,8 +167,8 @@ pub(crate) fn guarded(py: Python<'_>, theirs: DlPack) -> PyResult<DlPack> {
     managed.deleter = Some(let_go);
     managed.flags |= read_only;
     let managed = NonNull::from(Box::leak(Box::new(managed)));
-    // SAFETY: the struct is of version 1, as it was before; what it points to lives until the inner deleter is called, which
-    // only happens to what `let_go` has put away. That can be called on any thread.
+    // SAFETY: the struct is of version 1, as it was before; what it points to lives until the inner deleter
+    // is called, which only happens to what `let_go` has put away. That can be called on any thread.
     match unsafe { DlPack::from_raw(managed.cast()) } {
         Ok(guarded) => Ok(guarded),
         Err(error) => unreachable!("the version was looked at before: {error}"),
@@ -179,8 +181,9 @@ struct Ordered {
     stream: DeviceStream,
 }
 
-/// The same tensor for a library that works on other streams than `stream`: when it lets go, that one goes behind what
-/// the library has given the GPU by then, as far as its streams are of those that the legacy default stream comes behind.
+/// The same tensor for a library that works on other streams than `stream`: when it lets go, that one goes
+/// behind what the library has given the GPU by then, as far as its streams are of those that the legacy
+/// default stream comes behind.
 pub(crate) fn ordered(ours: DlPack, stream: DeviceStream) -> DlPack {
     let ours = ours.into_raw();
     // SAFETY: it is a valid `DLManagedTensorVersioned`, and only read.
@@ -231,7 +234,8 @@ unsafe extern "C" fn let_go(managed: *mut Managed) {
     // SAFETY: it is the box of `guarded`.
     let managed = unsafe { Box::from_raw(managed) };
     let Some(theirs) = NonNull::new(managed.context) else { return };
-    // SAFETY: it came from `into_raw`, and nobody has it any more. Its version was looked at when it was taken.
+    // SAFETY: it came from `into_raw`, and nobody has it any more. Its version was looked at when it was
+    // taken.
     if let Ok(theirs) = unsafe { DlPack::from_raw(theirs) } {
         garbage::put(Box::new(theirs));
     }
@@ -244,7 +248,8 @@ pub(crate) fn give<'py>(
     max_version: Option<(u32, u32)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (managed, name) = tensor.into_capsule(max_version);
-    // SAFETY: the name is one of two constants, and the destructor knows what it has to do with what holds `managed`.
+    // SAFETY: the name is one of two constants, and the destructor knows what it has to do with what holds
+    // `managed`.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.as_ptr(), name.as_ptr(), Some(unused));
         Bound::from_owned_ptr_or_err(py, capsule)

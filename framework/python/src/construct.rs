@@ -1,7 +1,7 @@
 //! Objects of the classes of messages, from the values of their fields.
 //!
-//! What `dataclasses` has written of a class is not called: its fields are set. A class with code of its own for that, and one of which a field is left
-//! to its default, are called by the names of the fields.
+//! What `dataclasses` has written of a class is not called: its fields are set. A class with code of its own
+//! for that, and one of which a field is left to its default, are called by the names of the fields.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
@@ -42,7 +42,8 @@ impl<'a, 'py> Values<'a, 'py> {
 #[expect(unsafe_code, reason = "there is no other way that costs as little")]
 fn bare<'py>(class: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyAny>> {
     let none = std::ptr::null_mut();
-    // SAFETY: the class is a type, whose `__new__` is that of `object`, which takes nothing; a null is an error that Python has noted.
+    // SAFETY: the class is a type, whose `__new__` is that of `object`, which takes nothing; a null is an
+    // error that Python has noted.
     unsafe {
         let object = pyo3::ffi::PyType_GenericNew(class.as_type_ptr(), none, none);
         Bound::from_owned_ptr_or_err(class.py(), object)

@@ -1,5 +1,5 @@
-//! The node that a value belongs to, as one of its processes sees it: what addresses send by, and the memory that tensors
-//! have to be in to be sent.
+//! The node that a value belongs to, as one of its processes sees it: what addresses send by, and the memory
+//! that tensors have to be in to be sent.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -59,7 +59,8 @@ impl Context {
         stream: DeviceStream,
         opened: Option<Mutex<Vec<DeviceStream>>>,
     ) -> Arc<Self> {
-        // The allocator of a library cannot wait for memory to come back, so senders do, before they are asked for more.
+        // The allocator of a library cannot wait for memory to come back, so senders do, before they are
+        // asked for more.
         transport.bound_lending(LENT_SHARE);
         Arc::new(Context {
             transport,
@@ -82,8 +83,8 @@ impl Context {
         &self.stream
     }
 
-    /// The stream that a library works on with memory of this device; none on the host, and none where this process has no business
-    /// there.
+    /// The stream that a library works on with memory of this device; none on the host, and none where this
+    /// process has no business there.
     pub(crate) fn stream_for(&self, device: DeviceId) -> Option<Cow<'_, DeviceStream>> {
         if device == DeviceId::HOST {
             return None;
@@ -180,8 +181,8 @@ impl Context {
         (forwarded, without_copy, copied, bytes)
     }
 
-    /// The tensors of `value`, each where other processes can have it: one on memory of another library is copied. On the
-    /// host the copy is done when this returns.
+    /// The tensors of `value`, each where other processes can have it: one on memory of another library is
+    /// copied. On the host the copy is done when this returns.
     pub(crate) fn shared(
         self: &Arc<Self>,
         py: Python<'_>,

@@ -60,8 +60,8 @@ pub(crate) unsafe fn order(of: &DeviceStream, first: u64, behind: u64) -> Result
     }
     bind(of)?;
     let event = event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(|error| error.to_string())?;
-    // SAFETY: the event was just made, in the context of both streams, which are there, as the caller promises. The driver keeps
-    // what a destroyed event stands for until it has passed.
+    // SAFETY: the event was just made, in the context of both streams, which are there, as the caller
+    // promises. The driver keeps what a destroyed event stands for until it has passed.
     unsafe {
         let ordered = event::record(event, first as _).and_then(|()| {
             raw_stream::wait_event(behind as _, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)

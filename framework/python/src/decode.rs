@@ -1,9 +1,9 @@
-//! From bytes to a value of Python. What serde's derive accepts of the types in Rust is accepted here: fields in any order,
-//! unknown ones, and lists of fields where a map could be.
+//! From bytes to a value of Python. What serde's derive accepts of the types in Rust is accepted here: fields
+//! in any order, unknown ones, and lists of fields where a map could be.
 //!
-//! Bytes are somebody else's (WIRE-1): they were found to be one value that is not nested too deep, each type is checked, and
-//! what trying the variants of an untagged enum may cost is bounded, as is the memory that the value takes. Other threads have
-//! the interpreter every few thousand values.
+//! Bytes are somebody else's (WIRE-1): they were found to be one value that is not nested too deep, each type
+//! is checked, and what trying the variants of an untagged enum may cost is bounded, as is the memory that
+//! the value takes. Other threads have the interpreter every few thousand values.
 
 use std::sync::Arc;
 
@@ -503,7 +503,8 @@ impl<'py> Decoder<'_, 'py> {
                     let mut again = *reader;
                     // The objects of the variant before are gone.
                     self.meter = meter;
-                    // Which one it is, is told by what fits. What a class's own code raises is no different from there.
+                    // Which one it is, is told by what fits. What a class's own code raises is no different
+                    // from there.
                     if let Ok(value) = self.body(&variant.class, None, &mut again) {
                         *reader = again;
                         return Ok(value);

@@ -1,4 +1,5 @@
-//! The actor of Rust in `python -m tensorpost.demo`: it inverts pictures, and passes them on to an actor of Python.
+//! The actor of Rust in `python -m tensorpost.demo`: it inverts pictures, and passes them on to an actor of
+//! Python.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! From a value of Python to bytes. rmp-serde writes them, as it does for the types of Rust, so they are the same.
+//! From a value of Python to bytes. rmp-serde writes them, as it does for the types of Rust, so they are the
+//! same.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use crate::failure::{Failure, Result};
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
 use crate::taking::taken;
 
-/// Types inside each other that are gone through. Bytes are nested less deep; what is nested without an end, because it holds
-/// itself, ends here.
+/// Types inside each other that are gone through. Bytes are nested less deep; what is nested without an end,
+/// because it holds itself, ends here.
 pub(crate) const MAX_DEPTH: usize = 192;
 
 /// The key of a tensor in a body.

@@ -8,8 +8,8 @@ use pyo3::sync::PyOnceLock;
 use tensorpost_core::ids::ProcessId;
 use tensorpost_core::tensor::TensorError;
 
-/// What is wrong, and the way to it from the inside out: each level adds its step when it is left, and a value that is in
-/// order pays nothing.
+/// What is wrong, and the way to it from the inside out: each level adds its step when it is left, and a
+/// value that is in order pays nothing.
 #[derive(Debug)]
 pub(crate) struct Failure {
     why: String,
@@ -51,8 +51,8 @@ impl Failure {
         self
     }
 
-    /// As an exception of `tensorpost`'s: `"EncodeError"` or `"DecodeError"`. One that says that the program itself is to end, such
-    /// as Ctrl-C, goes on as it is.
+    /// As an exception of `tensorpost`'s: `"EncodeError"` or `"DecodeError"`. One that says that the program
+    /// itself is to end, such as Ctrl-C, goes on as it is.
     pub(crate) fn raise(self, py: Python<'_>, class: &'static str, root: &str) -> PyErr {
         let Failure { why, cause, steps } = self;
         if let Some(error) = &cause
@@ -84,7 +84,8 @@ pub(crate) fn exception(py: Python<'_>, class: &'static str, text: String) -> Py
 }
 
 thread_local! {
-    /// The process whose death took the data that an error of this thread was about, since the call of a stage began.
+    /// The process whose death took the data that an error of this thread was about, since the call of a
+    /// stage began.
     static LOST_WITH: Cell<Option<ProcessId>> = const { Cell::new(None) };
 }
 
@@ -93,8 +94,8 @@ pub(crate) fn begin_call() {
     LOST_WITH.set(None);
 }
 
-/// The process whose death took the data that an error of the call on this thread was about (DEATH-3). An exception carries no
-/// such thing through code of the user's.
+/// The process whose death took the data that an error of the call on this thread was about (DEATH-3). An
+/// exception carries no such thing through code of the user's.
 pub(crate) fn lost_with() -> Option<ProcessId> {
     LOST_WITH.get()
 }

@@ -1,11 +1,13 @@
-//! Objects of the program as the source of a pipeline: what the program iterates over goes to the source's worker, one message for each.
+//! Objects of the program as the source of a pipeline: what the program iterates over goes to the source's
+//! worker, one message for each.
 //!
-//! In that worker are an actor, which takes the items, and the pipeline's source, which the pipeline asks for the next one; between
-//! the two is a queue. An item is answered when the source has taken it, or has gone, so the mailbox of the actor is all that is
-//! ahead.
+//! In that worker are an actor, which takes the items, and the pipeline's source, which the pipeline asks for
+//! the next one; between the two is a queue. An item is answered when the source has taken it, or has gone,
+//! so the mailbox of the actor is all that is ahead.
 //!
-//! **Locks.** The list's and the queue's, for as long as a look takes; a source that waits lets go of it. **On a crash** of the worker the
-//! sender is told as every sender is, and the pipeline fails: there is nothing to begin anew from.
+//! **Locks.** The list's and the queue's, for as long as a look takes; a source that waits lets go of it.
+//! **On a crash** of the worker the sender is told as every sender is, and the pipeline fails: there is
+//! nothing to begin anew from.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -1,13 +1,15 @@
 //! What goes back to libraries of Python: their tensors, whose deleters need the interpreter.
 //!
-//! Such a tensor comes to its end on a thread of Rust: on the reader's, when the last lease on it is given back, or on the core's
-//! collector. A thread that takes the interpreter there takes it from the one that handles messages, in the middle of a message; then each waits for
-//! the other, and to be woken costs more than the message. So what is to be dropped is only put here. A thread of Python drops it at its next
-//! message, when it has the interpreter anyway ([`clear`]). Where none has a message within a [`TICK`], or waits for memory to come back, a thread of
-//! this module takes the interpreter and does it.
+//! Such a tensor comes to its end on a thread of Rust: on the reader's, when the last lease on it is given
+//! back, or on the core's collector. A thread that takes the interpreter there takes it from the one that
+//! handles messages, in the middle of a message; then each waits for the other, and to be woken costs more
+//! than the message. So what is to be dropped is only put here. A thread of Python drops it at its next
+//! message, when it has the interpreter anyway ([`clear`]). Where none has a message within a [`TICK`], or
+//! waits for memory to come back, a thread of this module takes the interpreter and does it.
 //!
 //! **Invariants.** What was put here is dropped once, with the interpreter, or stays until the process ends
-//! ([`capsule::drop_with_interpreter`]). Putting waits for nobody: it may be done with locks of the core held (LEASE-2).
+//! ([`capsule::drop_with_interpreter`]). Putting waits for nobody: it may be done with locks of the core held
+//! (LEASE-2).
 //!
 //! **Locks.** The list's, for as long as it takes to move it; nothing is dropped under it.
 //!
@@ -25,7 +27,8 @@ use tensorpost_core::os::PerProcess;
 use crate::capsule;
 use crate::failure::exception;
 
-/// So long what is here waits for a thread of Python. To wake another one costs a few microseconds, and is not done for each message.
+/// So long what is here waits for a thread of Python. To wake another one costs a few microseconds, and is
+/// not done for each message.
 const TICK: Duration = Duration::from_millis(1);
 
 /// After so many ticks without anything the thread sleeps until something comes.
@@ -104,7 +107,8 @@ impl List {
     }
 }
 
-/// A thread of Python sleeps in a send or an ask for as long as this is there: what is put here meanwhile is dropped at once.
+/// A thread of Python sleeps in a send or an ask for as long as this is there: what is put here meanwhile is
+/// dropped at once.
 pub(crate) struct Waiting(&'static List);
 
 impl Waiting {

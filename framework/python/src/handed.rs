@@ -1,11 +1,13 @@
-//! Memory that libraries of this process have from us: by its address it is known again when a tensor of theirs comes back.
+//! Memory that libraries of this process have from us: by its address it is known again when a tensor of
+//! theirs comes back.
 //!
-//! What a library is handed is *to read* (a received tensor), *to write* (one that was handed over for good, or made for it), or a
-//! *pool* in which it allocates by itself. A view or a slice of the first two stands on the same lease, so it is sent without
-//! a copy. What lies in the third is lent out piece by piece.
+//! What a library is handed is *to read* (a received tensor), *to write* (one that was handed over for good,
+//! or made for it), or a *pool* in which it allocates by itself. A view or a slice of the first two stands on
+//! the same lease, so it is sent without a copy. What lies in the third is lent out piece by piece.
 //!
-//! **What a handler lets go of** on a GPU costs a clock write, behind its last use. The next tensor of a pool that the handler sends has one too, which
-//! stands for both; so little memory waits for that on the handler's thread, until the handler is done at the latest ([`Handling`]).
+//! **What a handler lets go of** on a GPU costs a clock write, behind its last use. The next tensor of a pool
+//! that the handler sends has one too, which stands for both; so little memory waits for that on the
+//! handler's thread, until the handler is done at the latest ([`Handling`]).
 //!
 //! **Locks.** The lists' one, for as long as a look takes; nothing is dropped under it.
 
@@ -48,7 +50,8 @@ pub(crate) struct Handed {
 /// By their beginning, and a number where several begin there: how long they are.
 type Known = BTreeMap<(u64, u64), (u64, Weak<Handed>)>;
 
-/// Both under one lock: what is looked for in the first list is looked for in the second where it is not found.
+/// Both under one lock: what is looked for in the first list is looked for in the second where it is not
+/// found.
 #[derive(Default)]
 struct Lists {
     /// Allocations, which are apart from each other, or the same.
@@ -99,7 +102,8 @@ impl Drop for Handed {
     }
 }
 
-/// Bytes that a handler has let go of and that may wait for what it sends next, and how many tensors they may be.
+/// Bytes that a handler has let go of and that may wait for what it sends next, and how many tensors they may
+/// be.
 const MAY_WAIT: u64 = 1 << 20;
 const MOST_WAITING: usize = 16;
 
@@ -213,8 +217,8 @@ impl Found {
         seen_as(&self.handed.tensor, self.dtype, self.layout, written)
     }
 
-    /// As a tensor on a lease of its own, which keeps `keep`, with what `stream` has written there by now. Called, as its deleter is, with the
-    /// interpreter.
+    /// As a tensor on a lease of its own, which keeps `keep`, with what `stream` has written there by now.
+    /// Called, as its deleter is, with the interpreter.
     pub(crate) fn piece(
         &self,
         py: Python<'_>,
@@ -225,7 +229,8 @@ impl Found {
         let keep = Box::new(keep);
         let piece = piece_of(&self.handed.tensor, self.dtype, &self.layout, stream, keep, garbage::put);
         let piece = piece.map_err(|error| exception(py, "TensorError", error.to_string()))?;
-        // The handler has let go of these before, so what its library did with them stands in front of the piece's ticket.
+        // The handler has let go of these before, so what its library did with them stands in front of the
+        // piece's ticket.
         for waiting in taken_from_thread() {
             if let Some(piece) = &piece {
                 closes_before(&waiting.tensor, piece, stream);
@@ -235,7 +240,8 @@ impl Found {
     }
 }
 
-/// Whether a tensor of a library lies in memory of ours. What is unusual about it is left to those who say what is wrong.
+/// Whether a tensor of a library lies in memory of ours. What is unusual about it is left to those who say
+/// what is wrong.
 ///
 /// # Safety
 /// The array is one that a library has just described, with its axes.

@@ -1,11 +1,13 @@
-//! The native half of the Python package `tensorpost`: types of messages, their values as bytes, tensors by DLPack,
-//! and actors.
+//! The native half of the Python package `tensorpost`: types of messages, their values as bytes, tensors by
+//! DLPack, and actors.
 //!
-//! Python reads annotations and makes a [`Plan`](plan::Plan) of each type; the canonical text, the bytes and the checks come from
-//! `tensorpost-core`, so there is one definition of each. Nothing here holds a lock while Python runs.
+//! Python reads annotations and makes a [`Plan`](plan::Plan) of each type; the canonical text, the bytes and
+//! the checks come from `tensorpost-core`, so there is one definition of each. Nothing here holds a lock
+//! while Python runs.
 //!
-//! An actor of Python has one of Rust before it ([`actor`]), in a worker that is an interpreter. Between the two is a
-//! [`mailbox`], because the thread of Rust is the process's reader: it never takes the interpreter, and a handler may block.
+//! An actor of Python has one of Rust before it ([`actor`]), in a worker that is an interpreter. Between the
+//! two is a [`mailbox`], because the thread of Rust is the process's reader: it never takes the interpreter,
+//! and a handler may block.
 
 mod actor;
 mod address;

@@ -1,8 +1,9 @@
 //! Looking for a while before sleeping: to wake a thread costs more than a message.
 //!
-//! It is done by threads that wait for a message, a reply or the answer of another thread, without the interpreter, and only where there are
-//! cores to spare. How long, and when it is no use, `tensorpost_core` knows ([`Spin`]). A thread is
-//! patient, as the reader is: where what it waits for comes at intervals, such as the time of a kernel, it looks through them.
+//! It is done by threads that wait for a message, a reply or the answer of another thread, without the
+//! interpreter, and only where there are cores to spare. How long, and when it is no use, `tensorpost_core`
+//! knows ([`Spin`]). A thread is patient, as the reader is: where what it waits for comes at intervals, such
+//! as the time of a kernel, it looks through them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,8 +21,9 @@ fn patient() -> Spin {
     spin
 }
 
-/// Looks until `find` has found something, for about as long as waking up would take, and reads for the process meanwhile: what comes for this
-/// thread does not cross from another's core then. Where it has not by then, the caller sleeps, and says when it has [come](came).
+/// Looks until `find` has found something, for about as long as waking up would take, and reads for the
+/// process meanwhile: what comes for this thread does not cross from another's core then. Where it has not by
+/// then, the caller sleeps, and says when it has [come](came).
 pub(crate) fn look_for<T>(transport: &Arc<Transport>, mut find: impl FnMut() -> Option<T>) -> Option<T> {
     if !transport.has_spare_cores() {
         return find();

@@ -1,10 +1,12 @@
 //! Where the messages of an actor wait for its thread of Python.
 //!
-//! The actor's thread of Rust, which is also the process's reader, puts them in and never takes the interpreter. The thread of
-//! Python takes them out, and lets go of the interpreter while there are none. An event loop is woken by a descriptor.
+//! The actor's thread of Rust, which is also the process's reader, puts them in and never takes the
+//! interpreter. The thread of Python takes them out, and lets go of the interpreter while there are none. An
+//! event loop is woken by a descriptor.
 //!
-//! **Invariants.** Each message is answered once: by its handler, by a refusal, or when it is dropped. What waits here when a handler
-//! fails is turned away before the actor's end, as if it still stood in the mailbox of Rust.
+//! **Invariants.** Each message is answered once: by its handler, by a refusal, or when it is dropped. What
+//! waits here when a handler fails is turned away before the actor's end, as if it still stood in the mailbox
+//! of Rust.
 //!
 //! **Locks.** One, for as long as it takes to move a message. Messages are dropped outside of it.
 
@@ -63,7 +65,8 @@ pub(crate) struct Mailbox {
     context: Arc<Context>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether the thread finds something: an item, or that no more come. Written under the lock of the state.
+    /// Whether the thread finds something: an item, or that no more come. Written under the lock of the
+    /// state.
     news: AtomicBool,
 }
 
@@ -212,10 +215,10 @@ impl PyMailbox {
 
 #[pymethods]
 impl PyMailbox {
-    /// Handles messages on this thread, for as long as nothing but their handlers has to be called. `handlers` are `(key, plan, plan of
-    /// the reply, method)`. Returns a message with which something else has to be done: `"other"` where it has none of these
-    /// handlers, `"malformed"`, `"unsent"` or `"failed"` with the error, `"forked"` in a child that a handler has forked; None where no
-    /// more come.
+    /// Handles messages on this thread, for as long as nothing but their handlers has to be called.
+    /// `handlers` are `(key, plan, plan of the reply, method)`. Returns a message with which something else
+    /// has to be done: `"other"` where it has none of these handlers, `"malformed"`, `"unsent"` or `"failed"`
+    /// with the error, `"forked"` in a child that a handler has forked; None where no more come.
     fn serve(&self, py: Python<'_>, handlers: Vec<serve::Handler>) -> Option<serve::Left> {
         serve::serve(self, py, handlers)
     }
@@ -479,7 +482,8 @@ impl Delivered {
         check_writes(py, read, &self.mailbox.context)
     }
 
-    /// The handler is done, with this reply. Nothing of it may be on its way to be written ([`check_writes`](Self::check_writes)).
+    /// The handler is done, with this reply. Nothing of it may be on its way to be written
+    /// ([`check_writes`](Self::check_writes)).
     fn reply(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<()> {
         // As in `serve`.
         let _together = Together::begin();

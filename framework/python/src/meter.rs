@@ -1,9 +1,9 @@
 //! What the objects of a decoded value take.
 //!
-//! A byte of a body can be an object of two hundred: what somebody else's bytes become is bounded by their number only if
-//! somebody counts, as `tensorpost_core` does for types of Rust. The sizes are those of CPython 3.10 to 3.13 on machines of
-//! 64 bits, with the room that lists and tables keep for more, and rather too large. What a class's own code makes is its
-//! own affair.
+//! A byte of a body can be an object of two hundred: what somebody else's bytes become is bounded by their
+//! number only if somebody counts, as `tensorpost_core` does for types of Rust. The sizes are those of
+//! CPython 3.10 to 3.13 on machines of 64 bits, with the room that lists and tables keep for more, and rather
+//! too large. What a class's own code makes is its own affair.
 
 use tensorpost_core::limits::{DECODED_BASE, DECODED_PER_BYTE};
 
@@ -12,8 +12,8 @@ use crate::failure::{Failure, Result};
 /// An object's head, with that of the garbage collector.
 const HEAD: usize = 32;
 const POINTER: usize = 8;
-/// An object with attributes, without them: CPython keeps room for thirty, where a class has fewer. A default that is made for
-/// one may be a list.
+/// An object with attributes, without them: CPython keeps room for thirty, where a class has fewer. A default
+/// that is made for one may be a list.
 const INSTANCE: usize = 5 * HEAD;
 const ATTRIBUTES: usize = 30;
 const DEFAULT: usize = 64;
@@ -76,14 +76,16 @@ impl Meter {
         self.count(HEAD + 3 * POINTER + items.saturating_mul(POINTER))
     }
 
-    /// A dict with so many entries: a table three times as large each time that two thirds are full, with indices beside it.
+    /// A dict with so many entries: a table three times as large each time that two thirds are full, with
+    /// indices beside it.
     pub(crate) fn dict(&mut self, entries: usize) -> Result<()> {
         let slots = table(entries, |slots| 2 * slots / 3, 3);
         let index = if slots <= 128 { 1 } else { 4 };
         self.count(HEAD + 10 * POINTER + slots.saturating_mul(index + 16))
     }
 
-    /// A set with so many items: a table four times as large as what is in it each time that three fifths are full.
+    /// A set with so many items: a table four times as large as what is in it each time that three fifths are
+    /// full.
     pub(crate) fn set(&mut self, items: usize) -> Result<()> {
         let growth = if items > 50_000 { 2 } else { 4 };
         self.count(HEAD + 25 * POINTER + table(items, |slots| 3 * slots / 5, growth).saturating_mul(16))

@@ -1,7 +1,8 @@
-//! Pipelines that are written in Python: their steps become flows of the crate for pipelines, which runs them on a node of this process.
+//! Pipelines that are written in Python: their steps become flows of the crate for pipelines, which runs them
+//! on a node of this process.
 //!
-//! All stages are Python's, or the pipeline's own, and all workers are interpreters. What flows are raw items, whose classes Python
-//! has compared before it comes here.
+//! All stages are Python's, or the pipeline's own, and all workers are interpreters. What flows are raw
+//! items, whose classes Python has compared before it comes here.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -328,7 +329,8 @@ pub(crate) struct PyRunning {
 
 #[pymethods]
 impl PyRunning {
-    /// Waits for the end: why it failed, if it did, and the report as text and as JSON. None where it has not ended in time.
+    /// Waits for the end: why it failed, if it did, and the report as text and as JSON. None where it has not
+    /// ended in time.
     #[expect(clippy::type_complexity, reason = "Python takes it apart")]
     fn wait(
         &self,

@@ -1,5 +1,5 @@
-//! A type of a message, as Python has read its annotations: a list of nodes that refer to each other by index, so that a type may
-//! hold itself.
+//! A type of a message, as Python has read its annotations: a list of nodes that refer to each other by
+//! index, so that a type may hold itself.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

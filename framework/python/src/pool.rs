@@ -1,9 +1,10 @@
 //! PyTorch's allocations in the process's own pool, so that what a handler makes can be sent without a copy.
 //!
-//! The two functions at the end are what `torch.cuda.memory.CUDAPluggableAllocator` asks for, by their names in this library. PyTorch
-//! takes segments of many tensors, works in them on the actor's stream and keeps them: each is one allocation of the pool. The budget
-//! of the pool bounds what is lent, and not what an actor uses for itself. Where the pool has no room, a segment is memory of the GPU
-//! that is in no pool, and tensors in it are copied when they are sent.
+//! The two functions at the end are what `torch.cuda.memory.CUDAPluggableAllocator` asks for, by their names
+//! in this library. PyTorch takes segments of many tensors, works in them on the actor's stream and keeps
+//! them: each is one allocation of the pool. The budget of the pool bounds what is lent, and not what an
+//! actor uses for itself. Where the pool has no room, a segment is memory of the GPU that is in no pool, and
+//! tensors in it are copied when they are sent.
 
 #![expect(unsafe_code, reason = "PyTorch calls C functions")]
 
@@ -99,7 +100,8 @@ fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
         Err(error) => return Err(error),
     };
     if let Some(own) = cuda::handle(&stream) {
-        // Whoever had the memory before is waited for on our stream, and a side stream has to come behind that too (CLOCK-2).
+        // Whoever had the memory before is waited for on our stream, and a side stream has to come behind
+        // that too (CLOCK-2).
         // SAFETY: PyTorch allocates for a stream that is there.
         unsafe { cuda::order(&stream, own, works_on) }.map_err(refused)?;
     }

@@ -1,4 +1,5 @@
-//! MessagePack, read from bytes that were found to be one value before: what the decoder needs of it, and no more.
+//! MessagePack, read from bytes that were found to be one value before: what the decoder needs of it, and no
+//! more.
 
 use rmp::Marker;
 use tensorpost_core::message::nesting;

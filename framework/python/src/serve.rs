@@ -1,5 +1,6 @@
-//! The loop of an actor whose handlers are plain functions: a message is read, its handler called and its reply sent without a line of
-//! Python in between. What is not plain, the package does (`tensorpost._worker`): events, messages without a handler, failures.
+//! The loop of an actor whose handlers are plain functions: a message is read, its handler called and its
+//! reply sent without a line of Python in between. What is not plain, the package does
+//! (`tensorpost._worker`): events, messages without a handler, failures.
 
 use std::sync::Arc;
 
@@ -66,7 +67,8 @@ fn handle(
     let handling = Handling::begin();
     let returned = method.bind(py).call1((&value,));
     if context.transport.is_inherited() {
-        // A child that was forked in the handler: its end is the package's to make, and the answer its parent's.
+        // A child that was forked in the handler: its end is the package's to make, and the answer its
+        // parent's.
         std::mem::forget((handling, value, shown));
         let message = RawMessage { key, body: Vec::new(), tensors: Vec::new() };
         let error = returned.err().map(|error| error.into_value(py).into_any());
@@ -79,8 +81,8 @@ fn handle(
             return Err(left(answer, "failed", Some(shown), error));
         }
     };
-    // What the message takes back to its owner and the reply are one clock write, and are published together. Whatever waits in here
-    // for others publishes first (`wait`, `address`).
+    // What the message takes back to its owner and the reply are one clock write, and are published together.
+    // Whatever waits in here for others publishes first (`wait`, `address`).
     let _together = Together::begin();
     drop(handling);
     drop(value);

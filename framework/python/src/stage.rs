@@ -1,12 +1,14 @@
-//! A stage of a pipeline that is written in Python, and a source: what the actors of pipelines (`tensorpost-pipeline`) run in a worker that is
-//! an interpreter.
+//! A stage of a pipeline that is written in Python, and a source: what the actors of pipelines
+//! (`tensorpost-pipeline`) run in a worker that is an interpreter.
 //!
-//! Everything that a pipeline promises is kept there, in the same code as for stages of Rust: what is here makes a call in Python of a
-//! call of the stage. The two run on threads of their own: this one is the actor's, which may not wait for messages in a call, and the
-//! thread of Python may. So a call is handed over, and waited for.
+//! Everything that a pipeline promises is kept there, in the same code as for stages of Rust: what is here
+//! makes a call in Python of a call of the stage. The two run on threads of their own: this one is the
+//! actor's, which may not wait for messages in a call, and the thread of Python may. So a call is handed
+//! over, and waited for.
 //!
-//! **Invariants.** One call at a time, answered once: by what Python says, or by the end of its thread. What a call has made goes
-//! nowhere before it has ended well. The reader is on a third thread and never waits for the interpreter.
+//! **Invariants.** One call at a time, answered once: by what Python says, or by the end of its thread. What
+//! a call has made goes nowhere before it has ended well. The reader is on a third thread and never waits for
+//! the interpreter.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
@@ -85,7 +87,8 @@ impl Thread {
         let mut answer = next(&self.answers, &self.mailbox).ok_or_else(ended)?;
         match answer.failed.take() {
             None => Ok(answer),
-            // In the form in which a stage of Rust says it, so that it is told from a failure of the stage (DEATH-3).
+            // In the form in which a stage of Rust says it, so that it is told from a failure of the stage
+            // (DEATH-3).
             Some(Failed { why, lost_with: Some(by) }) => {
                 Err(anyhow::Error::from(TensorError::Tainted { by }).context(why))
             }
@@ -94,8 +97,8 @@ impl Thread {
     }
 }
 
-/// The next that comes from the other thread, `None` where that has ended. It comes soon, mostly, so it is looked for before this
-/// thread sleeps.
+/// The next that comes from the other thread, `None` where that has ended. It comes soon, mostly, so it is
+/// looked for before this thread sleeps.
 fn next<T>(from: &Receiver<T>, mailbox: &Mailbox) -> Option<T> {
     let looked = look_for(&mailbox.context().transport, || match from.try_recv() {
         Ok(came) => Some(Some(came)),
@@ -234,7 +237,8 @@ impl PyCall {
         Ok(())
     }
 
-    /// The call has ended well, if it has written nothing that others read. A source that has made nothing in it has ended.
+    /// The call has ended well, if it has written nothing that others read. A source that has made nothing in
+    /// it has ended.
     fn done(&self, py: Python<'_>) -> PyResult<()> {
         let shown = self.state.lock().shown.take();
         mailbox::check_writes(py, shown, self.mailbox.context())?;

@@ -1,5 +1,5 @@
-//! Tensors of other libraries, as they come to be sent: what lies in memory of ours is known again, and what cannot be taken is an
-//! error that says what to do.
+//! Tensors of other libraries, as they come to be sent: what lies in memory of ours is known again, and what
+//! cannot be taken is an error that says what to do.
 
 use std::sync::Arc;
 
@@ -141,8 +141,8 @@ fn as_found(
     if found.kind() != Kind::Pool {
         return seen(source, found, context);
     }
-    // On the stream that its library has put its work before, which need not be the one that took the pool's memory: there may be
-    // several actors here.
+    // On the stream that its library has put its work before, which need not be the one that took the pool's
+    // memory: there may be several actors here.
     let piece = found.piece(source.py(), context.stream(), managed)?;
     note(source, context)?;
     Ok(piece)
@@ -239,8 +239,8 @@ fn is_masked(source: &Bound<'_, PyAny>) -> Option<&'static str> {
     is.then_some("has a mask, which is not sent with it; fill it first, with `.filled(0)`, and send the mask by itself")
 }
 
-/// Asks for a capsule with a version, and without one whoever does not know of versions. What is on a GPU is to be there for work on
-/// `stream`.
+/// Asks for a capsule with a version, and without one whoever does not know of versions. What is on a GPU is
+/// to be there for work on `stream`.
 fn given<'py>(source: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
     let py = source.py();
     static KNOWN: PyOnceLock<Py<PyDict>> = PyOnceLock::new();

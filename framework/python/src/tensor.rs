@@ -1,5 +1,5 @@
-//! Tensors in Python: what came in a message, what was made for one, and what other libraries read and write of them by DLPack,
-//! without a copy.
+//! Tensors in Python: what came in a message, what was made for one, and what other libraries read and write
+//! of them by DLPack, without a copy.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -88,7 +88,8 @@ impl PyTensor {
         handed.map_err(|error| tensor_error(py, &error))
     }
 
-    /// As [`hand`](Self::hand), for PyTorch, which works on the actor's stream, or on a side stream that the handler has begun.
+    /// As [`hand`](Self::hand), for PyTorch, which works on the actor's stream, or on a side stream that the
+    /// handler has begun.
     fn hand_to_torch(&self, py: Python<'_>, torch: &Torch, stream: &DeviceStream) -> PyResult<DlPack> {
         pool::work_on(py, stream)?;
         let handed = self.hand_on(py, Some(stream))?;
@@ -97,7 +98,8 @@ impl PyTensor {
                 Some(current) => current,
                 None => pool::current(py, stream)? as u64,
             };
-            // The wait for the tensor's data is on the actor's stream, and younger than the join with which the side stream began.
+            // The wait for the tensor's data is on the actor's stream, and younger than the join with which
+            // the side stream began.
             // SAFETY: PyTorch keeps its current stream.
             #[expect(unsafe_code, reason = "the stream is another library's")]
             unsafe { cuda::order(stream, own, current) }.map_err(|why| exception(py, "TensorError", why))?;

@@ -1,7 +1,9 @@
-//! PyTorch, where it is installed: its tensors by DLPack's C exchange API, and by capsules where a version has none.
+//! PyTorch, where it is installed: its tensors by DLPack's C exchange API, and by capsules where a version
+//! has none.
 //!
-//! Nothing is compiled against it. Of a handler's tensors [`Ledger`] notes their `_version`, which every write in place raises, also one
-//! to a view: memory that others read must not be written, and PyTorch does not heed the flag that says so.
+//! Nothing is compiled against it. Of a handler's tensors [`Ledger`] notes their `_version`, which every
+//! write in place raises, also one to a view: memory that others read must not be written, and PyTorch does
+//! not heed the flag that says so.
 
 #![expect(unsafe_code, reason = "the exchange API is C's")]
 
@@ -38,7 +40,8 @@ struct Exchange {
 /// `kDLCUDA`.
 const CUDA: i32 = 2;
 
-/// An attribute of PyTorch's own class, written in C: read by its descriptor, it is not looked up in class after class.
+/// An attribute of PyTorch's own class, written in C: read by its descriptor, it is not looked up in class
+/// after class.
 struct Attribute {
     descriptor: Py<PyAny>,
     get: ffi::descrgetfunc,
@@ -65,7 +68,8 @@ impl Attribute {
 
     /// Of an object of the class itself.
     fn of_object<'py>(&self, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        // SAFETY: as Python itself calls it, with the object and its class; it returns a new reference, or null and an error.
+        // SAFETY: as Python itself calls it, with the object and its class; it returns a new reference, or
+        // null and an error.
         unsafe {
             let value = (self.get)(self.descriptor.as_ptr(), object.as_ptr(), object.get_type_ptr().cast());
             Bound::from_owned_ptr_or_err(object.py(), value)
@@ -139,7 +143,8 @@ impl Torch {
         Ok(object.get_type().is(class) || object.is_instance(class)?)
     }
 
-    /// An attribute of a tensor: of one of another class, which may say something else, as Python looks it up.
+    /// An attribute of a tensor: of one of another class, which may say something else, as Python looks it
+    /// up.
     fn read<'py>(
         &self,
         known: Option<&Attribute>,
@@ -200,7 +205,8 @@ impl Torch {
             return self.from_dlpack.bind(py).call1((capsule,));
         };
         let mut object = null_mut();
-        // SAFETY: the tensor is valid and this one's to give; the function steals it, and says whether it has made an object.
+        // SAFETY: the tensor is valid and this one's to give; the function steals it, and says whether it has
+        // made an object.
         unsafe {
             if to_object(managed.into_raw().as_ptr().cast(), &raw mut object) != 0 {
                 return Err(PyErr::fetch(py));
@@ -209,7 +215,8 @@ impl Torch {
         }
     }
 
-    /// Where a tensor lies, as long as the tensor is there: nothing is made for it. `None` without the exchange API.
+    /// Where a tensor lies, as long as the tensor is there: nothing is made for it. `None` without the
+    /// exchange API.
     pub(crate) fn view(&self, tensor: &Bound<'_, PyAny>) -> Option<PyResult<Array>> {
         let view = self.exchange.and_then(|exchange| exchange.view)?;
         let mut array = MaybeUninit::uninit();
@@ -232,7 +239,8 @@ impl Torch {
             return Some(Err(PyErr::fetch(py)));
         }
         let Some(managed) = NonNull::new(managed) else { return Some(Err(PyErr::fetch(py))) };
-        // SAFETY: it has succeeded, and what it made is this one's. Nobody writes it while others have it: docs and ledger.
+        // SAFETY: it has succeeded, and what it made is this one's. Nobody writes it while others have it:
+        // docs and ledger.
         let given = unsafe { DlPack::from_raw(managed.cast()) };
         Some(given.map_err(|error| exception(py, "TensorError", error.to_string())))
     }
@@ -250,8 +258,8 @@ impl Torch {
 /// The table in its capsule, where its version is known.
 fn exchange_of(capsule: &Bound<'_, PyAny>) -> Option<&'static Exchange> {
     let name = c"dlpack_exchange_api";
-    // SAFETY: the first function takes any object; the second is called for a capsule of this name. What it holds is
-    // constant, and stays as long as the process: DLPack says so.
+    // SAFETY: the first function takes any object; the second is called for a capsule of this name. What it
+    // holds is constant, and stays as long as the process: DLPack says so.
     let exchange = unsafe {
         if ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 1 {
             return None;
@@ -290,7 +298,8 @@ impl Hasher for OfAddress {
     }
 
     fn write_usize(&mut self, address: usize) {
-        // 2^64 by the golden ratio: the bits that differ go to the top, and from there to where the table looks.
+        // 2^64 by the golden ratio: the bits that differ go to the top, and from there to where the table
+        // looks.
         self.0 = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
     }
 
@@ -389,8 +398,9 @@ impl Ledger {
         }
     }
 
-    /// As [`note`](Self::note), and lets go of tensors that nobody else has: a handler may send without end, and their memory is to come
-    /// back before it is done. What a view writes whose tensor has gone is not found.
+    /// As [`note`](Self::note), and lets go of tensors that nobody else has: a handler may send without end,
+    /// and their memory is to come back before it is done. What a view writes whose tensor has gone is not
+    /// found.
     pub(crate) fn note_and_let_go(&self, tensor: &Bound<'_, PyAny>, version: u64) -> PyResult<()> {
         let py = tensor.py();
         let gone = match &mut *self.notes.lock() {

@@ -1,8 +1,9 @@
 //! Waiting: for futures, from threads of Python and from its event loops.
 //!
-//! A thread that waits has let go of the interpreter. It takes it every [`SLICE`], to see whether there is a signal: Ctrl-C ends a
-//! wait. What its handler's end has put off goes out first ([`Together`]). A coroutine's future is driven on one thread for all of
-//! them, which takes the interpreter only to tell the outcome.
+//! A thread that waits has let go of the interpreter. It takes it every [`SLICE`], to see whether there is a
+//! signal: Ctrl-C ends a wait. What its handler's end has put off goes out first ([`Together`]). A
+//! coroutine's future is driven on one thread for all of them, which takes the interpreter only to tell the
+//! outcome.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -66,7 +67,8 @@ pub(crate) fn seconds(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<D
     timeout.map(length).transpose()
 }
 
-/// Waits on this thread for what other processes are about to say: looks for it first, where there are cores for that.
+/// Waits on this thread for what other processes are about to say: looks for it first, where there are cores
+/// for that.
 pub(crate) fn wait_looking<F>(
     py: Python<'_>,
     mut future: F,
@@ -102,7 +104,8 @@ where
     outcome
 }
 
-/// One poll, which may send what found no room before: who waits does not put it off to the end of a handler ([`Together`]).
+/// One poll, which may send what found no room before: who waits does not put it off to the end of a handler
+/// ([`Together`]).
 fn poll<F: Future + Unpin>(future: &mut F, context: &mut Context<'_>) -> Poll<F::Output> {
     let polled = Pin::new(future).poll(context);
     Together::publish();
@@ -200,7 +203,8 @@ impl Driven {
     }
 }
 
-/// Drives a future, and calls `told` with what `outcome` makes of it: a value and an exception, one of them None.
+/// Drives a future, and calls `told` with what `outcome` makes of it: a value and an exception, one of them
+/// None.
 pub(crate) fn drive<F>(
     told: Py<PyAny>,
     future: F,

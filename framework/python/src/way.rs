@@ -1,7 +1,9 @@
-//! How messages of a class are sent: the plan by which they are written, their key, and the plan by which the reply is read.
+//! How messages of a class are sent: the plan by which they are written, their key, and the plan by which the
+//! reply is read.
 //!
-//! The package finds it out once for each class, and keeps it in the class (`tensorpost._actor`). To look it up there takes a call of
-//! Python for each message; so those of the classes that were sent lately are kept here, by the class.
+//! The package finds it out once for each class, and keeps it in the class (`tensorpost._actor`). To look it
+//! up there takes a call of Python for each message; so those of the classes that were sent lately are kept
+//! here, by the class.
 //!
 //! **Locks.** One, for as long as it takes to look. Nothing of Python's is called or dropped under it.
 
@@ -40,7 +42,8 @@ impl Way {
     pub(crate) fn of(message: &Bound<'_, PyAny>) -> PyResult<Arc<Way>> {
         let class = message.get_type();
         let place = place_of(&class);
-        // The class is alive, and so is the one that is kept: where the addresses are the same, the classes are.
+        // The class is alive, and so is the one that is kept: where the addresses are the same, the classes
+        // are.
         match &WAYS.lock()[place] {
             Some(way) if way.class.is(&class) => return Ok(Arc::clone(way)),
             _ => {}

@@ -1,11 +1,12 @@
 //! The end that publishes.
 //!
-//! [`Publisher::put`] leaves the waiting to a thread of the process, on which at most one value of a publisher is under way
-//! and at most one more waits, the newest (MBX-2). The lock of a publisher is held while a value is offered to the topic,
-//! so that what is put and what is published keep the order in which this was called.
+//! [`Publisher::put`] leaves the waiting to a thread of the process, on which at most one value of a
+//! publisher is under way and at most one more waits, the newest (MBX-2). The lock of a publisher is held
+//! while a value is offered to the topic, so that what is put and what is published keep the order in which
+//! this was called.
 //!
-//! **On a crash** of the topic what is under way fails, which the log says. **On the end of the node** a shutdown waits for
-//! what waits for room, and for its acceptance, as for any message.
+//! **On a crash** of the topic what is under way fails, which the log says. **On the end of the node** a
+//! shutdown waits for what waits for room, and for its acceptance, as for any message.
 
 use std::fmt;
 use std::pin::Pin;
@@ -19,8 +20,9 @@ use tokio::runtime::{Builder, Handle};
 
 use super::{Follower, Publish, Publishable};
 
-/// Replaces the value on a [`Topic`](super::Topic). It can be cloned, and sent in messages and arguments; who publishes
-/// through several at once gets the order in which the topic takes them. Clones in one process are one publisher.
+/// Replaces the value on a [`Topic`](super::Topic). It can be cloned, and sent in messages and arguments; who
+/// publishes through several at once gets the order in which the topic takes them. Clones in one process are
+/// one publisher.
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Publisher<M: Publishable> {
@@ -53,18 +55,18 @@ impl<M: Publishable> Publisher<M> {
         Ok(Self::new(from.registry().lookup(name).await?))
     }
 
-    /// Replaces the value, and resolves to the number of its version when it is there to be read. Readers that have older
-    /// versions are not waited for.
+    /// Replaces the value, and resolves to the number of its version when it is there to be read. Readers
+    /// that have older versions are not waited for.
     ///
     /// # Errors
     /// [`AskError`] gives the value back where it was not sent.
     ///
     /// # Cancel safety
-    /// Sending is tried when this returns. Where there is no room, the value is sent only while the future is polled: so
-    /// it is for the first one that a process sends to the topic's process, before there is a link between them. Dropping
-    /// the future before then drops the value, whether or not there is room by now, and the log says so, at WARN. Dropping
-    /// it later loses the number only.
-    /// [`put`](Self::put) needs no future.
+    /// Sending is tried when this returns. Where there is no room, the value is sent only while the future is
+    /// polled: so it is for the first one that a process sends to the topic's process, before there is a link
+    /// between them. Dropping the future before then drops the value, whether or not there is room by now,
+    /// and the log says so, at WARN. Dropping it later loses the number only. [`put`](Self::put) needs no
+    /// future.
     pub fn publish(&self, value: M) -> Publishing<M> {
         let mut puts = self.puts();
         // It is older.
@@ -75,9 +77,9 @@ impl<M: Publishable> Publisher<M> {
         publishing
     }
 
-    /// Replaces the value, without waiting, from any thread. What goes wrong is in the log, at ERROR. While the topic has no
-    /// room, the newest value that was put waits, and takes the place of the one that waited before; readers would skip that
-    /// one too.
+    /// Replaces the value, without waiting, from any thread. What goes wrong is in the log, at ERROR. While
+    /// the topic has no room, the newest value that was put waits, and takes the place of the one that waited
+    /// before; readers would skip that one too.
     pub fn put(&self, value: M) {
         let mut puts = self.puts();
         if puts.under_way {
@@ -120,8 +122,8 @@ impl<M: Publishable> Publisher<M> {
     }
 }
 
-/// The thread of this process that waits for what was put. It is not that of an actor, whose runtime may end before the
-/// value is sent, and stays as long as the process.
+/// The thread of this process that waits for what was put. It is not that of an actor, whose runtime may end
+/// before the value is sent, and stays as long as the process.
 fn waiting_thread() -> Option<&'static Handle> {
     static THREAD: PerProcess<Option<Handle>> = PerProcess::new(|| {
         let runtime = Builder::new_current_thread().enable_time().build().ok()?;

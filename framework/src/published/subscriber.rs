@@ -14,18 +14,18 @@ use tokio::time::{sleep, timeout};
 use super::topic::MOST_NUMBER;
 use super::{Newer, Newest, Publishable, Version};
 
-/// How long a reader waits before it looks again for a topic that was not there; doubled up to [`LONGEST_PAUSE`]. The
-/// registry has no event for a new name.
+/// How long a reader waits before it looks again for a topic that was not there; doubled up to
+/// [`LONGEST_PAUSE`]. The registry has no event for a new name.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 
 /// See [`FIRST_PAUSE`].
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The latest version of a value that is published under a name. Clones share what they know, and each has seen what it
-/// has seen.
+/// The latest version of a value that is published under a name. Clones share what they know, and each has
+/// seen what it has seen.
 ///
-/// On drop of the last clone the topic is asked nothing more. A version lives as long as somebody has it; this has the
-/// newest one.
+/// On drop of the last clone the topic is asked nothing more. A version lives as long as somebody has it;
+/// this has the newest one.
 pub struct Subscriber<M: Publishable> {
     newest: watch::Receiver<Option<Arc<Version<M>>>>,
     of: Arc<Followed>,
@@ -122,8 +122,8 @@ fn run_on_a_thread(asking: impl Future<Output = ()> + Send + 'static) {
 }
 
 impl<M: Publishable> Subscriber<M> {
-    /// Follows what is published under `name`, from `&env` of an actor (in its `create`, or later on its thread) or from
-    /// `&node`. The topic need not be there yet, and may be another one later.
+    /// Follows what is published under `name`, from `&env` of an actor (in its `create`, or later on its
+    /// thread) or from `&node`. The topic need not be there yet, and may be another one later.
     pub fn follow(from: &impl Follower, name: &str) -> Self {
         let (newest, reader) = watch::channel(None);
         let (asking, dropped) = oneshot::channel::<()>();
@@ -139,9 +139,9 @@ impl<M: Publishable> Subscriber<M> {
         Subscriber { newest: reader, of, asking: Arc::new(Inert::new(asking)) }
     }
 
-    /// The latest version, as soon as there is one: at once where one has come, or else when the first does. For
-    /// [`prepare`](tensorpost_core::api::actor::RemoteActor::prepare) of an actor or a stage, so that its first message
-    /// finds a version in each of its lives. Needs a tokio runtime with time, which workers and
+    /// The latest version, as soon as there is one: at once where one has come, or else when the first does.
+    /// For [`prepare`](tensorpost_core::api::actor::RemoteActor::prepare) of an actor or a stage, so that its
+    /// first message finds a version in each of its lives. Needs a tokio runtime with time, which workers and
     /// [`Node::block_on`](tensorpost_core::api::node::Node::block_on) have.
     ///
     /// # Errors
@@ -162,11 +162,11 @@ impl<M: Publishable> Subscriber<M> {
         Err(NotReady::Late { name: self.of.name.clone(), within, topic })
     }
 
-    /// The latest version that has come; `None` before the first. Never waits. From here on [`changed`](Self::changed)
-    /// waits for a newer one.
+    /// The latest version that has come; `None` before the first. Never waits. From here on
+    /// [`changed`](Self::changed) waits for a newer one.
     ///
-    /// Versions come when the thread of the process's transport is free, in a worker that of its actors: one that is
-    /// busy sees what had come before.
+    /// Versions come when the thread of the process's transport is free, in a worker that of its actors: one
+    /// that is busy sees what had come before.
     pub fn latest(&mut self) -> Option<Arc<Version<M>>> {
         self.newest.borrow_and_update().clone()
     }

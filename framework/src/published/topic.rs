@@ -13,15 +13,16 @@ use tokio::sync::watch;
 
 use super::{Publishable, Version};
 
-/// The highest number that a reader is believed to have from a topic before this one. Any process can be a reader, and whatever
-/// it says must leave numbers for what is published after it (WIRE-1).
+/// The highest number that a reader is believed to have from a topic before this one. Any process can be a
+/// reader, and whatever it says must leave numbers for what is published after it (WIRE-1).
 const MOST_HEARD: u64 = 1 << 62;
 
-/// The highest number that a reader believes of a topic: one that has heard of [`MOST_HEARD`] gives out as many again.
+/// The highest number that a reader believes of a topic: one that has heard of [`MOST_HEARD`] gives out as
+/// many again.
 pub(super) const MOST_NUMBER: u64 = 2 * MOST_HEARD;
 
-/// Keeps the newest version of a value of type `M`, and gives it to who asks for something newer than it has. Start it
-/// under the name that the value is to have. See the [module](super).
+/// Keeps the newest version of a value of type `M`, and gives it to who asks for something newer than it has.
+/// Start it under the name that the value is to have. See the [module](super).
 pub struct Topic<M: Publishable> {
     env: Env,
     /// Tells this topic from one that was under the same name before.
@@ -64,7 +65,8 @@ pub struct Newest<M> {
 }
 
 impl<M> Newer<M> {
-    /// The question of a reader that has version `than` from the topic of that `life`; 0 and 0 for one that has none.
+    /// The question of a reader that has version `than` from the topic of that `life`; 0 and 0 for one that
+    /// has none.
     pub fn new(than: u64, life: u64) -> Self {
         Newer { than, life, value: PhantomData }
     }
@@ -144,7 +146,8 @@ impl<M: Publishable> Handler<Publish<M>> for Topic<M> {
     }
 }
 
-/// The value by itself: for who publishes from a program in another language, where it is a message like any other.
+/// The value by itself: for who publishes from a program in another language, where it is a message like any
+/// other.
 impl<M: Publishable> Handler<M> for Topic<M> {
     type Result = ();
 
@@ -159,7 +162,8 @@ impl<M: Publishable> Handler<Newer<M>> for Topic<M> {
     fn handle(&mut self, newer: Newer<M>, _: &mut Context<Self>) -> Self::Result {
         let mut than = newer.than;
         if newer.life != self.life {
-            // What it has is of a topic before this one: everything here is newer, and has to have a higher number.
+            // What it has is of a topic before this one: everything here is newer, and has to have a higher
+            // number.
             if newer.than <= MOST_HEARD {
                 self.outnumber(newer.than);
             }
@@ -191,7 +195,8 @@ impl<M: Publishable> Topic<M> {
         self.newest.send_replace(Some(Version { number: self.last, value }));
     }
 
-    /// Gives the version that is there, and all to come, higher numbers than `number`, which is [`MOST_HEARD`] at most.
+    /// Gives the version that is there, and all to come, higher numbers than `number`, which is
+    /// [`MOST_HEARD`] at most.
     fn outnumber(&mut self, number: u64) {
         if number < self.last {
             return;

@@ -1,15 +1,17 @@
-//! What a message costs in processor time, on one thread and without a scheduler in it: to compare two builds of the
-//! framework, or one with and without a trace. Wall time of two processes moves by far more than what is looked for.
+//! What a message costs in processor time, on one thread and without a scheduler in it: to compare two builds
+//! of the framework, or one with and without a trace. Wall time of two processes moves by far more than what
+//! is looked for.
 //!
-//! `cargo run --release -p tensorpost-tests --bin message_cost`, and again with `TENSORPOST_TRACE=/tmp/trace.json`.
+//! `cargo run --release -p tensorpost-tests --bin message_cost`, and again with
+//! `TENSORPOST_TRACE=/tmp/trace.json`.
 //!
 //! * `frame`: a message from one transport to another, encoded, written, read, decoded and done with.
 //! * `lease`: the same with a tensor: granted, adopted and returned.
 //! * `handler`: an actor's message to itself, through its mailbox and its handler.
 //! * `tensors`: the same with 64 tensors in it.
 //!
-//! Each line is the best and the median of many short samples, in nanoseconds a message; then the same where ten other
-//! processes have died, and the ratio. The samples of the two take turns.
+//! Each line is the best and the median of many short samples, in nanoseconds a message; then the same where
+//! ten other processes have died, and the ratio. The samples of the two take turns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -148,7 +150,8 @@ struct Ticks {
     began: Option<u64>,
 }
 
-/// The same, and what goes along. A type of its own: a message that can hold no tensor is never searched for lost ones.
+/// The same, and what goes along. A type of its own: a message that can hold no tensor is never searched for
+/// lost ones.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Laden {

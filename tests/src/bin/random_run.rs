@@ -23,8 +23,9 @@ use tensorpost_tests::random::spec::Spec;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Runs pipelines drawn from seeds, each in a process of its own, and checks that every item comes once, or is named, that
-/// all tensors are right, that everything ends, and that nothing is left. Exits with 1 if anything was wrong.
+/// Runs pipelines drawn from seeds, each in a process of its own, and checks that every item comes once, or
+/// is named, that all tensors are right, that everything ends, and that nothing is left. Exits with 1 if
+/// anything was wrong.
 #[derive(Debug, Parser)]
 #[command(name = "random_run")]
 struct Arguments {

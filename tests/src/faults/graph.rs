@@ -55,8 +55,8 @@ pub enum Verdict {
     Lost(String),
 }
 
-/// "Let go of everything that you keep, and say what your process uses." Asks `others` first, so that there is a link to
-/// each; the reply says also who of them did not answer, and why.
+/// "Let go of everything that you keep, and say what your process uses." Asks `others` first, so that there
+/// is a link to each; the reply says also who of them did not answer, and why.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (Usage, Vec<String>))]
 pub struct Measure {

@@ -28,12 +28,12 @@ const RECOVERY: Duration = Duration::from_secs(30);
 /// How long the last of what the dead left may take to go.
 const SETTLING: Duration = Duration::from_secs(30);
 
-/// Threads that a process may have by the end: its own, the control thread, its streams', and in the node the supervisor's,
-/// the reader's and those of the run.
+/// Threads that a process may have by the end: its own, the control thread, its streams', and in the node the
+/// supervisor's, the reader's and those of the run.
 const MOST_THREADS: usize = 10;
 
-/// How a shared mapping without a descriptor is listed. The framework makes none; with CUDA there are 14 from the start, and
-/// once there was one more, so they are taken for the driver's.
+/// How a shared mapping without a descriptor is listed. The framework makes none; with CUDA there are 14 from
+/// the start, and once there was one more, so they are taken for the driver's.
 const OF_THE_DRIVER: &str = "/dev/zero (deleted)";
 /// So many of them are nobody's leak.
 const MOST_OF_THE_DRIVER: usize = 24;
@@ -312,7 +312,8 @@ impl Graph {
     fn signal(&self, part: &Part, signal: Signal) -> bool {
         let status = self.status(part).filter(|status| matches!(status.state, WorkerState::Running));
         let pid = status.and_then(|status| Pid::from_raw(status.pid.cast_signed()));
-        // A moment later it may be another's number; the node has not reaped it while it is listed as running.
+        // A moment later it may be another's number; the node has not reaped it while it is listed as
+        // running.
         pid.is_some_and(|pid| kill_process(pid, signal).is_ok())
     }
 
@@ -454,7 +455,8 @@ impl Counted {
     }
 }
 
-/// Pools grow by chunks when several deaths keep memory at once, and every chunk is mapped by those who read it.
+/// Pools grow by chunks when several deaths keep memory at once, and every chunk is mapped by those who read
+/// it.
 fn without_chunks(counts: &BTreeMap<String, usize>) -> BTreeMap<String, usize> {
     counts
         .iter()

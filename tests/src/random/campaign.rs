@@ -76,8 +76,8 @@ pub struct Tally {
 
 /// A run is killed when it takes this many times as long as nothing may move, and a minute.
 const PATIENCES: u32 = 12;
-/// What a peaceful run may say where it should say nothing: that halves were left over is right where nothing else is wrong,
-/// and that a process did not answer within a second is so where it got no core for that long.
+/// What a peaceful run may say where it should say nothing: that halves were left over is right where nothing
+/// else is wrong, and that a process did not answer within a second is so where it got no core for that long.
 const EXCUSED: [&str; 2] = ["a run is incomplete", "has not said in time what a death left it without"];
 
 /// Tells runs' folders from each other.

@@ -211,14 +211,16 @@ impl<'d> Drawing<'d> {
             self.spec.at_least_once.is_none() && !in_loop && !open.choice && settings.pick != Pick::All;
         let which = self.one_of(&[Drops::Oldest, Drops::Newest]);
         settings.drops = (drops && self.chance(20)).then_some(which);
-        // Under at-least-once delivery, where a half waits for its partner, nobody can see a stage that waits for bytes.
+        // Under at-least-once delivery, where a half waits for its partner, nobody can see a stage that waits
+        // for bytes.
         if self.chance(8) && (self.spec.at_least_once.is_none() || self.pairings == 0) {
             settings.max_bytes = Some(self.one_of(&[1, 100, 1_000, 100_000]));
         }
         settings
     }
 
-    /// Of the stage behind a helper. What all replicas take, or it drops, cannot be told from what came several times, or not.
+    /// Of the stage behind a helper. What all replicas take, or it drops, cannot be told from what came
+    /// several times, or not.
     fn pack_settings(&mut self, open: Open, in_loop: bool) -> Settings {
         let settings = Settings { drops: None, ..self.settings(open, in_loop) };
         if settings.pick == Pick::All { Settings { pick: Pick::Turns, ..settings } } else { settings }
@@ -287,7 +289,8 @@ impl<'d> Drawing<'d> {
         self.open(at, false, settings.replicas == 1);
     }
 
-    /// A time for a batch of so many. Without one, batches may wait for ever where fewer items can be under way.
+    /// A time for a batch of so many. Without one, batches may wait for ever where fewer items can be under
+    /// way.
     fn within(&mut self, in_loop: bool) -> Option<u64> {
         let doubtful = self.spec.at_least_once.is_some() || in_loop || self.has_loop();
         if doubtful {

@@ -1,4 +1,5 @@
-//! Where an item has been: what the oracle compares. And the logs in which everybody writes down what they got.
+//! Where an item has been: what the oracle compares. And the logs in which everybody writes down what they
+//! got.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -137,7 +138,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// Writes down what an actor got: a file for each process, appended at each item, so that a death takes nothing of it.
+/// Writes down what an actor got: a file for each process, appended at each item, so that a death takes
+/// nothing of it.
 #[derive(Debug)]
 pub struct Log {
     folder: PathBuf,

@@ -1,5 +1,5 @@
-//! What runs in the workers: sources, stages and sinks that do as the spec says, compare every tensor, and write down what
-//! they got.
+//! What runs in the workers: sources, stages and sinks that do as the spec says, compare every tensor, and
+//! write down what they got.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::OpenOptions;

@@ -55,7 +55,8 @@ impl Plan {
             .find_map(|(at, op)| op.takes.iter().position(|taken| *taken == flow).map(|which| (at, which)))
     }
 
-    /// The operators whose sources' ids count up, each as often as it has replicas: which operator an id's source is.
+    /// The operators whose sources' ids count up, each as often as it has replicas: which operator an id's
+    /// source is.
     pub fn sources(&self) -> Vec<u16> {
         let sources = self.spec.ops.iter().zip(&self.numbers);
         let sources = sources.filter(|(op, _)| matches!(op.what, What::Source(_)));
@@ -162,7 +163,8 @@ pub fn join_key(past: &Past, modulus: u64) -> u64 {
     if modulus == 0 { past.number } else { past.number % modulus }
 }
 
-/// Whether an item goes around once more, in the loop whose first stage is `turn`, which is in that of `outer`.
+/// Whether an item goes around once more, in the loop whose first stage is `turn`, which is in that of
+/// `outer`.
 pub fn again(past: &Past, rounds: u64, turn: u16, outer: Option<u16>) -> bool {
     past.rounds(turn, outer) <= past.number % rounds
 }

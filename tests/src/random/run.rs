@@ -131,8 +131,8 @@ fn follow(
         if director.wants_end(&running, &canceller) {
             break;
         }
-        // What goes around for ever moves too. A machine with more to do than it has cores is only slow: something comes in,
-        // or out.
+        // What goes around for ever moves too. A machine with more to do than it has cores is only slow:
+        // something comes in, or out.
         let mut endless = ends.1.elapsed() > watch.patience * 3;
         if endless && !hung {
             let now = watch.at_the_ends(plan);

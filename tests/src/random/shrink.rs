@@ -215,7 +215,8 @@ const PARTS: &[fn(&mut What)] = &[
 /// Operators with the numbers that they had, and those in them.
 type Kept = Vec<(Op, Vec<u16>)>;
 
-/// Without an operator, of which one output is what it took, and the others are nothing; or only without that output.
+/// Without an operator, of which one output is what it took, and the others are nothing; or only without that
+/// output.
 fn without(spec: &Spec, at: usize, output: u8, only_output: bool) -> Option<Spec> {
     if matches!(spec.ops[at].what, What::Sink { .. }) {
         return None;

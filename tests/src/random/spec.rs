@@ -140,7 +140,8 @@ pub struct Source {
     pub every: u64,
 }
 
-/// Which tensors are in an item. Their content follows from this and the item's number; see [`recipe`](super::recipe).
+/// Which tensors are in an item. Their content follows from this and the item's number; see
+/// [`recipe`](super::recipe).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tensors {
     /// What dtypes, shapes and views are drawn from.

@@ -151,8 +151,8 @@ impl Thing {
         Ok(())
     }
 
-    /// Adds to every element of its tensors: in place where nobody else has them, in a copy otherwise. On the host that is
-    /// done after so many microseconds.
+    /// Adds to every element of its tensors: in place where nobody else has them, in a copy otherwise. On the
+    /// host that is done after so many microseconds.
     ///
     /// # Errors
     /// They are lost with a process, or there is no memory.

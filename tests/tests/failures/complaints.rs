@@ -1,5 +1,5 @@
-//! What people complain of in systems that share tensors between processes, one test each. The name says what is not so
-//! here.
+//! What people complain of in systems that share tensors between processes, one test each. The name says what
+//! is not so here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -319,9 +319,9 @@ fn a_full_pool_is_an_error_with_a_name_and_at_once(builder: Builder) {
     stream.zeros(DType::U8, &[8 << 20]).unwrap();
 }
 
-/// "Device 0 here is device 1 there." A device is its UUID, with tensors, in arguments and in messages; the number by which
-/// a process counts it stays in that process. (That two workers which count the GPUs differently understand each other
-/// is in `gpu_suite`, for it takes GPUs.)
+/// "Device 0 here is device 1 there." A device is its UUID, with tensors, in arguments and in messages; the
+/// number by which a process counts it stays in that process. (That two workers which count the GPUs
+/// differently understand each other is in `gpu_suite`, for it takes GPUs.)
 fn a_device_is_named_by_its_identity_in_every_process(builder: Builder) {
     let node = builder.start().unwrap();
     let stream = node.host_stream().unwrap();
@@ -353,8 +353,8 @@ fn a_device_is_named_by_its_identity_in_every_process(builder: Builder) {
     assert!(here.iter().all(|id| Device::by_id(*id).is_ok_and(|device| device.id() == *id)));
 }
 
-/// "After the GPU was touched, a fork breaks." There is none: a worker is a program that was executed, with nothing of
-/// the node's memory, threads or driver in it.
+/// "After the GPU was touched, a fork breaks." There is none: a worker is a program that was executed, with
+/// nothing of the node's memory, threads or driver in it.
 fn a_worker_starts_afresh_and_is_no_fork(builder: Builder) {
     MARK.store(4711, Ordering::Relaxed);
     let node = builder.start().unwrap();

@@ -1,5 +1,5 @@
-//! What the death of a worker costs the others, across real processes (DEATH-1, DEATH-3): its own work and what depends
-//! on it, which is never mistaken for data, and nothing else.
+//! What the death of a worker costs the others, across real processes (DEATH-1, DEATH-3): its own work and
+//! what depends on it, which is never mistaken for data, and nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,8 @@ struct Item {
     tensor: Tensor,
 }
 
-/// "Make items with these numbers, all elements the number, and send them on." Behind the door, if there is one: the
-/// stream stands there until the process is killed.
+/// "Make items with these numbers, all elements the number, and send them on." Behind the door, if there is
+/// one: the stream stands there until the process is killed.
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Make {
     ids: Vec<u32>,
@@ -306,8 +306,8 @@ impl Chain {
         }
     }
 
-    /// Waits until every stage behind the first has done that many items, on its stream too: what it has not done when
-    /// somebody dies may be lost.
+    /// Waits until every stage behind the first has done that many items, on its stream too: what it has not
+    /// done when somebody dies may be lost.
     fn until_done(&self, count: usize) {
         self.until_handled(count);
         for stage in 1..self.stages.len() {
@@ -424,7 +424,8 @@ fn what_waits_in_a_mailbox_or_a_ring_becomes_a_dead_letter(builder: Builder) {
     }
 }
 
-/// A third process that is stopped cannot answer; it keeps nobody waiting, and is asked again when it goes on.
+/// A third process that is stopped cannot answer; it keeps nobody waiting, and is asked again when it goes
+/// on.
 fn a_stopped_worker_keeps_nobody_waiting(builder: Builder) {
     let mut chain = Chain::start(builder);
     chain.make(1..=2, None);
@@ -486,8 +487,8 @@ fn two_deaths_at_once_release_everybody(builder: Builder) {
     drop(at_the_door);
 }
 
-/// A kernel on the host that panics is what one is on a GPU that faults: its worker ends and says why, and nobody takes for
-/// data what it had half written.
+/// A kernel on the host that panics is what one is on a GPU that faults: its worker ends and says why, and
+/// nobody takes for data what it had half written.
 fn a_host_kernel_that_panics_ends_its_worker_and_is_never_read(builder: Builder) {
     let mut chain = Chain::start(builder);
     chain.make(1..=2, None);

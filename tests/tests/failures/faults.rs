@@ -1,5 +1,5 @@
-//! A worker is killed at every point at which the framework can be killed, and stopped, and panics; the others serve on,
-//! and nothing is left behind (LEASE-1 to LEASE-4, DEATH-2).
+//! A worker is killed at every point at which the framework can be killed, and stopped, and panics; the
+//! others serve on, and nothing is left behind (LEASE-1 to LEASE-4, DEATH-2).
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -89,8 +89,8 @@ impl Scene {
         self.node.spawn::<Relay>(()).name("victim").start().unwrap()
     }
 
-    /// A tensor that is there a little later, so that streams wait for it: each later than the last, because a busy machine may take
-    /// longer than that to have a message arrive.
+    /// A tensor that is there a little later, so that streams wait for it: each later than the last, because
+    /// a busy machine may take longer than that to have a message arrive.
     fn slow(&self) -> Tensor {
         let mut tensor = self.stream.zeros(DType::U32, &[100]).expect("room");
         let later = Duration::from_millis((1 + self.passed.get() / 50).min(50));
@@ -157,7 +157,8 @@ impl Scene {
     }
 }
 
-/// Points that a worker passes before anybody can tell it to die there; the processes that are started are armed for it.
+/// Points that a worker passes before anybody can tell it to die there; the processes that are started are
+/// armed for it.
 const AT_THE_START: [&str; 2] = ["worker.open", "worker.create"];
 
 fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
@@ -200,7 +201,8 @@ fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
     }
 }
 
-/// The other points of the list. Whoever starts it is told; a later life that cannot start uses up the budget.
+/// The other points of the list. Whoever starts it is told; a later life that cannot start uses up the
+/// budget.
 fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
     let scene = Scene::new(builder);
     let (node, supervisor) = (&scene.node, scene.node.supervisor());
@@ -311,7 +313,8 @@ fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Bui
         node.supervisor().arm(victim.worker(), Fault::new(point, Action::Stop));
         assert!(
             scene.drive(&victim, &sink, || {
-                // Few on their way: with all mailboxes full when it stops, the next would wait until the relay gives its sends up.
+                // Few on their way: with all mailboxes full when it stops, the next would wait until the
+                // relay gives its sends up.
                 let mut stopped = false;
                 until(&format!("what is on its way arrives, or it stops at {point}"), || {
                     came.extend(ask(node, &scene.sink.address(), LetGo));
@@ -325,8 +328,9 @@ fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Bui
         // The others do without it.
         let tensor = scene.slow();
         ask(node, &sink, Hold::with(DIRECT, tensor));
-        // Besides, what the victim had sent before. At the last point that can be all that it was given: a frame is to be seen
-        // there, and a sink that is awake, or is woken by others, takes it without the doorbell.
+        // Besides, what the victim had sent before. At the last point that can be all that it was given: a
+        // frame is to be seen there, and a sink that is awake, or is woken by others, takes it without the
+        // doorbell.
         let seen = ask(node, &scene.sink.address(), LetGo);
         assert!(seen.contains(&DIRECT), "{point}");
         came.extend(seen.into_iter().filter(|label| *label != DIRECT));

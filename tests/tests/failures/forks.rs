@@ -1,7 +1,8 @@
-//! A process of a node forks: its child changes nothing of its parent's, hears so wherever it tries, and can have a node of
-//! its own.
+//! A process of a node forks: its child changes nothing of its parent's, hears so wherever it tries, and can
+//! have a node of its own.
 //!
-//! Each test starts this program again, which plays a scene and forks in it: a test program has threads that know of no fork.
+//! Each test starts this program again, which plays a scene and forks in it: a test program has threads that
+//! know of no fork.
 
 #![expect(unsafe_code, reason = "forks")]
 
@@ -266,8 +267,8 @@ fn sockets() -> HashSet<PathBuf> {
     targets.filter(|target| target.to_string_lossy().starts_with("socket:")).collect()
 }
 
-/// A child outlives the node, and has nothing that would hold up its end or the next node's beginning: no socket but those
-/// that were there `before` the node.
+/// A child outlives the node, and has nothing that would hold up its end or the next node's beginning: no
+/// socket but those that were there `before` the node.
 fn outlives(node: Node, before: &HashSet<PathBuf>) -> anyhow::Result<()> {
     let keeper = keeper(&node);
     let values = filled(&node.host_stream()?, 7);

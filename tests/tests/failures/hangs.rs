@@ -243,7 +243,8 @@ fn who_moves_or_has_nothing_to_do_is_not_reported(builder: Builder) {
     assert_eq!(node.report().unwrap().hangs, []);
 }
 
-/// A source's order to run is open for as long as it runs, and a reader's question until there is something newer.
+/// A source's order to run is open for as long as it runs, and a reader's question until there is something
+/// newer.
 fn sources_stages_and_topics_that_wait_are_not_reported(builder: Builder) {
     let node = builder.hang_limit(Duration::from_secs(2), OnHang::Restart).start().unwrap();
     let topic = node.spawn::<Topic<Numbered>>(()).name("numbers").restart(SOON).start().unwrap();

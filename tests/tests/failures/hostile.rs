@@ -1,6 +1,6 @@
-//! Workers that do what they must not, with real processes: what they can reach they may spoil, and it costs themselves
-//! (ONE-WRITER, WIRE-1). What forged frames, notices and link messages lead to is tested step by step in
-//! `framework/core/tests`.
+//! Workers that do what they must not, with real processes: what they can reach they may spoil, and it costs
+//! themselves (ONE-WRITER, WIRE-1). What forged frames, notices and link messages lead to is tested step by
+//! step in `framework/core/tests`.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -32,7 +32,8 @@ struct Meet {
     others: Vec<Address<Check>>,
 }
 
-/// "Write garbage into everything of these names that you can write." The reply, if there is one, is how many bytes.
+/// "Write garbage into everything of these names that you can write." The reply, if there is one, is how many
+/// bytes.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = usize)]
 struct Spoil {
@@ -136,8 +137,9 @@ impl Handler<Trespass> for Vandal {
             // Where the kernel shows the file behind a mapping, it can perhaps be opened once more.
             let again = OpenOptions::new().write(true).open(format!("/proc/self/map_files/{range}"));
             let written = again.and_then(|file| file.write_all_at(&[0xff], 0));
-            // The chunks of others are sealed against nothing but a change of size: one that was handed over is written
-            // by its new holder. A process of the same user that means harm can write them, as it can trace any other.
+            // The chunks of others are sealed against nothing but a change of size: one that was handed over
+            // is written by its new holder. A process of the same user that means harm can write them, as it
+            // can trace any other.
             if name != "chunk" {
                 tried.push((format!("{name} through its file"), written.is_ok()));
             }
@@ -158,8 +160,8 @@ impl Handler<Store> for Vandal {
 /// Writes a word where it must not be possible.
 #[expect(unsafe_code, reason = "a stray write is what is tested")]
 fn store(address: u64) {
-    // SAFETY: none is claimed for the write, which the kernel stops; nothing of this process lies in the mapping, and the
-    // process ends here.
+    // SAFETY: none is claimed for the write, which the kernel stops; nothing of this process lies in the
+    // mapping, and the process ends here.
     unsafe { std::ptr::write_volatile(address as *mut u64, u64::MAX) };
 }
 
@@ -343,7 +345,8 @@ fn a_descriptor_that_closes_slowly_holds_up_nobody(builder: Builder) {
     assert!(scene.end_of_the_evil().contains("neither memory nor a local socket"));
     scene.goes_on();
 
-    // Of a GPU's chunk the node cannot know what it is: the wrong number of descriptors, and later the worker's end.
+    // Of a GPU's chunk the node cannot know what it is: the wrong number of descriptors, and later the
+    // worker's end.
     let scene = Break::new(builder);
     let owner = scene.node.supervisor().worker(scene.evil.worker()).unwrap().process;
     let chunk = ChunkId { owner, index: 1 << 20 };
@@ -358,7 +361,8 @@ fn a_descriptor_that_closes_slowly_holds_up_nobody(builder: Builder) {
     scene.goes_on();
 }
 
-// What one worker says of its end goes to all others, so it must fit; and it must not pass for somebody else's words.
+// What one worker says of its end goes to all others, so it must fit; and it must not pass for somebody
+// else's words.
 fn a_reason_of_any_length_or_form_costs_its_worker_alone(builder: Builder) {
     for why in
         ["x".repeat((8 << 20) - 64), "well\nERROR tensorpost::node: worker `innocent` ended".repeat(100)]
@@ -394,7 +398,8 @@ fn a_flood_of_link_messages_costs_its_sender(builder: Builder) {
     scene.goes_on();
 }
 
-// A link that others have made is not refused by a third, nor an open one by its peer: that is said to the node, and no further.
+// A link that others have made is not refused by a third, nor an open one by its peer: that is said to the
+// node, and no further.
 fn refusals_of_links_that_are_not_there_to_be_refused_cost_their_sender(builder: Builder) {
     for number in [1, 2, 1 << 40] {
         let scene = Break::new(builder_like(&builder));

@@ -1,5 +1,5 @@
-//! Workers that lie to the node about others, or with numbers at their ends (WIRE-1): what a worker says is compared with what
-//! the node sees for itself, and the liar pays.
+//! Workers that lie to the node about others, or with numbers at their ends (WIRE-1): what a worker says is
+//! compared with what the node sees for itself, and the liar pays.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -369,7 +369,8 @@ fn connections(node: &Node, worker: WorkerId) -> (u32, String) {
     (pid, String::from_utf8_lossy(found.expect("each worker has it")).into_owned())
 }
 
-/// A worker asks the driver for hardware queues by what it hosts, in each of its lives: they are what its start takes.
+/// A worker asks the driver for hardware queues by what it hosts, in each of its lives: they are what its
+/// start takes.
 fn a_worker_has_hardware_queues_for_the_streams_that_it_was_made_with(builder: Builder) {
     let node = builder.start().unwrap();
     let alone = node.spawn::<Holder>(()).restart(Restart::on_failure(1)).start().unwrap();

@@ -1,7 +1,7 @@
 //! What is left when the node's process is killed in the middle of everything: nothing.
 //!
-//! Each test starts this program again as a node with workers that pass tensors around, waits until they do, and kills
-//! the node.
+//! Each test starts this program again as a node with workers that pass tensors around, waits until they do,
+//! and kills the node.
 
 use std::collections::HashSet;
 use std::fs;
@@ -23,7 +23,8 @@ const SCENE: &str = "TENSORPOST_TESTS_NODE";
 /// Where the daemon of [`FAKE_MPS`] says who it is.
 const DAEMON: &str = "TENSORPOST_TESTS_DAEMON";
 
-/// Stands in for `nvidia-cuda-mps-control` where there is no GPU: a daemon that runs until it is told to quit.
+/// Stands in for `nvidia-cuda-mps-control` where there is no GPU: a daemon that runs until it is told to
+/// quit.
 const FAKE_MPS: &str = "#!/bin/sh
 if [ \"$1\" = -f ]; then echo $$ > \"$TENSORPOST_TESTS_DAEMON\"; exec sleep 600; fi
 read command

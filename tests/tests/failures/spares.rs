@@ -143,7 +143,8 @@ fn the_next_life_is_a_process_that_waited(builder: Builder) {
         );
         let listed = node.workers().iter().filter(|status| status.name == "holder").count();
         assert_eq!(listed, 1, "in one slot");
-        // Who looks its name up finds it, what its earlier lives made is read right, and its own memory is a new life's.
+        // Who looks its name up finds it, what its earlier lives made is read right, and its own memory is a
+        // new life's.
         let named = node.lookup::<Seen>("holder").unwrap();
         assert!(ask(&node, &named, Seen).is_empty());
         for (made, life) in kept.iter().zip(1..) {
@@ -264,7 +265,8 @@ fn is_stopped(pid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
 
-/// Spares that cannot start are started more and more seldom, the log says so more and more seldom, and the worker goes on.
+/// Spares that cannot start are started more and more seldom, the log says so more and more seldom, and the
+/// worker goes on.
 fn spares_that_cannot_start_do_not_take_the_machines_time(builder: Builder) {
     let said = Arc::new(Mutex::new(Vec::new()));
     let hears = Arc::clone(&said);

@@ -404,7 +404,8 @@ fn a_first_start_that_fails_is_reported_and_not_repeated(builder: Builder) {
     assert!(node.shutdown(Duration::from_secs(20)).unwrap().restarts.is_empty());
 }
 
-/// In whichever way one looks, and at once: no send is accepted for the dead, or told that its place is unknown.
+/// In whichever way one looks, and at once: no send is accepted for the dead, or told that its place is
+/// unknown.
 fn who_has_waited_for_an_end_finds_it_everywhere(builder: Builder) {
     let node = builder.start().unwrap();
     let ends = |holder: &Spawned<Holder>| {
@@ -532,7 +533,8 @@ fn one_without_a_restart_left_in_a_shared_worker_fails_who_waits(builder: Builde
         let sends = [1, 2].map(|label| holder.address::<Hold>().send(Hold::label(label)));
         arrival.open();
         let sent = node.block_on(async { join_all(sends.map(|send| send.timeout(PATIENCE))).await });
-        // The first may have found the room that the panic left, and is lost with the life. The second cannot.
+        // The first may have found the room that the panic left, and is lost with the life. The second
+        // cannot.
         let reason = sent.into_iter().next_back().unwrap().unwrap_err().reason;
         assert!(matches!(reason, SendFailure::GaveUp(EndReason::HandlerPanic(_))), "{reason:?}");
     }

@@ -116,8 +116,8 @@ pub(crate) fn doubles(node: &Node, stream: &DeviceStream, doubler: &Address<Doub
     doubles_at_last(node, stream, doubler, 0);
 }
 
-/// As [`doubles`], of one whose process may be about to die, at most `deaths` times: what it has taken goes with it, and its
-/// asker is told that it comes back.
+/// As [`doubles`], of one whose process may be about to die, at most `deaths` times: what it has taken goes
+/// with it, and its asker is told that it comes back.
 pub(crate) fn doubles_at_last(node: &Node, stream: &DeviceStream, doubler: &Address<Double>, deaths: usize) {
     let one = stream.from_slice(&[3], &[1.0_f32, 2.0, 3.0]).expect("room").freeze();
     let mut left = deaths;
@@ -211,8 +211,8 @@ pub(crate) fn a_kernel_that_faults_ends_its_worker_alone(builder: Builder) {
     doubles(&node, &stream, &new);
 }
 
-/// DEATH-2 under MPS: all workers on the GPU restart with the one whose kernel faults, and no other does. They are
-/// back together, and the report says why each ended.
+/// DEATH-2 under MPS: all workers on the GPU restart with the one whose kernel faults, and no other does.
+/// They are back together, and the report says why each ended.
 pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
     let (device, node) = node_under_mps(builder);
     let stream = node.stream(&device).unwrap();
@@ -233,7 +233,8 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
         let error = node.block_on(asked).unwrap_err();
         println!("round {round}, after {:?}: {error}", start.elapsed());
         assert!(matches!(error, AskError::NoReply(AskFailure::ProcessExited(_))), "{error}");
-        // What is sent meanwhile waits for the next life, which works on the GPU again; or it was taken by the last one.
+        // What is sent meanwhile waits for the next life, which works on the GPU again; or it was taken by
+        // the last one.
         doubles_at_last(&node, &stream, &companion.address(), 1);
         println!("it serves again after {:?}", start.elapsed());
         until("both are back", || {
@@ -250,7 +251,8 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
         };
         let ends = [ends(faulty.worker()), ends(companion.worker())];
         println!("{ends:?}");
-        // Under MPS each client has the fault, and whoever says so first is the one that failed; the others' ends name it.
+        // Under MPS each client has the fault, and whoever says so first is the one that failed; the others'
+        // ends name it.
         for end in &ends {
             let (EndReason::GpuFault(why) | EndReason::Group(why)) = end else { panic!("{ends:?}") };
             assert!(why.contains("CUDA_ERROR"), "{ends:?}");

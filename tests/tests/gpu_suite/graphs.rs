@@ -1,4 +1,5 @@
-//! Kernels that are launched as one graph, again and again with other tensors: the same bits as by single launches.
+//! Kernels that are launched as one graph, again and again with other tensors: the same bits as by single
+//! launches.
 
 #![expect(unsafe_code, reason = "launches kernels")]
 
@@ -166,7 +167,8 @@ fn all_expected(stream: &DeviceStream, tensor: &Tensor, first: u32, steps: u32) 
     assert!(found == wanted, "{:?} instead of {:?}", &found[..4], &wanted[..4]);
 }
 
-/// Other tensors, other sizes and other arguments are set in the graph that is there; other kernels make another.
+/// Other tensors, other sizes and other arguments are set in the graph that is there; other kernels make
+/// another.
 pub(crate) fn a_graph_with_other_tensors_makes_the_same_bits(builder: Builder) {
     let (device, is_gpu) = device();
     let node = builder.start().unwrap();
@@ -195,8 +197,8 @@ pub(crate) fn a_graph_with_other_tensors_makes_the_same_bits(builder: Builder) {
     assert_eq!(steps.graph.times_made(), if is_gpu { 3 } else { 0 });
 }
 
-/// CLOCK-2: a launch is a use of all its tensors until it is through, also when the same graph is launched again meanwhile, and the
-/// tensors are gone.
+/// CLOCK-2: a launch is a use of all its tensors until it is through, also when the same graph is launched
+/// again meanwhile, and the tensors are gone.
 pub(crate) fn a_graph_is_launched_again_while_it_runs(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().unwrap();
@@ -314,7 +316,8 @@ impl Handler<Step> for Stage {
     }
 }
 
-/// CLOCK-1, both ways: a stage's graph waits for what is still being written, and whoever has the result waits for the graph.
+/// CLOCK-1, both ways: a stage's graph waits for what is still being written, and whoever has the result
+/// waits for the graph.
 fn between_processes(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().unwrap();

@@ -81,8 +81,9 @@ fn report_of(node: &Node, who: &str, whom: &str) -> HangReport {
     found.unwrap()
 }
 
-/// Three in a row: the second's stream waits for the first's, the third's for the second's. A GPU says nothing of where it
-/// stands; the clocks and the waits that were put on the stream do. The last in the row is killed, and nobody else.
+/// Three in a row: the second's stream waits for the first's, the third's for the second's. A GPU says
+/// nothing of where it stands; the clocks and the waits that were put on the stream do. The last in the row
+/// is killed, and nobody else.
 pub(crate) fn a_stream_that_stands_still_is_named_with_whom_it_waits_for(builder: Builder) {
     let (device, _) = device();
     let node = builder.hang_limit(LIMIT, OnHang::Restart).start().unwrap();

@@ -1,7 +1,7 @@
 //! Tensors of the device between two hosts: two programs of this machine, on one device, that are one node.
 //!
-//! The other host is this program again, with [`OTHER`] in its environment. On the host device its gateway sends and takes all tensors by
-//! slots, as those of a GPU go.
+//! The other host is this program again, with [`OTHER`] in its environment. On the host device its gateway
+//! sends and takes all tensors by slots, as those of a GPU go.
 
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
@@ -60,7 +60,8 @@ struct Verdict {
     wrong: Vec<String>,
 }
 
-/// "Make so many, each of this many elements by this many steps, and send them there while the device makes them."
+/// "Make so many, each of this many elements by this many steps, and send them there while the device makes
+/// them."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Make {
@@ -293,7 +294,8 @@ impl Sink for LookedAt {
     }
 }
 
-/// The other host, if this process is to be it: an agent with one actor of each kind, until its standard input ends.
+/// The other host, if this process is to be it: an agent with one actor of each kind, until its standard
+/// input ends.
 pub(crate) fn be_the_other() -> bool {
     if std::env::var_os(OTHER).is_none() {
         return false;
@@ -503,7 +505,8 @@ fn a_sender_that_is_killed_while_its_tensors_are_copied_costs_its_own_messages(b
     other.end();
 }
 
-/// A stage is on a device that its host knows by this name, and gets tensors there; so does the sink behind it, here.
+/// A stage is on a device that its host knows by this name, and gets tensors there; so does the sink behind
+/// it, here.
 fn a_stage_works_on_the_device_of_another_host(builder: Builder) {
     let (node, other, _) = two_hosts(builder);
     let hosts = node.hosts().expect("hosts");

@@ -1,4 +1,5 @@
-//! Every image kernel against the host's function, on photographs and on sizes at which grids and borders go wrong.
+//! Every image kernel against the host's function, on photographs and on sizes at which grids and borders go
+//! wrong.
 //!
 //! On the host device the same cases show that the operations on tensors are the functions on slices.
 

@@ -1,9 +1,10 @@
-//! What a device has to get right between processes, on the device that `TENSORPOST_DEVICE` names: `cuda:0` on a machine
-//! with a GPU, the host otherwise.
+//! What a device has to get right between processes, on the device that `TENSORPOST_DEVICE` names: `cuda:0`
+//! on a machine with a GPU, the host otherwise.
 //!
 //! On a GPU, run it with `--test-threads=1`: some cases look at what is free there.
 //!
-//! With `REQUIRE_GPU=1`, anything but a GPU is a failure. The last line of a good run says how many cases used one.
+//! With `REQUIRE_GPU=1`, anything but a GPU is a failure. The last line of a good run says how many cases
+//! used one.
 
 #![expect(unsafe_code, reason = "sets a variable before there are threads")]
 
@@ -240,7 +241,8 @@ fn a_chain_of_products_is_right_every_time_under_mps(builder: Builder) {
 
 /// The test above would notice.
 fn a_chain_of_products_is_wrong_when_the_wait_is_taken_out(builder: Builder) {
-    // Under MPS, where there is a GPU: with time slices of its own, the second process comes after the first has had one.
+    // Under MPS, where there is a GPU: with time slices of its own, the second process comes after the first
+    // has had one.
     let builder = if device().1 { builder.sharing(Sharing::Mps) } else { builder };
     let verdict = chain(builder, 200, true);
     assert!(verdict.wrong > 20, "hardly a result was wrong without a wait: {verdict:?}");

@@ -16,8 +16,8 @@ const BYTES: usize = 256 << 20;
 /// The driver may keep a little more or less for itself than before.
 const SLACK: usize = 16 << 20;
 
-/// Two transports in this process, each with a pool: one makes, the other holds. The looks for what is idle are made at once, and not
-/// five seconds apart.
+/// Two transports in this process, each with a pool: one makes, the other holds. The looks for what is idle
+/// are made at once, and not five seconds apart.
 pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
     let (device, _) = device();
     let backend = CudaBackend::open(device.ordinal().unwrap_or(0)).unwrap();
@@ -76,8 +76,8 @@ pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// Of a worker on a GPU the figures have its memory there, its context and what it has allocated, and the share of the time in which its kernels
-/// ran.
+/// Of a worker on a GPU the figures have its memory there, its context and what it has allocated, and the
+/// share of the time in which its kernels ran.
 pub(crate) fn what_a_worker_uses_of_a_gpu_is_in_the_figures(builder: Builder) {
     let (device, is_gpu) = device();
     let folder = tempfile::tempdir().unwrap();

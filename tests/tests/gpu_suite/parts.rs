@@ -107,8 +107,8 @@ const ROWS: usize = 509;
 const COLUMNS: usize = 203;
 const ROUNDS: u32 = 60;
 
-/// ONE-WRITER, CLOCK-1, CLOCK-2: the columns of neighbours share cache lines, and every round hands the same memory to
-/// other writers while the kernels of the last ones may still run.
+/// ONE-WRITER, CLOCK-1, CLOCK-2: the columns of neighbours share cache lines, and every round hands the same
+/// memory to other writers while the kernels of the last ones may still run.
 fn scatter_and_gather(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().expect("a node");

@@ -5,7 +5,8 @@ use tensorpost::tensor::TensorStatus;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::pipes::{Count, CountArgs, Numbered};
 
-/// Elements of what a sink makes, and how often it makes it again: some 100 ms of work, on a GPU and on the host.
+/// Elements of what a sink makes, and how often it makes it again: some 100 ms of work, on a GPU and on the
+/// host.
 const LARGE: (usize, usize) = (128 << 20, 400);
 const SMALL: (usize, usize) = (1 << 20, 200);
 
@@ -56,7 +57,8 @@ impl Sink for Slow {
     }
 }
 
-/// Its workers end with it, but not before their streams are through: a program may hold what they are still making.
+/// Its workers end with it, but not before their streams are through: a program may hold what they are still
+/// making.
 pub(super) fn a_pipelines_last_work_is_done_before_its_workers_end(builder: Builder) {
     let (device, _) = super::device();
     let node = builder.start().expect("a node");

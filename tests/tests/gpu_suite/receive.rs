@@ -1,5 +1,5 @@
-//! Tensors of one device for actors on another: read where they are, copied by `receive_on`, copied through host memory
-//! where there is no other way.
+//! Tensors of one device for actors on another: read where they are, copied by `receive_on`, copied through
+//! host memory where there is no other way.
 
 use tensorpost::device::DeviceId;
 use tensorpost::prelude::*;
@@ -218,7 +218,8 @@ pub(crate) fn a_gpu_reads_the_memory_of_another_where_it_is(builder: Builder) {
     }
 }
 
-/// Without peer access the tensors come all the same, through host memory; it is counted, and the log names the pair.
+/// Without peer access the tensors come all the same, through host memory; it is counted, and the log names
+/// the pair.
 pub(crate) fn a_gpu_out_of_reach_is_copied_from_through_the_host(builder: Builder) {
     let [from, to] = two_gpus().unwrap();
     let node = builder.start().unwrap();
@@ -241,7 +242,8 @@ pub(crate) fn a_gpu_out_of_reach_is_copied_from_through_the_host(builder: Builde
         let part = whole.slice(0, (15 << 20)..(15 << 20) + 3).unwrap();
         let before = seen_of(&node, &reader, Read { whole: part, part: None });
         assert_eq!(before.whole, numbers[15 << 20..(15 << 20) + 3]);
-        // The last four elements of each of 20 rows, because a reply does not hold all: 76 MiB from first to last.
+        // The last four elements of each of 20 rows, because a reply does not hold all: 76 MiB from first to
+        // last.
         let some = whole.view(&[20, 1 << 20]).unwrap().slice(1, (1 << 20) - 4..1 << 20).unwrap();
         let seen = seen_of(&node, &reader, Read { whole: some, part: None });
         let expected: Vec<u32> = (1..=20).flat_map(|piece| (piece << 20) - 4..piece << 20).collect();

@@ -104,7 +104,8 @@ impl Writer {
     }
 }
 
-/// LEASE-4, for a stream that is not waited for: kernels that the dead has queued write no more when the owner writes again.
+/// LEASE-4, for a stream that is not waited for: kernels that the dead has queued write no more when the
+/// owner writes again.
 fn stays_its_owners(builder: Builder, sharing: Sharing) {
     let (device, _) = device();
     let node = builder.sharing(sharing).start().unwrap();
@@ -115,7 +116,8 @@ fn stays_its_owners(builder: Builder, sharing: Sharing) {
         until("a writer starts", || {
             match (node.spawn::<Writer>(()).device(device.clone()).start(), sharing) {
                 (Ok(writer), _) => started = Some(writer),
-                // The server of MPS ends all its clients after one that was killed at work, also one that has just come.
+                // The server of MPS ends all its clients after one that was killed at work, also one that has
+                // just come.
                 (Err(error), Sharing::Mps) => println!("{error}"),
                 (Err(error), _) => panic!("{error}"),
             }

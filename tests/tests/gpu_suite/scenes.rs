@@ -1,6 +1,8 @@
-//! Nodes of their own, in programs of their own: one that is killed, and one whose workers count the GPUs differently.
+//! Nodes of their own, in programs of their own: one that is killed, and one whose workers count the GPUs
+//! differently.
 //!
-//! A scene is this program again, with [`SCENE`] in its environment; its workers inherit that, and become workers.
+//! A scene is this program again, with [`SCENE`] in its environment; its workers inherit that, and become
+//! workers.
 
 #![expect(unsafe_code, reason = "sets a variable before there are threads")]
 
@@ -31,8 +33,8 @@ pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// A process may have a little more or less of the driver's memory than before.
 const MEMORY_SLACK: u64 = 64 << 20;
 
-/// What a worker does before anything else: it takes the order in which its test wants it to see the GPUs. Whether there
-/// was one.
+/// What a worker does before anything else: it takes the order in which its test wants it to see the GPUs.
+/// Whether there was one.
 pub(crate) fn take_order() -> bool {
     let order = env::var_os(ORDER).and_then(|file| fs::read_to_string(file).ok());
     if let Some(order) = order.as_ref().filter(|order| !order.is_empty()) {
@@ -68,7 +70,8 @@ fn scene(name: &str) -> Command {
 /// The node that is to be killed.
 fn balls(builder: Builder) -> anyhow::Result<()> {
     let (device, _) = device();
-    // Pools grow up to a quarter of their budget rather than wait; how fast the system takes gigabytes back is not asked.
+    // Pools grow up to a quarter of their budget rather than wait; how fast the system takes gigabytes back
+    // is not asked.
     let node = builder.host_budget(256 << 20).gpu_budget(1 << 30).start()?;
     players::play_for_ever(&node, &device, 3, 1 << 20)
 }
@@ -119,8 +122,8 @@ fn free_bytes() -> Option<u64> {
     is_gpu.then(|| Running::start(scene("free")).line("free ").parse().unwrap())
 }
 
-/// The processes whose environment names this folder: a scene's node, whose temporary files are there, what it has started,
-/// and what that has.
+/// The processes whose environment names this folder: a scene's node, whose temporary files are there, what
+/// it has started, and what that has.
 fn processes_of(folder: &Path) -> Vec<(u32, String)> {
     let wanted = folder.as_os_str().as_encoded_bytes();
     let pids =
@@ -294,7 +297,8 @@ fn orders(builder: Builder) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// "Device 0 here is device 1 there." With one GPU, it is a number in one worker's variable and a UUID in the other's.
+/// "Device 0 here is device 1 there." With one GPU, it is a number in one worker's variable and a UUID in the
+/// other's.
 pub(crate) fn workers_that_count_the_gpus_differently_mean_the_same(_: Builder) {
     let folder = tempfile::tempdir().unwrap();
     let mut command = scene("orders");

@@ -59,7 +59,8 @@ pub(crate) fn a_worker_goes_on_in_a_spare_that_has_opened_the_device(builder: Bu
     }
 }
 
-/// DEATH-2: a client that is killed while nothing of its runs takes nothing from the others, and goes on in its spare.
+/// DEATH-2: a client that is killed while nothing of its runs takes nothing from the others, and goes on in
+/// its spare.
 pub(crate) fn a_client_of_mps_that_is_killed_at_rest_costs_nobody_else(builder: Builder) {
     let (device, node) = node_under_mps(builder);
     let stream = node.stream(&device).unwrap();
@@ -133,7 +134,8 @@ impl Toiler {
     }
 }
 
-/// DEATH-2: a client that is killed in the middle of a kernel takes the others along, and its spare: all of them come back.
+/// DEATH-2: a client that is killed in the middle of a kernel takes the others along, and its spare: all of
+/// them come back.
 pub(crate) fn spares_end_with_their_mps_group_and_are_replaced(builder: Builder) {
     let (device, node) = node_under_mps(builder);
     let stream = node.stream(&device).unwrap();

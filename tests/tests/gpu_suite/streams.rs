@@ -80,7 +80,8 @@ pub(crate) fn a_worker_has_as_many_streams_as_its_spawn_says(builder: Builder) {
     }
 }
 
-/// Forty workers of one actor serve on one GPU under MPS. Workers that ask for more streams are refused past some number, and told why.
+/// Forty workers of one actor serve on one GPU under MPS. Workers that ask for more streams are refused past
+/// some number, and told why.
 pub(crate) fn forty_workers_share_a_gpu_under_mps(builder: Builder) {
     let (device, is_gpu) = device();
     let builder = if is_gpu { builder.sharing(Sharing::Mps) } else { builder };

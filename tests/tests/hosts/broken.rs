@@ -1,4 +1,5 @@
-//! A relay between two nodes that cuts their connections, in order and with resets, half-opens them, and slows them.
+//! A relay between two nodes that cuts their connections, in order and with resets, half-opens them, and
+//! slows them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -41,9 +42,9 @@ async fn break_one(relay: &Relay, draw: &mut Draw, half_open: bool) {
     relay.change(which, weather);
 }
 
-/// HOST-3, HOST-4: messages and tensors in both directions, at all times, between this host and one with the actors of
-/// [`be_the_other`](crate::be_the_other), until `is_over`: none is lost, doubled or reordered. `rounds` counts what was
-/// answered.
+/// HOST-3, HOST-4: messages and tensors in both directions, at all times, between this host and one with the
+/// actors of [`be_the_other`](crate::be_the_other), until `is_over`: none is lost, doubled or reordered.
+/// `rounds` counts what was answered.
 pub(crate) fn talk(node: &Node, rounds: &AtomicU32, is_over: impl Fn() -> bool) {
     let (counter, how_many) = (find::<Count>(node, "counter"), find::<HowMany>(node, "counter"));
     let (echo, pass_on) = (find::<Echo>(node, "echo"), find::<PassOn>(node, "echo"));

@@ -54,8 +54,8 @@ fn what_is_under_way_between_hosts_outlives_a_shutdown(builder: Builder) {
     assert_eq!(taking.join().expect("it ended"), 2, "lost on the way");
 }
 
-/// HOST-10: it says nothing to the head, and can end nobody. Until the head's verdict, 5 s later, its workers have ended by
-/// themselves, and what they had sent stays where it is.
+/// HOST-10: it says nothing to the head, and can end nobody. Until the head's verdict, 5 s later, its workers
+/// have ended by themselves, and what they had sent stays where it is.
 fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     /// 10 s after the last beat that was answered; the rest is for processes that end on a busy machine.
     const BOUND: Duration = Duration::from_secs(13);
@@ -106,7 +106,8 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     assert!(event.is_final() && event.to_string().contains("host 1"), "{event}");
     assert_eq!(came.load(Relaxed), before, "sent by a worker that had ended");
 
-    // Where its policy says so, an actor goes on on another host from the verdict on. Who asks it meanwhile waits.
+    // Where its policy says so, an actor goes on on another host from the verdict on. Who asks it meanwhile
+    // waits.
     let down = goes_on.blocking_recv().expect("an event");
     assert!(matches!(&down, Lifecycle::Down { will_restart: true, .. }), "{down}");
     assert!(down.to_string().contains("host 1 `other`"), "{down}");
@@ -171,8 +172,8 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     assert!(refused.to_string().contains("`other`"), "{refused}");
     let sent = node.block_on(futures_util::future::join_all(sent));
     let refused: Vec<_> = sent.into_iter().filter_map(|sent| Some(sent.err()?.to_string())).collect();
-    // Eight were taken, by two mailboxes. With the verdict the places of those on their way come back, and until the node has said that the
-    // actor is out of reach, who waits may get one.
+    // Eight were taken, by two mailboxes. With the verdict the places of those on their way come back, and
+    // until the node has said that the actor is out of reach, who waits may get one.
     assert!(
         refused.len() >= 20 && refused.iter().all(|why| why.contains("`other`")),
         "{}: {refused:?}",

@@ -1,4 +1,5 @@
-//! Gateways that die, or stand still, on the head, on an agent, and on both: each is replaced, and all goes on over the same addresses.
+//! Gateways that die, or stand still, on the head, on an agent, and on both: each is replaced, and all goes
+//! on over the same addresses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};

@@ -1,4 +1,5 @@
-//! Groups whose actors are on several hosts: one for all, wherever one fails, and whatever becomes of its host or of a gateway.
+//! Groups whose actors are on several hosts: one for all, wherever one fails, and whatever becomes of its
+//! host or of a gateway.
 
 use std::time::Duration;
 
@@ -131,8 +132,8 @@ fn a_group_on_three_hosts_restarts_as_one_wherever_one_fails(builder: Builder) {
     others.into_iter().for_each(|mut other| other.ends());
 }
 
-/// A handler that does not end holds its process up, and so all others, on the other host too; what the hosts say to each other
-/// of that is lost with a gateway.
+/// A handler that does not end holds its process up, and so all others, on the other host too; what the hosts
+/// say to each other of that is lost with a gateway.
 fn none_begins_before_the_last_has_ended_whichever_gateway_dies(builder: Builder) {
     let node = head(builder);
     let mut other = Other::serving(&node);

@@ -123,7 +123,8 @@ impl Event {
     }
 }
 
-/// HOST-3, HOST-4: SIGSTOP and SIGCONT of an agent's node, gateway and workers, and of the head's gateway; SIGKILL of a worker there.
+/// HOST-3, HOST-4: SIGSTOP and SIGCONT of an agent's node, gateway and workers, and of the head's gateway;
+/// SIGKILL of a worker there.
 fn kills_and_stops_lose_only_what_the_killed_had(builder: Builder) {
     let seed = std::env::var(SEED).map_or_else(|_| fresh_seed(), |seed| seed.parse().expect("a number"));
     println!("kills and stops of seed {seed}: {SEED}={seed} has them again");

@@ -39,14 +39,15 @@ use tensorpost_tests::wait::until;
 
 use crate::actors::{Counter, Echoer};
 
-/// To read and hash this binary takes 0.1 s, in each gateway of each host. `examples/tests/hosts.rs` has it done.
+/// To read and hash this binary takes 0.1 s, in each gateway of each host. `examples/tests/hosts.rs` has it
+/// done.
 const BUILD: &str = "tests between hosts";
 
 /// Has this binary be the other host.
 const OTHER: &str = "TENSORPOST_TEST_HOST";
 
-/// The other host: an agent, with actors that others find by their names, until its standard input ends. `asks`: it has started an
-/// actor on host 1, too.
+/// The other host: an agent, with actors that others find by their names, until its standard input ends.
+/// `asks`: it has started an actor on host 1, too.
 fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
     // Where the library is named, and the head does, too.
@@ -74,7 +75,8 @@ fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     std::thread::spawn(move || {
         let mut told = String::new();
         while std::io::stdin().read_line(&mut told).is_ok_and(|bytes| bytes > 0) {
-            // Its workers have names, and are not known to the test. One that comes back is killed again, until this process ends.
+            // Its workers have names, and are not known to the test. One that comes back is killed again,
+            // until this process ends.
             let named = told.trim().to_owned();
             let supervisor = supervisor.clone();
             std::thread::spawn(move || {
@@ -114,8 +116,8 @@ impl Other {
         Self::begun(Self::command(head, &lanes.to_string()))
     }
 
-    /// As [`start_at`](Self::start_at), and what goes between its memory and the other hosts goes as if it were a GPU's, through
-    /// slots.
+    /// As [`start_at`](Self::start_at), and what goes between its memory and the other hosts goes as if it
+    /// were a GPU's, through slots.
     pub(crate) fn staging_at(head: &str, lanes: u16) -> Self {
         let mut command = Self::command(head, &lanes.to_string());
         command.env("TENSORPOST_TESTING_STAGE_HOST", "1");

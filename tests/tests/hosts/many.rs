@@ -1,4 +1,5 @@
-//! More actors of another host than a gateway has places for: those that nobody uses give theirs up, and nobody notices.
+//! More actors of another host than a gateway has places for: those that nobody uses give theirs up, and
+//! nobody notices.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,8 @@ fn name(at: usize) -> String {
 fn more_actors_than_places_are_reached_in_turn_and_nothing_is_lost(builder: Builder) {
     let node = head(builder);
     let other = Other::with_many(&node);
-    // These are used before all others: one with an ask that has no answer keeps its place, one that is watched is heard of.
+    // These are used before all others: one with an ask that has no answer keeps its place, one that is
+    // watched is heard of.
     let (again, fail) = (find::<Echo>(&node, "again"), find::<Fail>(&node, "again"));
     let mut watch = node.watch(&again);
     ask(&node, &again, Echo::empty());
@@ -58,13 +60,15 @@ fn more_actors_than_places_are_reached_in_turn_and_nothing_is_lost(builder: Buil
         .iter()
         .take(3)
         .for_each(|counter| (1..=ROUNDS).for_each(|number| deliver(&node, counter, count(number))));
-    // From another process of this host, to all at a time: more than there are places wait for one, and what it sends before it hears
-    // that a place was given up comes late, to more actors than are asked for at a time.
+    // From another process of this host, to all at a time: more than there are places wait for one, and what
+    // it sends before it hears that a place was given up comes late, to more actors than are asked for at a
+    // time.
     let spreader = node.spawn::<Echoer>(()).start().expect("an actor");
     let wrong =
         ask(&node, &spreader.address(), Spread { to: counters[3..].to_vec(), from: 1, rounds: ROUNDS });
     assert_eq!(wrong, Vec::<String>::new());
-    // It was sent by somebody else, so it need not be there before this question: a message to the same mailbox is.
+    // It was sent by somebody else, so it need not be there before this question: a message to the same
+    // mailbox is.
     let started = Instant::now();
     for at in (0..many()).step_by(if many() < 600 { 8 } else { 1 }) {
         let how_many = find::<HowMany>(&node, &name(at));

@@ -122,7 +122,8 @@ fn a_slow_consumer_holds_its_senders_up_and_nothing_is_lost(builder: Builder) {
     other.end();
 }
 
-/// WIRE-1: of two workers of one host, that is. See `an_address_that_lies_about_a_mailbox_costs_nobody_a_link`.
+/// WIRE-1: of two workers of one host, that is. See
+/// `an_address_that_lies_about_a_mailbox_costs_nobody_a_link`.
 fn an_address_that_another_host_forges_breaks_no_link(builder: Builder) {
     let node = head(builder);
     let other = Other::start(&node);

@@ -1,4 +1,5 @@
-//! Tensors that go from node to node by the NIXL that is installed, as those of a GPU do: of the host, with the arenas there too.
+//! Tensors that go from node to node by the NIXL that is installed, as those of a GPU do: of the host, with
+//! the arenas there too.
 //!
 //! All processes of both hosts have to know that, so the head is a process of its own.
 

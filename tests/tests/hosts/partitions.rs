@@ -64,8 +64,9 @@ impl Hub {
 
 /// HOST-3, HOST-4. A connection outlives the shorter cuts, and is another one after the longer ones.
 fn short_cuts() {
-    /// An agent has to be heard again 10 s after its last beat that was answered, which was sent up to a second before the cut; a
-    /// new connection is tried for 4 s, with seconds in between, and takes another two on a machine with much else to do.
+    /// An agent has to be heard again 10 s after its last beat that was answered, which was sent up to a
+    /// second before the cut; a new connection is tried for 4 s, with seconds in between, and takes another
+    /// two on a machine with much else to do.
     const LONGEST: u64 = 3_500;
 
     let seed = std::env::var(SEED).map_or_else(|_| fresh_seed(), |seed| seed.parse().expect("a number"));
@@ -111,7 +112,8 @@ struct Come {
     wrong: AtomicBool,
 }
 
-/// HOST-4, HOST-10, for each way in which a link can be cut: no worker of the agent works any more when the head may start others.
+/// HOST-4, HOST-10, for each way in which a link can be cut: no worker of the agent works any more when the
+/// head may start others.
 fn long_cuts() {
     let mut hub = Hub::start();
     let mut others = Way::ALL.map(|_| {

@@ -305,7 +305,8 @@ fn a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence(builder: Bui
     other.ends();
 }
 
-/// The word to the source to stop goes with a gateway that stands still. It is said again before the source is asked again to run.
+/// The word to the source to stop goes with a gateway that stands still. It is said again before the source
+/// is asked again to run.
 fn a_source_hears_that_it_is_cancelled_though_a_gateway_dies(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let mut other = Other::serving(&node);
@@ -403,7 +404,8 @@ fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
     drop(node);
 }
 
-/// With a policy and without one: no life of the stage can begin on a host that is lost. At least once, its other replicas go on.
+/// With a policy and without one: no life of the stage can begin on a host that is lost. At least once, its
+/// other replicas go on.
 fn the_loss_of_a_host_ends_a_pipeline_with_its_name_or_costs_its_replicas(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let mut other = Other::serving(&node);

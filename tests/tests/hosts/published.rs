@@ -33,7 +33,8 @@ fn place(version: &Version<State>) -> *const u64 {
     version.value.data.as_slice::<u64>().expect("it is good").as_ptr()
 }
 
-/// "Read until this step is there." Passes the door first. The reply is the steps that were seen, if all were whole.
+/// "Read until this step is there." Passes the door first. The reply is the steps that were seen, if all were
+/// whole.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Option<Vec<u64>>)]
 pub(crate) struct Read {
@@ -106,7 +107,8 @@ pub(crate) fn until_has(reader: &mut Subscriber<State>, step: u64) -> Arc<Versio
     had
 }
 
-/// Each sees whole versions in order and the last one, and a reader that stands still costs nobody else anything.
+/// Each sees whole versions in order and the last one, and a reader that stands still costs nobody else
+/// anything.
 fn readers_on_another_host_have_whole_versions_and_the_newest(builder: Builder) {
     const LAST: u64 = 300;
     let node = head(builder);
@@ -177,7 +179,8 @@ fn readers_of_a_host_share_one_copy_of_a_version(builder: Builder) {
     let first = until_has(&mut readers[0], step);
     until("a late one has that copy too", || place(&until_has(&mut follow(), step)) == place(&first));
 
-    // The gateway's copy goes when nobody follows any more: with the first version that nobody asks to be followed by another.
+    // The gateway's copy goes when nobody follows any more: with the first version that nobody asks to be
+    // followed by another.
     drop((readers, first));
     publish(step + 1);
     let held = || {

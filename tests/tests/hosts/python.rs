@@ -1,7 +1,7 @@
 //! Actors and stages of Python on another host: that host starts its own interpreter.
 //!
-//! No interpreter with the package is asked for: another program stands in for it, which writes down how it was started and goes on as a
-//! worker of Rust, where an actor of Python then says that this is none.
+//! No interpreter with the package is asked for: another program stands in for it, which writes down how it
+//! was started and goes on as a worker of Rust, where an actor of Python then says that this is none.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -53,7 +53,8 @@ impl Sink for Seen {
     }
 }
 
-/// What stands in for an interpreter, and writes a line into `log` for each start: its parent, a variable, and its arguments.
+/// What stands in for an interpreter, and writes a line into `log` for each start: its parent, a variable,
+/// and its arguments.
 fn stand_in(at: &Path, log: &Path) {
     let program = std::env::current_exe().expect("this program");
     let script = format!(
@@ -96,7 +97,8 @@ fn another_host_starts_its_own_interpreter(builder: Builder) {
     assert_eq!(lines(&log), vec![started.clone(), started]);
     until("the workers have ended", || other.workers().is_empty());
 
-    // One that is named is of that host as well. Where it is missing, or is none, the error says so, and what to do.
+    // One that is named is of that host as well. Where it is missing, or is none, the error says so, and what
+    // to do.
     for (named, why) in [("/is/not/there/python", "No such file"), ("/bin/false", "exit status: 1")] {
         let error = node.spawn::<Python>(lens().interpreter(named)).on(&hosts[1]).start();
         let text = error.expect_err("it is no interpreter").to_string();

@@ -1,4 +1,5 @@
-//! Actors that go on on another host when theirs leaves, and whose gateways end. Where a host is lost: `ends`.
+//! Actors that go on on another host when theirs leaves, and whose gateways end. Where a host is lost:
+//! `ends`.
 
 use std::time::Duration;
 
@@ -56,8 +57,8 @@ impl<A: RemoteActor + actix::Handler<Echo>> Roamer<A> {
 }
 
 impl Roamer<Echoer> {
-    /// The gateway of the head, which is its home, ends, and then that of the host where it lives: it lives on there, and comes back there.
-    /// `life` is the next.
+    /// The gateway of the head, which is its home, ends, and then that of the host where it lives: it lives
+    /// on there, and comes back there. `life` is the next.
     pub(crate) fn outlives_gateways(&mut self, node: &Node, there: &Other, life: u32) {
         for (dies, life) in [Dies::OF_HEAD, Dies::OF_AGENT].into_iter().zip(life..) {
             let before = self.ask(node);
@@ -128,7 +129,8 @@ fn an_actor_goes_on_on_another_host_when_its_own_leaves(builder: Builder) {
     bounce(&relay, &mut items);
     first.ends();
 
-    // And again, to the third, whose own actors have sent to it before; but for one whose restarts are used up.
+    // And again, to the third, whose own actors have sent to it before; but for one whose restarts are used
+    // up.
     second.terminate();
     let echoed = lens.goes_on(&node, 3, "host 2 `other`");
     assert!(is_on(&third, &echoed) && life(&echoed, &mut items) == 3);
@@ -162,7 +164,8 @@ fn workers(other: &Other, name: &str) -> Vec<u32> {
     found.map(|(pid, _)| pid.cast_unsigned()).collect()
 }
 
-/// HOST-10. A gateway ends while another host starts its next life: nobody knows whether that has begun, and it begins once.
+/// HOST-10. A gateway ends while another host starts its next life: nobody knows whether that has begun, and
+/// it begins once.
 fn a_next_life_begins_once_whichever_gateway_dies(builder: Builder) {
     let node = head(builder);
     let mut others = [(); 3].map(|()| Other::serving(&node));
@@ -187,7 +190,8 @@ fn a_next_life_begins_once_whichever_gateway_dies(builder: Builder) {
     drop(here);
 }
 
-/// Nobody sends to them, and the gateways that knew of them have ended: their home hears of their ends, and their names are free.
+/// Nobody sends to them, and the gateways that knew of them have ended: their home hears of their ends, and
+/// their names are free.
 fn the_end_of_an_actor_on_another_host_is_heard_whichever_gateway_dies(builder: Builder) {
     let node = head(builder);
     let mut other = Other::serving(&node);

@@ -1,4 +1,5 @@
-//! A full mailbox: what its senders see, to the message (MBX-2). The handler stands at a door until the test opens it.
+//! A full mailbox: what its senders see, to the message (MBX-2). The handler stands at a door until the test
+//! opens it.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,4 +1,5 @@
-//! Plain code that blocks on the runtime: refused where it would stand still for ever, and free where somebody else reads.
+//! Plain code that blocks on the runtime: refused where it would stand still for ever, and free where
+//! somebody else reads.
 
 use std::future::ready;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The first message is as all others, an actor is found for the types that it handles, and a panic is the cause in its words.
+//! The first message is as all others, an actor is found for the types that it handles, and a panic is the
+//! cause in its words.
 
 use std::time::{Duration, Instant};
 

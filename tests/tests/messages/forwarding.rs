@@ -321,8 +321,8 @@ fn a_reply_that_nobody_waits_for_gives_everything_back(builder: Builder) {
     until("the maker has its memory back", || ask(&node, &maker.address(), Check).allocations == 0);
 }
 
-// LEASE-3: a forwarder keeps its lease until the next holder has posted its own, and not longer, though nothing else
-// happens in its process.
+// LEASE-3: a forwarder keeps its lease until the next holder has posted its own, and not longer, though
+// nothing else happens in its process.
 fn a_forwarder_that_sleeps_lets_go(builder: Builder) {
     let node = builder.start().unwrap();
     let stream = node.host_stream().unwrap();
@@ -346,7 +346,8 @@ fn a_forwarder_that_sleeps_lets_go(builder: Builder) {
     until_free(&node);
 }
 
-/// Whether the main thread of a process, which reads its mail, sleeps; looked at often enough that it was not by chance.
+/// Whether the main thread of a process, which reads its mail, sleeps; looked at often enough that it was not
+/// by chance.
 fn is_asleep(pid: u32) -> bool {
     (0..20).all(|_| {
         std::thread::sleep(Duration::from_millis(1));

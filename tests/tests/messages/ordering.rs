@@ -1,5 +1,5 @@
-//! Order: what one sender sends to one mailbox arrives in the order of its calls, all of it, once (MBX-1). It must not
-//! matter where the actor is, or in which way each message was sent.
+//! Order: what one sender sends to one mailbox arrives in the order of its calls, all of it, once (MBX-1). It
+//! must not matter where the actor is, or in which way each message was sent.
 
 use futures_util::future::{join, join_all};
 use tensorpost::prelude::*;

@@ -135,8 +135,8 @@ fn counting(stream: &DeviceStream) -> TensorMut {
     stream.from_slice(&[ROWS, COLUMNS], &numbers).unwrap()
 }
 
-/// ONE-WRITER: neighbouring columns share every cache line of the tensor, and every element is right, over many rounds
-/// of scatter and gather of the same memory (CLOCK-1, CLOCK-2).
+/// ONE-WRITER: neighbouring columns share every cache line of the tensor, and every element is right, over
+/// many rounds of scatter and gather of the same memory (CLOCK-1, CLOCK-2).
 fn workers_write_neighbouring_columns_at_the_same_time(builder: Builder) {
     let scene = Scene::<3>::new(builder);
     let mut whole = counting(&scene.stream);
@@ -202,8 +202,8 @@ fn a_killed_worker_takes_its_part_with_it(builder: Builder) {
     until_free(&scene.node);
 }
 
-/// DEATH-3, in every way in which a part can be used: the first worker dies while its stream stands at a door, behind which
-/// it would have written the parts that others have by then.
+/// DEATH-3, in every way in which a part can be used: the first worker dies while its stream stands at a
+/// door, behind which it would have written the parts that others have by then.
 fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(builder: Builder) {
     let scene = Scene::<3>::new(builder);
     let (node, stream) = (&scene.node, &scene.stream);

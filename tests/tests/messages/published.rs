@@ -187,8 +187,8 @@ impl Scene {
     }
 }
 
-/// LEASE-1, MBX-2: whatever the readers are at, each sees whole versions in order, and none stays for longer than
-/// somebody reads it.
+/// LEASE-1, MBX-2: whatever the readers are at, each sees whole versions in order, and none stays for longer
+/// than somebody reads it.
 fn a_thousand_versions_four_readers(builder: Builder) {
     let scene = Scene::new(builder);
     let readers: Vec<Spawned<Reader>> = (0..4).map(|_| scene.reader()).collect();

@@ -1,4 +1,5 @@
-//! From a pipeline to actors: with backpressure, with the reply as a result, and with everything named that a death took.
+//! From a pipeline to actors: with backpressure, with the reply as a result, and with everything named that a
+//! death took.
 
 use tempfile::TempDir;
 use tensorpost::pipeline::PipelineError;
@@ -131,7 +132,8 @@ fn a_flow_ends_in_a_channel_of_the_program(builder: Builder) {
     assert!(report.is_complete(), "{report}");
 }
 
-/// An actor that is slow slows the source down: of an endless one only so many items exist as fit into the mailboxes.
+/// An actor that is slow slows the source down: of an endless one only so many items exist as fit into the
+/// mailboxes.
 fn an_actor_that_is_slow_slows_the_source_down(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let file = folder.path().join("tally");
@@ -165,7 +167,8 @@ fn a_reply_becomes_a_result(builder: Builder) {
     assert_eq!(report.stage("Consult").unwrap().items_out, 300, "{report}");
 }
 
-/// The actor comes back. At most once, what it had is named, and the rest arrives; at least once, all arrives.
+/// The actor comes back. At most once, what it had is named, and the rest arrives; at least once, all
+/// arrives.
 fn what_an_actor_had_when_it_died_is_named_or_sent_again(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for again in [false, true] {

@@ -1,5 +1,5 @@
-//! No circle of waiting, and no silent loss: what can wait for itself works or is named before a process starts, and what
-//! does not end says what it stands in.
+//! No circle of waiting, and no silent loss: what can wait for itself works or is named before a process
+//! starts, and what does not end says what it stands in.
 
 use std::path::Path;
 use std::time::Duration;
@@ -71,7 +71,8 @@ fn looped(folder: &Path, behind: Behind, bound: u32, at_least_once: Option<u32>)
     many.unbatch().sink::<WriteDown>(writing(folder)).pipeline()
 }
 
-/// An item has left the loop when the next stage has it, and not when a batch that is never full is done with it.
+/// An item has left the loop when the next stage has it, and not when a batch that is never full is done with
+/// it.
 fn what_is_kept_behind_a_loop_keeps_nobody_out_of_it(builder: Builder) {
     let node = builder.start().unwrap();
     for behind in Behind::ALL {
@@ -145,7 +146,8 @@ fn more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do(_: B
     chain(8).check().unwrap();
     let text = refusal(&chain(7));
     assert!(text.contains("`window`") && text.contains("at_least_once(8)"), "{text}");
-    // A window of batches keeps all that is in them; a fork at the source has as many for each branch, one behind it has not.
+    // A window of batches keeps all that is in them; a fork at the source has as many for each branch, one
+    // behind it has not.
     let nested = |most: u32| {
         let flow = Pipeline::new("nested").at_least_once(most).source::<Count>(CountArgs::to(40));
         let flow = flow.batch(Batch::of(4)).map("m", Ok).window(3);
@@ -159,8 +161,8 @@ fn more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do(_: B
         let both = one.batch(Batch::of(8)).merge(two.batch(Batch::of(8)));
         both.for_each("end", |_: Many<Numbered>| Ok(())).pipeline()
     };
-    // A part that is kept keeps its whole batch, however many more would have been enough; and where some may be left out, each that
-    // is kept may be of another batch.
+    // A part that is kept keeps its whole batch, however many more would have been enough; and where some may
+    // be left out, each that is kept may be of another batch.
     let parts = |most: u32, count: u32, drops: bool| {
         let flow = Pipeline::new("parts").at_least_once(most).source::<Count>(CountArgs::to(40));
         let flow = flow.batch(Batch::of(count)).unbatch();
@@ -302,8 +304,8 @@ fn what_a_death_took_is_an_error_where_that_was_asked_for(builder: Builder) {
     }
 }
 
-/// The source is gone for good; then its receiver dies, and comes back. All that the source makes fits into the
-/// mailbox of the receiver, which stands at its door.
+/// The source is gone for good; then its receiver dies, and comes back. All that the source makes fits into
+/// the mailbox of the receiver, which stands at its door.
 fn a_later_life_is_told_which_processes_exited(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let mark = |name: &str| folder.path().join(name);
@@ -353,7 +355,8 @@ fn two_ends(folder: &Path, orders: Orders) -> Pipeline {
     short.merge(long).sink::<WriteDown>(writing(folder)).named("end").pipeline()
 }
 
-/// A pipeline that is killed says what each of its stages stood in, in the names that it was written down with.
+/// A pipeline that is killed says what each of its stages stood in, in the names that it was written down
+/// with.
 fn a_pipeline_that_is_killed_says_whose_end_is_missing(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let orders = Orders { door: Some((3, gate.door())), ..Orders::default() };

@@ -1,4 +1,5 @@
-//! Closures and workers: a worker runs what the program links, and nothing of `main`; a closure has what it is given.
+//! Closures and workers: a worker runs what the program links, and nothing of `main`; a closure has what it
+//! is given.
 
 use std::sync::atomic::Ordering;
 use std::thread;

@@ -149,7 +149,8 @@ fn a_death_fails_the_pipeline_and_names_what_was_lost(builder: Builder) {
         all.extend(report.lost.iter().map(|lost| lost.id.number));
         all.sort_unstable();
         all.dedup();
-        // The source goes on until it is told. Where that was late, more was lost than a report names; the rest is counted.
+        // The source goes on until it is told. Where that was late, more was lost than a report names; the
+        // rest is counted.
         if report.lost.len() as u64 == report.lost_count {
             assert_eq!(all, without(made, &[]), "every item came out or is named: {report}");
         } else {

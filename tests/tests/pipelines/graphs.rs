@@ -104,7 +104,8 @@ fn two_sources_are_joined_by_key(builder: Builder) {
     assert_eq!(written_sorted(folder.path().join("out")), expected);
 }
 
-/// 70 items in batches of 16, and one by one again, joined with what did not take that way: so they have their ids back.
+/// 70 items in batches of 16, and one by one again, joined with what did not take that way: so they have
+/// their ids back.
 fn batches(folder: &Path) -> Pipeline {
     let pipeline = Pipeline::new("batches");
     let [through, past] = pipeline.source::<Count>(CountArgs::to(70)).broadcast();

@@ -1,5 +1,5 @@
-//! Stages that tell what is not theirs to tell, and numbers at their ends (WIRE-1): an event counts where it came from the
-//! process of the stage that it is about.
+//! Stages that tell what is not theirs to tell, and numbers at their ends (WIRE-1): an event counts where it
+//! came from the process of the stage that it is about.
 
 use tensorpost::pipeline::testing::{Lie, tell};
 use tensorpost::pipeline::{PipelineError, Progress, Report};

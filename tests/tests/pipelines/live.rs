@@ -1,5 +1,5 @@
-//! Pipelines that run until somebody ends them: the end, and who is to blame if it does not come; sources that cannot
-//! wait, their rate, and how long they will take.
+//! Pipelines that run until somebody ends them: the end, and who is to blame if it does not come; sources
+//! that cannot wait, their rate, and how long they will take.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -168,8 +168,8 @@ fn kill_when_done(node: &Node, source: &str, last: &Mutex<Snapshot>, done: impl 
     kill_process(pid, Signal::KILL).expect("it runs");
 }
 
-/// A source that is done dies, and while nobody can tell it anything all sources are told to stop. What its next life is
-/// asked when everybody else has ended comes behind that.
+/// A source that is done dies, and while nobody can tell it anything all sources are told to stop. What its
+/// next life is asked when everybody else has ended comes behind that.
 fn a_source_that_comes_back_when_all_have_ended_ends_too(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
     let (back, dies, empty) = (Gate::new(), Gate::new(), folder.path().join("empty"));
@@ -199,8 +199,8 @@ fn a_source_that_comes_back_when_all_have_ended_ends_too(builder: Builder) {
     assert!(matches!(&error, PipelineError::Died { stage, .. } if stage == "Obey"), "{error}");
 }
 
-/// A source that is done dies and begins anew when all others have ended. It tells how far it is so often that nobody has
-/// room for more, and then its spans, for the trace.
+/// A source that is done dies and begins anew when all others have ended. It tells how far it is so often
+/// that nobody has room for more, and then its spans, for the trace.
 fn a_source_that_begins_anew_when_all_have_ended_tells_all(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
     let (last_one, file, trace) = (Gate::new(), folder.path().join("out"), folder.path().join("trace.json"));
@@ -242,8 +242,8 @@ fn told(pipeline: Pipeline) -> (Pipeline, Arc<Mutex<Snapshot>>) {
     (pipeline.progress(progress).progress_every(Duration::from_millis(10)), last)
 }
 
-/// The sink stands at its first item until the source has made all hundred. Nothing holds the source up, and the memory of
-/// what is dropped is there for what comes: all together would not fit into it.
+/// The sink stands at its first item until the source has made all hundred. Nothing holds the source up, and
+/// the memory of what is dropped is there for what comes: all together would not fit into it.
 fn a_stage_that_is_slow_gets_the_newest_or_the_oldest(builder: Builder) {
     let (node, folder) = (builder.host_budget(32 << 20).start().unwrap(), tempfile::tempdir().unwrap());
     for (oldest, expected) in [(true, [0, 98, 99]), (false, [0, 1, 2])] {
@@ -290,8 +290,9 @@ fn replicas_restore_the_order_of_what_is_left(builder: Builder) {
     assert!(arrived.last() == Some(&2999) && report.is_complete(), "the newest always arrives: {report}");
 }
 
-/// A stage panics whose worker goes on, while it keeps items for one that drops. Its next life sends at once, and the sink
-/// stands at its first item meanwhile: nothing of what was kept comes behind that. It is named, and what comes is in order.
+/// A stage panics whose worker goes on, while it keeps items for one that drops. Its next life sends at once,
+/// and the sink stands at its first item meanwhile: nothing of what was kept comes behind that. It is named,
+/// and what comes is in order.
 fn what_a_stage_that_panics_had_kept_comes_behind_nothing(builder: Builder) {
     let (node, folder, [gate, last_one]) =
         (builder.start().unwrap(), tempfile::tempdir().unwrap(), [(); 2].map(|()| Gate::new()));
@@ -318,7 +319,8 @@ fn what_a_stage_that_panics_had_kept_comes_behind_nothing(builder: Builder) {
     assert!(arrived.len() + dropped + lost.len() >= 60, "{arrived:?}, {report}");
 }
 
-/// A stage has panicked, and its worker went on. What stands still later is noticed: nobody hears of the life before.
+/// A stage has panicked, and its worker went on. What stands still later is noticed: nobody hears of the life
+/// before.
 fn what_stands_still_after_a_panic_is_reported(builder: Builder) {
     let Some((events, _listening)) = events() else { return };
     let node = builder.start().unwrap();
@@ -344,7 +346,8 @@ fn at_least_once_drops_nothing(_: Builder) {
     assert!(error.contains("`WriteDown`: it drops items, and at least once means that none is"), "{error}");
 }
 
-/// Twenty frames at fifty a second take at least 19 fiftieths; and one that waits for its next frame can be stopped.
+/// Twenty frames at fifty a second take at least 19 fiftieths; and one that waits for its next frame can be
+/// stopped.
 fn a_source_keeps_its_rate(builder: Builder) {
     let node = builder.start().unwrap();
     let flow = Pipeline::new("fifty").source::<Count>(CountArgs::to(20)).every(Duration::from_millis(20));
@@ -390,8 +393,8 @@ fn the_progress_knows_the_length(builder: Builder) {
     assert_eq!(last.stages[1].of, None);
 }
 
-/// The stage dies once and comes back. Its counts are those of both lives, and say that they may be too low; with what is
-/// named as lost they account for all.
+/// The stage dies once and comes back. Its counts are those of both lives, and say that they may be too low;
+/// with what is named as lost they account for all.
 fn a_restart_looks_like_no_loss(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
     let orders = Orders { dies_once: Some((60, folder.path().join("died"))), ..Orders::default() };
@@ -442,7 +445,8 @@ impl Visit for Fields {
     }
 }
 
-/// All that this process logs from now on, as long as the second value is kept. `None` where somebody else has the log.
+/// All that this process logs from now on, as long as the second value is kept. `None` where somebody else
+/// has the log.
 fn events() -> Option<(Events, Listening)> {
     let events = Events::default();
     let hears = events.clone();
@@ -453,7 +457,8 @@ fn has(seen: &Seen, name: &str, value: &str) -> bool {
     seen.fields.get(name).is_some_and(|is| is == value)
 }
 
-/// What a worker writes into a field is a field in the node's log, and a restart that was asked for is one warning.
+/// What a worker writes into a field is a field in the node's log, and a restart that was asked for is one
+/// warning.
 fn the_log_has_the_workers_fields_and_one_line_on_a_restart(builder: Builder) {
     let Some((events, _listening)) = events() else { return };
     let gate = Gate::new();

@@ -60,8 +60,8 @@ fn kill(node: &Node, worker: &str) {
     kill_process(pid, Signal::KILL).expect("it runs");
 }
 
-/// DEATH-3: the stage dies while the sink has its results, whose data was not there yet. The sink works on the first of
-/// them, and has the others in its mailbox.
+/// DEATH-3: the stage dies while the sink has its results, whose data was not there yet. The sink works on
+/// the first of them, and has the others in its mailbox.
 fn results_that_came_to_nothing_are_named_and_hold_up_nobody(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let file = folder.path().join("out");
@@ -99,8 +99,8 @@ fn an_order_is_not_held_up_by_results_that_came_to_nothing(builder: Builder) {
     assert_eq!(report.failures, []);
 }
 
-/// It is killed between what it makes visible to the one neighbour and to the other: with an answer that came before the item
-/// that it is for, nobody would have the item.
+/// It is killed between what it makes visible to the one neighbour and to the other: with an answer that came
+/// before the item that it is for, nobody would have the item.
 fn what_a_stage_was_passing_on_when_it_died_came_or_is_named(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
@@ -115,7 +115,8 @@ fn what_a_stage_was_passing_on_when_it_died_came_or_is_named(builder: Builder) {
     assert_accounted(&report, 300, &file);
 }
 
-/// Where delivery is at least once, whoever still has something good sends it again. The loss passes a stage that lives.
+/// Where delivery is at least once, whoever still has something good sends it again. The loss passes a stage
+/// that lives.
 fn at_least_once_makes_again_what_came_to_nothing(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let file = folder.path().join("out");
@@ -133,7 +134,8 @@ fn at_least_once_makes_again_what_came_to_nothing(builder: Builder) {
     assert_eq!(distinct, (0..120).collect::<Vec<_>>());
 }
 
-/// Two branches of one source in pairs; the stage of the left one does as it is told, and so does that of the right one.
+/// Two branches of one source in pairs; the stage of the left one does as it is told, and so does that of the
+/// right one.
 fn zipped(folder: &Path, left: Orders, right: Orders, count: u64) -> Pipeline {
     let pipeline = Pipeline::new("zipped");
     let [one, other] = pipeline.source::<Count>(CountArgs::to(count)).broadcast();
@@ -166,8 +168,9 @@ fn fails_on(keep: fn(u64) -> bool, count: u64) -> Orders {
     Orders { fails: fails.collect(), ..Orders::default() }
 }
 
-/// With at-least-once delivery a source has at most so many items unacknowledged, and far more halves find no partner: those
-/// whose partners were skipped on either branch, in stages and in filters, before another fork and behind it.
+/// With at-least-once delivery a source has at most so many items unacknowledged, and far more halves find no
+/// partner: those whose partners were skipped on either branch, in stages and in filters, before another fork
+/// and behind it.
 fn halves_whose_partners_were_dropped_do_not_stop_the_source(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let (left, right) = (fails_on(|n| n % 3 == 0, 200), fails_on(|n| n % 5 == 1, 200));
@@ -211,7 +214,8 @@ fn halves_behind_several_forks_and_zips_do_not_stop_the_source(builder: Builder)
     assert_eq!(report.lost_count, 0, "{report}");
 }
 
-/// DEATH-2: the zip dies while it has halves, and so does a branch; what was dropped stops nobody all the same.
+/// DEATH-2: the zip dies while it has halves, and so does a branch; what was dropped stops nobody all the
+/// same.
 fn halves_stop_nobody_after_a_death_either(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let dies_once = Some((60, folder.path().join("mark")));
@@ -240,7 +244,8 @@ fn two_sources(folder: &Path, left: CountArgs, right: u64) -> Pipeline {
     both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
 }
 
-/// Nobody knows of a key whether it comes. But when both sources wait for acknowledgements, or have ended, none does.
+/// Nobody knows of a key whether it comes. But when both sources wait for acknowledgements, or have ended,
+/// none does.
 fn a_join_in_which_both_sides_stand_still_goes_on(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for right in [60, 5] {
@@ -261,7 +266,8 @@ fn waits(folder: &Path, endless: CountArgs, orders: Orders) -> Pipeline {
     both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
 }
 
-/// One side cannot go on, but the other can, so the join keeps what it has; and a cancel ends it all the same.
+/// One side cannot go on, but the other can, so the join keeps what it has; and a cancel ends it all the
+/// same.
 fn a_cancel_ends_a_run_whose_halves_wait(builder: Builder) {
     let (node, folder, gate, fifth) = (builder.start().unwrap(), folder(), Gate::new(), Gate::new());
     let orders = Orders { door: Some((0, gate.door())), ..Orders::default() };
@@ -431,8 +437,8 @@ fn replicas_stand_in_for_one_that_is_restarted(builder: Builder) {
     }
 }
 
-/// The item on which a replica panicked leaves a gap in the order, and whoever would pass that on is the replica that ends.
-/// Nothing but that can let the order go on: the pipeline never stands still.
+/// The item on which a replica panicked leaves a gap in the order, and whoever would pass that on is the
+/// replica that ends. Nothing but that can let the order go on: the pipeline never stands still.
 fn an_order_goes_on_after_a_panic_while_other_things_move(builder: Builder) {
     const COUNT: u64 = 40;
     let (node, folder) = (builder.start().unwrap(), folder());
@@ -499,8 +505,8 @@ fn reversed(folder: &Path, door: Door) -> Pipeline {
     flow.sink::<WriteDown>(args).pipeline()
 }
 
-/// The source has said its end when it dies, so all behind it have had it, and take what comes again: each window too. The
-/// run ends when all of that is through.
+/// The source has said its end when it dies, so all behind it have had it, and take what comes again: each
+/// window too. The run ends when all of that is through.
 fn a_source_that_dies_behind_its_end_begins_anew(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let running = node.run_pipeline(&reversed(folder.path(), gate.door())).unwrap();

@@ -118,7 +118,8 @@ fn replicas_share_the_work_and_the_order_is_restored(builder: Builder) {
     }
 }
 
-/// Behind the replicas are replicas again, so a stage in between restores the order; and items have 0 to 2 results.
+/// Behind the replicas are replicas again, so a stage in between restores the order; and items have 0 to 2
+/// results.
 fn the_order_is_restored_between_replicas_too(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
@@ -198,8 +199,8 @@ fn cancelling_stops_the_sources_and_finishes_the_rest(builder: Builder) {
     assert_eq!(written(&file), all(made));
 }
 
-/// A sink that stands still holds everything before it: what is in its mailbox, in the hands of the stage, and in the
-/// stage's mailbox. The source makes one more, which waits.
+/// A sink that stands still holds everything before it: what is in its mailbox, in the hands of the stage,
+/// and in the stage's mailbox. The source makes one more, which waits.
 fn a_slow_sink_bounds_what_the_source_makes(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let file = folder.path().join("out");

@@ -1,4 +1,5 @@
-//! Replicas that come and go while items flow: nothing is lost or doubled by that, and an order that is kept stays kept.
+//! Replicas that come and go while items flow: nothing is lost or doubled by that, and an order that is kept
+//! stays kept.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A pipeline that cannot go on ends by itself, with the cause; and a helper that fails is told to all who wait for it.
+//! A pipeline that cannot go on ends by itself, with the cause; and a helper that fails is told to all who
+//! wait for it.
 
 use std::time::{Duration, Instant};
 

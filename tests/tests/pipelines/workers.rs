@@ -182,7 +182,8 @@ fn one_that_is_coming_back_ends_too(builder: Builder) {
     assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
 }
 
-/// Holds up whoever logs that a run of this name is incomplete: its conductor, when it has told all actors to end.
+/// Holds up whoever logs that a run of this name is incomplete: its conductor, when it has told all actors to
+/// end.
 struct HoldsUp(&'static str, Door);
 
 impl HoldsUp {
@@ -211,8 +212,8 @@ impl Visit for Named {
     }
 }
 
-/// Its stage would come back after each end. It has none but the one that it is told of, however long the program takes to
-/// hear of the run: all workers are let go before their actors are told to end.
+/// Its stage would come back after each end. It has none but the one that it is told of, however long the
+/// program takes to hear of the run: all workers are let go before their actors are told to end.
 fn one_that_always_comes_back_is_let_go_first(builder: Builder) {
     let gate = Gate::new();
     let holds_up = HoldsUp("held up", gate.door());

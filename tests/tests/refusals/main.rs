@@ -1,8 +1,9 @@
-//! Programs that must not compile (`refused/*.rs`), each with what the compiler says (`*.stderr`). After a change of those words
-//! `TENSORPOST_WRITE_REFUSALS=1` writes the files again; read them.
+//! Programs that must not compile (`refused/*.rs`), each with what the compiler says (`*.stderr`). After a
+//! change of those words `TENSORPOST_WRITE_REFUSALS=1` writes the files again; read them.
 //!
-//! The compiler is called for each against the library that was built for these tests. Of what well-kept crates for such tests do,
-//! checking the framework and all that it depends on once more takes most of the time.
+//! The compiler is called for each against the library that was built for these tests. Of what well-kept
+//! crates for such tests do, checking the framework and all that it depends on once more takes most of the
+//! time.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -50,8 +51,8 @@ struct Compiler {
 }
 
 impl Compiler {
-    /// With the newest libraries beside this program that fit: builds with other features leave theirs there too, all of the
-    /// same sources, as cargo builds what has changed before it starts a test.
+    /// With the newest libraries beside this program that fit: builds with other features leave theirs there
+    /// too, all of the same sources, as cargo builds what has changed before it starts a test.
     fn new() -> Self {
         let program = std::env::current_exe().expect("this program has a path");
         let dependencies = program.parent().expect("it is in a folder").to_owned();

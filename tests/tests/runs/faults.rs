@@ -1,6 +1,7 @@
-//! Fault runs (see `tensorpost_tests::faults`): fresh seeds, which are printed, for six seconds, or for as many seconds as
-//! `TENSORPOST_FAULT_SECONDS` says (60 in CI); then every seed that has once found something: where that variable is set as many of
-//! its events as it takes to find that again, elsewhere the first ten. A failure says how to play it again.
+//! Fault runs (see `tensorpost_tests::faults`): fresh seeds, which are printed, for six seconds, or for as
+//! many seconds as `TENSORPOST_FAULT_SECONDS` says (60 in CI); then every seed that has once found something:
+//! where that variable is set as many of its events as it takes to find that again, elsewhere the first ten.
+//! A failure says how to play it again.
 
 use std::process::{Command, Stdio};
 

@@ -1,7 +1,7 @@
-//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for six seconds, or for as many
-//! seconds as `TENSORPOST_RANDOM_SECONDS` says (60 in CI); then every spec that has once found something: once, or where that
-//! variable is set as often as it takes to find it again. They are specs and not seeds, so that they stay what they are when the
-//! drawing changes. A failure says how to play it again.
+//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for six seconds, or for
+//! as many seconds as `TENSORPOST_RANDOM_SECONDS` says (60 in CI); then every spec that has once found
+//! something: once, or where that variable is set as often as it takes to find it again. They are specs and
+//! not seeds, so that they stay what they are when the drawing changes. A failure says how to play it again.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

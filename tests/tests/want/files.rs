@@ -98,8 +98,8 @@ fn few_files_in_a_worker() {
     end(node, (held, greedy, stream), before);
 }
 
-/// The first message to a process that cannot take its sender's half of a link, with each number of descriptors with which
-/// something else fails.
+/// The first message to a process that cannot take its sender's half of a link, with each number of
+/// descriptors with which something else fails.
 fn few_files_for_a_link_to_a_worker() {
     let before = first_node(Node::builder());
     let node = Node::builder().start().unwrap();
@@ -130,7 +130,8 @@ fn few_files_for_a_link_in_the_node() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(4 * FEW), maximum: Some(4 * FEW) }).unwrap();
     let node = Node::builder().start().unwrap();
     let near = node.spawn::<Greedy>(()).start().unwrap();
-    // Whoever makes an address makes a link, and without descriptors none. `far` is reached by this address alone.
+    // Whoever makes an address makes a link, and without descriptors none. `far` is reached by this address
+    // alone.
     let unlinked = |name| {
         let worker = node.worker(name).unwrap();
         let _taken = all_files_but(0);

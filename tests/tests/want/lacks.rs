@@ -1,8 +1,9 @@
-//! What a node does when the machine has too little of something: memory, room on the disk, processes, time. Descriptors are in
-//! `files.rs`.
+//! What a node does when the machine has too little of something: memory, room on the disk, processes, time.
+//! Descriptors are in `files.rs`.
 //!
-//! Limits are a process's, so each test starts this program again, as a node that is short of one thing. The node has to say
-//! what it lacks and what to raise, to lose nothing that was accepted, to serve on, and to leave nothing behind.
+//! Limits are a process's, so each test starts this program again, as a node that is short of one thing. The
+//! node has to say what it lacks and what to raise, to lose nothing that was accepted, to serve on, and to
+//! leave nothing behind.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -36,11 +37,12 @@ const DISK: &str = "TENSORPOST_TESTS_DISK";
 const GROUP: u64 = 256 << 20;
 /// What a worker without a processor is sent: a dozen full mailboxes.
 const MESSAGES: u64 = 96;
-/// How long it is without one, where the others have been served by then. On virtual machines a message took such a worker 0.2 to 54 ms of
-/// processor time (each page that it touches first after a turn of somebody else's took up to 0.3 ms), and it has 2 % of a core.
+/// How long it is without one, where the others have been served by then. On virtual machines a message took
+/// such a worker 0.2 to 54 ms of processor time (each page that it touches first after a turn of somebody
+/// else's took up to 0.3 ms), and it has 2 % of a core.
 const STARVED: Duration = Duration::from_secs(30);
-/// How long a node may stand still in [`time_that_nobody_had_counts_against_nobody`] before it reports that, and how long it
-/// does stand still.
+/// How long a node may stand still in [`time_that_nobody_had_counts_against_nobody`] before it reports that,
+/// and how long it does stand still.
 const LIMIT: Duration = Duration::from_millis(500);
 /// See [`LIMIT`].
 const PAUSE: Duration = Duration::from_millis(1200);

@@ -1,4 +1,5 @@
-//! The console of a running node: what it shows, to whom, and that no watcher costs the node anything (CON-1 to CON-3).
+//! The console of a running node: what it shows, to whom, and that no watcher costs the node anything (CON-1
+//! to CON-3).
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -226,7 +227,8 @@ fn an_actor_that_stands_still_and_its_full_mailbox_are_seen(builder: Builder) {
     let mut console = scene.attach();
     until("its queue is seen", || {
         let look = scene.look(&mut console);
-        // The worker's one thread stands in the handler, and what comes behind lies where its senders have put it.
+        // The worker's one thread stands in the handler, and what comes behind lies where its senders have
+        // put it.
         let handled = look.actors[0].metrics.as_ref().unwrap().handled;
         (handled, look.waiting(&look.actors[0])) == (0, Some(4))
     });

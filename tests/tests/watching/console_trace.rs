@@ -1,4 +1,5 @@
-//! A trace that a watcher asks for, of a node that does not trace: what is in it, and that the node is as before afterwards.
+//! A trace that a watcher asks for, of a node that does not trace: what is in it, and that the node is as
+//! before afterwards.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -39,9 +40,8 @@ impl Scene {
         console::Console::at(self.path()).unwrap()
     }
 
-    /// Waits until the node traces, or no longer does. A look that all processes have answered comes behind what they were
-    /// told of it.
-    /// Says when that look was.
+    /// Waits until the node traces, or no longer does. A look that all processes have answered comes behind
+    /// what they were told of it. Says when that look was.
     fn until_tracing(&self, tracing: bool) -> u64 {
         let mut seen = None;
         until("tracing is switched", || {
@@ -69,7 +69,8 @@ impl Scene {
         Trace::read(&file)
     }
 
-    /// Traces until `done`, which does something that is in the trace, has done enough; ended by a node that ends.
+    /// Traces until `done`, which does something that is in the trace, has done enough; ended by a node that
+    /// ends.
     fn traced_while(&self, done: impl FnOnce()) -> std::thread::JoinHandle<Result<Traced, ConsoleError>> {
         let mut console = self.attach();
         let tracing = std::thread::spawn(move || console.trace(LONG));

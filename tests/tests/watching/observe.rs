@@ -182,7 +182,8 @@ fn what_a_full_ring_drops_is_counted_and_the_rest_is_whole(builder: Builder) {
     let trace = Trace::read(&file);
     let dropped = trace.about["dropped"].as_u64().unwrap();
     let kept = trace.about["records"].as_u64().unwrap();
-    // Three processes; each item leaves two records of a handler, one of a delivery or a send, and more, in each.
+    // Three processes; each item leaves two records of a handler, one of a delivery or a send, and more, in
+    // each.
     assert!(dropped > ITEMS as u64 && kept <= 3 * 64, "{dropped} dropped, {kept} kept");
     let says = |event: &&Event| Trace::arg(event, "name").ends_with("records dropped");
     assert_eq!(trace.phase("M").filter(says).count(), 3);
@@ -241,7 +242,8 @@ fn metrics_say_what_is_queued_handled_and_in_flight(builder: Builder) {
         Hold { tensors: vec![numbers(&stream, 0, 4096)], ..Hold::at(10, &gate.door()) },
     );
     let arrival = gate.arrival();
-    // The worker's one thread stands in the handler, so these stay where they are; the control thread answers.
+    // The worker's one thread stands in the handler, so these stay where they are; the control thread
+    // answers.
     let now = node.metrics().unwrap();
     let metrics = now.actor(holder.actor()).unwrap();
     assert_eq!((metrics.name.as_str(), metrics.handled, metrics.handler.count()), ("held", 10, 10));

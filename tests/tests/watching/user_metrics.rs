@@ -1,4 +1,5 @@
-//! Metrics of user code: what the macros of the `metrics` crate say in workers arrives in the node's recorder.
+//! Metrics of user code: what the macros of the `metrics` crate say in workers arrives in the node's
+//! recorder.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,8 @@ use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, until};
 
-/// The recorder of this process: for each series its value, and of histograms the sum and the number of samples.
+/// The recorder of this process: for each series its value, and of histograms the sum and the number of
+/// samples.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<BTreeMap<String, f64>>>);
 

@@ -147,9 +147,9 @@ fn errors_name_the_file() {
 #[test]
 fn a_claim_of_a_huge_size_takes_no_memory() {
     let mut bytes = encoded(ImageBuffer::from_pixel(2, 1, Luma([3u8])));
-    // The header chunk's data: width (4 bytes), height (4), bits a sample, kind of pixel (2: RGB, 6: RGBA), 3 more.
-    // Before it lie the signature (8), its length (4) and its name (4), and after it a CRC of name and data.
-    // The last one has sides within bounds, and 2 GiB of samples.
+    // The header chunk's data: width (4 bytes), height (4), bits a sample, kind of pixel (2: RGB, 6: RGBA), 3
+    // more. Before it lie the signature (8), its length (4) and its name (4), and after it a CRC of name and
+    // data. The last one has sides within bounds, and 2 GiB of samples.
     for (width, height, bits, kind) in
         [(MAX_SIDE + 1, 1, 8, 2), (1, 0x7FFF_FFFF, 8, 2), (0, 1, 8, 2), (MAX_SIDE, MAX_SIDE, 16, 6)]
     {

@@ -43,9 +43,9 @@ fn a_step_by_hand() {
 
 #[test]
 fn a_corner_by_hand() {
-    // One pixel of 1 at the top left of 3 x 3. In the middle it is "nw": gx = gy = -1. At the top middle it is "w"
-    // and, replicated, "nw": gx = -3, and gy = +0 - 1 = -1. At itself it is also n, w and nw:
-    // gx = (0 - 1) + 2 (0 - 1) + 0 = -3 and gy the same.
+    // One pixel of 1 at the top left of 3 x 3. In the middle it is "nw": gx = gy = -1. At the top middle it
+    // is "w" and, replicated, "nw": gx = -3, and gy = +0 - 1 = -1. At itself it is also n, w and nw: gx = (0
+    // - 1) + 2 (0 - 1) + 0 = -3 and gy the same.
     let mut image = [0.0; 9];
     image[0] = 1.0;
     let (r2, r10, r18) = (2f32.sqrt(), 10f32.sqrt(), 18f32.sqrt());

@@ -81,8 +81,8 @@ fn wrong_lengths_write_nothing() {
     assert_eq!(chw, [7.0; 3]);
 }
 
-/// Bilinear interpolation as a sum over all source pixels, each weighted by a tent around its centre, with positions
-/// clamped to the outermost centres.
+/// Bilinear interpolation as a sum over all source pixels, each weighted by a tent around its centre, with
+/// positions clamped to the outermost centres.
 fn naive(hwc: &[u8], src: ImageSize, dst: ImageSize) -> Vec<f64> {
     let at = |i: u32, src: u32, dst: u32| {
         ((f64::from(i) + 0.5) * f64::from(src) / f64::from(dst) - 0.5).clamp(0.0, f64::from(src - 1))

@@ -56,8 +56,9 @@ impl Blas {
             ldc: n,
         };
         let (a, b, mut c) = (stream.view::<f32>(a)?, stream.view::<f32>(b)?, stream.view_mut::<f32>(c)?);
-        // SAFETY: the views are packed f32 of `m * k`, `k * n` and `m * n` elements, which is what the configuration has
-        // cuBLAS read and write, and live on this device; the handle's stream is the one that the views were ordered on.
+        // SAFETY: the views are packed f32 of `m * k`, `k * n` and `m * n` elements, which is what the
+        // configuration has cuBLAS read and write, and live on this device; the handle's stream is the one
+        // that the views were ordered on.
         unsafe { self.0.gemm(config, &b, &a, &mut c) }.map_err(|error| MultiplyError::Blas(error.to_string()))
     }
 }

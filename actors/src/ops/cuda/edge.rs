@@ -15,7 +15,8 @@ pub(super) const SOURCE: Source = Source {
     kernels: &["luma", "luma_in_place", "sobel_to_next_plane"],
 };
 
-/// Luma into the first plane of `own`, edges into the second. The caller has checked that both tensors fit the size.
+/// Luma into the first plane of `own`, edges into the second. The caller has checked that both tensors fit
+/// the size.
 pub(in crate::ops) fn beside(
     stream: &DeviceStream,
     planes: &Tensor,
@@ -28,13 +29,14 @@ pub(in crate::ops) fn beside(
     let plane = size.pixels();
     let mut args = stream.launch_builder(&luma)?;
     args.arg(&planes).arg(&mut hw).arg(&plane);
-    // SAFETY: the kernel has these parameters; it reads three planes of this many elements and writes one, and the
-    // tensors have three and two.
+    // SAFETY: the kernel has these parameters; it reads three planes of this many elements and writes one,
+    // and the tensors have three and two.
     unsafe { args.launch(line(plane)) }.map_err(refused("luma", "launched"))?;
     sobel(stream, own, size)
 }
 
-/// Luma into the first plane of an image, edges into its second. The caller has checked that the tensor fits the size.
+/// Luma into the first plane of an image, edges into its second. The caller has checked that the tensor fits
+/// the size.
 pub(in crate::ops) fn in_place(
     stream: &DeviceStream,
     planes: &mut TensorMut,
@@ -45,7 +47,8 @@ pub(in crate::ops) fn in_place(
     let plane = size.pixels();
     let mut args = stream.launch_builder(&luma)?;
     args.arg(&mut chw).arg(&plane);
-    // SAFETY: the kernel has these parameters, and stays within three planes of this many elements, as the tensor has.
+    // SAFETY: the kernel has these parameters, and stays within three planes of this many elements, as the
+    // tensor has.
     unsafe { args.launch(line(plane)) }.map_err(refused("luma_in_place", "launched"))?;
     sobel(stream, planes, size)
 }
@@ -56,8 +59,8 @@ fn sobel(stream: &DeviceStream, planes: &mut TensorMut, size: ImageSize) -> Resu
     let (width, height) = (size.width(), size.height());
     let mut args = stream.launch_builder(&sobel)?;
     args.arg(&mut planes).arg(&width).arg(&height);
-    // SAFETY: the kernel has these parameters; it reads the first plane of this size and writes the second, and the
-    // tensor has at least two.
+    // SAFETY: the kernel has these parameters; it reads the first plane of this size and writes the second,
+    // and the tensor has at least two.
     unsafe { args.launch(area(width, height, 1)) }.map_err(refused("sobel_to_next_plane", "launched"))?;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! CUDA sources, compiled by NVRTC when an actor starts, once per process and device.
 //!
-//! They are compiled without contraction into fused multiply-adds, so that they round as the host's functions do. A first
-//! call from a handler would compile too, but loading a module can wait for everything on the device: so actors
-//! [`prepare`](super::prepare).
+//! They are compiled without contraction into fused multiply-adds, so that they round as the host's functions
+//! do. A first call from a handler would compile too, but loading a module can wait for everything on the
+//! device: so actors [`prepare`](super::prepare).
 
 pub(super) mod convolve;
 pub(super) mod edge;
@@ -114,7 +114,8 @@ pub(crate) fn refused(kernel: &str, done: &'static str) -> impl Fn(DriverError) 
     move |error| OpError::Driver { kernel: kernel.to_owned(), done, why: error.to_string() }
 }
 
-/// One thread for each of `n` elements, up to a number of blocks; kernels with this go on in steps of the grid.
+/// One thread for each of `n` elements, up to a number of blocks; kernels with this go on in steps of the
+/// grid.
 pub(super) fn line(n: usize) -> LaunchConfig {
     let blocks = n.div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS) as u32;
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 }

@@ -27,7 +27,8 @@ struct Channels {
 // SAFETY: six floats, laid out as C does, which is how the kernel reads them.
 unsafe impl DeviceRepr for Channels {}
 
-/// `name` is one of the kernels; both have the same parameters. The caller has checked that the tensor is of this size.
+/// `name` is one of the kernels; both have the same parameters. The caller has checked that the tensor is of
+/// this size.
 pub(in crate::ops) fn launch(
     stream: &DeviceStream,
     planes: &mut TensorMut,
@@ -43,7 +44,8 @@ pub(in crate::ops) fn launch(
     args.arg(&mut planes).arg(&plane).arg(&of);
     let blocks = line(plane);
     let config = LaunchConfig { grid_dim: (blocks.grid_dim.0, 3, 1), ..blocks };
-    // SAFETY: the kernel has these parameters, and stays within three planes of this many elements, as the tensor has.
+    // SAFETY: the kernel has these parameters, and stays within three planes of this many elements, as the
+    // tensor has.
     unsafe { args.launch(config) }.map_err(refused(name, "launched"))?;
     Ok(())
 }

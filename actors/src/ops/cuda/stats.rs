@@ -29,8 +29,9 @@ pub(in crate::ops) fn launch(
         block_dim: (THREADS, 1, 1), // as many as the source says
         shared_mem_bytes: 0,
     };
-    // SAFETY (of each launch): the kernel has these parameters; it reads below `n`, the number of elements, and the words
-    // of its blocks, and writes those and the first seven. The stream has them run one after the other.
+    // SAFETY (of each launch): the kernel has these parameters; it reads below `n`, the number of elements,
+    // and the words of its blocks, and writes those and the first seven. The stream has them run one after
+    // the other.
     let parts = kernel(stream, &SOURCE, "stats_parts")?;
     let mut args = stream.launch_builder(&parts)?;
     args.arg(&values).arg(&n).arg(&mut words);

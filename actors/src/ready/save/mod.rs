@@ -1,7 +1,8 @@
 //! Writing items to files.
 //!
-//! A file is called what its item is called ([`Carrier::Label`](super::Carrier) in text); whatever could lead out of the
-//! folder is replaced. Files appear whole or not at all. Sinks bring tensors to the host and wait for that.
+//! A file is called what its item is called ([`Carrier::Label`](super::Carrier) in text); whatever could lead
+//! out of the folder is replaced. Files appear whole or not at all. Sinks bring tensors to the host and wait
+//! for that.
 
 mod png;
 mod raw;
@@ -37,8 +38,8 @@ impl Folder {
     }
 }
 
-/// What the file of an item with this label is called, without its ending: letters, digits and `-_.` as they are, no dot in
-/// front; anything else is `_`.
+/// What the file of an item with this label is called, without its ending: letters, digits and `-_.` as they
+/// are, no dot in front; anything else is `_`.
 pub fn file_name(label: &str) -> String {
     let safe = |(at, c): (usize, char)| match c {
         '.' if at == 0 => '_',

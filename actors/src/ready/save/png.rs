@@ -20,8 +20,8 @@ pub struct SavePngArgs {
     pub gain: f32,
 }
 
-/// Writes each item as a PNG file: bytes `[height, width]` or `[height, width, 3]`, floats `[height, width]` or
-/// `[3, height, width]`.
+/// Writes each item as a PNG file: bytes `[height, width]` or `[height, width, 3]`, floats `[height, width]`
+/// or `[3, height, width]`.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -81,8 +81,9 @@ impl<T: Carrier> Sink for SavePng<T> {
     }
 }
 
-/// The bytes of the PNG file that [`SavePng`] would write: for an answer over HTTP, for example. Blocks until the tensor's data
-/// is there. `stream` is one of the tensor's device, and `gain` what floats are multiplied by ([`SavePngArgs::gain`]).
+/// The bytes of the PNG file that [`SavePng`] would write: for an answer over HTTP, for example. Blocks until
+/// the tensor's data is there. `stream` is one of the tensor's device, and `gain` what floats are multiplied
+/// by ([`SavePngArgs::gain`]).
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -8,8 +8,9 @@ use tensorpost::prelude::*;
 use super::super::Carrier;
 use super::{Folder, write};
 
-/// Writes the elements of each item, in row-major order and the machine's byte order (little-endian on everything that runs
-/// CUDA), to a file of its own, whose name says dtype and shape: `00042-chelsea.f32-3x384x512.raw`.
+/// Writes the elements of each item, in row-major order and the machine's byte order (little-endian on
+/// everything that runs CUDA), to a file of its own, whose name says dtype and shape:
+/// `00042-chelsea.f32-3x384x512.raw`.
 ///
 /// ```
 /// use tensorpost::prelude::*;

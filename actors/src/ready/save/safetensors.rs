@@ -20,8 +20,8 @@ pub struct SaveSafetensorsArgs {
     pub per_file: usize,
 }
 
-/// Writes items in the safetensors format, several to a file. In a file each is known by its label; the file is called after
-/// the first and the last.
+/// Writes items in the safetensors format, several to a file. In a file each is known by its label; the file
+/// is called after the first and the last.
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -1,11 +1,13 @@
-//! A pool of workers: tasks in, results out, both bounded. What `multiprocessing.Pool` is used for, without a pipeline.
+//! A pool of workers: tasks in, results out, both bounded. What `multiprocessing.Pool` is used for, without a
+//! pipeline.
 //!
-//! **Order.** Tasks are begun in the order in which they were submitted; results come as they are done, each with its task's
-//! number. **Bounds.** At most [`queue`](TaskPoolSettings::queue) tasks wait, [`ahead`](TaskPoolSettings::ahead) are with
-//! each worker, and as many results wait as tasks; then submitting waits. **On an error** of a task, its result is that
-//! error, and its worker goes on. **On the death of a worker** the tasks that it had are results with an error; those that
-//! it had not taken yet go to others. With no worker left, every task is such a result. **On drop** tasks that wait are
-//! dropped; those that workers have are done, and their results dropped.
+//! **Order.** Tasks are begun in the order in which they were submitted; results come as they are done, each
+//! with its task's number. **Bounds.** At most [`queue`](TaskPoolSettings::queue) tasks wait,
+//! [`ahead`](TaskPoolSettings::ahead) are with each worker, and as many results wait as tasks; then
+//! submitting waits. **On an error** of a task, its result is that error, and its worker goes on. **On the
+//! death of a worker** the tasks that it had are results with an error; those that it had not taken yet go to
+//! others. With no worker left, every task is such a result. **On drop** tasks that wait are dropped; those
+//! that workers have are done, and their results dropped.
 
 mod driver;
 mod worker;
@@ -28,7 +30,8 @@ pub struct TaskPoolSettings {
     pub device: Device,
     /// Tasks that wait for a worker, at least 1.
     pub queue: usize,
-    /// Tasks that are with one worker at a time, at least 1: with 2, it has the next at hand when it is done with one.
+    /// Tasks that are with one worker at a time, at least 1: with 2, it has the next at hand when it is done
+    /// with one.
     pub ahead: u32,
 }
 
@@ -149,7 +152,8 @@ impl<J: Job> TaskPool<J> {
             addresses.push(worker.mailbox(ahead).start()?.address());
         }
         let (submit, tasks) = mpsc::channel(queue);
-        // One for everything that is under way, so that workers never wait for whoever takes results as late as that.
+        // One for everything that is under way, so that workers never wait for whoever takes results as late
+        // as that.
         let (done, results) = mpsc::channel(queue.saturating_add(workers as usize * ahead as usize));
         let driven = thread::Builder::new().name("tp-tasks".into()).spawn(move || {
             driver::drive::<J>(addresses, ahead, tasks, done);
@@ -158,8 +162,9 @@ impl<J: Job> TaskPool<J> {
         Ok(TaskPool { tasks: submit, results, next: 0, open: 0 })
     }
 
-    /// Hands a task in, and says its number; waits while too many wait. Somebody has to take results meanwhile, or this
-    /// waits for ever: [`map`](Self::map) does both, [`try_submit`](Self::try_submit) does not wait.
+    /// Hands a task in, and says its number; waits while too many wait. Somebody has to take results
+    /// meanwhile, or this waits for ever: [`map`](Self::map) does both, [`try_submit`](Self::try_submit) does
+    /// not wait.
     ///
     /// # Errors
     /// The pool has no worker left; the task is given back.
@@ -219,8 +224,8 @@ impl<J: Job> TaskPool<J> {
         self.open
     }
 
-    /// Does all of `tasks`, which are taken as there is room, and gives their results as they come; those of tasks that were
-    /// submitted before are among them. For a thread that may block.
+    /// Does all of `tasks`, which are taken as there is room, and gives their results as they come; those of
+    /// tasks that were submitted before are among them. For a thread that may block.
     pub fn map<I>(&mut self, tasks: I) -> Map<'_, J, I::IntoIter>
     where
         I: IntoIterator<Item = J::Task>,

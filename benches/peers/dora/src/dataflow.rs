@@ -28,8 +28,8 @@ pub(crate) struct Node {
     pub(crate) pool: usize,
 }
 
-/// The descriptor. An input that has no policy drops its oldest where it is full; one with `backpressure` would take its messages
-/// through the daemon, copied, and up to ten times its size.
+/// The descriptor. An input that has no policy drops its oldest where it is full; one with `backpressure`
+/// would take its messages through the daemon, copied, and up to ten times its size.
 fn descriptor(program: &str, nodes: &[Node]) -> Result<String, std::fmt::Error> {
     let mut text = "nodes:\n".to_owned();
     for node in nodes {
@@ -48,7 +48,8 @@ fn descriptor(program: &str, nodes: &[Node]) -> Result<String, std::fmt::Error> 
     Ok(text)
 }
 
-/// Runs the nodes, with these variables, until all have ended; what they wrote to the file that [`RESULTS`] names.
+/// Runs the nodes, with these variables, until all have ended; what they wrote to the file that [`RESULTS`]
+/// names.
 pub(crate) fn run(dora: &Path, nodes: &[Node], environment: &[(&str, &OsStr)]) -> anyhow::Result<String> {
     let folder = tempfile::tempdir()?;
     let results = folder.path().join("results");

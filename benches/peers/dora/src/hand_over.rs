@@ -1,11 +1,13 @@
 //! Fresh memory to another process, and to eight.
 //!
-//! A sample is allocated in the node's shared memory, its first and last bytes are written, it is sent, and the sinks check them. A
-//! trip is answered. The shared-memory path has no brake, and may lose messages: they are dropped where a queue is full, or where zenoh's
-//! threads do not get on for a millisecond. So the sinks say now and then how far they are, and what they miss; the source has no more
-//! under way than a mailbox of `hand_over` holds, and sends again from the first that is missed. All arrive, in order. Prints lines of
-//! a name and a number: microseconds a trip, messages a second, microseconds of processor time a message of the nodes and the daemon,
-//! microseconds a message and receiver, and how many of a million messages were sent again.
+//! A sample is allocated in the node's shared memory, its first and last bytes are written, it is sent, and
+//! the sinks check them. A trip is answered. The shared-memory path has no brake, and may lose messages: they
+//! are dropped where a queue is full, or where zenoh's threads do not get on for a millisecond. So the sinks
+//! say now and then how far they are, and what they miss; the source has no more under way than a mailbox of
+//! `hand_over` holds, and sends again from the first that is missed. All arrive, in order. Prints lines of a
+//! name and a number: microseconds a trip, messages a second, microseconds of processor time a message of the
+//! nodes and the daemon, microseconds a message and receiver, and how many of a million messages were sent
+//! again.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -116,7 +118,8 @@ pub(crate) fn run(dora: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Processor time of the daemon, which started this node. In ticks of the clock, of which a stream takes many.
+/// Processor time of the daemon, which started this node. In ticks of the clock, of which a stream takes
+/// many.
 fn daemon_cpu() -> anyhow::Result<Duration> {
     let daemon = rustix::process::getppid().context("the daemon has ended")?;
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.as_raw_nonzero()))?;
@@ -249,7 +252,8 @@ pub(crate) fn source(plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A node that checks. It says after each trip how far it is, then after half a window, and where it misses a message.
+/// A node that checks. It says after each trip how far it is, then after half a window, and where it misses a
+/// message.
 pub(crate) fn sink(number: &str, plan: &Plan) -> anyhow::Result<()> {
     let (mut node, mut events) = DoraNode::init_from_env()?;
     let taken = DataId::from("taken".to_owned());

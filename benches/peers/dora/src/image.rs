@@ -46,7 +46,8 @@ impl Image {
     }
 }
 
-/// Sends the bytes that `fill` writes into memory of dora's. They go out where it fails, too; then this stage must end.
+/// Sends the bytes that `fill` writes into memory of dora's. They go out where it fails, too; then this stage
+/// must end.
 pub(crate) fn send(
     node: &mut DoraNode,
     label: Label,

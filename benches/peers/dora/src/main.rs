@@ -1,8 +1,8 @@
-//! This framework's peer dora: handing memory over, see [`hand_over`], and the image pipeline, see [`pipeline`], as dataflows of Rust
-//! nodes.
+//! This framework's peer dora: handing memory over, see [`hand_over`], and the image pipeline, see
+//! [`pipeline`], as dataflows of Rust nodes.
 //!
-//! Without a role it writes the dataflow and runs it with `dora run`, which is the daemon too; dora then starts this program as each of
-//! the nodes.
+//! Without a role it writes the dataflow and runs it with `dora run`, which is the daemon too; dora then
+//! starts this program as each of the nodes.
 
 mod dataflow;
 mod hand_over;

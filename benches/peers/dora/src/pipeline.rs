@@ -1,8 +1,10 @@
-//! The image pipeline of the example `10-image-pipeline` as a dataflow of four nodes, each a stage, see [`stages`](crate::stages). What a
-//! node makes it writes straight into shared memory; what it gets it reads there.
+//! The image pipeline of the example `10-image-pipeline` as a dataflow of four nodes, each a stage, see
+//! [`stages`](crate::stages). What a node makes it writes straight into shared memory; what it gets it reads
+//! there.
 //!
-//! That path has no brake and may lose messages, see [`hand_over`](crate::hand_over): the node that writes tells the one that decodes how far
-//! it is, and no more than [`WINDOW`] images are under way. Prints how many of a million were sent again.
+//! That path has no brake and may lose messages, see [`hand_over`](crate::hand_over): the node that writes
+//! tells the one that decodes how far it is, and no more than [`WINDOW`] images are under way. Prints how
+//! many of a million were sent again.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;

@@ -1,9 +1,11 @@
-//! Handing memory over by iceoryx2, both sides looking without a pause: what its own benchmarks do, with the work of `hand_over`.
+//! Handing memory over by iceoryx2, both sides looking without a pause: what its own benchmarks do, with the
+//! work of `hand_over`.
 //!
-//! A fresh sample is loaned without being initialised, its first and last bytes are written, it is sent, and the other process
-//! checks them. A trip is answered with a number; a stream waits only where the receiver's buffer is full. Prints lines of a name
-//! and a number: microseconds a trip, messages a second, microseconds of processor time a message of both processes, microseconds a
-//! message and receiver where one sample goes to each of several processes.
+//! A fresh sample is loaned without being initialised, its first and last bytes are written, it is sent, and
+//! the other process checks them. A trip is answered with a number; a stream waits only where the receiver's
+//! buffer is full. Prints lines of a name and a number: microseconds a trip, messages a second, microseconds
+//! of processor time a message of both processes, microseconds a message and receiver where one sample goes
+//! to each of several processes.
 
 use std::hint::spin_loop;
 use std::process::Command;

@@ -1,8 +1,10 @@
-//! Images from one process to the next: a publish-subscribe service, and an event service for each direction, as in iceoryx2's
-//! example of event-based communication. Nobody looks again and again: who has nothing to do waits for an event.
+//! Images from one process to the next: a publish-subscribe service, and an event service for each direction,
+//! as in iceoryx2's example of event-based communication. Nobody looks again and again: who has nothing to do
+//! waits for an event.
 //!
-//! Nothing is lost: the subscriber's buffer does not overflow, and its publisher waits until there is room. It waits for the event that
-//! an image was taken; iceoryx2's own way to block, `RetryUntilDelivered`, looks again and sleeps.
+//! Nothing is lost: the subscriber's buffer does not overflow, and its publisher waits until there is room.
+//! It waits for the event that an image was taken; iceoryx2's own way to block, `RetryUntilDelivered`, looks
+//! again and sleeps.
 
 use std::fmt::Debug;
 

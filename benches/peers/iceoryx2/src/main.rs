@@ -1,4 +1,5 @@
-//! This framework's peer iceoryx2: handing memory over, see [`hand_over`], and the image pipeline, see [`pipeline`].
+//! This framework's peer iceoryx2: handing memory over, see [`hand_over`], and the image pipeline, see
+//! [`pipeline`].
 
 mod hand_over;
 mod link;

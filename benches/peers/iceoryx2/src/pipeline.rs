@@ -1,5 +1,5 @@
-//! The image pipeline of the example `10-image-pipeline` as four processes, each a stage, see [`stages`], with a link between two, see
-//! [`link`](crate::link). This one starts them and waits for them.
+//! The image pipeline of the example `10-image-pipeline` as four processes, each a stage, see [`stages`],
+//! with a link between two, see [`link`](crate::link). This one starts them and waits for them.
 
 use std::num::NonZeroU64;
 use std::process::Command;

@@ -1,8 +1,10 @@
-//! The stages, each in a process of its own. What a stage makes it writes straight into a loaned sample, what it gets it reads in the
-//! sample that came; a sample that came may not be written, so edges go to memory of their own.
+//! The stages, each in a process of its own. What a stage makes it writes straight into a loaned sample, what
+//! it gets it reads in the sample that came; a sample that came may not be written, so edges go to memory of
+//! their own.
 //!
-//! A stage opens the link after it first, which waits for the next stage: the first image starts when all stages are there. Whoever is
-//! killed earlier may leave shared memory that is half made, and iceoryx2 0.10 would wait for that without an end.
+//! A stage opens the link after it first, which waits for the next stage: the first image starts when all
+//! stages are there. Whoever is killed earlier may leave shared memory that is half made, and iceoryx2 0.10
+//! would wait for that without an end.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! The stages with C's calling convention. Each gives 0, or says on standard error what is wrong and gives -1.
+//! The stages with C's calling convention. Each gives 0, or says on standard error what is wrong and gives
+//! -1.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fmt::Display;
@@ -56,7 +57,8 @@ pub unsafe extern "C" fn tensorpost_decode(file: *const c_char, pixels: *mut u8,
 /// See [`resize`](crate::resize).
 ///
 /// # Safety
-/// `width` times `height` times 3 bytes from `pixels` on may be read, [`PLANES`] floats from `planes` on written.
+/// `width` times `height` times 3 bytes from `pixels` on may be read, [`PLANES`] floats from `planes` on
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tensorpost_resize(
     pixels: *const u8,

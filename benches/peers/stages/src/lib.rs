@@ -1,5 +1,6 @@
-//! What the stages of the example `10-image-pipeline` compute, for its peers: the same functions, so that what differs is how the
-//! images get from one to the next. For Rust, and with C's calling convention for Python.
+//! What the stages of the example `10-image-pipeline` compute, for its peers: the same functions, so that
+//! what differs is how the images get from one to the next. For Rust, and with C's calling convention for
+//! Python.
 
 pub mod c;
 // The files themselves: a peer is built without the framework.
@@ -81,7 +82,8 @@ pub fn write(path: &Path, magnitudes: &[f32]) -> Result<(), ImageError> {
     png::write_gray8(path, &gray, size()?)
 }
 
-/// What the example calls the file of frame `id` of `photograph`, whose name must be letters, digits and `-_.`.
+/// What the example calls the file of frame `id` of `photograph`, whose name must be letters, digits and
+/// `-_.`.
 pub fn target(folder: &Path, id: u64, photograph: &Path) -> PathBuf {
     let name = photograph.file_stem().map(|name| name.to_string_lossy()).unwrap_or_default();
     folder.join(format!("{id:05}-{name}.png"))

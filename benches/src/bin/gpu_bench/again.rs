@@ -91,8 +91,8 @@ pub(crate) struct Again {
     node: Node,
     stage: Spawned<Mortal>,
     spares: u32,
-    /// From the death until the node has seen the end of the process, until the next life has begun, and until that has
-    /// served, in microseconds.
+    /// From the death until the node has seen the end of the process, until the next life has begun, and
+    /// until that has served, in microseconds.
     times: [Vec<f64>; 3],
 }
 

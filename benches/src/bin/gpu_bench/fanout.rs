@@ -9,8 +9,8 @@ use tensorpost::prelude::*;
 use crate::kernels::Kernels;
 use crate::outcome::{Outcome, Text};
 
-/// A tensor to hold for as long as the handler runs. The reply is what memory of its own the receiver has in use, in
-/// bytes, and the first element if it was asked for.
+/// A tensor to hold for as long as the handler runs. The reply is what memory of its own the receiver has in
+/// use, in bytes, and the first element if it was asked for.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<Held>)]
 pub(crate) struct Hold {

@@ -1,4 +1,5 @@
-//! Four processes in a row by the pipeline builder, each with a kernel for every item; and each of them alone.
+//! Four processes in a row by the pipeline builder, each with a kernel for every item; and each of them
+//! alone.
 
 use std::time::{Duration, Instant};
 

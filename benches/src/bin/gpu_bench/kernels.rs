@@ -48,8 +48,8 @@ impl Kernels {
             Kernels::Cuda { fill, .. } => {
                 let mut launch = stream.launch_builder(fill)?;
                 launch.arg(out).arg(&value).arg(&n).arg(&nanos);
-                // SAFETY: the arguments are the kernel's, in its order; it writes `n` floats from the tensor's first,
-                // which is packed and has as many.
+                // SAFETY: the arguments are the kernel's, in its order; it writes `n` floats from the
+                // tensor's first, which is packed and has as many.
                 unsafe { launch.launch(grid(n)) }?;
             }
         }
@@ -99,7 +99,8 @@ impl Kernels {
     }
 }
 
-/// Kernels of a chain: as many as a stage has that the host launches more slowly than the GPU is through with them.
+/// Kernels of a chain: as many as a stage has that the host launches more slowly than the GPU is through with
+/// them.
 pub(crate) const CHAIN: usize = 20;
 const LAST: usize = CHAIN - 1;
 const _: () = assert!(LAST % 2 == 1);

@@ -1,5 +1,5 @@
-//! Runs this program again from a worker, so that what it then measures without the framework has the worker's
-//! environment: a client of the same MPS daemon where there is one.
+//! Runs this program again from a worker, so that what it then measures without the framework has the
+//! worker's environment: a client of the same MPS daemon where there is one.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -9,7 +9,8 @@ use tensorpost::prelude::*;
 
 use crate::outcome::{Outcome, Text};
 
-/// Runs this program with `args` to its end. The reply is the microseconds until it wrote its first line, and the lines.
+/// Runs this program with `args` to its end. The reply is the microseconds until it wrote its first line, and
+/// the lines.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<(f64, Vec<String>)>)]
 pub(crate) struct Launch {

@@ -1,7 +1,7 @@
 //! The figures of tensorpost on a GPU, beside the bare driver on the same machine in the same run.
 //!
-//! `gpu_bench --device cuda:0` measures; `gpu_bench --device host` runs the same programs without a GPU. What is measured
-//! and how is in `benches/gpu/README.md`.
+//! `gpu_bench --device cuda:0` measures; `gpu_bench --device host` runs the same programs without a GPU. What
+//! is measured and how is in `benches/gpu/README.md`.
 
 mod again;
 mod fanout;

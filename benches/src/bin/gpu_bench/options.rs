@@ -6,11 +6,13 @@ use std::str::FromStr;
 use clap::{Parser, ValueEnum};
 use tensorpost::node::Sharing;
 
-/// Measures tensorpost on one device, in one run, beside the bare driver; prints every median and a table of targets.
+/// Measures tensorpost on one device, in one run, beside the bare driver; prints every median and a table of
+/// targets.
 #[derive(Debug, Parser)]
 #[command(name = "gpu_bench")]
 pub(crate) struct Options {
-    /// `host`, or `cuda:` and a number. The host has no floor and no MPS: it is there to try the programs out.
+    /// `host`, or `cuda:` and a number. The host has no floor and no MPS: it is there to try the programs
+    /// out.
     #[arg(long, default_value = "cuda:0")]
     pub(crate) device: Place,
     /// How workers share the GPU; both, one after the other, unless said otherwise.

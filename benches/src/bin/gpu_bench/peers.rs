@@ -16,8 +16,8 @@ pub(crate) enum How {
     Kernel,
 }
 
-/// One of `count` tensors. The reply, when the GPU is through with the last, is when that was, see [`now`]; to those
-/// before it is 0.
+/// One of `count` tensors. The reply, when the GPU is through with the last, is when that was, see [`now`];
+/// to those before it is 0.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<u64>)]
 pub(crate) struct Read {

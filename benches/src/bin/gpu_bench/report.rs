@@ -1,8 +1,8 @@
 //! Medians by name, and the table of what they should be.
 //!
-//! A name is `who.mode.what`: `post` is tensorpost, `alone` one process without a receiver, `both` two such at once,
-//! `floor` the bare driver, `bare` a bare context, `torch` PyTorch. Times are in microseconds, rates (`stream`) in messages
-//! per second, sizes in bytes.
+//! A name is `who.mode.what`: `post` is tensorpost, `alone` one process without a receiver, `both` two such
+//! at once, `floor` the bare driver, `bare` a bare context, `torch` PyTorch. Times are in microseconds, rates
+//! (`stream`) in messages per second, sizes in bytes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -98,7 +98,8 @@ const fn target(what: &'static str, number: &'static str, against: &'static str,
     Target { what, number, against, bound }
 }
 
-/// A ratio is the number over what it is compared with: where something is to be faster, the other's time comes first.
+/// A ratio is the number over what it is compared with: where something is to be faster, the other's time
+/// comes first.
 #[rustfmt::skip]
 const TARGETS: &[Target] = &[
     target("round trip 4 KiB, no kernels, isolated", "post.isolated.trip.4KiB", "floor.isolated.clocks", Bound::Most(1.0)),

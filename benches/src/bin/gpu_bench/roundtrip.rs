@@ -32,7 +32,8 @@ pub(crate) struct Play {
     pub(crate) warmup: usize,
     /// Whether each round makes a fresh tensor with a kernel, and the partner another from it.
     pub(crate) kernels: bool,
-    /// Whether the host looks for the end of a round all the time, as the floor's does, and does not nap meanwhile.
+    /// Whether the host looks for the end of a round all the time, as the floor's does, and does not nap
+    /// meanwhile.
     pub(crate) watched: bool,
 }
 

@@ -32,7 +32,8 @@ pub(crate) struct Arm {
     pub(crate) written: bool,
 }
 
-/// Resolves when all items were handled and the GPU is through with them; the reply is when that was, see [`now`].
+/// Resolves when all items were handled and the GPU is through with them; the reply is when that was, see
+/// [`now`].
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<u64>)]
 pub(crate) struct Finish;

@@ -12,8 +12,9 @@ use crate::kernels::{Kernels, Launches};
 use crate::outcome::{Outcome, Text, now};
 use crate::sink::Item;
 
-/// Tensors that one handler call makes; their clock writes and frames are published together, so that a receiver waits
-/// for the last of them. Where each keeps the GPU busy that would be a pipeline that fills and drains in such steps.
+/// Tensors that one handler call makes; their clock writes and frames are published together, so that a
+/// receiver waits for the last of them. Where each keeps the GPU busy that would be a pipeline that fills and
+/// drains in such steps.
 const AT_ONCE: usize = 64;
 
 /// What is done with each tensor of a stream.

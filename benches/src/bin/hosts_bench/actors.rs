@@ -1,5 +1,5 @@
-//! What runs on the two hosts, beside the notes: tensors that are poured from one to the other, a consumer that stands still, and
-//! asks that nobody answers.
+//! What runs on the two hosts, beside the notes: tensors that are poured from one to the other, a consumer
+//! that stands still, and asks that nobody answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -1,4 +1,5 @@
-//! Two hosts of one node: this program, and the same once more as an agent that runs what this one starts there.
+//! Two hosts of one node: this program, and the same once more as an agent that runs what this one starts
+//! there.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};

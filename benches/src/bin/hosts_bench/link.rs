@@ -1,5 +1,5 @@
-//! Two hosts with a link between them that is slower than anything else: in network namespaces, this program once more as the head,
-//! and what it starts at the other ends of its links.
+//! Two hosts with a link between them that is slower than anything else: in network namespaces, this program
+//! once more as the head, and what it starts at the other ends of its links.
 
 use std::process::Stdio;
 
@@ -21,7 +21,8 @@ const LANES: u16 = 2;
 /// Says that this process is the head, how many tensors it sends in a run, and how many runs there are.
 const IS_HEAD: &str = "HOSTS_BENCH_LINK";
 
-/// The share of the link that the bytes of so many tensors have: ours, those of bare gRPC with TLS, and of bare TCP.
+/// The share of the link that the bytes of so many tensors have: ours, those of bare gRPC with TLS, and of
+/// bare TCP.
 pub(crate) fn measure(count: u64, runs: usize) -> anyhow::Result<[Samples; 3]> {
     let mut command = alone(&std::env::current_exe()?);
     command.env(IS_HEAD, format!("{count} {runs}")).stdout(Stdio::piped());

@@ -1,8 +1,9 @@
-//! What two hosts of one node cost, over loopback: messages, tensors, a consumer that stands still, memory, and a host that is killed;
-//! beside bare TCP and bare gRPC in the same run, between as many processes.
+//! What two hosts of one node cost, over loopback: messages, tensors, a consumer that stands still, memory,
+//! and a host that is killed; beside bare TCP and bare gRPC in the same run, between as many processes.
 //!
-//! `hosts_bench` measures everything and prints one table; the method is in `benches/README.md`. It needs a GPU for the rows of
-//! `--device` alone, and nothing beside itself but two builds of `local_messages` in its folder for the last rows.
+//! `hosts_bench` measures everything and prints one table; the method is in `benches/README.md`. It needs a
+//! GPU for the rows of `--device` alone, and nothing beside itself but two builds of `local_messages` in its
+//! folder for the last rows.
 
 mod actors;
 mod bare;
@@ -38,7 +39,8 @@ struct Options {
     /// Runs of each, alternating with those that they are compared with.
     #[arg(long)]
     runs: Option<usize>,
-    /// Only measurements whose name has this in it: latency, rate, tensors, link, device, nixl, stall, memory, killed, local.
+    /// Only measurements whose name has this in it: latency, rate, tensors, link, device, nixl, stall,
+    /// memory, killed, local.
     #[arg(long)]
     only: Option<String>,
     /// The device of the tensors that a GPU has, such as `cuda:0`; without it those are not measured.
@@ -83,7 +85,8 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Processes that are busy where a message goes from host to host: two that speak, and a gateway on each host.
+/// Processes that are busy where a message goes from host to host: two that speak, and a gateway on each
+/// host.
 const BUSY: usize = 4;
 /// How long a consumer stands still.
 const STALL: Duration = Duration::from_secs(12);

@@ -1,4 +1,5 @@
-//! NIXL by itself, as the baseline of tensors that go by it: two processes, each with an arena on its GPU, and 32 MiB written again and again.
+//! NIXL by itself, as the baseline of tensors that go by it: two processes, each with an arena on its GPU,
+//! and 32 MiB written again and again.
 
 #![expect(unsafe_code, reason = "allocates memory of a GPU by the driver")]
 
@@ -120,8 +121,8 @@ impl Raw {
         Ok(Raw { end, to, other })
     }
 
-    /// GB (10^9 bytes) a second of so many slots, of which `ahead` are on their way at a time. Where `copied`, each is copied
-    /// into first.
+    /// GB (10^9 bytes) a second of so many slots, of which `ahead` are on their way at a time. Where
+    /// `copied`, each is copied into first.
     pub(crate) fn write(&mut self, count: u64, ahead: u64, copied: bool) -> anyhow::Result<f64> {
         let ahead = ahead.clamp(1, NIXL_SLOTS.into());
         let (since, mut taken, mut done) = (Instant::now(), 0, 0);

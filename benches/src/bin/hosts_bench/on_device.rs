@@ -1,8 +1,9 @@
-//! The same tensors in the memory of a device, from one host to the other: two programs of this machine, on one device.
+//! The same tensors in the memory of a device, from one host to the other: two programs of this machine, on
+//! one device.
 //!
-//! Only the first and the last byte of each are written and looked at, by copies of one byte on the actors' own streams, so that nothing
-//! but the way between the hosts is timed. These are work of two more processes on the GPUs all the same; actors that are told to leave
-//! the bytes alone show what it costs.
+//! Only the first and the last byte of each are written and looked at, by copies of one byte on the actors'
+//! own streams, so that nothing but the way between the hosts is timed. These are work of two more processes
+//! on the GPUs all the same; actors that are told to leave the bytes alone show what it costs.
 
 use std::sync::atomic::AtomicBool;
 

@@ -119,15 +119,16 @@ impl Two {
         self.poured(count, TENSOR).map(|poured| speed(&poured, TENSOR))
     }
 
-    /// Tensors for a consumer that stands still for so long: how many have come, in order, and the seconds that the sender waited.
+    /// Tensors for a consumer that stands still for so long: how many have come, in order, and the seconds
+    /// that the sender waited.
     pub(crate) fn stalled(&self, count: u64, stall: Duration) -> anyhow::Result<(u64, f64)> {
         self.ask(&self.sink.address(), Stall(stall.as_millis() as u64))?;
         let poured = self.poured(count, 20_000)?;
         Ok((poured.count, poured.longest as f64 / 1e9))
     }
 
-    /// MiB that all processes of either host have in use, after the first ten thousand messages, and after all of them: four notes
-    /// to each tensor.
+    /// MiB that all processes of either host have in use, after the first ten thousand messages, and after
+    /// all of them: four notes to each tensor.
     pub(crate) fn memory(
         &self,
         count: u64,
@@ -151,8 +152,8 @@ impl Two {
         Ok([0, 1].map(|host| [first[host], last[host]]))
     }
 
-    /// Kills the other host while so many asks with tensors wait for it: the seconds until all are answered, and bytes of this host's
-    /// memory that somebody holds then.
+    /// Kills the other host while so many asks with tensors wait for it: the seconds until all are answered,
+    /// and bytes of this host's memory that somebody holds then.
     pub(crate) fn killed(mut self, asks: usize) -> anyhow::Result<(f64, u64)> {
         let never = self.pair.spawn_there::<Sink>(MANY)?;
         let stream = self.pair.node.host_stream()?;

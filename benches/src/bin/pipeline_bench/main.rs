@@ -1,6 +1,8 @@
-//! What the pipeline builder costs, on the host: beside the same actors wired by hand, and beside the work of its stages.
+//! What the pipeline builder costs, on the host: beside the same actors wired by hand, and beside the work of
+//! its stages.
 //!
-//! `pipeline_bench` measures everything and prints one table; the method is in `benches/README.md`. No GPU is needed.
+//! `pipeline_bench` measures everything and prints one table; the method is in `benches/README.md`. No GPU is
+//! needed.
 
 mod parts;
 mod runs;

@@ -1,5 +1,5 @@
-//! What runs in the workers: a source, a stage and a sink. The pipeline builder and the actors that are wired by hand call
-//! the same ones.
+//! What runs in the workers: a source, a stage and a sink. The pipeline builder and the actors that are wired
+//! by hand call the same ones.
 
 use std::time::{Duration, Instant};
 

@@ -111,7 +111,8 @@ pub(crate) fn wired(count: u64, micros: u64, hop: Hop) -> anyhow::Result<f64> {
     bench.end(&[seen])
 }
 
-/// Four processes that each work so long on each item: nanoseconds for each item, and of the slowest of the four alone.
+/// Four processes that each work so long on each item: nanoseconds for each item, and of the slowest of the
+/// four alone.
 pub(crate) fn four(count: u64, micros: u64) -> anyhow::Result<(f64, f64)> {
     let bench = Bench::start(count)?;
     let flow = Pipeline::new("four").source::<Frames>(bench.make(micros));
@@ -139,7 +140,8 @@ pub(crate) fn broadcast(count: u64, all: bool) -> anyhow::Result<f64> {
     bench.run(&pipeline, RECEIVERS).map(|(nanos, _)| nanos / RECEIVERS as f64)
 }
 
-/// Starts this program as one with a pipeline of four processes: nanoseconds until the first item was at the sink.
+/// Starts this program as one with a pipeline of four processes: nanoseconds until the first item was at the
+/// sink.
 pub(crate) fn cold() -> anyhow::Result<f64> {
     let program = std::env::current_exe().context("this program is not known")?;
     let mut command = Command::new(program);

@@ -6,10 +6,11 @@ use clap::Parser;
 use tensorpost_actors::image::ImageSize;
 use tensorpost_examples::Place;
 
-/// Photographs through four processes: decode | resize + normalise | edge filter | write, without copying a pixel.
+/// Photographs through four processes: decode | resize + normalise | edge filter | write, without copying a
+/// pixel.
 ///
-/// Prints what each stage did and checks the result against the same computation in one process. Ctrl-C stops the source and
-/// lets everything under way finish; a second one ends at once.
+/// Prints what each stage did and checks the result against the same computation in one process. Ctrl-C stops
+/// the source and lets everything under way finish; a second one ends at once.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "10-image-pipeline")]
 pub(crate) struct Args {

@@ -1,5 +1,5 @@
-//! Checks what the pipeline wrote against the same computation in this process, on the host: they agree to the bit, whatever
-//! the device.
+//! Checks what the pipeline wrote against the same computation in this process, on the host: they agree to
+//! the bit, whatever the device.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use crate::args::Args;
 /// Mismatches that are named.
 const NAMED: usize = 5;
 
-/// Checks all of the `written` frames' files, pixel by pixel, and that no frame is missing. Says what was checked.
+/// Checks all of the `written` frames' files, pixel by pixel, and that no frame is missing. Says what was
+/// checked.
 ///
 /// # Errors
 /// Names the frames that are wrong, and how.

@@ -1,10 +1,12 @@
-//! A real pipeline: photographs are decoded in one process, resized and normalised in a second, edge-filtered in a third
-//! (in the memory that they came in), and written as PNG by a fourth. No pixel is copied between them.
+//! A real pipeline: photographs are decoded in one process, resized and normalised in a second, edge-filtered
+//! in a third (in the memory that they came in), and written as PNG by a fourth. No pixel is copied between
+//! them.
 //!
-//! With `--device cuda:0` the photographs are uploaded once and stay on the GPU until gray bytes come back for the files.
+//! With `--device cuda:0` the photographs are uploaded once and stay on the GPU until gray bytes come back
+//! for the files.
 //!
-//! The stages are ready-made; this program connects them, and checks what they made against the same computation in one
-//! process.
+//! The stages are ready-made; this program connects them, and checks what they made against the same
+//! computation in one process.
 
 mod args;
 mod check;

@@ -1,7 +1,8 @@
-//! State that everybody reads and one replaces: a trainer publishes the weights of a small network after each step, and
-//! evaluators in other processes run on the latest, whole and without holding anybody up.
+//! State that everybody reads and one replaces: a trainer publishes the weights of a small network after each
+//! step, and evaluators in other processes run on the latest, whole and without holding anybody up.
 //!
-//! `--device cuda:0` keeps the weights on a GPU; the network itself is computed by candle on the CPU in either case.
+//! `--device cuda:0` keeps the weights on a GPU; the network itself is computed by candle on the CPU in
+//! either case.
 
 mod iris;
 mod network;

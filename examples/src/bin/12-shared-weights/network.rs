@@ -1,5 +1,5 @@
-//! The network, in candle and on its CPU backend: four lengths, sixteen hidden units, three species. Its weights travel;
-//! they are on whatever device the actors have.
+//! The network, in candle and on its CPU backend: four lengths, sixteen hidden units, three species. Its
+//! weights travel; they are on whatever device the actors have.
 
 use anyhow::Result;
 use candle_core::{D, DType as CandleType, Device as CandleDevice, Tensor as CandleTensor, Var};

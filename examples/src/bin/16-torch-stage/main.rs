@@ -1,8 +1,10 @@
-//! A model of PyTorch as a stage between two of Rust: photographs are decoded in one process, a convolution in Python finds their
-//! edges in a second, and a third compares each of them with the same computation in one process.
+//! A model of PyTorch as a stage between two of Rust: photographs are decoded in one process, a convolution
+//! in Python finds their edges in a second, and a third compares each of them with the same computation in
+//! one process.
 //!
-//! It needs Python with the package `tensorpost` and PyTorch (`TENSORPOST_PYTHON` names another interpreter than the active
-//! one), and says so in one line where these are not there. `--device cuda:0` runs the model on a GPU.
+//! It needs Python with the package `tensorpost` and PyTorch (`TENSORPOST_PYTHON` names another interpreter
+//! than the active one), and says so in one line where these are not there. `--device cuda:0` runs the model
+//! on a GPU.
 
 use std::path::{Path, PathBuf};
 

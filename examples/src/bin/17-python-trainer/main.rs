@@ -1,8 +1,9 @@
-//! Weights that are trained in Python and used in Rust: a trainer with PyTorch publishes them after each step, and evaluators in
-//! other processes run on the latest, whole and without holding it up.
+//! Weights that are trained in Python and used in Rust: a trainer with PyTorch publishes them after each
+//! step, and evaluators in other processes run on the latest, whole and without holding it up.
 //!
-//! It needs Python with the package `tensorpost` and PyTorch (`TENSORPOST_PYTHON` names another interpreter than the active
-//! one), and says so in one line where these are not there. `--device cuda:0` trains, and keeps the weights, on a GPU.
+//! It needs Python with the package `tensorpost` and PyTorch (`TENSORPOST_PYTHON` names another interpreter
+//! than the active one), and says so in one line where these are not there. `--device cuda:0` trains, and
+//! keeps the weights, on a GPU.
 
 #[path = "../12-shared-weights/iris.rs"]
 mod iris;

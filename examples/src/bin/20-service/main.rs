@@ -1,8 +1,8 @@
 //! A service: a camera's frames flow through a pipeline to a tracker, which is asked over HTTP.
 //!
-//! The camera is live, so what is too old is dropped in front of the resize. The background is subtracted in the frame's
-//! own memory. Two detectors share the work; their weights are replaced while they run, and one that dies is started again
-//! while the other goes on. Ctrl-C lets everything under way finish.
+//! The camera is live, so what is too old is dropped in front of the resize. The background is subtracted in
+//! the frame's own memory. Two detectors share the work; their weights are replaced while they run, and one
+//! that dies is started again while the other goes on. Ctrl-C lets everything under way finish.
 
 mod http;
 mod messages;

@@ -33,7 +33,8 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// A frame: bytes `[height, width, 3]` from the camera, planes of floats `[3, height, width]` behind the resize.
+/// A frame: bytes `[height, width, 3]` from the camera, planes of floats `[3, height, width]` behind the
+/// resize.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Frame {
     pub(crate) stamp: Stamp,

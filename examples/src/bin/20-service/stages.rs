@@ -57,7 +57,8 @@ fn draw(pixels: &mut [u8], rows: usize, columns: usize, frame: u64) {
     }
 }
 
-/// Leaves of each frame what is not background, in the frame's own memory. The background is what was there for long.
+/// Leaves of each frame what is not background, in the frame's own memory. The background is what was there
+/// for long.
 pub(crate) struct Background {
     stream: DeviceStream,
     background: Option<TensorMut>,

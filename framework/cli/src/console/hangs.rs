@@ -1,5 +1,5 @@
-//! `tensorpost hangs`: what the node has reported, and what does not move between two looks. The second needs no limit for
-//! hangs that somebody has thought of before.
+//! `tensorpost hangs`: what the node has reported, and what does not move between two looks. The second needs
+//! no limit for hangs that somebody has thought of before.
 
 use std::process::ExitCode;
 use std::thread::sleep;

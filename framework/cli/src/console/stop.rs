@@ -1,5 +1,5 @@
-//! `tensorpost stop`: and, while it takes its time, what holds it up. A node waits for messages under way; a program that has
-//! not heard of the stop, and goes on sending, keeps it waiting until the time is up.
+//! `tensorpost stop`: and, while it takes its time, what holds it up. A node waits for messages under way; a
+//! program that has not heard of the stop, and goes on sending, keeps it waiting until the time is up.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! `tensorpost trace`: what every process of a node does in an interval, as a file for a trace viewer. The node need not have
-//! been started with a trace, and does not trace afterwards.
+//! `tensorpost trace`: what every process of a node does in an interval, as a file for a trace viewer. The
+//! node need not have been started with a trace, and does not trace afterwards.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

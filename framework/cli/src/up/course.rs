@@ -1,11 +1,13 @@
-//! The course of a run: what is said to which host when, and with which status it all ends. No I/O, and no clock of its own.
+//! The course of a run: what is said to which host when, and with which status it all ends. No I/O, and no
+//! clock of its own.
 //!
-//! Nothing starts anywhere before everything is ready everywhere. The head is asked to end first, and the others only when they go
-//! on for a while after its end, because a head drains all hosts of its node together and takes them along. What was asked and does
-//! not end is killed; a second signal kills at once, and a third gives up.
+//! Nothing starts anywhere before everything is ready everywhere. The head is asked to end first, and the
+//! others only when they go on for a while after its end, because a head drains all hosts of its node
+//! together and takes them along. What was asked and does not end is killed; a second signal kills at once,
+//! and a third gives up.
 //!
-//! A host whose program fails before it has joined asks all to end: the others would wait for it in vain. One that fails later is the
-//! node's affair, which may go on without it.
+//! A host whose program fails before it has joined asks all to end: the others would wait for it in vain. One
+//! that fails later is the node's affair, which may go on without it.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -285,7 +287,8 @@ impl Course {
         }
     }
 
-    /// Connections that have ended, once all that they said was heard, or something else has held their pipes for long enough.
+    /// Connections that have ended, once all that they said was heard, or something else has held their pipes
+    /// for long enough.
     fn look_at_ends(&mut self, now: Instant, acts: &mut Vec<Act>) {
         for host in 0..self.hosts.len() {
             let state = &self.hosts[host];

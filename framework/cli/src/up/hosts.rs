@@ -1,4 +1,5 @@
-//! The hosts of `tensorpost up`: how they are written, what they are called, and where the others find the first of them.
+//! The hosts of `tensorpost up`: how they are written, what they are called, and where the others find the
+//! first of them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

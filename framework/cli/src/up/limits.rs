@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// The port of a head, as in `tensorpost_hosts::limits`, which the command does without: its connections are a large part of a build.
+/// The port of a head, as in `tensorpost_hosts::limits`, which the command does without: its connections are
+/// a large part of a build.
 pub(super) const PORT: u16 = 7117;
 
 /// Most hosts of a node, as there.
@@ -32,7 +33,8 @@ pub(super) const BEAT: Duration = Duration::from_secs(5);
 /// A host that has heard nothing for so many beats ends its program.
 pub(super) const SILENCE_IN_BEATS: u32 = 4;
 
-/// For so many beats after the head's end the other hosts may end by themselves: an agent gives a silent head up after 10 s.
+/// For so many beats after the head's end the other hosts may end by themselves: an agent gives a silent head
+/// up after 10 s.
 pub(super) const FOLLOW_IN_BEATS: u32 = 3;
 const _: () = assert!(BEAT.as_secs() * FOLLOW_IN_BEATS as u64 > 10);
 
@@ -45,8 +47,8 @@ pub(super) const KILLED: Duration = Duration::from_secs(10);
 /// When a connection has ended, what it still said is waited for so long: something else may hold its pipes.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// Hosts that are not ready after so long are named while they are waited for, and later those that have not joined so long after the
-/// start.
+/// Hosts that are not ready after so long are named while they are waited for, and later those that have not
+/// joined so long after the start.
 pub(super) const SLOW: Duration = Duration::from_secs(10);
 
 /// Hosts that were prepared for a start that does not come may tidy up for so long.
@@ -55,8 +57,8 @@ pub(super) const TIDY: Duration = Duration::from_secs(5);
 /// Most things that hosts have said and that are not yet looked at; past that they wait.
 pub(super) const MAX_EVENTS: usize = 1024;
 
-/// What ssh is asked beside what the user says, whose own options come first and so hold: no terminal there, no questions, and an end
-/// of a connection that is dead, within about 20 seconds.
+/// What ssh is asked beside what the user says, whose own options come first and so hold: no terminal there,
+/// no questions, and an end of a connection that is dead, within about 20 seconds.
 pub(super) const SSH_OPTIONS: [&str; 9] = [
     "-T",
     "-o",

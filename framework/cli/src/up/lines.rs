@@ -1,4 +1,5 @@
-//! What a host says, as lines: none longer than [`MAX_LINE`], however long a line is there, and which of them are the script's own.
+//! What a host says, as lines: none longer than [`MAX_LINE`], however long a line is there, and which of them
+//! are the script's own.
 
 use super::limits::MAX_LINE;
 
@@ -49,8 +50,9 @@ pub(super) enum Mark {
     Ended(u8),
 }
 
-/// Tells the script's lines from the program's. The script begins each with a line break, which makes an empty line of its own
-/// where the program had ended its last: that one is kept back until it is known what comes behind it.
+/// Tells the script's lines from the program's. The script begins each with a line break, which makes an
+/// empty line of its own where the program had ended its last: that one is kept back until it is known what
+/// comes behind it.
 pub(super) struct Marks {
     mark: Vec<u8>,
     empty: bool,

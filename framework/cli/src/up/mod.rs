@@ -1,11 +1,11 @@
 //! `tensorpost up`: starts one program on several hosts over ssh, as one node.
 //!
-//! Each host gets the same program, arguments and key, and the variable by which it joins: the first listens, and the others name it.
-//! Every host is prepared before anything starts anywhere (`remote.sh`). What happens then is decided in `course`; `ssh` has the
-//! connections, `output` what is shown.
+//! Each host gets the same program, arguments and key, and the variable by which it joins: the first listens,
+//! and the others name it. Every host is prepared before anything starts anywhere (`remote.sh`). What happens
+//! then is decided in `course`; `ssh` has the connections, `output` what is shown.
 //!
-//! When this process dies, is killed or is stopped, or a connection breaks, the hosts end their programs themselves: the head
-//! after SIGTERM, and the others, which it takes along, when it had its time.
+//! When this process dies, is killed or is stopped, or a connection breaks, the hosts end their programs
+//! themselves: the head after SIGTERM, and the others, which it takes along, when it had its time.
 
 mod course;
 mod hosts;
@@ -41,8 +41,8 @@ use crate::console::{put, time};
 /// The command that stands in for ssh, for those who do not name one.
 const SSH: &str = "TENSORPOST_SSH";
 
-/// By which a host joins, as in `tensorpost_hosts::join`: where the head listens, where it is reached, where another host is, and what
-/// a host writes its number to when it has joined.
+/// By which a host joins, as in `tensorpost_hosts::join`: where the head listens, where it is reached, where
+/// another host is, and what a host writes its number to when it has joined.
 const LISTEN: &str = "TENSORPOST_LISTEN";
 const HEAD: &str = "TENSORPOST_HEAD";
 const ADVERTISE: &str = "TENSORPOST_ADVERTISE";
@@ -50,8 +50,8 @@ const JOINED_FILE: &str = "TENSORPOST_JOINED_FILE";
 
 /// Starts a program on several hosts over ssh, as one node.
 ///
-/// The first host is the head; the others join it. Ctrl-C asks the head to end, which takes the others along. The exit status is the
-/// first that is not 0.
+/// The first host is the head; the others join it. Ctrl-C asks the head to end, which takes the others along.
+/// The exit status is the first that is not 0.
 #[derive(Args)]
 pub(crate) struct Up {
     /// The hosts, the head first: `name` or `user@name`, with commas between them
@@ -73,7 +73,8 @@ pub(crate) struct Up {
     /// The node's key: 32 bytes that only you can read; a fresh one unless said otherwise
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Certificates instead of a key: those of the authority, in PEM. `{host}` in the name of a file stands for the host's
+    /// Certificates instead of a key: those of the authority, in PEM. `{host}` in the name of a file stands
+    /// for the host's
     #[arg(long, value_name = "FILE", requires_all = ["cert", "cert_key"], conflicts_with = "key")]
     ca: Option<PathBuf>,
     /// Each host's certificate, in PEM
@@ -85,10 +86,12 @@ pub(crate) struct Up {
     /// A variable for the program; without a value, the one that it has here
     #[arg(long = "env", value_name = "NAME[=VALUE]")]
     variables: Vec<OsString>,
-    /// The folder in which the program runs on each host; unless said otherwise the one of this name. With --copy the home will do
+    /// The folder in which the program runs on each host; unless said otherwise the one of this name. With
+    /// --copy the home will do
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
-    /// The command to use for ssh, with arguments; TENSORPOST_SSH unless said otherwise, and ssh without either
+    /// The command to use for ssh, with arguments; TENSORPOST_SSH unless said otherwise, and ssh without
+    /// either
     #[arg(long, value_name = "COMMAND")]
     ssh: Option<OsString>,
     /// What was asked to end and has not after this time is killed
@@ -294,7 +297,8 @@ fn is_end(heard: &Heard) -> bool {
     matches!(heard, Heard::Exited(_) | Heard::Closed)
 }
 
-/// Does what the course says until it has an end. `ended` counts the processes and outputs of connections that have ended.
+/// Does what the course says until it has an end. `ended` counts the processes and outputs of connections
+/// that have ended.
 fn follow_to_the_end(
     course: &mut Course,
     heard: &Receiver<Event>,
@@ -335,7 +339,8 @@ fn follow_to_the_end(
     }
 }
 
-/// SIGHUP is left as it is: where it ends this process, the hosts end their programs themselves, and `nohup` holds.
+/// SIGHUP is left as it is: where it ends this process, the hosts end their programs themselves, and `nohup`
+/// holds.
 fn listen_to_signals(events: SyncSender<Event>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be waited for")?;
     let listen = move || {

@@ -1,7 +1,8 @@
 //! Shows what the hosts say: each line behind its host's name, whole lines only.
 //!
-//! It is text that nobody here wrote. On a terminal no character of it moves the cursor, changes the title or turns the order of
-//! letters round: all of these are spelled out, but for colours, which end with their line. In a file it is what the host has said.
+//! It is text that nobody here wrote. On a terminal no character of it moves the cursor, changes the title or
+//! turns the order of letters round: all of these are spelled out, but for colours, which end with their
+//! line. In a file it is what the host has said.
 
 use std::io::{self, IsTerminal, Write};
 

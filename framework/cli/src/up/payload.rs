@@ -52,7 +52,8 @@ fn key(bytes: Vec<u8>) -> Secret {
     Secret { name: "key", variable: KEY_FILE, bytes }
 }
 
-/// The files of a host with a certificate: the authority's certificates, its own, and its key. Their names may have `{host}` in them.
+/// The files of a host with a certificate: the authority's certificates, its own, and its key. Their names
+/// may have `{host}` in them.
 pub(super) fn read_pem([authority, certificate, key]: [&Path; 3], host: &str) -> anyhow::Result<Vec<Secret>> {
     let files = [
         ("--ca", authority, "ca.pem", "-----BEGIN CERTIFICATE-----"),

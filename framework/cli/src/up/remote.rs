@@ -1,8 +1,9 @@
 //! What ssh is asked to run on a host, and what it then reads: a script for a POSIX shell.
 //!
-//! The command line is short and has nothing of the user's in it, because others may see it, and because the login shell there, of
-//! whatever kind, reads it first. All else comes on standard input: the script, the secrets, the program. The script is one function that
-//! is called in its last line, so half of it does nothing.
+//! The command line is short and has nothing of the user's in it, because others may see it, and because the
+//! login shell there, of whatever kind, reads it first. All else comes on standard input: the script, the
+//! secrets, the program. The script is one function that is called in its last line, so half of it does
+//! nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -124,8 +125,8 @@ impl Task {
     }
 }
 
-/// What the login shell of a host is given: it is read the same way by sh, fish and csh. `dd` takes from the input what the script
-/// has, and no byte more.
+/// What the login shell of a host is given: it is read the same way by sh, fish and csh. `dd` takes from the
+/// input what the script has, and no byte more.
 pub(super) fn loader(script: &[u8]) -> String {
     let bytes = script.len();
     format!("exec sh -c 'eval \"$(dd bs={bytes} count=1 iflag=fullblock 2>/dev/null)\"'")

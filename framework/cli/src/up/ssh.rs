@@ -1,8 +1,9 @@
 //! A connection to a host: an ssh process, and the threads that feed it, read it and wait for it.
 //!
-//! Whoever holds a [`Link`] can say words to its host; a thread says that it is still looked after meanwhile. When the link is dropped,
-//! or this process dies, the input of ssh ends, and the script on the host ends the program. ssh has a process group of its own, so
-//! that Ctrl-C on the terminal does not cut the connections over which the programs are told of it.
+//! Whoever holds a [`Link`] can say words to its host; a thread says that it is still looked after meanwhile.
+//! When the link is dropped, or this process dies, the input of ssh ends, and the script on the host ends the
+//! program. ssh has a process group of its own, so that Ctrl-C on the terminal does not cut the connections
+//! over which the programs are told of it.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};

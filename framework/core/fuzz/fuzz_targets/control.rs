@@ -1,4 +1,5 @@
-//! Anything that workers say on their control sockets, as the node's broker takes it (WIRE-1, MBX-2, LEASE-4).
+//! Anything that workers say on their control sockets, as the node's broker takes it (WIRE-1, MBX-2,
+//! LEASE-4).
 
 #![no_main]
 
@@ -162,8 +163,8 @@ thread_local! {
 
 fuzz_target!(|steps: Vec<Step>| {
     FILES.with(|files| {
-        // What 96 messages of at most 4 KiB make the node keep and say at a time, and the 1 MiB that serde may take for a list
-        // before it has seen its elements.
+        // What 96 messages of at most 4 KiB make the node keep and say at a time, and the 1 MiB that serde
+        // may take for a list before it has seen its elements.
         growth::bounded(8 << 20, 1 << 16, || {
             let mut control = Control::new(files);
             for step in steps.into_iter().take(96) {

@@ -1,5 +1,5 @@
-//! Any bytes as a frame (WIRE-1): parsing, tensors over its leases, and its body as a message. The checksum is made right
-//! half of the time, or nothing behind it would ever be reached.
+//! Any bytes as a frame (WIRE-1): parsing, tensors over its leases, and its body as a message. The checksum
+//! is made right half of the time, or nothing behind it would ever be reached.
 
 #![no_main]
 

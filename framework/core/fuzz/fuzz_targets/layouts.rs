@@ -10,8 +10,8 @@ use tensorpost_core::testing::fuzz::layouts;
 
 const WORDS: usize = WIRE_BYTES / 8;
 
-/// Half of the inputs are short, and made long: a layout of small numbers is worth more than one of 2^60 elements, and
-/// few of the 144 bytes of its form matter.
+/// Half of the inputs are short, and made long: a layout of small numbers is worth more than one of 2^60
+/// elements, and few of the 144 bytes of its form matter.
 fn small(data: &[u8]) -> Vec<u8> {
     let mut form = vec![0; WIRE_BYTES];
     let Some((&rank, rest)) = data.split_first() else { return form };

@@ -1,7 +1,8 @@
-//! Two transports; one of them lies. Messages with tensors, parts, addresses and bodies of any size, asks and replies to
-//! them, notices, and frames that name memory of the honest one that it lent to nobody. Whatever the liar does, that memory
-//! reads as before and nothing that stands on it is delivered, what the honest one keeps has a bound, its asks end, and
-//! when the liar has ended all that was lent is back (WIRE-1, ONE-WRITER, MBX-2, LEASE-2).
+//! Two transports; one of them lies. Messages with tensors, parts, addresses and bodies of any size, asks and
+//! replies to them, notices, and frames that name memory of the honest one that it lent to nobody. Whatever
+//! the liar does, that memory reads as before and nothing that stands on it is delivered, what the honest one
+//! keeps has a bound, its asks end, and when the liar has ended all that was lent is back (WIRE-1,
+//! ONE-WRITER, MBX-2, LEASE-2).
 
 #![no_main]
 
@@ -349,7 +350,8 @@ impl Play {
             Step::Write => {
                 let stream = self.cluster.stream(HONEST);
                 for part in self.arrived[HONEST].iter_mut().flat_map(|received| &mut received.message.parts) {
-                    // On the stream: what the liar said of its clocks may be a lie, and nobody waits for it here.
+                    // On the stream: what the liar said of its clocks may be a lie, and nobody waits for it
+                    // here.
                     let _ = stream.run((part.of_mut::<u8>(),), |(mut part,)| {
                         part.runs_mut().flatten().for_each(|element| *element = 0xaa);
                     });
@@ -426,7 +428,8 @@ fn field(frame: &mut [u8], lease: u8, value: impl Fn(&str) -> Option<u64>) {
 }
 
 fuzz_target!(|steps: Vec<Step>| {
-    // Two transports, and 48 bodies of at most 128 KiB on either side. The threads of the last input may be on their way out.
+    // Two transports, and 48 bodies of at most 128 KiB on either side. The threads of the last input may be
+    // on their way out.
     growth::bounded(64 << 20, 4 << 20, || {
         let mut play = Play::new();
         for step in steps.into_iter().take(48) {

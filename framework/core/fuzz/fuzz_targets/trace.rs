@@ -1,4 +1,5 @@
-//! The memory of two processes' traces with anything in it, as the node reads it and makes the file (WIRE-1, MBX-2).
+//! The memory of two processes' traces with anything in it, as the node reads it and makes the file (WIRE-1,
+//! MBX-2).
 
 #![no_main]
 
@@ -84,7 +85,8 @@ fuzz_target!(|input: (u64, Option<u64>, Vec<Step>)| {
     let (now, ended, steps) = input;
     RINGS.with(|rings| {
         rings.clear();
-        // 128 records and their names, each as an event, as JSON and as JSON read back; twice the 64 KiB of names.
+        // 128 records and their names, each as an event, as JSON and as JSON read back; twice the 64 KiB of
+        // names.
         growth::bounded(4 << 20, 1 << 16, || {
             for step in steps.into_iter().take(160) {
                 take(rings, step);

@@ -1,6 +1,6 @@
-//! Three transports; one of them lies. Any sequence of honest messages, frames with words of them changed, raw bytes,
-//! notices, polls and drops. Whatever the liar does, the others' memory comes back, and they go on serving each other
-//! (WIRE-1, LEASE-1, LEASE-2).
+//! Three transports; one of them lies. Any sequence of honest messages, frames with words of them changed,
+//! raw bytes, notices, polls and drops. Whatever the liar does, the others' memory comes back, and they go on
+//! serving each other (WIRE-1, LEASE-1, LEASE-2).
 
 #![no_main]
 

@@ -57,7 +57,8 @@ pub struct Address<M> {
     transport: Arc<Transport>,
     actor: ActorId,
     location: Location,
-    /// The keys of what the actor takes, in order, where it is not known to take `M`, or where what is sent has keys of its own.
+    /// The keys of what the actor takes, in order, where it is not known to take `M`, or where what is sent
+    /// has keys of its own.
     only: Option<Arc<[u64]>>,
     /// The message's type on the wire. Kept, because it is hashed from names.
     key: u64,
@@ -81,7 +82,8 @@ pub enum LookupError {
         /// The type.
         message: &'static str,
     },
-    /// It would have to be waited for in a call in which nothing can be ([`Env::without_waiting`](super::Env::without_waiting)).
+    /// It would have to be waited for in a call in which nothing can be
+    /// ([`Env::without_waiting`](super::Env::without_waiting)).
     #[error(
         "this call cannot wait for the answer; look `{0}` up before the actor or the pipeline starts, and give the address along, \
          or await the lookup in `prepare`"
@@ -132,7 +134,8 @@ impl<M: GpuMessage> Address<M> {
     pub(crate) fn new(transport: Arc<Transport>, actor: ActorId, location: Location) -> Self {
         let forked = transport.is_inherited();
         let location = if forked { location } else { transport.location_of(actor, location) };
-        // Made now, the link is there when the first message is sent. Of an actor of another host the location is one there.
+        // Made now, the link is there when the first message is sent. Of an actor of another host the
+        // location is one there.
         if !forked && !transport.meets_foreign(actor) && location.process != transport.process() {
             let _ = transport.link(location.process);
         }
@@ -155,15 +158,16 @@ impl<M: GpuMessage> Address<M> {
         self.transport.leases_lacked(&route)
     }
 
-    /// Sends, and resolves when the mailbox has accepted the message; waits for room. The first attempt is made now, by
-    /// this call: messages reach the mailbox in the order of the calls (MBX-1).
+    /// Sends, and resolves when the mailbox has accepted the message; waits for room. The first attempt is
+    /// made now, by this call: messages reach the mailbox in the order of the calls (MBX-1).
     ///
     /// # Errors
     /// [`SendError`] gives the message back.
     ///
     /// # Cancel safety
-    /// A message that finds room goes with this call, also where the future is dropped without a poll. One that finds none waits only
-    /// while the future is polled; where that is dropped before it resolves, the message was not sent.
+    /// A message that finds room goes with this call, also where the future is dropped without a poll. One
+    /// that finds none waits only while the future is polled; where that is dropped before it resolves, the
+    /// message was not sent.
     pub fn send(&self, message: M) -> Send<M> {
         Send::new(self, message)
     }
@@ -171,16 +175,16 @@ impl<M: GpuMessage> Address<M> {
     /// Sends if there is room now.
     ///
     /// # Errors
-    /// [`SendError`] gives the message back; [`SendFailure::Full`](super::SendFailure::Full) where there is no room, or
-    /// others wait for it already; [`SendFailure::Connecting`](super::SendFailure::Connecting) while the first link to that process
-    /// is being made (`start()` and `Node::lookup` wait for it);
+    /// [`SendError`] gives the message back; [`SendFailure::Full`](super::SendFailure::Full) where there is
+    /// no room, or others wait for it already; [`SendFailure::Connecting`](super::SendFailure::Connecting)
+    /// while the first link to that process is being made (`start()` and `Node::lookup` wait for it);
     /// [`SendFailure::Restarting`](super::SendFailure::Restarting) while the actor is between two lives.
     pub fn try_send(&self, message: M) -> Result<(), SendError<M>> {
         sending::try_send(self, message)
     }
 
-    /// Sends, waits for room, and resolves to the handler's reply. The first attempt is made now, by this call. Any runtime may
-    /// await it, a web server's too; with a `timeout` it has to be tokio's, with time.
+    /// Sends, waits for room, and resolves to the handler's reply. The first attempt is made now, by this
+    /// call. Any runtime may await it, a web server's too; with a `timeout` it has to be tokio's, with time.
     ///
     /// # Errors
     /// [`AskError`](super::AskError) says whether the message was sent.
@@ -191,14 +195,15 @@ impl<M: GpuMessage> Address<M> {
         Ask::new(self.clone(), message)
     }
 
-    /// The same actor's, for messages with this key: what their types are called there. WIRE-1 holds there as ever.
+    /// The same actor's, for messages with this key: what their types are called there. WIRE-1 holds there as
+    /// ever.
     #[doc(hidden)]
     pub fn with_key(&self, key: u64) -> Self {
         Address { key, ..self.clone() }
     }
 
-    /// The same actor's, for messages of another type, which it is known to take. Where many types of messages go the same way, what
-    /// names their receivers is then compiled once.
+    /// The same actor's, for messages of another type, which it is known to take. Where many types of
+    /// messages go the same way, what names their receivers is then compiled once.
     #[doc(hidden)]
     pub fn cast<N: GpuMessage>(&self) -> Address<N> {
         let Address { transport, actor, location, only, .. } = self.clone();

@@ -36,15 +36,16 @@ impl<M: GpuMessage> Ask<M> {
         Ask { address, sending: Some(sending), reply, correlation: None, timeout: None, sleep: None }
     }
 
-    /// Gives up if there is no reply within `timeout`, counted from the first poll. Needs a tokio runtime with time.
+    /// Gives up if there is no reply within `timeout`, counted from the first poll. Needs a tokio runtime
+    /// with time.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Gives the message back, with [`SendFailure::Restarting`], where the actor is between two lives, also if it gets there
-    /// while this waits for room. Without it an ask waits for the actor's next life. For senders that have somebody else to
-    /// ask.
+    /// Gives the message back, with [`SendFailure::Restarting`], where the actor is between two lives, also
+    /// if it gets there while this waits for room. Without it an ask waits for the actor's next life. For
+    /// senders that have somebody else to ask.
     pub fn unless_restarting(mut self) -> Self {
         if let Some(sending) = &mut self.sending {
             sending.unless_restarting();
@@ -52,8 +53,9 @@ impl<M: GpuMessage> Ask<M> {
         self
     }
 
-    /// Resolves when the mailbox has accepted the message; await the ask itself for the reply afterwards. For senders that
-    /// must know when there was room, and do not want to wait for the handler before they send the next one.
+    /// Resolves when the mailbox has accepted the message; await the ask itself for the reply afterwards. For
+    /// senders that must know when there was room, and do not want to wait for the handler before they send
+    /// the next one.
     ///
     /// # Errors
     /// [`AskError::NotSent`] with the message; the ask has ended then.
@@ -71,8 +73,8 @@ impl<M: GpuMessage> Ask<M> {
         .await
     }
 
-    /// As [`accepted`](Self::accepted), without waiting: `None` while the mailbox has not accepted the message. Nobody is woken
-    /// for it before `accepted`, or the ask, is awaited.
+    /// As [`accepted`](Self::accepted), without waiting: `None` while the mailbox has not accepted the
+    /// message. Nobody is woken for it before `accepted`, or the ask, is awaited.
     ///
     /// # Errors
     /// As for [`accepted`](Self::accepted).
@@ -83,7 +85,8 @@ impl<M: GpuMessage> Ask<M> {
         }
     }
 
-    /// Waits for room no longer: from here on the message is in the mailbox, or is not going there. No attempt is made.
+    /// Waits for room no longer: from here on the message is in the mailbox, or is not going there. No
+    /// attempt is made.
     ///
     /// # Errors
     /// [`AskError::NotSent`] with the message, where the mailbox has not accepted it; the ask has ended then.

@@ -45,7 +45,8 @@ pub enum CodeError {
     Args(String),
 }
 
-/// Whether a closure of type `F` has nothing of the process in which it was made: otherwise the program does not compile.
+/// Whether a closure of type `F` has nothing of the process in which it was made: otherwise the program does
+/// not compile.
 #[doc(hidden)]
 pub const fn captures_nothing<F>() {
     assert!(
@@ -60,8 +61,8 @@ const fn is_code_alone<F>() -> bool {
 }
 
 impl Code {
-    /// A closure that makes an `M` of its arguments. [`captures_nothing`] says at compile time whether it is of the kind that
-    /// can be run elsewhere; here any other is an error when it is sent.
+    /// A closure that makes an `M` of its arguments. [`captures_nothing`] says at compile time whether it is
+    /// of the kind that can be run elsewhere; here any other is an error when it is sent.
     pub fn new<A, M, F>(args: &A, make: F) -> Self
     where
         A: Serialize + DeserializeOwned + 'static,
@@ -113,9 +114,10 @@ impl<A: DeserializeOwned + 'static, M: 'static, F: FnOnce(A) -> M + 'static> Lin
 #[expect(unsafe_code, reason = "a value without bytes is made of its type")]
 fn code<F>() -> F {
     assert!(is_code_alone::<F>(), "of another closure no code is sent");
-    // SAFETY: a value without bytes is read from nowhere, which a dangling, aligned pointer may be. There is such a value:
-    // the program has made one where it made the `Code`. It captures nothing, or what is code alone itself, so one more of
-    // it says no more than that the code exists; and nothing happens when it drops.
+    // SAFETY: a value without bytes is read from nowhere, which a dangling, aligned pointer may be. There is
+    // such a value: the program has made one where it made the `Code`. It captures nothing, or what is code
+    // alone itself, so one more of it says no more than that the code exists; and nothing happens when it
+    // drops.
     unsafe { NonNull::<F>::dangling().read() }
 }
 

@@ -6,8 +6,9 @@ use std::fmt;
 use crate::ids::ProcessId;
 use crate::message::GpuMessage;
 
-/// A message whose handler was not called, see [`RemoteActor::dead_letter`](super::RemoteActor::dead_letter). Its
-/// tensors can be looked at ([`Tensor::status`](crate::tensor::Tensor::status)): those that are not tainted can be used.
+/// A message whose handler was not called, see [`RemoteActor::dead_letter`](super::RemoteActor::dead_letter).
+/// Its tensors can be looked at ([`Tensor::status`](crate::tensor::Tensor::status)): those that are not
+/// tainted can be used.
 pub struct DeadLetter {
     message: Box<dyn Any + Send>,
     name: &'static str,

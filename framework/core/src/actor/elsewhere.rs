@@ -1,8 +1,10 @@
 //! Messages of one actor that are under way on other threads: their handlers are another language's.
 //!
-//! An actor that is told to stop stops behind them, as behind the futures of its own handlers; and a probe for hangs counts them.
+//! An actor that is told to stop stops behind them, as behind the futures of its own handlers; and a probe
+//! for hangs counts them.
 //!
-//! **Locks.** That of the waker, and nothing inside of it. **On a crash** of a handler's thread its messages drop, and are answered so.
+//! **Locks.** That of the waker, and nothing inside of it. **On a crash** of a handler's thread its messages
+//! drop, and are answered so.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;

@@ -33,8 +33,8 @@ pub enum SendFailure {
         "the mailbox, or the ring to its process, was full until the deadline; the actor is slower than its senders, or stuck"
     )]
     TimedOut,
-    /// The actor's process holds as many tensors of this process as one process may of another, and this message has more. Of
-    /// [`Address::send`](super::Address::send) with a deadline, that came meanwhile.
+    /// The actor's process holds as many tensors of this process as one process may of another, and this
+    /// message has more. Of [`Address::send`](super::Address::send) with a deadline, that came meanwhile.
     #[error("there is no room for its tensors: {0}")]
     LeasesOut(String),
     /// The actor has stopped, or never was.
@@ -43,18 +43,20 @@ pub enum SendFailure {
     /// The actor is between two lives: its supervisor restarts it.
     #[error("the actor is being restarted; wait with `send`, or try again later")]
     Restarting,
-    /// The actor's restarts are used up, and it ended once more, for this reason; or the node shuts down, or its host is lost.
+    /// The actor's restarts are used up, and it ended once more, for this reason; or the node shuts down, or
+    /// its host is lost.
     #[error("{}", gave_up(.0))]
     GaveUp(EndReason),
     /// The actor's process has ended, and the actor does not come back.
     #[error("{0}")]
     ProcessExited(ExitedProcess),
-    /// This process, the actor's or the node lacks memory or descriptors for the way to the actor's process, as this says.
-    /// Nothing else is lost; the next send tries again.
+    /// This process, the actor's or the node lacks memory or descriptors for the way to the actor's process,
+    /// as this says. Nothing else is lost; the next send tries again.
     #[error("there is no way to the actor's process: {0}")]
     NoLink(String),
-    /// It would have to be waited for in a call in which nothing can be ([`Env::without_waiting`](super::Env::without_waiting)),
-    /// such as a handler or the call of a pipeline's stage: the thread that would make room is the one that waits.
+    /// It would have to be waited for in a call in which nothing can be
+    /// ([`Env::without_waiting`](super::Env::without_waiting)), such as a handler or the call of a pipeline's
+    /// stage: the thread that would make room is the one that waits.
     #[error(
         "there is no room now, and this call cannot wait for it: its thread is the one that makes room; in a stage, give it to \
          the pipeline with `out.send(&address, message)` or `.sink_to(&address)`; in an actor, await it in the future that the \
@@ -132,7 +134,8 @@ pub enum AskError<M> {
     NotSent(SendError<M>),
     /// The message was accepted, and no reply will come. The message is gone.
     NoReply(AskFailure),
-    /// The message was accepted, and the reply did not come before the deadline. The message is with the actor.
+    /// The message was accepted, and the reply did not come before the deadline. The message is with the
+    /// actor.
     TimedOut,
 }
 

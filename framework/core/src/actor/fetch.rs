@@ -1,14 +1,17 @@
 //! Copies from one device to another, for actors that want the tensors of their messages on their own device.
 //!
-//! A fetch allocates, waits for the ready ticket and copies, all on the receiving stream, if the device's streams reach
-//! the memory. If they do not, the bytes pass through page-locked host memory, piece by piece: a stream of the memory's
-//! device copies out, the receiving stream copies in, and each waits for the other's clock. The host waits for neither
-//! (CLOCK-1), only for room on the streams where a tensor has hundreds of pieces (MBX-2).
+//! A fetch allocates, waits for the ready ticket and copies, all on the receiving stream, if the device's
+//! streams reach the memory. If they do not, the bytes pass through page-locked host memory, piece by piece:
+//! a stream of the memory's device copies out, the receiving stream copies in, and each waits for the other's
+//! clock. The host waits for neither (CLOCK-1), only for room on the streams where a tensor has hundreds of
+//! pieces (MBX-2).
 //!
-//! The receiver stages, with a context on the tensor's GPU in its own process, as every holder has one. So no other
-//! process has to know about the copy, and two streams that wait for each other's clocks need no host thread.
+//! The receiver stages, with a context on the tensor's GPU in its own process, as every holder has one. So no
+//! other process has to know about the copy, and two streams that wait for each other's clocks need no host
+//! thread.
 //!
-//! The source is noted as used on the stream that reads it, so its lease goes back when the copy has passed (CLOCK-2).
+//! The source is noted as used on the stream that reads it, so its lease goes back when the copy has passed
+//! (CLOCK-2).
 //!
 //! On failure nothing was fetched: what was allocated goes back, and the sources are as they were.
 
@@ -55,7 +58,8 @@ struct Wanted<'a> {
     index: usize,
     lease: &'a Lease,
     ready: Option<Ticket>,
-    /// In bytes of the allocation, from a multiple of [`ALLOCATION_UNIT`], so that every layout stays aligned.
+    /// In bytes of the allocation, from a multiple of [`ALLOCATION_UNIT`], so that every layout stays
+    /// aligned.
     span: Range<u64>,
 }
 
@@ -66,8 +70,9 @@ impl Wanted<'_> {
 }
 
 impl Fetches {
-    /// Replaces the leases of a message that `is_foreign` names by such on fresh memory of `stream`, filled by its
-    /// stream, and moves the outlines accordingly. Pending, with `waker` noted, where the pool has no room now.
+    /// Replaces the leases of a message that `is_foreign` names by such on fresh memory of `stream`, filled
+    /// by its stream, and moves the outlines accordingly. Pending, with `waker` noted, where the pool has no
+    /// room now.
     ///
     /// # Errors
     /// A pool that never has the room, a layout that leaves its lease, a device that refuses.
@@ -132,9 +137,9 @@ impl Fetches {
             stream.clocked().wait(wanted.ready)?;
             lease.used_on(stream.clocked());
             let keep: Keep = smallvec![source_mapping, target_mapping];
-            // SAFETY: the span lies in the allocation, whose mapping is kept, and this device's streams reach it; the
-            // target has as many bytes, is kept, and nobody else's yet. Both are ordered with all other uses by the calls
-            // above.
+            // SAFETY: the span lies in the allocation, whose mapping is kept, and this device's streams reach
+            // it; the target has as many bytes, is kept, and nobody else's yet. Both are ordered with all
+            // other uses by the calls above.
             unsafe { stream.clocked().backend().copy(to, from, bytes, keep)? };
             return Ok(0);
         }
@@ -242,8 +247,8 @@ fn allocate(
         return done(Err(never.into()));
     }
     pool.wake_on_return(waker);
-    // More than its own: what others gave back since the look began may have woken nobody. What of its own is still to be closed, by a
-    // thread that has taken it, wakes it then.
+    // More than its own: what others gave back since the look began may have woken nobody. What of its own is
+    // still to be closed, by a thread that has taken it, wakes it then.
     if pool.returned() - before > own {
         waker.wake_by_ref();
     }
@@ -253,8 +258,8 @@ fn allocate(
 /// Copies through host memory, from one stream's device to the other's.
 ///
 /// # Safety
-/// As for [`StreamBackend::copy`](crate::device::StreamBackend::copy): of the source for the first stream, and of the
-/// destination for the second.
+/// As for [`StreamBackend::copy`](crate::device::StreamBackend::copy): of the source for the first stream,
+/// and of the destination for the second.
 unsafe fn stage(
     (out, from, source): (&Stream, u64, Arc<ChunkMapping>),
     (into, to, target): (&Stream, u64, Arc<ChunkMapping>),
@@ -274,8 +279,8 @@ unsafe fn stage(
         let (block, emptied) = &mut blocks[piece % PIECES];
         // The block's last piece has been copied in before the next one is copied out.
         out.wait(emptied.take())?;
-        // SAFETY: a piece of the source, by the caller's contract; the block has room for it, is kept, and is this
-        // function's alone, in the order of the two streams' waits.
+        // SAFETY: a piece of the source, by the caller's contract; the block has room for it, is kept, and is
+        // this function's alone, in the order of the two streams' waits.
         unsafe {
             out.backend().copy(
                 block.addr(),

@@ -1,8 +1,8 @@
-//! What a package for another language needs of actors: addresses without a type, and the ends of an actor whose handlers are
-//! elsewhere.
+//! What a package for another language needs of actors: addresses without a type, and the ends of an actor
+//! whose handlers are elsewhere.
 //!
-//! Messages go the way of all others. What differs is who knows their types: the package has the schemas, and this crate
-//! the keys.
+//! Messages go the way of all others. What differs is who knows their types: the package has the schemas, and
+//! this crate the keys.
 
 use std::sync::Arc;
 
@@ -85,8 +85,8 @@ impl Serialize for RawAddress {
     }
 }
 
-/// While this is there, what this thread sends, answers and lets go of goes out together, at its end, as at that of a handler in Rust: one clock
-/// write for each stream, and one look at each peer.
+/// While this is there, what this thread sends, answers and lets go of goes out together, at its end, as at
+/// that of a handler in Rust: one clock write for each stream, and one look at each peer.
 ///
 /// Whoever waits for somebody else inside of it says [`publish`](Self::publish) first, or may wait for ever.
 #[derive(Debug)]
@@ -130,8 +130,8 @@ impl Env {
         self.comes_back
     }
 
-    /// Has this life of the actor fail, as a handler's panic with this text does. What its handler is doing on the actor's
-    /// thread is finished first.
+    /// Has this life of the actor fail, as a handler's panic with this text does. What its handler is doing
+    /// on the actor's thread is finished first.
     pub fn fail(&self, why: String) {
         let inbox = self.transport.inbox(self.location.index).filter(|inbox| inbox.actor() == self.actor);
         if let Some(inbox) = inbox {

@@ -1,5 +1,5 @@
-//! The message types that an actor takes, and the way of one message: from a frame, or from a sender in the same
-//! process, into an envelope; from the envelope into a handler's call.
+//! The message types that an actor takes, and the way of one message: from a frame, or from a sender in the
+//! same process, into an envelope; from the envelope into a handler's call.
 
 use std::any::type_name;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -82,7 +82,8 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
         elsewhere: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
-    /// As [`open`](Self::open), on any thread, where its handler is elsewhere and it is known where; returned where it is not.
+    /// As [`open`](Self::open), on any thread, where its handler is elsewhere and it is known where; returned
+    /// where it is not.
     #[cfg(feature = "foreign")]
     fn put(
         self: Box<Self>,
@@ -91,7 +92,8 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
         elsewhere: &Arc<Elsewhere>,
     ) -> Result<(), BoxedEnvelope<A>>;
 
-    /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
+    /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for
+    /// them.
     ///
     /// # Errors
     /// Why that is not possible.
@@ -134,11 +136,11 @@ impl<A: RemoteActor> Handles<A> {
         self.enter::<M>(decode::<A, M>)
     }
 
-    /// As [`message`](Self::message), for messages that are asked only to know when they are done with: senders of such ask
-    /// for several, and wait for none alone. Its replies to other processes are not told one by one. A sender that sleeps is
-    /// woken for several of them: for half of the mailbox's capacity, or when this process has nothing else to do. (Below a
-    /// capacity of 4, for each.) A handler that takes longer than a millisecond has the reply before its own told at the
-    /// latest with its own.
+    /// As [`message`](Self::message), for messages that are asked only to know when they are done with:
+    /// senders of such ask for several, and wait for none alone. Its replies to other processes are not told
+    /// one by one. A sender that sleeps is woken for several of them: for half of the mailbox's capacity, or
+    /// when this process has nothing else to do. (Below a capacity of 4, for each.) A handler that takes
+    /// longer than a millisecond has the reply before its own told at the latest with its own.
     pub fn acknowledged<M>(&mut self) -> &mut Self
     where
         M: GpuMessage,
@@ -147,16 +149,17 @@ impl<A: RemoteActor> Handles<A> {
         self.enter::<M>(decode_acknowledged::<A, M>)
     }
 
-    /// The actor's handlers poll futures themselves, to see whether they are done at once, and hand them to their context if
-    /// they are not. Without this, a send or an ask that is pending then
-    /// [is refused](crate::actor::SendFailure::Blocking), because it looks as if the handler blocked on it.
+    /// The actor's handlers poll futures themselves, to see whether they are done at once, and hand them to
+    /// their context if they are not. Without this, a send or an ask that is pending then [is
+    /// refused](crate::actor::SendFailure::Blocking), because it looks as if the handler blocked on it.
     pub fn polls(&mut self) -> &mut Self {
         self.polls = true;
         self
     }
 
-    /// The actor's replies, and messages behind them, may wait for something rare or for others: of it only a handler that does
-    /// not return counts as a [hang](crate::node::NodeBuilder::hang_limit), and not that it is done with none of its messages.
+    /// The actor's replies, and messages behind them, may wait for something rare or for others: of it only a
+    /// handler that does not return counts as a [hang](crate::node::NodeBuilder::hang_limit), and not that it
+    /// is done with none of its messages.
     pub fn waits(&mut self) -> &mut Self {
         self.waits = true;
         self
@@ -523,8 +526,8 @@ where
         transport: &Weak<Transport>,
         _: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
-        // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
-        // stream, is waited for when it is used.
+        // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used
+        // on another stream, is waited for when it is used.
         let tickets = if M::WAITS_AT_USE { [].as_slice() } else { &self.tickets };
         if let Err(error) = stream.begin(tickets) {
             self.unready(error, actor, ctx, transport);
@@ -549,8 +552,8 @@ where
         });
         let _span = span.enter();
         let response = <A as Handler<M>>::handle(actor, message, ctx);
-        // A handler that returns `()` or its reply is done; any other result may resolve later, and holds the credit until
-        // then.
+        // A handler that returns `()` or its reply is done; any other result may resolve later, and holds the
+        // credit until then.
         if !done.wants_reply() && is_done::<M, <A as Handler<M>>::Result>() {
             response.handle(ctx, None);
             return None;
@@ -569,7 +572,8 @@ where
                     async move {
                         match result.await {
                             Ok(reply) => finish::<M>(done, reply),
-                            // The future that was to make the result is a task of this thread, and has panicked there.
+                            // The future that was to make the result is a task of this thread, and has
+                            // panicked there.
                             Err(_) if vital::panics() > panics => done.refuse(Refusal::of_the_last_panic()),
                             Err(_) => {}
                         }

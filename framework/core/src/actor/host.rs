@@ -1,4 +1,5 @@
-//! Actors in a worker: the table of the types that a program knows; starting and stopping actors of these types.
+//! Actors in a worker: the table of the types that a program knows; starting and stopping actors of these
+//! types.
 
 #[cfg(feature = "foreign")]
 use std::any::type_name;
@@ -35,18 +36,20 @@ use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, RestartWhen};
 
-/// Called once when an actor has ended, with the reason if it was a failure, and whether its senders were told to wait for
-/// another life.
+/// Called once when an actor has ended, with the reason if it was a failure, and whether its senders were
+/// told to wait for another life.
 pub(crate) type OnActorEnd = Box<dyn FnOnce(Option<EndReason>, bool) + Send>;
 
-/// The actor types that a process knows: those that its program [links](super::linked), and some by names of other programs'.
+/// The actor types that a process knows: those that its program [links](super::linked), and some by names of
+/// other programs'.
 #[derive(Clone, Debug, Default)]
 pub struct Program(HashMap<&'static str, ActorType>);
 
 /// Starts an actor of one type, on this thread; done when it takes messages.
 type StartFn = fn(Starting) -> LocalBoxFuture<'static, Result<(), String>>;
 
-/// What an actor is started with: its environment, where its tensors have to be, its arguments, how; whom it tells.
+/// What an actor is started with: its environment, where its tensors have to be, its arguments, how; whom it
+/// tells.
 struct Starting {
     env: Env,
     receive: Receive,
@@ -79,8 +82,8 @@ pub(super) struct How {
     pub(super) restarts: RestartWhen,
 }
 
-/// The actors of a process, to be stopped while they run or get ready. Of one that has ended it keeps nothing, its stream's
-/// clock least of all.
+/// The actors of a process, to be stopped while they run or get ready. Of one that has ended it keeps
+/// nothing, its stream's clock least of all.
 #[derive(Clone, Default)]
 struct Hosted(Arc<Mutex<Vec<Weak<dyn Close>>>>);
 
@@ -124,15 +127,16 @@ pub(crate) fn takes<A: RemoteActor>() -> Arc<[u64]> {
     Handles::<A>::of().sorted().collect()
 }
 
-/// The keys of the messages that `A` takes, in order, where this program knows all: what another program's actors of that name
-/// handle, that one knows.
+/// The keys of the messages that `A` takes, in order, where this program knows all: what another program's
+/// actors of that name handle, that one knows.
 pub(crate) fn takes_only<A: RemoteActor>() -> Option<Vec<u64>> {
     let handles = Handles::<A>::of();
     let knows_all = A::ELSEWHERE.is_none() && !A::TAKES_ANY && !handles.takes_any();
     knows_all.then(|| handles.sorted().collect())
 }
 
-/// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
+/// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its
+/// own.
 async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     let Starting { env, receive, args, how, ended, hosted } = start;
     if let Some(why) = Handles::<A>::of().refusal() {
@@ -190,7 +194,8 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     Ok(())
 }
 
-/// Has an actor get itself ready, while messages wait in its mailbox. Ends early where the actor is to stop or to fail.
+/// Has an actor get itself ready, while messages wait in its mailbox. Ends early where the actor is to stop
+/// or to fail.
 async fn prepare<A: RemoteActor>(
     actor: &mut A,
     env: &Env,
@@ -243,7 +248,8 @@ pub struct NewActor {
     pub type_name: String,
     /// The type, in processes of the same program file.
     pub type_key: u64,
-    /// Its encoded arguments. With everything else they have to fit a message to the worker, or the node refuses.
+    /// Its encoded arguments. With everything else they have to fit a message to the worker, or the node
+    /// refuses.
     #[serde(with = "codec::bytes")]
     pub args: Vec<u8>,
     /// The device that it works on.
@@ -296,7 +302,8 @@ impl ProcessActors {
         &self.transport
     }
 
-    /// Opens a device, so that an actor on it starts sooner: its context, and a stream with the process's clock page.
+    /// Opens a device, so that an actor on it starts sooner: its context, and a stream with the process's
+    /// clock page.
     pub(crate) fn warm_up(&self, device: DeviceId) -> Result<(), TensorError> {
         let pool = self.transport.pool_for(device)?;
         // The next stream on the device is the same again.

@@ -1,14 +1,15 @@
 //! The mailbox of an actor, and the task that empties it.
 //!
-//! Envelopes queue here. A task in the actor's own context takes all of them at once and calls the handlers, so `ctx.wait` and
-//! `ctx.stop` work as in plain actix. actix's own mailbox is not used: it does not bound its senders, and its envelopes
-//! leave no place for the turn around a handler.
+//! Envelopes queue here. A task in the actor's own context takes all of them at once and calls the handlers,
+//! so `ctx.wait` and `ctx.stop` work as in plain actix. actix's own mailbox is not used: it does not bound
+//! its senders, and its envelopes leave no place for the turn around a handler.
 //!
-//! The queue is bounded by what this process granted its senders, so the reader never stops at one full mailbox, and
-//! other actors go on. The price: a mailbox with n sending processes can hold n times its capacity.
+//! The queue is bounded by what this process granted its senders, so the reader never stops at one full
+//! mailbox, and other actors go on. The price: a mailbox with n sending processes can hold n times its
+//! capacity.
 //!
-//! A turn may span several short handlers, for [`TURN`] nanoseconds: publishing a tail per message costs more than the
-//! messages do.
+//! A turn may span several short handlers, for [`TURN`] nanoseconds: publishing a tail per message costs more
+//! than the messages do.
 //!
 //! * On a handler's panic the actor ends, its envelopes are refused, and the process goes on.
 //! * On a stop the same, after the envelopes that are there when a graceful stop is asked for.
@@ -119,7 +120,8 @@ pub(super) trait Close: std::marker::Send + Sync {
     fn close(&self) -> oneshot::Receiver<()>;
 }
 
-/// Owned by the task that runs an actor, and dropped after the actor: whoever asked for its stop is told then.
+/// Owned by the task that runs an actor, and dropped after the actor: whoever asked for its stop is told
+/// then.
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
@@ -205,8 +207,8 @@ impl<A: RemoteActor> ActorInbox<A> {
         queue.failing.as_ref().map(ToString::to_string).or_else(stopped)
     }
 
-    /// Takes no more messages, and refuses those that are here; where the actor is `away`, their senders wait for its next
-    /// life.
+    /// Takes no more messages, and refuses those that are here; where the actor is `away`, their senders wait
+    /// for its next life.
     pub(super) fn shut(&self, away: bool) {
         self.shut_with(away, VecDeque::new());
     }
@@ -230,8 +232,9 @@ impl<A: RemoteActor> ActorInbox<A> {
         }
     }
 
-    /// Puts an envelope of a peer's where its handler is, if that is elsewhere, past the queue: where nothing is in it that is to be
-    /// handled first. Called by whoever reads, one at a time, so what one peer sends stays in order (ORDER-1).
+    /// Puts an envelope of a peer's where its handler is, if that is elsewhere, past the queue: where nothing
+    /// is in it that is to be handled first. Called by whoever reads, one at a time, so what one peer sends
+    /// stays in order (ORDER-1).
     #[cfg(feature = "foreign")]
     fn put(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
         let is_first = !fetch && self.elsewhere.known_sink().is_some() && {
@@ -489,7 +492,8 @@ impl<A: RemoteActor> InboxTask<A> {
 
     /// Handles envelopes until the batch or the mailbox is empty; true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
-        // Who blocks in a handler would keep the reader from what it blocks on. Outside of the loop: nothing here awaits.
+        // Who blocks in a handler would keep the reader from what it blocks on. Outside of the loop: nothing
+        // here awaits.
         let _call = (!self.inbox.handles.may_poll()).then(|| Call::begin(self.inbox.how.own_thread));
         let mut turn = Turn::begin_on(&self.inbox.stream);
         let (mut since, mut last): (Option<u64>, Option<u64>) = (None, None);
@@ -540,9 +544,9 @@ impl<A: RemoteActor> InboxTask<A> {
     }
 }
 
-/// What the task answers when it has terminated its context. A context that is terminated looks for futures that were
-/// cancelled only behind one that is pending: where a handler cancels one and the next handler panics, in one poll, it would
-/// look for it for ever (actix 0.13.5, `ContextFut::poll`).
+/// What the task answers when it has terminated its context. A context that is terminated looks for futures
+/// that were cancelled only behind one that is pending: where a handler cancels one and the next handler
+/// panics, in one poll, it would look for it for ever (actix 0.13.5, `ContextFut::poll`).
 const TERMINATED: Poll<()> = Poll::Pending;
 
 impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {

@@ -1,10 +1,12 @@
-//! Finds the code that a program can start in its workers, types of actors and closures, without a list that somebody writes.
+//! Finds the code that a program can start in its workers, types of actors and closures, without a list that
+//! somebody writes.
 //!
-//! A worker is told which code it is to run, and has to find it. Each call of [`Node::spawn`](crate::node::Node::spawn)
-//! for a type, and each [`Code`](super::code::Code) of a closure, whether or not it is ever made, leaves the address of a
-//! function in a section of the program: `link` does, with the assembler's directives and no instruction. The linker puts
-//! all of them side by side. Node and worker are one program file, so both find the same functions there; what a worker
-//! is asked to start is looked up by its [key](key_of) among them, and no address travels.
+//! A worker is told which code it is to run, and has to find it. Each call of
+//! [`Node::spawn`](crate::node::Node::spawn) for a type, and each [`Code`](super::code::Code) of a closure,
+//! whether or not it is ever made, leaves the address of a function in a section of the program: `link` does,
+//! with the assembler's directives and no instruction. The linker puts all of them side by side. Node and
+//! worker are one program file, so both find the same functions there; what a worker is asked to start is
+//! looked up by its [key](key_of) among them, and no address travels.
 
 #![expect(
     unsafe_code,
@@ -57,9 +59,9 @@ pub(crate) fn key_of<T: ?Sized + 'static>() -> u64 {
 #[inline(never)]
 pub(crate) fn link<L: Linked>() {
     #[cfg(not(miri))]
-    // SAFETY: there are no instructions here. The directives leave 8 aligned bytes in a section that only `of_this_program`
-    // reads: the address of a function of type `fn(&mut Table)`. By "o" the linker keeps them where it keeps the code of this
-    // function, and drops them with it.
+    // SAFETY: there are no instructions here. The directives leave 8 aligned bytes in a section that only
+    // `of_this_program` reads: the address of a function of type `fn(&mut Table)`. By "o" the linker keeps
+    // them where it keeps the code of this function, and drops them with it.
     unsafe {
         std::arch::asm!(
             ".pushsection tensorpost_linked, \"awo\", @progbits, {}",
@@ -117,12 +119,12 @@ impl Table {
         let (start, stop) = ((&raw const START).cast::<usize>(), (&raw const STOP).cast::<usize>());
         let entries = (stop.addr() - start.addr()) / size_of::<usize>();
         for at in 0..entries {
-            // SAFETY: the linker defines the symbols as the ends of the section, which is mapped for as long as this code
-            // is, and holds aligned words only.
+            // SAFETY: the linker defines the symbols as the ends of the section, which is mapped for as long
+            // as this code is, and holds aligned words only.
             let entry = unsafe { start.add(at).read() };
             if entry != 0 {
-                // SAFETY: `link` is the only one that writes an entry other than zero, always the address of an `add`. It
-                // has this type, and one compiler compiled all of the program.
+                // SAFETY: `link` is the only one that writes an entry other than zero, always the address of
+                // an `add`. It has this type, and one compiler compiled all of the program.
                 let add = unsafe { std::mem::transmute::<usize, fn(&mut Table)>(entry) };
                 add(&mut table);
             }

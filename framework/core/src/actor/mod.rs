@@ -1,12 +1,14 @@
 //! Actors across processes: plain actix actors whose addresses reach into every process of a node.
 //!
-//! A [`RemoteActor`] is an actix actor that can be made from arguments, in a worker. Its mailbox is the framework's
-//! own: bounded, and emptied inside the actor's context, one message after the other, where a handler's panic ends the
-//! actor and nothing else. An [`Address`] sends to it from anywhere. To an actor in the same process a message goes as
-//! a value, to another it is encoded; order, bound and backpressure are the same.
+//! A [`RemoteActor`] is an actix actor that can be made from arguments, in a worker. Its mailbox is the
+//! framework's own: bounded, and emptied inside the actor's context, one message after the other, where a
+//! handler's panic ends the actor and nothing else. An [`Address`] sends to it from anywhere. To an actor in
+//! the same process a message goes as a value, to another it is encoded; order, bound and backpressure are
+//! the same.
 //!
 //! All actors of a worker, their futures and its reader run on one thread, unless an actor is started with
-//! `own_thread`. A handler that computes for long holds the others up; work that it puts on a stream does not.
+//! `own_thread`. A handler that computes for long holds the others up; work that it puts on a stream does
+//! not.
 //!
 //! Two processes: this one makes a frame, a worker brightens it in place, and it comes back here.
 //!
@@ -121,8 +123,8 @@ use crate::transport::control_channel::Location;
 pub use crate::transport::lifecycle::{EndReason, ExitedProcess, Lifecycle};
 use crate::transport::{Transport, TransportStats};
 
-/// An actor that can be started in a worker process. The attribute `#[actor]` writes this, with the `Handler`s, from the methods
-/// of an `impl` block; by hand it is as below.
+/// An actor that can be started in a worker process. The attribute `#[actor]` writes this, with the
+/// `Handler`s, from the methods of an `impl` block; by hand it is as below.
 ///
 /// `Args` travel to the worker; they may hold addresses. `create` runs there, on the actor's thread.
 ///
@@ -182,9 +184,10 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// Whatever keeps it from working; the call that starts the actor reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
 
-    /// Gets the actor ready in each of its lives, after `create` and before its first message: here it may wait, for
-    /// what it cannot do without. Messages that come meanwhile stay in its mailbox, and the process goes on with others.
-    /// Nothing is done unless the actor says so. [`start`](crate::node::Spawn::start) returns when this is done.
+    /// Gets the actor ready in each of its lives, after `create` and before its first message: here it may
+    /// wait, for what it cannot do without. Messages that come meanwhile stay in its mailbox, and the process
+    /// goes on with others. Nothing is done unless the actor says so. [`start`](crate::node::Spawn::start)
+    /// returns when this is done.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -217,8 +220,8 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// ```
     ///
     /// # Errors
-    /// As for [`create`](Self::create): the call that starts the actor reports it, or in a later life its policy decides.
-    /// Messages that had come are refused.
+    /// As for [`create`](Self::create): the call that starts the actor reports it, or in a later life its
+    /// policy decides. Messages that had come are refused.
     ///
     /// # Cancel safety
     /// The future is dropped, with the actor, where the actor is to end before it is ready.
@@ -259,8 +262,8 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// Lists the messages that the actor takes from addresses.
     fn handles(on: &mut Handles<Self>);
 
-    /// A message came for which no handler is called: the data of a tensor in it was lost with a process. Whoever asked
-    /// has been told. Unless the actor does something about it, it is logged and dropped.
+    /// A message came for which no handler is called: the data of a tensor in it was lost with a process.
+    /// Whoever asked has been told. Unless the actor does something about it, it is logged and dropped.
     fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut Context<Self>) {
         let _ = ctx;
         tracing::warn!(message = letter.name(), sender = %letter.sender(), reason = %letter.reason(), "a dead letter");
@@ -304,16 +307,17 @@ pub struct Env {
 }
 
 impl Env {
-    /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this stream. It
-    /// is the actor's own, unless its process has so many actors on one GPU that they share: in a worker of
-    /// [`Node::worker`](crate::node::Node::worker) six have one each, and in one that a spawn made as many as its
-    /// [`streams`](crate::node::Spawn::streams) say, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise.
+    /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this
+    /// stream. It is the actor's own, unless its process has so many actors on one GPU that they share: in a
+    /// worker of [`Node::worker`](crate::node::Node::worker) six have one each, and in one that a spawn made
+    /// as many as its [`streams`](crate::node::Spawn::streams) say, unless `CUDA_DEVICE_MAX_CONNECTIONS` says
+    /// otherwise.
     pub fn stream(&self) -> DeviceStream {
         self.stream.clone()
     }
 
-    /// What people see of the actor: its [label](crate::node::Spawn::label), or its name, or else the last part of its
-    /// type's path. That of a stage is its name and the number of its replica, `detect.0`.
+    /// What people see of the actor: its [label](crate::node::Spawn::label), or its name, or else the last
+    /// part of its type's path. That of a stage is its name and the number of its replica, `detect.0`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -328,8 +332,9 @@ impl Env {
         self.life
     }
 
-    /// Resolves when the node begins to shut down. A shutdown lets everything under way finish, so an actor that makes
-    /// messages by itself should stop making them then: a source that does not, is waited for until the deadline.
+    /// Resolves when the node begins to shut down. A shutdown lets everything under way finish, so an actor
+    /// that makes messages by itself should stop making them then: a source that does not, is waited for
+    /// until the deadline.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -337,9 +342,10 @@ impl Env {
         self.transport.until_stopping()
     }
 
-    /// Whether the actor is asked to end: [`stopping`](Self::stopping) for plain code that makes messages, or items, by itself
-    /// and may take long. Another thread of the process notes it, so it changes during a call. In the worker of a
-    /// pipeline's source it is true as soon as the sources are stopped: by a cancel, an error, or the node's shutdown.
+    /// Whether the actor is asked to end: [`stopping`](Self::stopping) for plain code that makes messages, or
+    /// items, by itself and may take long. Another thread of the process notes it, so it changes during a
+    /// call. In the worker of a pipeline's source it is true as soon as the sources are stopped: by a cancel,
+    /// an error, or the node's shutdown.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -358,16 +364,16 @@ impl Env {
         self.transport.is_stopping()
     }
 
-    /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly after each other
-    /// share a turn, and the end of it publishes all they sent; one that is about to take long can call this first, so
-    /// that what came before does not wait for it.
+    /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly
+    /// after each other share a turn, and the end of it publishes all they sent; one that is about to take
+    /// long can call this first, so that what came before does not wait for it.
     pub fn publish(&self) {
         crate::stream::turn::flush_now();
     }
 
-    /// Resolves when all messages that `process` had sent to actors of this process by now are in their mailboxes: all that
-    /// there are, where it has ended. Whoever tells of the end of a process, or of an actor in it, by a message of its own, may be
-    /// heard before that.
+    /// Resolves when all messages that `process` had sent to actors of this process by now are in their
+    /// mailboxes: all that there are, where it has ended. Whoever tells of the end of a process, or of an
+    /// actor in it, by a message of its own, may be heard before that.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -375,9 +381,10 @@ impl Env {
         self.transport.until_read(process).await;
     }
 
-    /// The process whose death lost the data of a tensor in `value`, if there is such a tensor (DEATH-3). A message whose data
-    /// was lost on its way is a [dead letter](RemoteActor::dead_letter); what an actor has kept can be lost later, and this
-    /// tells. It costs next to nothing while no process has died with work undone, and serialises `value` otherwise.
+    /// The process whose death lost the data of a tensor in `value`, if there is such a tensor (DEATH-3). A
+    /// message whose data was lost on its way is a [dead letter](RemoteActor::dead_letter); what an actor has
+    /// kept can be lost later, and this tells. It costs next to nothing while no process has died with work
+    /// undone, and serialises `value` otherwise.
     pub fn lost_with(&self, value: &impl Serialize) -> Option<ProcessId> {
         if !self.transport.domain().has_taint() {
             return None;
@@ -385,7 +392,8 @@ impl Env {
         scope::taint_in(value).map(|tainted| tainted.by)
     }
 
-    /// How often this process has learnt of lost data. While it stands, [`lost_with`](Self::lost_with) says the same of a value.
+    /// How often this process has learnt of lost data. While it stands, [`lost_with`](Self::lost_with) says
+    /// the same of a value.
     pub fn losses_learnt(&self) -> u64 {
         self.transport.domain().taints_learnt()
     }
@@ -397,23 +405,24 @@ impl Env {
 
     /// Counts what the actor has made and passed on, beside the messages that it handles: it is in
     /// [`ActorMetrics::emitted`](crate::observe::metrics::ActorMetrics::emitted) and the recorder's
-    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines do so for each item that was accepted. A count of 0 says
-    /// that it may come to that: the counter is there from then on.
+    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines do so for each item that was
+    /// accepted. A count of 0 says that it may come to that: the counter is there from then on.
     pub fn note_emitted(&self, count: u64) {
         self.tally.emitted(count);
     }
 
     /// Counts what the actor has dropped because who was to take it had no room, as
-    /// [`ActorMetrics::dropped`](crate::observe::metrics::ActorMetrics::dropped) and `tensorpost_items_dropped_total`. In a
-    /// pipeline those count that send to a stage with `drop_oldest` or `drop_newest`. A count of 0 says that it may come to
-    /// that: the counter is there from then on.
+    /// [`ActorMetrics::dropped`](crate::observe::metrics::ActorMetrics::dropped) and
+    /// `tensorpost_items_dropped_total`. In a pipeline those count that send to a stage with `drop_oldest` or
+    /// `drop_newest`. A count of 0 says that it may come to that: the counter is there from then on.
     pub fn note_dropped(&self, count: u64) {
         self.tally.dropped(count);
     }
 
     /// Counts times at which the actor was to make something and did not, because it was late, as
-    /// [`ActorMetrics::missed`](crate::observe::metrics::ActorMetrics::missed) and `tensorpost_items_missed_total`. A source
-    /// with a rate does. A count of 0 says that it may come to that: the counter is there from then on.
+    /// [`ActorMetrics::missed`](crate::observe::metrics::ActorMetrics::missed) and
+    /// `tensorpost_items_missed_total`. A source with a rate does. A count of 0 says that it may come to
+    /// that: the counter is there from then on.
     pub fn note_missed(&self, count: u64) {
         self.tally.missed(count);
     }

@@ -1,7 +1,8 @@
-//! An actor that is written in Python, as a program in Rust starts it: in a worker that is a Python interpreter.
+//! An actor that is written in Python, as a program in Rust starts it: in a worker that is a Python
+//! interpreter.
 //!
-//! * Here is only what the interpreter is told. The actor itself, its messages and its failures are the package's, in
-//!   `framework/python`; it registers under this type's name in its workers.
+//! * Here is only what the interpreter is told. The actor itself, its messages and its failures are the
+//!   package's, in `framework/python`; it registers under this type's name in its workers.
 //! * Death, restarts and the end of the node are as for any worker.
 
 use std::path::PathBuf;
@@ -19,11 +20,11 @@ use crate::message::{GpuMessage, codec};
 /// The environment variable that names the interpreter, where the program does not.
 const VARIABLE: &str = "TENSORPOST_PYTHON";
 
-/// An actor of a Python module, to be [spawned](crate::node::Node::spawn) as one of Rust. Its worker is an interpreter that has
-/// the package `tensorpost`, of the same version as this crate.
+/// An actor of a Python module, to be [spawned](crate::node::Node::spawn) as one of Rust. Its worker is an
+/// interpreter that has the package `tensorpost`, of the same version as this crate.
 ///
-/// It takes and sends messages with `#[gpu_message(portable)]`; `@tp.message` classes are the same in Python. Tensors in them are brought to
-/// its device. What it has no handler for, it refuses.
+/// It takes and sends messages with `#[gpu_message(portable)]`; `@tp.message` classes are the same in Python.
+/// Tensors in them are brought to its device. What it has no handler for, it refuses.
 ///
 /// ```no_run
 /// use tensorpost::actor::Python;
@@ -117,15 +118,16 @@ impl Python {
         }
     }
 
-    /// What `@tp.stage` stands on in a module, for a pipeline (`Flow::python`): `"app.stages:detect"`. It is what
-    /// [`actor`](Self::actor) is for an actor.
+    /// What `@tp.stage` stands on in a module, for a pipeline (`Flow::python`): `"app.stages:detect"`. It is
+    /// what [`actor`](Self::actor) is for an actor.
     pub fn stage(name: impl Into<String>) -> Self {
         Self::actor(name)
     }
 
-    /// What the class is called with: a tuple gives its parameters in their order, a struct or a map with text for keys
-    /// gives them by name, and anything else is the only one. They are read by the annotations of `__init__`, as the fields of a
-    /// message are, so there may be addresses in them. Tensors go in messages.
+    /// What the class is called with: a tuple gives its parameters in their order, a struct or a map with
+    /// text for keys gives them by name, and anything else is the only one. They are read by the annotations
+    /// of `__init__`, as the fields of a message are, so there may be addresses in them. Tensors go in
+    /// messages.
     pub fn args(mut self, args: impl Serialize) -> Self {
         self.args = match codec::encode_for_later(&args) {
             Ok((encoded, node)) if encoded.tensors.is_empty() => {
@@ -140,15 +142,17 @@ impl Python {
         self
     }
 
-    /// The interpreter. Without this it is what the environment variable `TENSORPOST_PYTHON` names, or that of the active
-    /// virtual environment, or `python3`; of an actor on another host, as that host says, and this is a path there.
+    /// The interpreter. Without this it is what the environment variable `TENSORPOST_PYTHON` names, or that
+    /// of the active virtual environment, or `python3`; of an actor on another host, as that host says, and
+    /// this is a path there.
     pub fn interpreter(mut self, path: impl Into<PathBuf>) -> Self {
         self.interpreter.path = Some(path.into());
         self
     }
 
-    /// A folder in which the interpreter looks for modules before others; one that is relative is so to the working directory of the
-    /// node that starts the worker. The working directory itself is looked into only where it is named so: `path(".")`.
+    /// A folder in which the interpreter looks for modules before others; one that is relative is so to the
+    /// working directory of the node that starts the worker. The working directory itself is looked into only
+    /// where it is named so: `path(".")`.
     pub fn path(mut self, folder: impl Into<PathBuf>) -> Self {
         self.path.push(folder.into().to_string_lossy().into_owned());
         self
@@ -173,8 +177,8 @@ impl Interpreter {
             |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let active = || of_variable("VIRTUAL_ENV").map(|folder| folder.join("bin/python"));
         let named = self.path.clone().or_else(|| of_variable(VARIABLE));
-        // Modules that load lazily could load behind a wait, but a Python worker pays seconds and gigabytes for all of them:
-        // it loads what it needs before its first wait.
+        // Modules that load lazily could load behind a wait, but a Python worker pays seconds and gigabytes
+        // for all of them: it loads what it needs before its first wait.
         let lazily = ("CUDA_MODULE_LOADING".to_owned(), "LAZY".to_owned());
         WorkerProgram {
             path: named.or_else(active).unwrap_or_else(|| "python3".into()),
@@ -225,7 +229,8 @@ impl Python {
         self
     }
 
-    /// `module:Class`, the folders, and the arguments: whether they are in the package's own form, and their bytes.
+    /// `module:Class`, the folders, and the arguments: whether they are in the package's own form, and their
+    /// bytes.
     #[doc(hidden)]
     pub fn order(&self) -> (&str, &[String], bool, &[u8]) {
         let (own, args) = match &self.args {

@@ -1,12 +1,13 @@
 //! Brings the tensors of an actor's messages to its device before its handlers see them.
 //!
-//! An actor may ask for a device ([`Spawn::receive_on`](crate::node::Spawn::receive_on)): tensors from elsewhere are
-//! copied there. An actor on a GPU never gets memory of a GPU that its own cannot reach: such memory is copied too,
-//! through host memory, and the log says so.
+//! An actor may ask for a device ([`Spawn::receive_on`](crate::node::Spawn::receive_on)): tensors from
+//! elsewhere are copied there. An actor on a GPU never gets memory of a GPU that its own cannot reach: such
+//! memory is copied too, through host memory, and the log says so.
 //!
-//! The copy is made when the message's turn has come, not on delivery. So only one message of an actor has memory for
-//! it at a time, and a full pool holds up that actor alone. The message, whatever its type, is encoded and decoded once
-//! more with other leases, as if it had come from another process again. That needs no second way through serde.
+//! The copy is made when the message's turn has come, not on delivery. So only one message of an actor has
+//! memory for it at a time, and a full pool holds up that actor alone. The message, whatever its type, is
+//! encoded and decoded once more with other leases, as if it had come from another process again. That needs
+//! no second way through serde.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -85,8 +86,8 @@ impl Receive {
                 }))
     }
 
-    /// The message with its tensors where they have to be; `None` where they are. Pending, with `waker` noted, while there
-    /// is no memory for them.
+    /// The message with its tensors where they have to be; `None` where they are. Pending, with `waker`
+    /// noted, while there is no memory for them.
     ///
     /// # Errors
     /// Why that is not possible, for whoever sent it.

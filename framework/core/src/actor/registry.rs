@@ -7,8 +7,8 @@ use super::address::{self, Address, LookupError};
 use crate::message::GpuMessage;
 use crate::transport::Transport;
 
-/// Finds actors by name, from any task or thread of its process: see [`Env::registry`](super::Env::registry) and
-/// [`Node::registry`](crate::node::Node::registry). It keeps nothing alive but the process's own state.
+/// Finds actors by name, from any task or thread of its process: see [`Env::registry`](super::Env::registry)
+/// and [`Node::registry`](crate::node::Node::registry). It keeps nothing alive but the process's own state.
 #[derive(Clone)]
 pub struct Registry {
     transport: Arc<Transport>,

@@ -1,16 +1,18 @@
-//! Sending, the short way and the long: what an address does with a message until a mailbox, or a ring, has it.
+//! Sending, the short way and the long: what an address does with a message until a mailbox, or a ring, has
+//! it.
 //!
-//! Used by [`Address`] and by asks. An attempt looks up the [`Route`], and then either puts the message into the mailbox of
-//! an actor of this process ([`offer`]), or hands it to the transport ([`post`]); from there it goes on through
-//! `transport` and does not come back here.
+//! Used by [`Address`] and by asks. An attempt looks up the [`Route`], and then either puts the message into
+//! the mailbox of an actor of this process ([`offer`]), or hands it to the transport ([`post`]); from there
+//! it goes on through `transport` and does not come back here.
 //!
-//! **Invariants.** The first attempt is made at once, and only where nobody waits (MBX-1); who waits tries again only in
-//! front of its queue. Until an attempt has succeeded the message is the caller's, and comes back with each error.
+//! **Invariants.** The first attempt is made at once, and only where nobody waits (MBX-1); who waits tries
+//! again only in front of its queue. Until an attempt has succeeded the message is the caller's, and comes
+//! back with each error.
 //!
 //! **Locks.** None is held between two calls.
 //!
-//! **On a crash** of the receiver an attempt fails, and looks where the actor lives now. **On cancellation** the place in
-//! the queue is given up, and nothing was sent.
+//! **On a crash** of the receiver an attempt fails, and looks where the actor lives now. **On cancellation**
+//! the place in the queue is given up, and nothing was sent.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -191,8 +193,8 @@ pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Resul
         reason = SendFailure::Connecting;
     }
     if let Some(way) = way.as_ref().filter(|way| may_wait(&reason) && way.may_lack_leases()) {
-        // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody waits, so
-        // nothing else wakes it.
+        // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody
+        // waits, so nothing else wakes it.
         address.transport().wake_reader();
         if let (SendFailure::Full, Some(limit)) = (&reason, address.transport().leases_lacked(way)) {
             reason = SendFailure::LeasesOut(limit.to_string());
@@ -290,8 +292,8 @@ impl<M: GpuMessage> Sending<M> {
         Sending { address, message, answer, waits_for_restart: true, state }
     }
 
-    /// The actor was not found where its way leads, for this reason: finds its new location, or fails. False if there
-    /// is nothing new.
+    /// The actor was not found where its way leads, for this reason: finds its new location, or fails. False
+    /// if there is nothing new.
     fn follow(&mut self, reason: SendFailure) -> bool {
         let (State::Waiting(route, location), Some(address)) = (&mut self.state, &self.address) else {
             return true;
@@ -344,7 +346,8 @@ impl<M: GpuMessage> Sending<M> {
         self.fail(lacked.map_or(SendFailure::TimedOut, |limit| SendFailure::LeasesOut(limit.to_string())));
     }
 
-    /// In a forked child: the place in the queue is the parent's, and a thread that is not here may have its lock.
+    /// In a forked child: the place in the queue is the parent's, and a thread that is not here may have its
+    /// lock.
     fn leave_to_parent(&mut self) {
         if matches!(self.state, State::Waiting(..)) {
             std::mem::forget(std::mem::replace(&mut self.state, State::Told));
@@ -368,7 +371,8 @@ impl<M: GpuMessage> Sending<M> {
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
             let lent = address.transport().lending_stamp();
-            // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this one.
+            // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this
+            // one.
             location.remember(cx.waker(), stamp);
             if !self.waits_for_restart && matches!(route_to(address), Ok(Route::Later(_))) {
                 self.fail(SendFailure::Restarting);
@@ -380,8 +384,8 @@ impl<M: GpuMessage> Sending<M> {
             }
             match attempt(address, route, &mut self.message, &mut self.answer) {
                 Ok(correlation) => self.state = State::Sent(correlation),
-                // First where it is now, and then whether to wait: an actor that is being restarted may be up elsewhere, and
-                // nothing at its last place would ever wake this task.
+                // First where it is now, and then whether to wait: an actor that is being restarted may be up
+                // elsewhere, and nothing at its last place would ever wake this task.
                 Err(reason) if is_lost(&reason) => {
                     let is_between_lives = matches!(reason, SendFailure::Restarting);
                     if !self.follow(reason) {
@@ -391,7 +395,8 @@ impl<M: GpuMessage> Sending<M> {
                         self.fail(SendFailure::Restarting);
                     }
                 }
-                // Something may have come between the attempt and here: then it is tried again, and nobody is woken.
+                // Something may have come between the attempt and here: then it is tried again, and nobody is
+                // woken.
                 Err(reason) if may_wait(&reason) => {
                     // Of an actor of another host the place may be another's by now, whose mailbox is full.
                     if address.transport().meets_foreign(address.actor()) && self.follow(reason) {
@@ -459,8 +464,8 @@ impl<M: GpuMessage> Send<M> {
         Send { sending: Sending::start(address, message, None), timeout: None, sleep: None }
     }
 
-    /// Gives the message back if there is no room within `timeout`, counted from the first poll. Needs a tokio runtime
-    /// with time, which workers and [`Node::block_on`](crate::node::Node::block_on) have.
+    /// Gives the message back if there is no room within `timeout`, counted from the first poll. Needs a
+    /// tokio runtime with time, which workers and [`Node::block_on`](crate::node::Node::block_on) have.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -1,16 +1,17 @@
 //! Calls in which nothing can be awaited, and what is refused in them.
 //!
-//! A worker's reader runs on the thread of its actors. Plain code there that blocks until a message is accepted, or an
-//! ask answered, keeps the reader from making that happen, and stands still for ever. So whoever runs such code says so
-//! ([`Env::without_waiting`], [`Call::begin`]), and what would have to wait in it fails instead. The framework says so of
-//! `create` and of handlers, unless the actor has a thread of its own. There the reader goes on, so it may block; what its turn
-//! has put off until its end is published first, or nobody would hear of what it waits for.
+//! A worker's reader runs on the thread of its actors. Plain code there that blocks until a message is
+//! accepted, or an ask answered, keeps the reader from making that happen, and stands still for ever. So
+//! whoever runs such code says so ([`Env::without_waiting`], [`Call::begin`]), and what would have to wait in
+//! it fails instead. The framework says so of `create` and of handlers, unless the actor has a thread of its
+//! own. There the reader goes on, so it may block; what its turn has put off until its end is published
+//! first, or nobody would hear of what it waits for.
 //!
-//! Not seen is what blocks in an `async` block, `prepare` among them (a poll of it that blocks looks like one that awaits),
-//! in actix's `started` and `stopped`, in timers, and on a thread that the actor waits for.
+//! Not seen is what blocks in an `async` block, `prepare` among them (a poll of it that blocks looks like one
+//! that awaits), in actix's `started` and `stopped`, in timers, and on a thread that the actor waits for.
 //!
-//! Only a poll that is pending looks here, and a lookup, so no message that is accepted at once pays for it. A poll with a waker that wakes
-//! nobody is no wait: its caller only looks.
+//! Only a poll that is pending looks here, and a lookup, so no message that is accepted at once pays for it.
+//! A poll with a waker that wakes nobody is no wait: its caller only looks.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -52,9 +53,10 @@ impl Drop for Call {
 }
 
 impl Env {
-    /// Runs plain code on this thread. A send, an ask or a lookup that would have to be waited for in it fails, where
-    /// [blocking](super::SendFailure::Blocking) on it would stand still for ever. A pipeline runs the code of its stages
-    /// so, and the framework an actor's `create` and handlers, where the actor has no thread of its own.
+    /// Runs plain code on this thread. A send, an ask or a lookup that would have to be waited for in it
+    /// fails, where [blocking](super::SendFailure::Blocking) on it would stand still for ever. A pipeline
+    /// runs the code of its stages so, and the framework an actor's `create` and handlers, where the actor
+    /// has no thread of its own.
     pub fn without_waiting<R>(&self, call: impl FnOnce() -> R) -> R {
         let _call = Call::begin(false);
         call()
@@ -79,8 +81,9 @@ pub(super) fn stands_still(cx: &Context<'_>) -> bool {
     }
 }
 
-/// Whether an answer that another thread brings would be waited for in a call in which nothing can be. To be asked before the
-/// question is: a poll may find the answer already there, and the same code would stand still another time.
+/// Whether an answer that another thread brings would be waited for in a call in which nothing can be. To be
+/// asked before the question is: a poll may find the answer already there, and the same code would stand
+/// still another time.
 pub(super) async fn would_stand() -> bool {
     poll_fn(|cx| Poll::Ready(stands_still(cx))).await
 }

@@ -18,9 +18,11 @@ use crate::os::{Inert, PerProcess};
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 use crate::transport::{Tell, Transport, Watcher};
 
-/// The events of one actor, for the program that started the node: see [`Node::watch`](crate::node::Node::watch).
+/// The events of one actor, for the program that started the node: see
+/// [`Node::watch`](crate::node::Node::watch).
 ///
-/// It keeps the last [`WATCH_EVENTS`] events; where nobody takes them, the oldest are dropped and counted (MBX-2).
+/// It keeps the last [`WATCH_EVENTS`] events; where nobody takes them, the oldest are dropped and counted
+/// (MBX-2).
 #[derive(Debug)]
 pub struct Watch {
     actor: ActorId,
@@ -43,7 +45,8 @@ impl Watch {
         self.actor
     }
 
-    /// The next event; `None` after the last one ([`Lifecycle::is_final`]), when the node has ended, and in a forked child.
+    /// The next event; `None` after the last one ([`Lifecycle::is_final`]), when the node has ended, and in a
+    /// forked child.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
@@ -97,13 +100,14 @@ fn pass_on(to: broadcast::Sender<Lifecycle>) -> Tell {
 }
 
 impl Env {
-    /// Has `to` told what happens to the actor behind `address` from now on: when a life of it ends, when the next one
-    /// takes messages, when its supervisor gives up. If it is down at this moment, that is the first event.
+    /// Has `to` told what happens to the actor behind `address` from now on: when a life of it ends, when the
+    /// next one takes messages, when its supervisor gives up. If it is down at this moment, that is the first
+    /// event.
     ///
-    /// Usually `to` is this actor, which lists [`Lifecycle`] among its messages: `env.watch(&other, &env.address())`. Events
-    /// wait for room in its mailbox, at most [`WATCH_EVENTS`] of them; the oldest beyond that are dropped, and the log says
-    /// how many (MBX-2). The watching ends with the last event, or when `to` has ended. Watching again for the same `to`
-    /// changes nothing.
+    /// Usually `to` is this actor, which lists [`Lifecycle`] among its messages:
+    /// `env.watch(&other, &env.address())`. Events wait for room in its mailbox, at most [`WATCH_EVENTS`] of
+    /// them; the oldest beyond that are dropped, and the log says how many (MBX-2). The watching ends with
+    /// the last event, or when `to` has ended. Watching again for the same `to` changes nothing.
     ///
     /// ```no_run
     /// # use tensorpost::prelude::*;
@@ -145,9 +149,9 @@ impl Env {
         address.transport().watch(address.actor(), watcher);
     }
 
-    /// Has this actor fail whenever the one behind `address` goes down for a failure, from now on; then its own restart
-    /// policy decides. A normal stop of the other changes nothing here. If the other is between two lives at this moment,
-    /// nothing happens; if it is gone for good, this actor fails.
+    /// Has this actor fail whenever the one behind `address` goes down for a failure, from now on; then its
+    /// own restart policy decides. A normal stop of the other changes nothing here. If the other is between
+    /// two lives at this moment, nothing happens; if it is gone for good, this actor fails.
     ///
     /// For two that make no sense without each other, let each link the other, or use a
     /// [group](crate::node::Node::group), which also begins their next lives together.
@@ -207,7 +211,8 @@ async fn carry(mut queue: broadcast::Receiver<Lifecycle>, to: Address<Lifecycle>
 
 type Route = (broadcast::Receiver<Lifecycle>, Address<Lifecycle>);
 
-/// The way to the process's thread that carries events; a mailbox may be full for long, and nobody else may wait for it.
+/// The way to the process's thread that carries events; a mailbox may be full for long, and nobody else may
+/// wait for it.
 fn carrier() -> Option<&'static UnboundedSender<Route>> {
     // Unbounded only in form: a route for each call of `watch`.
     static CARRIER: PerProcess<Option<UnboundedSender<Route>>> = PerProcess::new(|| {

@@ -1,6 +1,6 @@
-//! The threads of this process that sleep until a clock passes a value, those of host streams included. Hang reports
-//! read the list. A thread enters itself only when it is about to sleep in the kernel, so a wait that does not sleep
-//! costs nothing. In a node without a limit for hangs nobody enters.
+//! The threads of this process that sleep until a clock passes a value, those of host streams included. Hang
+//! reports read the list. A thread enters itself only when it is about to sleep in the kernel, so a wait that
+//! does not sleep costs nothing. In a node without a limit for hangs nobody enters.
 
 use parking_lot::Mutex;
 

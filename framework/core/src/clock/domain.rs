@@ -90,7 +90,8 @@ struct Peer {
 }
 
 impl ClockDomain {
-    /// The clocks of process `own`, whose page this process writes; no peers yet. There is nobody to tell it of deaths.
+    /// The clocks of process `own`, whose page this process writes; no peers yet. There is nobody to tell it
+    /// of deaths.
     ///
     /// # Panics
     /// `own` is a node's own process, which has the domain of its node: see [`ProcessId::OUTSIDE`].
@@ -141,14 +142,15 @@ impl ClockDomain {
         self.knowledge.gateway()
     }
 
-    /// Whether this process was forked from the one whose clocks these are: none is advanced or waited for here.
+    /// Whether this process was forked from the one whose clocks these are: none is advanced or waited for
+    /// here.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
     }
 
-    /// As [`passed`](Self::passed), where these clocks are [inherited](Self::is_inherited): a thread that is not here may
-    /// have the lock, and a clock that cannot be seen has not passed.
+    /// As [`passed`](Self::passed), where these clocks are [inherited](Self::is_inherited): a thread that is
+    /// not here may have the lock, and a clock that cannot be seen has not passed.
     pub(crate) fn passed_in_fork(&self, ticket: &Ticket) -> bool {
         let peers = || {
             let peers = self.peers.try_read()?;
@@ -174,15 +176,15 @@ impl ClockDomain {
         self.node
     }
 
-    /// Where the process notes what it does, if its node traces. Here because everything that notes something knows its
-    /// clocks.
+    /// Where the process notes what it does, if its node traces. Here because everything that notes something
+    /// knows its clocks.
     pub(crate) fn tracer(&self) -> &Tracer {
         &self.tracer
     }
 
-    /// What the streams of this process share, made at the first call. It is kept here because everybody who has a stream,
-    /// or a ticket to wait for, knows the process's clocks. A clock knows no stream, so the type is not named here: `stream`
-    /// alone calls this, always for the same type.
+    /// What the streams of this process share, made at the first call. It is kept here because everybody who
+    /// has a stream, or a ticket to wait for, knows the process's clocks. A clock knows no stream, so the
+    /// type is not named here: `stream` alone calls this, always for the same type.
     pub(crate) fn of_streams<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
         let shared = self.of_streams.get_or_init(|| Box::new(make()));
         shared.downcast_ref().expect("one type is kept here")
@@ -212,8 +214,8 @@ impl ClockDomain {
         Some(peer.page)
     }
 
-    /// [`add_peer`](Self::add_peer), for tests of devices. Never for a program: a page of its own making would let it read what
-    /// nobody has written.
+    /// [`add_peer`](Self::add_peer), for tests of devices. Never for a program: a page of its own making
+    /// would let it read what nobody has written.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn testing_add_peer(&self, id: ProcessId, page: Arc<ClockPage>) {
@@ -236,8 +238,8 @@ impl ClockDomain {
         peers.by_slot[id.slot()].iter().find(|peer| peer.id == id).map(|peer| Arc::clone(&peer.page))
     }
 
-    /// Whether a ticket's clock has passed its value, or was released. Never blocks. It orders work; whether there is
-    /// data is another question: see [`status`](Self::status).
+    /// Whether a ticket's clock has passed its value, or was released. Never blocks. It orders work; whether
+    /// there is data is another question: see [`status`](Self::status).
     pub fn passed(&self, ticket: &Ticket) -> Result<bool, UnknownClock> {
         match self.value_of(ticket.process, ticket.slot) {
             Some(clock) => Ok(passed(clock, ticket.value)),
@@ -273,8 +275,8 @@ impl ClockDomain {
         self.frozen.store(true, Ordering::SeqCst);
     }
 
-    /// From now on the process notes what waits in it. Called before it has a stream: one that is there already is not
-    /// noted.
+    /// From now on the process notes what waits in it. Called before it has a stream: one that is there
+    /// already is not noted.
     pub(crate) fn detect_hangs(&self) {
         self.asleep.get_or_init(Asleep::default);
     }

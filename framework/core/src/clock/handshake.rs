@@ -1,4 +1,5 @@
-//! Sleeping on a clock without missing its advance, and advancing it without a system call while nobody sleeps.
+//! Sleeping on a clock without missing its advance, and advancing it without a system call while nobody
+//! sleeps.
 //!
 //! | sleeper | advancer |
 //! |---|---|
@@ -7,11 +8,11 @@
 //! | look at the clock | look at the counts |
 //! | sleep while the clock is as seen | wake, if one is not zero |
 //!
-//! One of the two fences comes first in the single order of such fences: either the sleeper's look at the clock
-//! comes after the advancer's store, or the advancer's look at the counts after the sleeper's. And the kernel
-//! compares the clock with what was seen in the same step in which it puts the sleeper to sleep, so a wake between
-//! look and sleep is not lost. The model in the tests tries the interleavings of this very code; without
-//! either fence it deadlocks.
+//! One of the two fences comes first in the single order of such fences: either the sleeper's look at the
+//! clock comes after the advancer's store, or the advancer's look at the counts after the sleeper's. And the
+//! kernel compares the clock with what was seen in the same step in which it puts the sleeper to sleep, so a
+//! wake between look and sleep is not lost. The model in the tests tries the interleavings of this very code;
+//! without either fence it deadlocks.
 
 /// The advancer's side of one clock.
 pub(super) trait Advancer {
@@ -70,8 +71,8 @@ mod model {
     use super::*;
     use crate::clock::passed;
 
-    /// One clock and one count. The kernel is a lock under which it compares, sleeps and wakes; there is no second
-    /// look after a time, so a lost wake-up is a deadlock, which loom reports.
+    /// One clock and one count. The kernel is a lock under which it compares, sleeps and wakes; there is no
+    /// second look after a time, so a lost wake-up is a deadlock, which loom reports.
     struct Model {
         clock: AtomicU64,
         count: AtomicU32,

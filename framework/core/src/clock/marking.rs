@@ -1,22 +1,25 @@
 //! What a process knows of deaths, and how it marks what follows from them in its own streams (DEATH-3).
 //!
-//! A marked stream gives up a million clock values and goes on behind them. A use may have been checked before the
-//! marking and enqueued after it. All values until the next handler begins (outside of handlers: until the use after
-//! the next ticket) lie in the range that was told to the node, and this process's table has the range before the
-//! stream may leave it. So nobody has to count how many flushes could come in between; values cost nothing.
+//! A marked stream gives up a million clock values and goes on behind them. A use may have been checked
+//! before the marking and enqueued after it. All values until the next handler begins (outside of handlers:
+//! until the use after the next ticket) lie in the range that was told to the node, and this process's table
+//! has the range before the stream may leave it. So nobody has to count how many flushes could come in
+//! between; values cost nothing.
 //!
-//! Used by everything that asks whether a ticket's data is there ([`ClockDomain::status`]), by streams, which note what
-//! they wait for, and by the control thread, which learns.
+//! Used by everything that asks whether a ticket's data is there ([`ClockDomain::status`]), by streams, which
+//! note what they wait for, and by the control thread, which learns.
 //!
-//! **Invariants.** A value in a tainted range stays tainted; only a suspicion ends. A use is checked against the table in
-//! the same step in which it is noted in its stream's log, so each use is either refused, or found by the marking. This
-//! process says that it knows a round only when its own ranges of that round are in its table.
+//! **Invariants.** A value in a tainted range stays tainted; only a suspicion ends. A use is checked against
+//! the table in the same step in which it is noted in its stream's log, so each use is either refused, or
+//! found by the marking. This process says that it knows a round only when its own ranges of that round are
+//! in its table.
 //!
-//! **Locks**, in the order in which they nest: a stream's state, its log, the table. The thread that marks takes no
-//! stream's state: whoever holds that may be blocked in the driver, behind the wait that the marking is to end.
+//! **Locks**, in the order in which they nest: a stream's state, its log, the table. The thread that marks
+//! takes no stream's state: whoever holds that may be blocked in the driver, behind the wait that the marking
+//! is to end.
 //!
-//! **On a crash** of this process the node no longer waits for its answer. **On cancellation** nothing happens: only host
-//! threads wait here, with a deadline.
+//! **On a crash** of this process the node no longer waits for its answer. **On cancellation** nothing
+//! happens: only host threads wait here, with a deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -29,8 +32,8 @@ use super::{ClockDomain, ClockError, Deadline, Ticket, UnknownClock, Waited};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_DEAD_PAGES, MAX_PROCESSES, MAX_STREAMS};
 
-/// How long a host thread waits for its own process to learn what the node has told everybody. It takes as long as
-/// the process's control thread needs to be scheduled.
+/// How long a host thread waits for its own process to learn what the node has told everybody. It takes as
+/// long as the process's control thread needs to be scheduled.
 const CATCH_UP: Duration = Duration::from_secs(5);
 
 /// Part of a [`ClockDomain`].
@@ -39,12 +42,14 @@ pub(super) struct Knowledge {
     /// `None` outside of a node: nobody dies there.
     epoch_page: Option<Arc<EpochPage>>,
     table: RwLock<Table>,
-    /// How often the table has changed: where it never has, that is the one look that uses cost. Raised under the table's lock,
-    /// last: whoever sees it finds the change, in the hints too, and whoever found a change has it counted.
+    /// How often the table has changed: where it never has, that is the one look that uses cost. Raised under
+    /// the table's lock, last: whoever sees it finds the change, in the hints too, and whoever found a change
+    /// has it counted.
     changes: AtomicU64,
     /// By slot: processes of whose unfinished data this process has, or had, tensors; and this process.
     met: [AtomicU64; MAX_PROCESSES / 64],
-    /// Whether anything in the table may be about a tensor of this process: about the clock of a process that it has met.
+    /// Whether anything in the table may be about a tensor of this process: about the clock of a process that
+    /// it has met.
     concerns: AtomicBool,
     /// Of what the table has nothing: the look that uses cost afterwards.
     hints: Hints,
@@ -112,7 +117,8 @@ impl Knowledge {
 
     /// The table has learnt something of these processes.
     fn concern(&self, of: impl IntoIterator<Item = ProcessId>) {
-        // MET: pairs with `meet`. Whoever comes second, this look or that one, finds what the other has stored.
+        // MET: pairs with `meet`. Whoever comes second, this look or that one, finds what the other has
+        // stored.
         fence(Ordering::SeqCst);
         let has_met = |process: ProcessId| {
             let (word, bit) = place(process);
@@ -172,8 +178,8 @@ impl ClockDomain {
         self.knowledge().of(ticket)
     }
 
-    /// Whether a tensor of this process may be tainted. After the death of a process whose unfinished data never came here,
-    /// directly or over others, nothing of this process is, and nobody has to look.
+    /// Whether a tensor of this process may be tainted. After the death of a process whose unfinished data
+    /// never came here, directly or over others, nothing of this process is, and nobody has to look.
     #[inline]
     pub(crate) fn has_taint(&self) -> bool {
         self.knowledge().concerns.load(Ordering::Relaxed)
@@ -185,8 +191,8 @@ impl ClockDomain {
         self.knowledge().meet(ticket.process);
     }
 
-    /// How often this process has learnt that something is tainted. While it stands, so does what [`tainted_by`](Self::tainted_by)
-    /// says.
+    /// How often this process has learnt that something is tainted. While it stands, so does what
+    /// [`tainted_by`](Self::tainted_by) says.
     pub(crate) fn taints_learnt(&self) -> u64 {
         self.knowledge().changes.load(Ordering::Acquire)
     }
@@ -201,15 +207,16 @@ impl ClockDomain {
         deadline: Option<Deadline>,
     ) -> Result<Waited, ClockError> {
         loop {
-            // Before the wait, so that nobody waits for what will never be, and after it, in `status`: the clock may
-            // have passed because of a release.
+            // Before the wait, so that nobody waits for what will never be, and after it, in `status`: the
+            // clock may have passed because of a release.
             if let Some(by) = self.tainted_by(ticket) {
                 return Err(Tainted { ticket: *ticket, by }.into());
             }
             if self.wait(ticket, deadline)? == Waited::TimedOut || !self.catch_up(deadline) {
                 return Ok(Waited::TimedOut);
             }
-            // If not, it was tainted meanwhile, or another round has begun. The next turn of the loop tells which.
+            // If not, it was tainted meanwhile, or another round has begun. The next turn of the loop tells
+            // which.
             if self.status(ticket)? == TicketStatus::Ready {
                 return Ok(Waited::Passed);
             }
@@ -234,16 +241,17 @@ impl ClockDomain {
         true
     }
 
-    /// Takes in what the node says, marks what follows from it, and returns the ranges of this process's own values
-    /// that are tainted now and were not before. On the control thread; waits for no stream and no actor.
+    /// Takes in what the node says, marks what follows from it, and returns the ranges of this process's own
+    /// values that are tainted now and were not before. On the control thread; waits for no stream and no
+    /// actor.
     pub fn learn(&self, update: &TaintUpdate) -> Vec<TaintRange> {
         let knowledge = self.knowledge();
         let mut update = update.clone();
-        // Others do not believe it until it has answered. It knows better itself: what is lost of its own is in ranges,
-        // and they stay. What it does meanwhile will be believed.
+        // Others do not believe it until it has answered. It knows better itself: what is lost of its own is
+        // in ranges, and they stay. What it does meanwhile will be believed.
         update.suspects.retain(|(suspect, _)| suspect.process != self.own());
-        // The deaths go into the table before any log is looked at. A use that is noted behind that finds them, and is
-        // refused; one that was noted before is in its log by now, and is marked below.
+        // The deaths go into the table before any log is looked at. A use that is noted behind that finds
+        // them, and is refused; one that was noted before is in its log by now, and is marked below.
         let mut table = knowledge.table.write();
         if table.learn(&update) || !update.is_empty() {
             knowledge.hints.learn(&update);
@@ -254,10 +262,11 @@ impl ClockDomain {
             knowledge.concern(of_ranges.chain(of_suspects).chain(of_deaths));
         }
         drop(table);
-        // The table has the news before any log is looked at: a use that is noted from here on is checked against it.
+        // The table has the news before any log is looked at: a use that is noted from here on is checked
+        // against it.
         let mut ranges = Vec::new();
-        // Streams of this process wait for each other: until nothing changes. It ends, because each round takes waits out of
-        // the logs, and a use of what is in the table by then is refused.
+        // Streams of this process wait for each other: until nothing changes. It ends, because each round
+        // takes waits out of the logs, and a use of what is in the table by then is refused.
         loop {
             let before = ranges.len();
             for (slot, log) in knowledge.logs.iter().enumerate() {
@@ -265,8 +274,8 @@ impl ClockDomain {
                     |process, slot, from, to| knowledge.table.read().any_of(process, slot, from, to);
                 log.mark(tainted, |from, to, by| {
                     let range = TaintRange { process: self.own(), slot: slot as u16, from, to, by };
-                    // Under the log's lock, before the stream may go on behind the range: nobody finds one of these values
-                    // good in between.
+                    // Under the log's lock, before the stream may go on behind the range: nobody finds one of
+                    // these values good in between.
                     knowledge.add(&range);
                     ranges.push(range);
                 });
@@ -282,7 +291,8 @@ impl ClockDomain {
         ranges
     }
 
-    /// The clocks of a process that died were released. Its page is kept for a while, for waits that are being made.
+    /// The clocks of a process that died were released. Its page is kept for a while, for waits that are
+    /// being made.
     pub(crate) fn clocks_released(&self, process: ProcessId) {
         let forget = {
             let mut dead = self.knowledge().dead_pages.lock();
@@ -308,9 +318,9 @@ impl ClockDomain {
         logs.get(usize::from(slot)).map_or_else(Arc::default, Arc::clone)
     }
 
-    /// Marks everything that a stream is given from here on, until it may go on behind the range: it was given work on
-    /// tainted data in a way that could not be refused. Who asks this process for its tensors is told; nobody else can
-    /// have a ticket of that work yet.
+    /// Marks everything that a stream is given from here on, until it may go on behind the range: it was
+    /// given work on tainted data in a way that could not be refused. Who asks this process for its tensors
+    /// is told; nobody else can have a ticket of that work yet.
     #[cfg(feature = "cuda")]
     pub(crate) fn mark_now(&self, slot: u16, by: ProcessId) {
         self.log(slot).mark_now(|from, to| {

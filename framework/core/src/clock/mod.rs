@@ -1,22 +1,24 @@
 //! Clocks: one 64-bit counter per stream, and the one question asked of it: has it passed a value?
 //!
-//! Each process has one page of clocks that only it writes (ONE-WRITER) and every peer maps read-only. A sender
-//! puts a [`Ticket`] on a tensor; the receiver's stream, never its host thread, waits until the clock has passed
-//! it (CLOCK-1), and the owner does the same in the other direction before it reuses the memory (CLOCK-2).
-//! The driver's interprocess events would order streams too, but cost a time slice of the GPU even where there is nothing to
-//! compute.
+//! Each process has one page of clocks that only it writes (ONE-WRITER) and every peer maps read-only. A
+//! sender puts a [`Ticket`] on a tensor; the receiver's stream, never its host thread, waits until the clock
+//! has passed it (CLOCK-1), and the owner does the same in the other direction before it reuses the memory
+//! (CLOCK-2). The driver's interprocess events would order streams too, but cost a time slice of the GPU even
+//! where there is nothing to compute.
 //!
-//! Used by the streams of devices, which advance clocks and wait for them, by [`stream`](crate::stream), which gives out
-//! the tickets, and by everything that asks whether data is there. A clock knows no device and no stream.
+//! Used by the streams of devices, which advance clocks and wait for them, by [`stream`](crate::stream),
+//! which gives out the tickets, and by everything that asks whether data is there. A clock knows no device
+//! and no stream.
 //!
-//! **On a crash.** When a process dies, the node, and only then, writes that process's clocks: it reads their last values (the
-//! death certificate) with [`ClockPage::values`], and after every process has marked what depends on the missing
-//! ones (DEATH-3, see [`taint`]) it calls `ClockPage::release_all`, so that no wait lasts for ever (DEATH-1). A
-//! released clock has passed every value anyone can ask for; [`is_released`] tells it apart. From then on "passed"
-//! proves nothing by itself: what may be read is what [`ClockDomain::status`] calls ready.
+//! **On a crash.** When a process dies, the node, and only then, writes that process's clocks: it reads their
+//! last values (the death certificate) with [`ClockPage::values`], and after every process has marked what
+//! depends on the missing ones (DEATH-3, see [`taint`]) it calls `ClockPage::release_all`, so that no wait
+//! lasts for ever (DEATH-1). A released clock has passed every value anyone can ask for; [`is_released`]
+//! tells it apart. From then on "passed" proves nothing by itself: what may be read is what
+//! [`ClockDomain::status`] calls ready.
 //!
-//! **Locks.** The list of peers, the free clocks and the sleepers have a lock each, and nothing else is locked under it.
-//! For what is known of deaths see `marking`.
+//! **Locks.** The list of peers, the free clocks and the sleepers have a lock each, and nothing else is
+//! locked under it. For what is known of deaths see `marking`.
 //!
 //! **On cancellation** (deadline, dropped caller) a wait leaves nothing behind.
 
@@ -58,7 +60,8 @@ pub struct ProcessPages {
 }
 
 impl ProcessPages {
-    /// The pages of the node's own process. Nobody needs to release its clocks, and its epoch page is that of all.
+    /// The pages of the node's own process. Nobody needs to release its clocks, and its epoch page is that of
+    /// all.
     ///
     /// # Errors
     /// No memory or descriptor is left.
@@ -72,8 +75,9 @@ pub type Deadline = Instant;
 
 /// A clock at or beyond this was released by the node because its process died (DEATH-1).
 ///
-/// Comparison is cyclic, on the GPU as here, so the largest number would release nobody: a wait for `value` ends
-/// for values up to `1 << 63` ahead of it. A clock that advances a billion times a second gets here in 146 years.
+/// Comparison is cyclic, on the GPU as here, so the largest number would release nobody: a wait for `value`
+/// ends for values up to `1 << 63` ahead of it. A clock that advances a billion times a second gets here in
+/// 146 years.
 pub const RELEASED: u64 = 1 << 62;
 
 /// Whether a clock at `clock` has passed `value`: the comparison that `cuStreamWaitValue64` makes with `GEQ`.
@@ -82,7 +86,8 @@ pub const fn passed(clock: u64, value: u64) -> bool {
     clock.wrapping_sub(value) as i64 >= 0
 }
 
-/// Whether a clock at this value was released after its process's death, so that having passed proves nothing.
+/// Whether a clock at this value was released after its process's death, so that having passed proves
+/// nothing.
 #[inline]
 pub const fn is_released(clock: u64) -> bool {
     clock >= RELEASED
@@ -90,8 +95,8 @@ pub const fn is_released(clock: u64) -> bool {
 
 /// The value that releases a clock which stood at `last`.
 ///
-/// Host threads sleep on the low half of a clock; [`RELEASED`] alone could leave that half as it was, and a thread
-/// that is about to sleep would not notice. So the low half moves on by one.
+/// Host threads sleep on the low half of a clock; [`RELEASED`] alone could leave that half as it was, and a
+/// thread that is about to sleep would not notice. So the low half moves on by one.
 pub const fn release_value(last: u64) -> u64 {
     RELEASED | (last.wrapping_add(1) & 0xffff_ffff)
 }

@@ -1,15 +1,17 @@
 //! One process's clocks in shared memory.
 //!
-//! Layout, in bytes: a header of one cache line (magic, version, counts); [`MAX_STREAMS`] clocks, each on a line of
-//! its own so that streams do not disturb each other, with a word behind it that says whether a device writes the
-//! clock, and another with the largest value that the process has promised of it; then one 32-bit word per process of
-//! the node, which says how many host threads of *this* page's process sleep on a clock of that one.
+//! Layout, in bytes: a header of one cache line (magic, version, counts); [`MAX_STREAMS`] clocks, each on a
+//! line of its own so that streams do not disturb each other, with a word behind it that says whether a
+//! device writes the clock, and another with the largest value that the process has promised of it; then one
+//! 32-bit word per process of the node, which says how many host threads of *this* page's process sleep on a
+//! clock of that one.
 //!
-//! The promise is there for others to look at (WIRE-1): nobody waits for a value that its process has not promised, and
-//! the node believes nobody who says so.
+//! The promise is there for others to look at (WIRE-1): nobody waits for a value that its process has not
+//! promised, and the node believes nobody who says so.
 //!
-//! On a crash the page stays as it was: peers and the node still have it mapped. The node keeps a writable mapping
-//! of every worker's page from before the worker was spawned, and writes through it after the worker's death only.
+//! On a crash the page stays as it was: peers and the node still have it mapped. The node keeps a writable
+//! mapping of every worker's page from before the worker was spawned, and writes through it after the
+//! worker's death only.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +35,8 @@ const WAITING_AT: usize = CLOCKS_AT + MAX_STREAMS * LINE;
 const PAGE_BYTES: usize = (WAITING_AT + MAX_PROCESSES * size_of::<u32>()).next_multiple_of(4096);
 /// Where on a clock's line it says whether a device writes it, which wakes nobody.
 const DEVICE_AT: usize = 8;
-/// Where on a clock's line the largest value stands that was promised of it. A reader of it has just read the clock.
+/// Where on a clock's line the largest value stands that was promised of it. A reader of it has just read the
+/// clock.
 const PROMISED_AT: usize = 16;
 /// Where in a clock's eight bytes the half is that every advance changes.
 const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 4 };
@@ -59,7 +62,8 @@ pub enum BadClockPage {
     Os(#[from] io::Error),
 }
 
-/// The clocks of one process, mapped writable by that process (and by the node, for its death), read-only by others.
+/// The clocks of one process, mapped writable by that process (and by the node, for its death), read-only by
+/// others.
 #[derive(Debug)]
 pub struct ClockPage {
     /// Shared with devices that it was registered for, which keep it longer.
@@ -79,9 +83,9 @@ impl ClockPage {
         Ok(page)
     }
 
-    /// Makes a page for a worker about to be spawned, to which [`writable_fd`](Self::writable_fd) goes. The worker
-    /// calls [`adopt`](Self::adopt); this mapping writes to it after the worker's death and never before
-    /// (ONE-WRITER, DEATH-1).
+    /// Makes a page for a worker about to be spawned, to which [`writable_fd`](Self::writable_fd) goes. The
+    /// worker calls [`adopt`](Self::adopt); this mapping writes to it after the worker's death and never
+    /// before (ONE-WRITER, DEATH-1).
     pub fn prepare() -> io::Result<Arc<Self>> {
         let memfd = Memfd::create("tensorpost-clocks", PAGE_BYTES as u64)?;
         let mapping = Mapping::map_own(memfd.as_fd(), PAGE_BYTES, InForks::ReadOnly)?;
@@ -98,7 +102,8 @@ impl ClockPage {
         }))
     }
 
-    /// The worker's side of [`prepare`](Self::prepare): maps the page writable and seals it for everyone after.
+    /// The worker's side of [`prepare`](Self::prepare): maps the page writable and seals it for everyone
+    /// after.
     ///
     /// # Errors
     /// Where the descriptor is not such a page or was sealed already.
@@ -164,16 +169,16 @@ impl ClockPage {
         &self.mapping
     }
 
-    /// The value of clock `slot`; `None` where there is no such clock. What its stream did before it advanced the
-    /// clock to that value is visible afterwards.
+    /// The value of clock `slot`; `None` where there is no such clock. What its stream did before it advanced
+    /// the clock to that value is visible afterwards.
     #[inline]
     pub fn load(&self, slot: u16) -> Option<u64> {
         // CLOCK-ACQUIRE: pairs with the release store in `store`.
         Some(self.mapping.watch64(clock_at(slot)?)?.load())
     }
 
-    /// Whether clock `slot` has gone back since it was last asked, and from where to where: no stream does that, so its
-    /// process is not to be believed (WIRE-1).
+    /// Whether clock `slot` has gone back since it was last asked, and from where to where: no stream does
+    /// that, so its process is not to be believed (WIRE-1).
     pub(crate) fn ran_back(&self, slot: u16) -> Option<(u64, u64)> {
         let seen = self.seen.get(usize::from(slot))?;
         // Before the clock: another thread may look meanwhile, and see it further on.
@@ -187,8 +192,8 @@ impl ClockPage {
         None
     }
 
-    /// Where on the page clock `slot` is, in bytes, for a device that reads or writes it; `None` where there is no such
-    /// clock.
+    /// Where on the page clock `slot` is, in bytes, for a device that reads or writes it; `None` where there
+    /// is no such clock.
     #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub fn clock_offset(&self, slot: u16) -> Option<usize> {
         clock_at(slot)
@@ -208,8 +213,8 @@ impl ClockPage {
         Ok(())
     }
 
-    /// Says that clock `slot` will reach `value`, before anybody hears of that. Calls for one clock come one after the
-    /// other, under the lock of its stream.
+    /// Says that clock `slot` will reach `value`, before anybody hears of that. Calls for one clock come one
+    /// after the other, under the lock of its stream.
     pub(crate) fn promise(&self, slot: u16, value: u64) {
         let word = clock_at(slot).and_then(|at| self.mapping.word64(at + PROMISED_AT));
         if let Some(word) = word.filter(|word| !passed(word.load(Ordering::Relaxed), value)) {
@@ -243,7 +248,8 @@ impl ClockPage {
         self.store(slot, value).expect("a page of this process");
     }
 
-    /// [`release_all`](Self::release_all), for tests of devices. Never for a program: who is released reads what nobody has written.
+    /// [`release_all`](Self::release_all), for tests of devices. Never for a program: who is released reads
+    /// what nobody has written.
     ///
     /// # Errors
     /// As for the node.
@@ -255,8 +261,8 @@ impl ClockPage {
 
     /// Releases every clock of a dead process and wakes every thread that sleeps on one (DEATH-1).
     ///
-    /// For the node alone, after the process's death, after its certificate was published and every process has
-    /// marked what depends on the missing values (DEATH-3). Doing it twice changes nothing.
+    /// For the node alone, after the process's death, after its certificate was published and every process
+    /// has marked what depends on the missing values (DEATH-3). Doing it twice changes nothing.
     ///
     /// # Errors
     /// [`ClockError::NotWriter`] on a page that is not mapped writable here.

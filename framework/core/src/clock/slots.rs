@@ -67,8 +67,8 @@ impl ClockDomain {
         })
     }
 
-    /// Waits until every clock of this process has reached what was promised on it, those included whose streams were
-    /// dropped.
+    /// Waits until every clock of this process has reached what was promised on it, those included whose
+    /// streams were dropped.
     pub(crate) fn await_promised(&self) {
         for slot in 0..MAX_STREAMS as u16 {
             let ticket = Ticket { process: self.own, slot, value: self.slots.promised(slot) };
@@ -127,8 +127,9 @@ impl OwnClock {
 
 impl Drop for OwnClock {
     fn drop(&mut self) {
-        // A clock that owes somebody a value must not be continued by another stream: reaching that value would
-        // then mean something else. It is lost to the process instead, and its waiters end with the process.
+        // A clock that owes somebody a value must not be continued by another stream: reaching that value
+        // would then mean something else. It is lost to the process instead, and its waiters end with the
+        // process.
         if passed(self.value(), self.promised()) {
             *self.slots.free.lock() |= 1 << self.slot;
         } else {

@@ -1,13 +1,14 @@
 //! Advancing a clock, and waiting for one on a host thread.
 //!
-//! A wait looks, spins for a few microseconds, and then sleeps on the clock's own word; a process that advances a
-//! clock makes a system call only where somebody sleeps (see `handshake`). An advancer may not have added the sleeper's
-//! page yet, so a sleeper also looks again every 100 ms. A GPU advances its clocks without waking anybody; such a clock
-//! is marked on its page, and whoever waits for it naps, from ten microseconds up to a millisecond.
+//! A wait looks, spins for a few microseconds, and then sleeps on the clock's own word; a process that
+//! advances a clock makes a system call only where somebody sleeps (see `handshake`). An advancer may not
+//! have added the sleeper's page yet, so a sleeper also looks again every 100 ms. A GPU advances its clocks
+//! without waking anybody; such a clock is marked on its page, and whoever waits for it naps, from ten
+//! microseconds up to a millisecond.
 //!
-//! On the death of a process that others wait for, the node's release ends their waits (DEATH-1). The death of a
-//! sleeper leaves its count behind on its page, which costs advancers a needless system call until the page is
-//! removed, and nothing else.
+//! On the death of a process that others wait for, the node's release ends their waits (DEATH-1). The death
+//! of a sleeper leaves its count behind on its page, which costs advancers a needless system call until the
+//! page is removed, and nothing else.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -21,9 +22,9 @@ use crate::os::Punctual;
 /// Longest sleep between two looks at a clock.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Shortest and longest sleep between two looks at a clock that a device writes. In between, a nap is as long as this
-/// part of what the wait has taken so far, so a wait lasts at most about so much longer than it has to. (Naps that
-/// doubled made a round trip of 290 us last 405.)
+/// Shortest and longest sleep between two looks at a clock that a device writes. In between, a nap is as long
+/// as this part of what the wait has taken so far, so a wait lasts at most about so much longer than it has
+/// to. (Naps that doubled made a round trip of 290 us last 405.)
 const SHORTEST_NAP: Duration = Duration::from_micros(10);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 const NAP_PART: u32 = 16;
@@ -38,11 +39,11 @@ pub enum Waited {
 }
 
 impl ClockDomain {
-    /// Advances one of this process's clocks, and wakes whoever sleeps on it. A value that the clock has passed
-    /// already changes nothing: clocks never go back.
+    /// Advances one of this process's clocks, and wakes whoever sleeps on it. A value that the clock has
+    /// passed already changes nothing: clocks never go back.
     ///
-    /// Calls for one clock come from its stream alone, one after the other. Makes no system call while no thread
-    /// of any process sleeps on a clock of this process.
+    /// Calls for one clock come from its stream alone, one after the other. Makes no system call while no
+    /// thread of any process sleeps on a clock of this process.
     ///
     /// # Errors
     /// None in a process that writes its own page and whose kernel has futexes.
@@ -58,8 +59,8 @@ impl ClockDomain {
         handshake::advance(&Advance { domain: self, clock }, value)
     }
 
-    /// Waits, on this thread, until a ticket's clock has passed its value or the deadline has come (`None`: no
-    /// deadline; DEATH-1 sees to it that it ends).
+    /// Waits, on this thread, until a ticket's clock has passed its value or the deadline has come (`None`:
+    /// no deadline; DEATH-1 sees to it that it ends).
     ///
     /// For stream workers and tests: no handler and no async task waits like this (CLOCK-1).
     ///
@@ -73,7 +74,8 @@ impl ClockDomain {
         }
     }
 
-    /// The threads of this process that sleep until a clock passes a value. Empty where the node detects no hangs.
+    /// The threads of this process that sleep until a clock passes a value. Empty where the node detects no
+    /// hangs.
     pub(crate) fn asleep(&self) -> Vec<Waiting> {
         self.asleep.get().map_or_else(Vec::new, Asleep::all)
     }

@@ -68,8 +68,8 @@ impl ChunkMapping {
         (end <= self.len).then(|| self.addr + offset)
     }
 
-    /// Drops `token` right after the chunk was unmapped, on whichever thread that happens. Only the first token is
-    /// taken.
+    /// Drops `token` right after the chunk was unmapped, on whichever thread that happens. Only the first
+    /// token is taken.
     pub(crate) fn drop_afterwards(&self, token: Box<dyn Any + Send + Sync>) {
         let _ = self.afterwards.set(token);
     }
@@ -86,8 +86,8 @@ impl fmt::Debug for ChunkMapping {
 pub struct NewChunk {
     /// Its mapping here, writable.
     pub mapping: Arc<ChunkMapping>,
-    /// The descriptor for peers that read it. Where the device cannot make one that is limited to reading (CUDA),
-    /// it is the same as the other, and the importer maps it read-only.
+    /// The descriptor for peers that read it. Where the device cannot make one that is limited to reading
+    /// (CUDA), it is the same as the other, and the importer maps it read-only.
     pub read_only: OwnedFd,
     /// The descriptor for peers to which a tensor of it is handed over exclusively.
     pub read_write: OwnedFd,

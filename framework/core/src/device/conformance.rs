@@ -127,13 +127,15 @@ fn keep(mappings: &[&Arc<ChunkMapping>]) -> Keep {
 
 fn upload(stream: &Arc<dyn StreamBackend>, to: &Arc<ChunkMapping>, offset: u64, bytes: &[u8]) {
     let dst = to.range(offset, bytes.len() as u64).unwrap();
-    // SAFETY: the range is in a writable mapping that is kept, and these tests order their use of it by stream.
+    // SAFETY: the range is in a writable mapping that is kept, and these tests order their use of it by
+    // stream.
     unsafe { stream.upload(dst, bytes, keep(&[to])) }.unwrap();
 }
 
 fn download(stream: &Arc<dyn StreamBackend>, from: &Arc<ChunkMapping>, offset: u64, bytes: usize) -> Vec<u8> {
     let mut seen = vec![0xab; bytes];
-    // SAFETY: the range is in a mapping that outlives the call, and these tests order their use of it by stream.
+    // SAFETY: the range is in a mapping that outlives the call, and these tests order their use of it by
+    // stream.
     unsafe { stream.download(&mut seen, from.range(offset, bytes as u64).unwrap()) }.unwrap();
     seen
 }
@@ -403,7 +405,8 @@ fn one_stream_goes_on_while_all_others_wait(make: Make<'_>) {
     }
 }
 
-/// The limit is of streams that are there: those that were dropped do not count, even if their work is not done.
+/// The limit is of streams that are there: those that were dropped do not count, even if their work is not
+/// done.
 fn streams_come_and_go_within_the_limit(make: Make<'_>) {
     let process = Process::new(make, 1);
     let limit = process.device.stream_limit();
@@ -459,7 +462,8 @@ fn a_dropped_stream_finishes(make: Make<'_>) {
     assert!(process.reaches(done));
 }
 
-/// CLOCK-1 and CLOCK-2 together: two buffers go round, each overwritten only when its reader's clock has passed.
+/// CLOCK-1 and CLOCK-2 together: two buffers go round, each overwritten only when its reader's clock has
+/// passed.
 fn hand_overs_lose_nothing(make: Make<'_>) {
     const ROUNDS: u64 = 300;
     const BYTES: u64 = 1024;

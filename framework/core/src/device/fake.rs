@@ -1,5 +1,5 @@
-//! A device for tests: the host's, under another name, which can pretend to be a GPU with few streams, without room on
-//! them, or without access to others.
+//! A device for tests: the host's, under another name, which can pretend to be a GPU with few streams,
+//! without room on them, or without access to others.
 
 #![expect(unsafe_code, reason = "a device that passes on the unsafe functions of another")]
 
@@ -53,7 +53,8 @@ impl Fake {
     }
 }
 
-/// Devices, one for each process of a cluster, that do nothing their streams are told: no clock is seen to have passed.
+/// Devices, one for each process of a cluster, that do nothing their streams are told: no clock is seen to
+/// have passed.
 #[derive(Debug, Default)]
 pub(crate) struct Muted(Mutex<Vec<Arc<Fake>>>);
 
@@ -66,7 +67,8 @@ impl Muted {
         fake
     }
 
-    /// Of the process that was the `number`th: clock writes that its streams were told since they were forgotten.
+    /// Of the process that was the `number`th: clock writes that its streams were told since they were
+    /// forgotten.
     pub(crate) fn clock_writes(&self, number: usize) -> usize {
         let fakes = self.0.lock();
         fakes[number].seen.ops.lock().iter().filter(|op| matches!(op, StreamOp::Advance(_))).count()

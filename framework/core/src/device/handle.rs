@@ -13,15 +13,15 @@ use crate::ids::DeviceId;
 /// A device by name: what a worker is told to use. Making one costs no context and no device memory, and
 /// [`host`](Self::host) does not even look for a driver; the device is opened when it is used.
 ///
-/// It means the same device in every process of the machine. In text it is `host`, `cuda:0`, `cuda` (the first) or the
-/// UUID that `nvidia-smi -L` prints.
+/// It means the same device in every process of the machine. In text it is `host`, `cuda:0`, `cuda` (the
+/// first) or the UUID that `nvidia-smi -L` prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Device {
     id: DeviceId,
     kind: DeviceKind,
     name: String,
-    /// In the process that made this value. It does not travel: another process may count differently, and there it would
-    /// name another device.
+    /// In the process that made this value. It does not travel: another process may count differently, and
+    /// there it would name another device.
     #[serde(skip)]
     ordinal: Option<usize>,
 }
@@ -92,8 +92,8 @@ impl Device {
         &self.name
     }
 
-    /// A GPU's ordinal, as this process counts; `None` where the value came from another process, which may count
-    /// differently. Ask [`by_id`](Self::by_id) then.
+    /// A GPU's ordinal, as this process counts; `None` where the value came from another process, which may
+    /// count differently. Ask [`by_id`](Self::by_id) then.
     pub fn ordinal(&self) -> Option<usize> {
         self.ordinal
     }

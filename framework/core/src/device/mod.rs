@@ -12,13 +12,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Backend`] is one device as one process sees it. It hands out *chunks*, whose descriptors travel to peers once,
-//! and streams, each of which advances one clock of the process. Pools cut chunks into tensors (see
-//! [`pool`]); nothing here knows a tensor.
+//! A [`Backend`] is one device as one process sees it. It hands out *chunks*, whose descriptors travel to
+//! peers once, and streams, each of which advances one clock of the process. Pools cut chunks into tensors
+//! (see [`pool`]); nothing here knows a tensor.
 //!
-//! On a crash: a chunk lives as long as any process has its descriptor or maps it, so the death of its creator takes
-//! nothing from its holders (LEASE-4). A stream of a dead process stops advancing; the node releases its clock
-//! (DEATH-1). Dropping a stream never blocks: what was submitted is still done, in order.
+//! On a crash: a chunk lives as long as any process has its descriptor or maps it, so the death of its
+//! creator takes nothing from its holders (LEASE-4). A stream of a dead process stops advancing; the node
+//! releases its clock (DEATH-1). Dropping a stream never blocks: what was submitted is still done, in order.
 //!
 //! One suite checks the contract for every implementation: `device::conformance` (feature `testing`).
 
@@ -76,8 +76,8 @@ impl fmt::Display for DeviceKind {
 /// The mappings an operation touches, kept until it is done.
 pub type Keep = SmallVec<[Arc<ChunkMapping>; 2]>;
 
-/// What only this crate can promise: code that reaches into memory on the word of a [`Backend`] or a [`StreamBackend`] trusts
-/// that addresses, waits and clock writes are what they say (SAFE-1).
+/// What only this crate can promise: code that reaches into memory on the word of a [`Backend`] or a
+/// [`StreamBackend`] trusts that addresses, waits and clock writes are what they say (SAFE-1).
 pub(crate) mod sealed {
     /// A device or a stream of this crate.
     pub trait Sealed {}
@@ -106,24 +106,25 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// [`DeviceError::OutOfMemory`], or [`DeviceError::Refused`] for zero bytes.
     fn create_chunk(&self, bytes: u64) -> Result<NewChunk, DeviceError>;
 
-    /// Whether [`give_back`](Self::give_back) does anything. A GPU's memory comes and goes with whole mappings alone: there a pool
-    /// lets go of chunks as a whole.
+    /// Whether [`give_back`](Self::give_back) does anything. A GPU's memory comes and goes with whole
+    /// mappings alone: there a pool lets go of chunks as a whole.
     fn gives_back(&self) -> bool {
         false
     }
 
-    /// Gives the memory of so many bytes of a chunk that was made here back to the system: they are zero from here on, for all who
-    /// have the chunk mapped, and take memory again when they are written.
+    /// Gives the memory of so many bytes of a chunk that was made here back to the system: they are zero from
+    /// here on, for all who have the chunk mapped, and take memory again when they are written.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] where it does not; [`DeviceError::Refused`] for bytes outside of the chunk; what the system says.
+    /// [`DeviceError::Unsupported`] where it does not; [`DeviceError::Refused`] for bytes outside of the
+    /// chunk; what the system says.
     fn give_back(&self, chunk: &ChunkMapping, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         let what = format!("giving {bytes} bytes at {offset} of {chunk:?} back");
         Err(DeviceError::Unsupported { device: self.id(), what })
     }
 
-    /// Lets go of what it keeps for work that is done, and for processes that have ended. Called now and then while a process has
-    /// nothing else to do; waits for nothing.
+    /// Lets go of what it keeps for work that is done, and for processes that have ended. Called now and then
+    /// while a process has nothing else to do; waits for nothing.
     fn look_for_idle(&self) {}
 
     /// Maps a chunk of a peer. `bytes` is its length as the peer's [`ChunkMapping::len`] says.
@@ -140,8 +141,8 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// Starts a stream that advances `clock` and waits on clocks of `domain`.
     ///
     /// # Errors
-    /// [`DeviceError::Refused`] where the clock is not one of the domain's own; [`DeviceError::NoStream`] where there are
-    /// [`stream_limit`](Self::stream_limit) already.
+    /// [`DeviceError::Refused`] where the clock is not one of the domain's own; [`DeviceError::NoStream`]
+    /// where there are [`stream_limit`](Self::stream_limit) already.
     fn create_stream(
         &self,
         clock: OwnClock,
@@ -159,15 +160,15 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
         device == self.id()
     }
 
-    /// Page-locked host memory of up to [`STAGING_BYTES`] bytes: streams of this device and host threads can copy from it
-    /// and to it, and nobody is made to wait. It holds anything.
+    /// Page-locked host memory of up to [`STAGING_BYTES`] bytes: streams of this device and host threads can
+    /// copy from it and to it, and nobody is made to wait. It holds anything.
     ///
     /// # Errors
     /// There is no memory.
     fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError>;
 
-    /// Memory that libraries can use which can use no chunk, of exactly so many bytes; on a GPU that of `cuMemAlloc`. It holds anything.
-    /// What is given back is kept for whoever wants as much again.
+    /// Memory that libraries can use which can use no chunk, of exactly so many bytes; on a GPU that of
+    /// `cuMemAlloc`. It holds anything. What is given back is kept for whoever wants as much again.
     ///
     /// # Errors
     /// There is no memory.
@@ -177,7 +178,8 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
         Err(DeviceError::Unsupported { device: self.id(), what })
     }
 
-    /// Has the calling thread pass this device's memory to libraries: on a GPU its context is the thread's from here on.
+    /// Has the calling thread pass this device's memory to libraries: on a GPU its context is the thread's
+    /// from here on.
     ///
     /// # Errors
     /// What the driver says.
@@ -204,8 +206,8 @@ pub const STAGING_BYTES: u64 = 8 << 20;
 #[cfg(feature = "testing")]
 static DENY_REACH: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Has this process believe from here on, or no more, that no GPU can reach the memory of another. Only there with the
-/// feature `testing`: for a test on a machine whose GPUs all can.
+/// Has this process believe from here on, or no more, that no GPU can reach the memory of another. Only there
+/// with the feature `testing`: for a test on a machine whose GPUs all can.
 #[cfg(feature = "testing")]
 pub fn testing_deny_reach(deny: bool) {
     DENY_REACH.store(deny, std::sync::atomic::Ordering::Relaxed);
@@ -222,10 +224,12 @@ pub enum StreamOp {
 
 /// Work in order, done apart from the threads that submit it.
 ///
-/// Threads may share a stream; each call is one step in its order. A failure of submitted work is reported by the
-/// next fallible call for work, which then has done nothing itself. What only orders work takes its place all the same.
+/// Threads may share a stream; each call is one step in its order. A failure of submitted work is reported by
+/// the next fallible call for work, which then has done nothing itself. What only orders work takes its place
+/// all the same.
 ///
-/// Sealed: memory is read and written on the word of a stream that its waits and clock writes are what they say.
+/// Sealed: memory is read and written on the word of a stream that its waits and clock writes are what they
+/// say.
 #[expect(
     unsafe_code,
     reason = "copies between raw addresses have a contract that only their callers can keep"
@@ -240,13 +244,14 @@ pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// [`DeviceError::Clock`] where a ticket's clock is unknown; nothing of the batch was submitted then.
     fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError>;
 
-    /// Whether there is so much room that clock operations submitted now cannot wait for any. A clock write of something
-    /// that must not block (LEASE-2) is put off while there is not.
+    /// Whether there is so much room that clock operations submitted now cannot wait for any. A clock write
+    /// of something that must not block (LEASE-2) is put off while there is not.
     fn has_room(&self) -> bool {
         true
     }
 
-    /// Waits, while very much is ahead, until less is (MBX-2). Called with no lock held, before waits are submitted.
+    /// Waits, while very much is ahead, until less is (MBX-2). Called with no lock held, before waits are
+    /// submitted.
     ///
     /// # Errors
     /// Work on the stream failed.
@@ -258,9 +263,10 @@ pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
     ///
     /// # Safety
     /// Until the copy is done (or an error was returned), `src..src + bytes` must be memory of this device or
-    /// pinned host memory that this process may read, `dst..dst + bytes` the same that it may write, for example
-    /// because `keep` holds their mappings. The ranges do not overlap. Nobody else in this process accesses `dst`,
-    /// or writes `src`, unordered with this stream; between processes, leases and tickets see to that.
+    /// pinned host memory that this process may read, `dst..dst + bytes` the same that it may write, for
+    /// example because `keep` holds their mappings. The ranges do not overlap. Nobody else in this process
+    /// accesses `dst`, or writes `src`, unordered with this stream; between processes, leases and tickets see
+    /// to that.
     unsafe fn copy(&self, dst: u64, src: u64, bytes: u64, keep: Keep) -> Result<(), DeviceError>;
 
     /// Submits setting `bytes` bytes at `dst` to `value`, and keeps `keep` until it is done.
@@ -417,7 +423,8 @@ impl From<ClockError> for DeviceError {
 }
 
 impl DeviceError {
-    /// The process with which the data was lost that the device was to use, if that is what the error is about (DEATH-3).
+    /// The process with which the data was lost that the device was to use, if that is what the error is
+    /// about (DEATH-3).
     pub fn lost_with(&self) -> Option<ProcessId> {
         match self {
             DeviceError::Tainted { by } => Some(*by),

@@ -1,6 +1,8 @@
-//! A private MPS daemon: its folder, its start and its end. The node's keeper runs one (`node/mps`), and the doctor tries one.
+//! A private MPS daemon: its folder, its start and its end. The node's keeper runs one (`node/mps`), and the
+//! doctor tries one.
 //!
-//! A [`Daemon`] that is dropped quits, and its [`Folder`] goes when that is dropped. Whoever has one must not be killed before.
+//! A [`Daemon`] that is dropped quits, and its [`Folder`] goes when that is dropped. Whoever has one must not
+//! be killed before.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
@@ -19,15 +21,16 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The pipes of the daemon: whoever can open them can use the GPU as its client. Removed when this drops, and only where this
-/// made it.
+/// The pipes of the daemon: whoever can open them can use the GPU as its client. Removed when this drops, and
+/// only where this made it.
 #[derive(Debug)]
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
     /// A new folder that nobody but this user can look into, and whose name nobody could take before.
     pub(crate) fn create(parent: &Path) -> Result<Self, String> {
-        // A hasher's keys come from the system's source of randomness. `mkdir` takes no name that is there, a link included.
+        // A hasher's keys come from the system's source of randomness. `mkdir` takes no name that is there, a
+        // link included.
         let random = RandomState::new().build_hasher().finish();
         let folder = parent.join(format!("tensorpost-mps-{}-{random:016x}", std::process::id()));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
@@ -53,14 +56,15 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it, for all GPUs, with its pipes in `folder`, and waits until it answers, for at most `patience`.
+    /// Starts it, for all GPUs, with its pipes in `folder`, and waits until it answers, for at most
+    /// `patience`.
     pub(crate) fn start(folder: &Path, patience: Duration) -> Result<Self, String> {
         let child = Command::new(CONTROL)
             .arg("-f")
             .env(PIPES, folder)
             .env(LOGS, folder)
-            // The daemon would count its clients' GPUs from the first of these on: with 1 here and in a client, the client would
-            // see none. Which GPUs a client uses is the client's to say.
+            // The daemon would count its clients' GPUs from the first of these on: with 1 here and in a
+            // client, the client would see none. Which GPUs a client uses is the client's to say.
             .env_remove(VISIBLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

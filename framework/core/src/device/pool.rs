@@ -1,16 +1,16 @@
 //! Cutting chunks into tensors: bookkeeping only, no memory is touched and no driver is called.
 //!
-//! Units are [`ALLOCATION_UNIT`] bytes, which is therefore the alignment of every block. Chunks come in powers of
-//! two, so that whatever was asked for fits the chunk that was made for it: the allocator underneath sorts free
-//! ranges into size classes and takes a range only from a class whose every member is large enough. A tensor
-//! larger than the pool's largest shared chunk has a chunk of its own.
+//! Units are [`ALLOCATION_UNIT`] bytes, which is therefore the alignment of every block. Chunks come in
+//! powers of two, so that whatever was asked for fits the chunk that was made for it: the allocator
+//! underneath sorts free ranges into size classes and takes a range only from a class whose every member is
+//! large enough. A tensor larger than the pool's largest shared chunk has a chunk of its own.
 //!
-//! A pool has at most [`MAX_POOL_CHUNKS`]: each costs its owner, the node and every reader a descriptor or a mapping.
-//! So chunks double up to a size that depends on the budget, and towards its end the next one takes the largest power
-//! of two that is left, and not just the room for one tensor.
+//! A pool has at most [`MAX_POOL_CHUNKS`]: each costs its owner, the node and every reader a descriptor or a
+//! mapping. So chunks double up to a size that depends on the budget, and towards its end the next one takes
+//! the largest power of two that is left, and not just the room for one tensor.
 //!
-//! A chunk has a record for each eighth of its units, and large ones for fewer. A chunk that fills with small tensors has them
-//! share blocks (`slabs`), so all of it can be used whatever their size.
+//! A chunk has a record for each eighth of its units, and large ones for fewer. A chunk that fills with small
+//! tensors has them share blocks (`slabs`), so all of it can be used whatever their size.
 //!
 //! The bookkeeping dies with its process; the memory does not (LEASE-4).
 
@@ -33,8 +33,8 @@ const FEW_BLOCKS: u32 = 1024;
 /// Blocks of a chunk up to which there is one for every eight units. The bookkeeping takes 32 bytes a block.
 const MANY_BLOCKS: u32 = 256 << 10;
 
-/// Most blocks in a chunk of so many units: between [`FEW_BLOCKS`] and [`MANY_BLOCKS`] an eighth, and in the largest chunks one
-/// for every [`slabs::MOST_UNITS`], so that tensors too large for a slab fill them too.
+/// Most blocks in a chunk of so many units: between [`FEW_BLOCKS`] and [`MANY_BLOCKS`] an eighth, and in the
+/// largest chunks one for every [`slabs::MOST_UNITS`], so that tensors too large for a slab fill them too.
 fn most_blocks(units: u32) -> u32 {
     // The allocator takes two more than it gives out.
     let few = units.saturating_add(2).min(FEW_BLOCKS);
@@ -151,8 +151,8 @@ struct Parts {
     slabs: Slabs,
     /// Blocks that the allocator has given out, each a tensor or a slab.
     count: u32,
-    /// From so many on small tensors go into slabs. Each block may leave a hole behind it, which is a record too, and the slabs
-    /// of a whole chunk take less than a quarter of the records.
+    /// From so many on small tensors go into slabs. Each block may leave a hole behind it, which is a record
+    /// too, and the slabs of a whole chunk take less than a quarter of the records.
     plenty: u32,
 }
 
@@ -168,8 +168,8 @@ pub struct SubAllocator {
 }
 
 impl SubAllocator {
-    /// No chunks yet; the first is to have `first_chunk_bytes` bytes, all together `budget` at most, and all are multiples
-    /// of `granularity`.
+    /// No chunks yet; the first is to have `first_chunk_bytes` bytes, all together `budget` at most, and all
+    /// are multiples of `granularity`.
     pub fn new(first_chunk_bytes: u64, granularity: u64, budget: u64) -> Self {
         let share = (budget / LARGEST_SHARE).min(LARGEST_CHUNK).next_power_of_two();
         let largest_shared = share.max(LARGEST_SHARED_CHUNK);
@@ -184,8 +184,8 @@ impl SubAllocator {
     }
 
     /// Takes room for `bytes` bytes. `None` where no chunk has it: add one of
-    /// [`chunk_size_for`](Self::chunk_size_for) bytes and try again, which then succeeds. Never ask for none: a block of no
-    /// bytes has no place.
+    /// [`chunk_size_for`](Self::chunk_size_for) bytes and try again, which then succeeds. Never ask for none:
+    /// a block of no bytes has no place.
     pub fn allocate(&mut self, bytes: u64) -> Option<Block> {
         debug_assert!(bytes > 0, "a block of no bytes has no place");
         // The lowest index first: the blocks stay together.
@@ -193,8 +193,8 @@ impl SubAllocator {
         self.chunks.iter_mut().find_map(|(&index, chunk)| chunk.allocate(index, bytes, shared))
     }
 
-    /// How large the next chunk is to be, in which `bytes` bytes certainly fit, where the pool may grow by `left` bytes.
-    /// `None` where that is not enough, or not worth a chunk, or there are [`MAX_POOL_CHUNKS`].
+    /// How large the next chunk is to be, in which `bytes` bytes certainly fit, where the pool may grow by
+    /// `left` bytes. `None` where that is not enough, or not worth a chunk, or there are [`MAX_POOL_CHUNKS`].
     pub fn next_chunk(&self, bytes: u64, left: u64) -> Option<u64> {
         if self.chunks.len() >= MAX_POOL_CHUNKS {
             return None;
@@ -215,8 +215,8 @@ impl SubAllocator {
         (size >= self.least).then_some(size)
     }
 
-    /// How large a new chunk should be in which `bytes` bytes certainly fit. Chunks double in size as they become
-    /// more, up to the largest shared one. `u64::MAX` where no chunk can be that large.
+    /// How large a new chunk should be in which `bytes` bytes certainly fit. Chunks double in size as they
+    /// become more, up to the largest shared one. `u64::MAX` where no chunk can be that large.
     pub fn chunk_size_for(&self, bytes: u64) -> u64 {
         if bytes > self.largest_shared {
             return self.smallest_chunk_for(bytes);
@@ -270,8 +270,8 @@ impl SubAllocator {
         }
     }
 
-    /// Looks for chunks whose memory can be given back: that have had blocks since it last was, and have none, and had none since the
-    /// last look.
+    /// Looks for chunks whose memory can be given back: that have had blocks since it last was, and have
+    /// none, and had none since the last look.
     pub fn idle(&mut self) -> Idle {
         let mut idle = Idle::default();
         for (&index, chunk) in self.chunks.iter_mut().filter(|(_, chunk)| chunk.cut != chunk.given_back) {

@@ -1,8 +1,8 @@
 //! The doctor's own processes: its program again, with a task as the last argument.
 //!
-//! A process says what it finds in lines of JSON behind a mark; what else it writes, a driver's complaints and panics, is kept
-//! as its last words. It has a deadline, and is killed when that comes. A process that the kernel does not let go, because a
-//! driver hangs, is left behind: nobody waits for it.
+//! A process says what it finds in lines of JSON behind a mark; what else it writes, a driver's complaints
+//! and panics, is kept as its last words. It has a deadline, and is killed when that comes. A process that
+//! the kernel does not let go, because a driver hangs, is left behind: nobody waits for it.
 
 use std::ffi::OsString;
 #[cfg(feature = "cuda")]
@@ -32,8 +32,8 @@ pub(super) const LONG: Duration = Duration::from_secs(30);
 /// How long the kernel may take to end a process that said its last word.
 const END: Duration = Duration::from_secs(5);
 
-/// How a program starts itself again as a process of the doctor: it is to call [`run_task`] with what comes behind these
-/// arguments.
+/// How a program starts itself again as a process of the doctor: it is to call [`run_task`] with what comes
+/// behind these arguments.
 #[derive(Clone, Debug)]
 pub struct Again {
     program: OsString,
@@ -62,8 +62,8 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// Whether it ends with the doctor, whatever becomes of that. The steps of the kernel try just this, and who keeps a
-    /// daemon stops that first.
+    /// Whether it ends with the doctor, whatever becomes of that. The steps of the kernel try just this, and
+    /// who keeps a daemon stops that first.
     fn dies_with_parent(&self) -> bool {
         match self {
             Task::Kernel { .. } => false,

@@ -1,5 +1,5 @@
-//! What a container or a unit may use: memory, processors, processes. Both versions of cgroups are read; of nested groups
-//! the tightest limit counts.
+//! What a container or a unit may use: memory, processors, processes. Both versions of cgroups are read; of
+//! nested groups the tightest limit counts.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,11 @@ use super::system::Root;
 use crate::limits::CHUNK_BYTES;
 use crate::os::remedy::{MEMORY, PROCESSES};
 
-/// Processes and threads that one process of a node needs: the main thread, the reader, the runtime's, those of streams, and
-/// what a driver starts.
+/// Processes and threads that one process of a node needs: the main thread, the reader, the runtime's, those
+/// of streams, and what a driver starts.
 const TASKS_EACH: u64 = 16;
-/// Percent of the last ten seconds in which something stood still for want of memory, above which that is a fault.
+/// Percent of the last ten seconds in which something stood still for want of memory, above which that is a
+/// fault.
 const PRESSURE: f64 = 10.0;
 
 /// What was found.
@@ -113,7 +114,8 @@ fn share(text: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 
-/// The part of the last ten seconds in which some process stood still, of a file of pressure stall information.
+/// The part of the last ten seconds in which some process stood still, of a file of pressure stall
+/// information.
 fn pressure(text: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with("some "))?;
     line.split(' ').find_map(|field| field.strip_prefix("avg10="))?.parse().ok()

@@ -1,13 +1,13 @@
-//! Two processes that share memory of a device, as workers do: one makes a chunk and writes it, the other maps it read-only,
-//! its stream waits for two clocks of the first process, copies, and the copy is compared.
+//! Two processes that share memory of a device, as workers do: one makes a chunk and writes it, the other
+//! maps it read-only, its stream waits for two clocks of the first process, copies, and the copy is compared.
 //!
-//! One of the two clocks is advanced by a stream, the other by a thread, when the copy already waits for it: a store of one
-//! process wakes a stream of another. Both sides are made ready first, and go on when the doctor says so, which lets one
-//! exchange go at a time; what they measure is theirs alone.
+//! One of the two clocks is advanced by a stream, the other by a thread, when the copy already waits for it:
+//! a store of one process wakes a stream of another. Both sides are made ready first, and go on when the
+//! doctor says so, which lets one exchange go at a time; what they measure is theirs alone.
 //!
-//! The reader at last tries to write into the chunk that it maps read-only. On a GPU that is a fault, which costs the process
-//! its context, so it is the last thing that the process does, and it is left out where an MPS daemon could be its server: the
-//! fault would take the other clients along.
+//! The reader at last tries to write into the chunk that it maps read-only. On a GPU that is a fault, which
+//! costs the process its context, so it is the last thing that the process does, and it is left out where an
+//! MPS daemon could be its server: the fault would take the other clients along.
 
 #![expect(unsafe_code, reason = "streams copy between raw addresses")]
 
@@ -30,7 +30,8 @@ use crate::os::{Seqpacket, remedy};
 
 /// How long one step of a side may take.
 const STEP: Duration = Duration::from_secs(20);
-/// Bytes of the pattern that a chunk is filled with, again and again: a prime, so that no two pages are the same.
+/// Bytes of the pattern that a chunk is filled with, again and again: a prime, so that no two pages are the
+/// same.
 const PATTERN: usize = 4_099;
 /// Patterns in one upload or download.
 const PIECE: usize = 512;
@@ -346,8 +347,8 @@ fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
     while at < bytes {
         let piece = (bytes - at).min(pattern.len() as u64);
         let to = chunk.mapping.addr() + at;
-        // SAFETY: the range is inside the chunk, which is writable and kept; nobody else writes there, and the reader reads
-        // what comes behind the clock that this stream advances at last.
+        // SAFETY: the range is inside the chunk, which is writable and kept; nobody else writes there, and
+        // the reader reads what comes behind the clock that this stream advances at last.
         unsafe { stream.upload(to, &pattern[..piece as usize], keep(&[&chunk.mapping])) }.map_err(text)?;
         at += piece;
     }
@@ -360,7 +361,8 @@ fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
     this.domain.advance(&gate, 1).map_err(|error| error.to_string())?;
     let (Word::Done { tried }, _) = listen(socket)? else { return Err("the reader is not done".to_owned()) };
     let mut seen = vec![0; FORBIDDEN as usize];
-    // SAFETY: the first bytes of the chunk, which outlives the call; whoever tried to write there has ended its attempt.
+    // SAFETY: the first bytes of the chunk, which outlives the call; whoever tried to write there has ended
+    // its attempt.
     unsafe { stream.download(&mut seen, chunk.mapping.addr()) }.map_err(text)?;
     let intact = seen == pattern[..FORBIDDEN as usize];
     say(&Said::Owned(Owned { intact, tried, fabric: fabric(&backend) }));
@@ -401,8 +403,8 @@ fn read(socket: &Seqpacket, of: DeviceId, device: DeviceId, faults: bool) -> Res
         return Err("the chunk is smaller than what is in it".to_owned());
     };
     let submit_copy = || {
-        // SAFETY: both ranges are inside of chunks that are kept, of different memory; this stream has waited for the owner's
-        // writes, and nobody else writes to the copy.
+        // SAFETY: both ranges are inside of chunks that are kept, of different memory; this stream has waited
+        // for the owner's writes, and nobody else writes to the copy.
         unsafe { stream.copy(to, from, bytes, keep(&[&source, &copy])) }.map_err(text)
     };
     stream.submit(&[StreamOp::Wait(written), StreamOp::Wait(gate)]).map_err(text)?;
@@ -458,7 +460,8 @@ fn try_to_write(
     len: u64,
 ) -> Result<bool, String> {
     if device.id() == DeviceId::HOST {
-        // A store would end the process, so the kernel is asked for a mapping that it would be possible through.
+        // A store would end the process, so the kernel is asked for a mapping that it would be possible
+        // through.
         if let Ok(writable) = device.import_chunk(fd.as_fd(), len, Access::ReadWrite) {
             let stream = this.stream(device)?;
             // SAFETY: inside a mapping that is writable, and kept; the copies from there are done.
@@ -468,9 +471,10 @@ fn try_to_write(
         return Ok(true);
     }
     let stream = this.stream(device)?;
-    // SAFETY: this is what the contract forbids, and the device has to refuse: the range is mapped read-only, stays mapped, and
-    // is device memory, so no memory of a process is at stake. It is in the exchange's own chunk, all copies from there are
-    // done, and the owner only compares it. This process makes no other use of the device.
+    // SAFETY: this is what the contract forbids, and the device has to refuse: the range is mapped read-only,
+    // stays mapped, and is device memory, so no memory of a process is at stake. It is in the exchange's own
+    // chunk, all copies from there are done, and the owner only compares it. This process makes no other use
+    // of the device.
     let written = unsafe { stream.fill(source.addr(), FORBIDDEN, 0, keep(&[source])) };
     let _ = written.and_then(|()| stream.synchronize());
     Ok(true)

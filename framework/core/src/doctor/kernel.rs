@@ -1,7 +1,8 @@
-//! What a node asks of Linux, done once each in a process of its own: a seccomp filter may answer with an error or with a
-//! signal.
+//! What a node asks of Linux, done once each in a process of its own: a seccomp filter may answer with an
+//! error or with a signal.
 //!
-//! The process says which step it begins, so the step that ends it is known; the next process goes on behind that one.
+//! The process says which step it begins, so the step that ends it is known; the next process goes on behind
+//! that one.
 
 use std::io;
 use std::os::fd::AsFd;

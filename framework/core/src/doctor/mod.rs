@@ -1,16 +1,18 @@
-//! The doctor: finds out why a node cannot run on this machine, or why it is slower or smaller than it could be.
+//! The doctor: finds out why a node cannot run on this machine, or why it is slower or smaller than it could
+//! be.
 //!
-//! The command `tensorpost doctor` prints what [`examine`] says. A node whose start fails adds the checks of `at_start` that
-//! fail to its error.
+//! The command `tensorpost doctor` prints what [`examine`] says. A node whose start fails adds the checks of
+//! `at_start` that fail to its error.
 //!
-//! A check tries what it is about, and reads a flag only where nothing can be tried. What a seccomp filter or a driver could
-//! end or hang is tried in a process of its own: the doctor starts its program again, with a task as the last argument
-//! ([`Again`]), and each such process has a deadline. What a check makes of what was found is a function of that alone, so
-//! that tests can give it what other machines say.
+//! A check tries what it is about, and reads a flag only where nothing can be tried. What a seccomp filter or
+//! a driver could end or hang is tried in a process of its own: the doctor starts its program again, with a
+//! task as the last argument ([`Again`]), and each such process has a deadline. What a check makes of what
+//! was found is a function of that alone, so that tests can give it what other machines say.
 //!
 //! DOC-1: every failure that the doctor finds names its remedy, and a test causes it.
 //!
-//! **On a crash** of the doctor, its processes end with it, but for the keeper of an MPS daemon, which stops the daemon first.
+//! **On a crash** of the doctor, its processes end with it, but for the keeper of an MPS daemon, which stops
+//! the daemon first.
 //!
 //! | file | holds |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! The checks of a start that failed: those that are done at once, in this process, and harm nothing. What of them fails is
-//! put behind the error's own text.
+//! The checks of a start that failed: those that are done at once, in this process, and harm nothing. What of
+//! them fails is put behind the error's own text.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,9 +9,9 @@ use rustix::process::{Resource, getrlimit};
 use super::system::Root;
 use super::{Check, Status, cgroup, system};
 
-/// What stands in the way of a node's or a worker's start, to be put behind an error's text; empty where nothing was found.
-/// `program` is what workers run, if that is not the node's own program; `said` is what the error says itself to do, which is
-/// not said again.
+/// What stands in the way of a node's or a worker's start, to be put behind an error's text; empty where
+/// nothing was found. `program` is what workers run, if that is not the node's own program; `said` is what
+/// the error says itself to do, which is not said again.
 pub(crate) fn at_start(program: Option<&Path>, host_budget: u64, said: &str) -> String {
     let root = Root::new(Path::new("/"));
     let mut checks =

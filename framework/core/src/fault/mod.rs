@@ -1,24 +1,25 @@
 //! Fault points: named places in the code at which a test has a process end, stand still, panic or dawdle.
 //!
-//! A place says [`point`]`("transport.send.written")`. Without the feature `testing` that is nothing at all; with it,
-//! and nothing armed, it is one load of a flag. Programs may have points of their own, by any name that has no `@`,
-//! `=`, `;` or `/` in it.
+//! A place says [`point`]`("transport.send.written")`. Without the feature `testing` that is nothing at all;
+//! with it, and nothing armed, it is one load of a flag. Programs may have points of their own, by any name
+//! that has no `@`, `=`, `;` or `/` in it.
 //!
 //! # Arming
 //! A [`Fault`] says which point, at which passage, and what then. It is armed
-//! - by the environment variable [`VARIABLE`], for the node and all its workers, each time that one of them starts:
-//!   `TENSORPOST_FAULTS="blur/transport.send.written@3=kill;wire.decode=delay:20"` kills the worker `blur` when it
-//!   passes that point for the third time, and has every process take 20 ms over its first decoding;
-//! - by `Supervisor::arm`, for one worker that runs, and by `Supervisor::arm_starts`, for each process that is started
-//!   for a worker;
+//! - by the environment variable [`VARIABLE`], for the node and all its workers, each time that one of them
+//!   starts: `TENSORPOST_FAULTS="blur/transport.send.written@3=kill;wire.decode=delay:20"` kills the worker
+//!   `blur` when it passes that point for the third time, and has every process take 20 ms over its first
+//!   decoding;
+//! - by `Supervisor::arm`, for one worker that runs, and by `Supervisor::arm_starts`, for each process that
+//!   is started for a worker;
 //! - by `arm`, in the process that calls it.
 //!
 //! A fault strikes once. Passages are counted from the arming.
 //!
 //! # What a point must allow
-//! A process can be killed anywhere, so a point may stand anywhere, between two writes to shared memory most of all. But
-//! [`Action::Panic`] unwinds through the caller: where a lock of the framework's is held, or on a thread of its own, a
-//! panic shows what becomes of the process rather than of a handler.
+//! A process can be killed anywhere, so a point may stand anywhere, between two writes to shared memory most
+//! of all. But [`Action::Panic`] unwinds through the caller: where a lock of the framework's is held, or on a
+//! thread of its own, a panic shows what becomes of the process rather than of a handler.
 
 #[cfg(feature = "testing")]
 mod armed;

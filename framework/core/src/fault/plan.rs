@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The environment variable that arms faults in processes that start: any number of [`Fault`]s, with `;` between them,
-/// each with `worker/` before it where it is for one worker only (`node/` for the node).
+/// The environment variable that arms faults in processes that start: any number of [`Fault`]s, with `;`
+/// between them, each with `worker/` before it where it is for one worker only (`node/` for the node).
 pub const VARIABLE: &str = "TENSORPOST_FAULTS";
 
 /// What happens at a point.
@@ -23,8 +23,8 @@ pub enum Action {
     Delay(Duration),
 }
 
-/// Something to go wrong: at which point, at which passage of it, and what then. Written `point@nth=action`, with
-/// `kill`, `stop`, `panic` or `delay:MILLISECONDS` for the action; `@1` can be left out.
+/// Something to go wrong: at which point, at which passage of it, and what then. Written `point@nth=action`,
+/// with `kill`, `stop`, `panic` or `delay:MILLISECONDS` for the action; `@1` can be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fault {
     /// The name of the point.

@@ -1,7 +1,9 @@
-//! Arenas of NIXL lanes, on the devices of this host: copies between them and the tensors of messages, on the copiers' streams.
+//! Arenas of NIXL lanes, on the devices of this host: copies between them and the tensors of messages, on the
+//! copiers' streams.
 //!
-//! **Invariants.** HOST-6 and HOST-8, as for slots: what goes out is looked at when its copy has passed, what comes counts when its copy was
-//! submitted. HOST-11: a part of an arena is used by one copy at a time, as the lane says, which has it free again when that has passed.
+//! **Invariants.** HOST-6 and HOST-8, as for slots: what goes out is looked at when its copy has passed, what
+//! comes counts when its copy was submitted. HOST-11: a part of an arena is used by one copy at a time, as
+//! the lane says, which has it free again when that has passed.
 
 use std::any::Any;
 use std::sync::Arc;

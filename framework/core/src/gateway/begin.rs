@@ -205,7 +205,8 @@ impl Begins<'_> {
     async fn agent(self) -> Result<Running, String> {
         let settings = self.settings;
         let life = draw()?;
-        // Without a key nothing but this machine's loopback is used (HOST-12); with one, whatever the head can reach.
+        // Without a key nothing but this machine's loopback is used (HOST-12); with one, whatever the head
+        // can reach.
         let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
         let any = if self.security.allows(everywhere).is_ok() { [0; 4] } else { [127, 0, 0, 1] };
         let port = if is_here(&settings.head).await { 0 } else { settings.port };
@@ -419,8 +420,8 @@ impl Node {
         (peer, store)
     }
 
-    /// Has this host be connected to a peer: of two hosts the one that joined later dials, and the other takes its connections. Whether
-    /// there is room.
+    /// Has this host be connected to a peer: of two hosts the one that joined later dials, and the other
+    /// takes its connections. Whether there is room.
     pub(super) fn connect(
         &self,
         member: &Member,
@@ -502,7 +503,8 @@ async fn resolve(address: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Whether the head is on this machine: then the port of all hosts is its own, and it may come later than this one.
+/// Whether the head is on this machine: then the port of all hosts is its own, and it may come later than
+/// this one.
 async fn is_here(head: &str) -> bool {
     // A name that is not known yet is another machine's.
     let Ok(mut found) = lookup_host(with_port(head)).await else { return false };

@@ -1,17 +1,20 @@
 //! Copies between tensors of one device and page-locked slots, in one direction, on a stream of its own.
 //!
-//! Used by the [`Store`](super::store::Store): a lane submits the copy of its piece, and this one's thread waits, on the host, for the
-//! clock of the stream. *Out*: a piece goes to its lane when the copy has passed and the data was still good (HOST-6). *In*: a piece
-//! counts as landed when its copy is submitted (HOST-8), and its slot comes back when it has passed.
+//! Used by the [`Store`](super::store::Store): a lane submits the copy of its piece, and this one's thread
+//! waits, on the host, for the clock of the stream. *Out*: a piece goes to its lane when the copy has passed
+//! and the data was still good (HOST-6). *In*: a piece counts as landed when its copy is submitted (HOST-8),
+//! and its slot comes back when it has passed.
 //!
-//! **Invariants.** HOST-7: what is read here was waited for by the host before, and what is written was nobody's any more
-//! ([`DeviceStream::settle`]), so the stream has copies and clock writes on it and no waits; the copies of a message are never behind
-//! another's. MBX-2: a copy has one of [`GATEWAY_SLOTS`]; whoever finds none waits.
+//! **Invariants.** HOST-7: what is read here was waited for by the host before, and what is written was
+//! nobody's any more ([`DeviceStream::settle`]), so the stream has copies and clock writes on it and no
+//! waits; the copies of a message are never behind another's. MBX-2: a copy has one of [`GATEWAY_SLOTS`];
+//! whoever finds none waits.
 //!
-//! **Threads.** `tensorpost-copier`, one for each, waits for copies in the order of the stream. **Locks.** That of the free slots, under
-//! which nothing is done.
+//! **Threads.** `tensorpost-copier`, one for each, waits for copies in the order of the stream. **Locks.**
+//! That of the free slots, under which nothing is done.
 //!
-//! **On cancellation** of a read its copy goes on, and the slot comes back behind it. **On the loss of the device** the process ends.
+//! **On cancellation** of a read its copy goes on, and the slot comes back behind it. **On the loss of the
+//! device** the process ends.
 
 #![expect(unsafe_code, reason = "copies between raw addresses, whose ranges the leases vouch for")]
 
@@ -122,7 +125,8 @@ impl Copier {
         &self.stream
     }
 
-    /// So many bytes of a packed tensor from `offset` on, when they are in a slot. The tensor's data is there already.
+    /// So many bytes of a packed tensor from `offset` on, when they are in a slot. The tensor's data is there
+    /// already.
     ///
     /// # Errors
     /// The data is not good any more (HOST-6), or the device refuses.
@@ -153,15 +157,15 @@ impl Copier {
             return Err(DeviceError::Refused { what }.into());
         }
         let keep = smallvec![Arc::clone(tensor.lease().mapping()), Arc::clone(&self.slots.memory)];
-        // SAFETY: `source` has found the range. The slot has room for a piece, and is this copy's alone until it comes back behind it. Both
-        // are kept mapped.
+        // SAFETY: `source` has found the range. The slot has room for a piece, and is this copy's alone until
+        // it comes back behind it. Both are kept mapped.
         unsafe { self.stream.clocked().backend().copy(slot.address, from, bytes as u64, keep)? };
         self.submitted(Between::Slot(slot, Some((tensor.clone(), bytes, told))));
         Ok(())
     }
 
-    /// Copies so many bytes of a packed tensor from `offset` on into an arena of the same device. Resolves when they are there. The tensor's
-    /// data is there already.
+    /// Copies so many bytes of a packed tensor from `offset` on into an arena of the same device. Resolves
+    /// when they are there. The tensor's data is there already.
     ///
     /// # Errors
     /// The data is not good any more (HOST-6), there is no such room, or the device refuses.
@@ -176,8 +180,8 @@ impl Copier {
         let from = self.source(tensor, offset, bytes)?;
         let to = in_arena(arena, at, bytes)?;
         let keep = smallvec![Arc::clone(tensor.lease().mapping()), Arc::clone(arena)];
-        // SAFETY: `source` has found the range. The other was found to be in the arena, of which the lane has given this part to this copy
-        // alone until it has passed. Both are kept mapped.
+        // SAFETY: `source` has found the range. The other was found to be in the arena, of which the lane has
+        // given this part to this copy alone until it has passed. Both are kept mapped.
         unsafe { self.stream.clocked().backend().copy(to, from, bytes, keep)? };
         let (told, passed) = oneshot::channel();
         self.submitted(Between::Arena(Some(tensor.clone()), told));
@@ -197,7 +201,8 @@ impl Copier {
     ) -> Result<(), TensorError> {
         let to = in_arena(arena, at, bytes.len() as u64)?;
         let stream = self.stream.clocked().backend();
-        // SAFETY: it was found to be in the arena, which is kept mapped, and which the lane uses for nothing else before it was probed.
+        // SAFETY: it was found to be in the arena, which is kept mapped, and which the lane uses for nothing
+        // else before it was probed.
         unsafe { stream.upload(to, bytes, smallvec![Arc::clone(arena)])? };
         Ok(stream.synchronize()?)
     }
@@ -218,7 +223,8 @@ impl Copier {
         Ok(())
     }
 
-    /// Where these bytes of a packed tensor are, for this stream to read them; nobody writes them while there is a `Tensor`.
+    /// Where these bytes of a packed tensor are, for this stream to read them; nobody writes them while there
+    /// is a `Tensor`.
     fn source(&self, tensor: &Tensor, offset: u64, bytes: u64) -> Result<u64, TensorError> {
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let last = offset.saturating_add(bytes);
@@ -303,8 +309,8 @@ impl Slot {
         let mut at = 0;
         for part in piece.iter() {
             let part = &part[..part.len().min(PIECE_BYTES as usize - at)];
-            // SAFETY: the slot has a piece's bytes of host memory, of which `at` and these are no more; it is this value's alone (`&mut`),
-            // and no work uses it.
+            // SAFETY: the slot has a piece's bytes of host memory, of which `at` and these are no more; it is
+            // this value's alone (`&mut`), and no work uses it.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), start.add(at), part.len()) };
             at += part.len();
         }
@@ -320,8 +326,8 @@ impl Drop for Slot {
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
         let start = std::ptr::with_exposed_provenance::<u8>(self.slot.address as usize);
-        // SAFETY: a slot has room for a piece, and this is no longer; the copy into it has passed, and nobody writes it before it is given
-        // back, with this value.
+        // SAFETY: a slot has room for a piece, and this is no longer; the copy into it has passed, and nobody
+        // writes it before it is given back, with this value.
         unsafe { std::slice::from_raw_parts(start, self.bytes) }
     }
 }
@@ -344,8 +350,8 @@ impl Landing {
         }))
     }
 
-    /// Copies a piece of a tensor that comes to where it belongs. When this returns the copy is submitted, and whoever takes the tensor
-    /// then waits for it as for any work.
+    /// Copies a piece of a tensor that comes to where it belongs. When this returns the copy is submitted,
+    /// and whoever takes the tensor then waits for it as for any work.
     ///
     /// # Errors
     /// The tensor has no such bytes, or the device refuses.
@@ -365,15 +371,16 @@ impl Landing {
         slot.fill(piece);
         let keep = smallvec![Arc::clone(&self.mapping), Arc::clone(&copier.slots.memory)];
         let to = self.address + offset;
-        // SAFETY: the range was found to be in the tensor, which is writable, and the stream's to write since [`new`](Self::new); each of its
-        // pieces is written once, by whoever the session gave it to. The slot is not written before it comes back behind this. Both are
-        // kept mapped.
+        // SAFETY: the range was found to be in the tensor, which is writable, and the stream's to write since
+        // [`new`](Self::new); each of its pieces is written once, by whoever the session gave it to. The slot
+        // is not written before it comes back behind this. Both are kept mapped.
         unsafe { copier.stream.clocked().backend().copy(to, slot.address, bytes, keep)? };
         copier.submitted(Between::Slot(slot, None));
         Ok(())
     }
 
-    /// Copies bytes of an arena of the same device to `offset`, as [`write`](Self::write). What resolves when the copy has passed.
+    /// Copies bytes of an arena of the same device to `offset`, as [`write`](Self::write). What resolves when
+    /// the copy has passed.
     ///
     /// # Errors
     /// The tensor or the arena has no such bytes, or the device refuses.
@@ -392,7 +399,8 @@ impl Landing {
         let from = in_arena(arena, at, bytes)?;
         let keep = smallvec![Arc::clone(&self.mapping), Arc::clone(arena)];
         let to = self.address + offset;
-        // SAFETY: as in `write`; the part of the arena is this copy's alone, as the lane has it, until it has passed. Both are kept mapped.
+        // SAFETY: as in `write`; the part of the arena is this copy's alone, as the lane has it, until it has
+        // passed. Both are kept mapped.
         unsafe { self.copier.stream.clocked().backend().copy(to, from, bytes, keep)? };
         let (told, passed) = oneshot::channel();
         self.copier.submitted(Between::Arena(None, told));

@@ -1,8 +1,10 @@
 //! The copiers of a gateway: for each GPU one out and one in, made when a tensor first needs it.
 //!
-//! A gateway to which no such tensor ever comes looks for no driver. One that is made stays, as a worker's streams do.
+//! A gateway to which no such tensor ever comes looks for no driver. One that is made stays, as a worker's
+//! streams do.
 //!
-//! **Locks.** `making`, while the driver makes a context (0.3 s): only threads that may wait take it. `all`, under which nothing is done.
+//! **Locks.** `making`, while the driver makes a context (0.3 s): only threads that may wait take it. `all`,
+//! under which nothing is done.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -109,8 +111,8 @@ impl Copiers {
         tensors.iter().all(|tensor| tensor.is_packed_and_ready() && can_be_read(tensor.device()))
     }
 
-    /// Where a tensor lands that was in GPU memory on another host: on the GPU that its receiver works on, else on this host's first,
-    /// and where there is none in host memory. May wait for the driver.
+    /// Where a tensor lands that was in GPU memory on another host: on the GPU that its receiver works on,
+    /// else on this host's first, and where there is none in host memory. May wait for the driver.
     pub(super) fn landing_of_gpu(&self, receiver: Option<DeviceId>) -> DeviceId {
         let first = || {
             let found = Device::best().id();

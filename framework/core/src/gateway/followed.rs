@@ -1,17 +1,21 @@
-//! Versions of what an actor of another host publishes: each comes here once, for all of this host who follow it.
+//! Versions of what an actor of another host publishes: each comes here once, for all of this host who follow
+//! it.
 //!
-//! Who follows asks the actor for whatever is newer than the version that it has ([`Kind::Follow`](crate::message::wire::Kind)). One
-//! such question of a mailbox is under way, the *leading* one. Who asks the same meanwhile waits along, and has the same answer: one
-//! body, and leases on the same memory, as within a host. The version that came last is kept while a question for something newer than
-//! it is under way, because then it is the newest that there is: who has an older one, or none, is given that at once. Any other
-//! question goes to the other host by itself, as an ask does.
+//! Who follows asks the actor for whatever is newer than the version that it has
+//! ([`Kind::Follow`](crate::message::wire::Kind)). One such question of a mailbox is under way, the *leading*
+//! one. Who asks the same meanwhile waits along, and has the same answer: one body, and leases on the same
+//! memory, as within a host. The version that came last is kept while a question for something newer than it
+//! is under way, because then it is the newest that there is: who has an older one, or none, is given that at
+//! once. Any other question goes to the other host by itself, as an ask does.
 //!
-//! **Invariants.** A version is given as it came, whole, to nobody twice and to nobody who has a newer one. MBX-2: one version of each
-//! mailbox is kept, and goes [`KEPT`] after it came when nobody asks any more, or when a message finds no memory; who waits along has
-//! a place of the mailbox as any sender. WIRE-1: what cannot be read as a question or as a version is passed on unread to who asked.
+//! **Invariants.** A version is given as it came, whole, to nobody twice and to nobody who has a newer one.
+//! MBX-2: one version of each mailbox is kept, and goes [`KEPT`] after it came when nobody asks any more, or
+//! when a message finds no memory; who waits along has a place of the mailbox as any sender. WIRE-1: what
+//! cannot be read as a question or as a version is passed on unread to who asked.
 //!
-//! **On the loss** of the host or the actor whoever waits along is refused for the same reason as who leads. **On the end** of this host
-//! all questions are: who follows ends too, and the other host knows nothing of that, so no answer need ever come.
+//! **On the loss** of the host or the actor whoever waits along is refused for the same reason as who leads.
+//! **On the end** of this host all questions are: who follows ends too, and the other host knows nothing of
+//! that, so no answer need ever come.
 
 use std::fmt;
 use std::time::Duration;
@@ -99,8 +103,8 @@ impl Followed {
         None
     }
 
-    /// The answer to a question has come. All who wait along have it, and it is kept for those who come later; whether somebody has to
-    /// see to its end.
+    /// The answer to a question has come. All who wait along have it, and it is kept for those who come
+    /// later; whether somebody has to see to its end.
     pub(super) fn answered(&mut self, question: Option<Question>, body: &[u8], tensors: &[Tensor]) -> bool {
         let Some(question) = self.led_by(question) else { return false };
         let reply = || RawReply::Value { body: body.to_vec(), tensors: tensors.to_vec() };

@@ -1,7 +1,9 @@
-//! The head of a message between hosts: all but its pieces. Its key, its body where that is small, and what its tensors are.
+//! The head of a message between hosts: all but its pieces. Its key, its body where that is small, and what
+//! its tensors are.
 //!
-//! The spans of a message are its tensors, in their order, and then a body that is too large for the head. What
-//! comes from another host is checked before it is believed (WIRE-1): the geometry by itself, and against the spans.
+//! The spans of a message are its tensors, in their order, and then a body that is too large for the head.
+//! What comes from another host is checked before it is believed (WIRE-1): the geometry by itself, and
+//! against the spans.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tensorpost_hosts::frame::WireError;
@@ -63,7 +65,8 @@ impl Outline {
         Outline { dtype, shape, on_gpu, bytes: usize::try_from(tensor.bytes()).unwrap_or(usize::MAX) }
     }
 
-    /// Bytes of its span. One without elements has one byte, which is nobody's: its memory has to be there before its message goes on, too.
+    /// Bytes of its span. One without elements has one byte, which is nobody's: its memory has to be there
+    /// before its message goes on, too.
     fn span(&self) -> u64 {
         (self.bytes as u64).max(1)
     }

@@ -1,10 +1,11 @@
 //! Host memory of a message that comes, into which the lanes write at the same time, each its own pieces.
 //!
-//! Used by the [`Store`](super::store::Store). A lane copies a piece without any lock; under one it only says which bytes it writes.
+//! Used by the [`Store`](super::store::Store). A lane copies a piece without any lock; under one it only says
+//! which bytes it writes.
 //!
-//! **Invariants.** No byte is written by two at a time: the session gives each piece to one lane, and whoever comes with bytes that
-//! another writes is turned away here. The memory goes to its message when no lane has it any more. **Locks.** That of what is being written,
-//! under which nothing waits.
+//! **Invariants.** No byte is written by two at a time: the session gives each piece to one lane, and whoever
+//! comes with bytes that another writes is turned away here. The memory goes to its message when no lane has
+//! it any more. **Locks.** That of what is being written, under which nothing waits.
 
 #![expect(unsafe_code, reason = "disjoint parts of one allocation, written by several threads")]
 
@@ -57,8 +58,8 @@ impl InPlace {
         Arc::new(InPlace { owner, address, bytes, writing: Mutex::default() })
     }
 
-    /// Copies a piece to where it belongs; not what the memory does not have, nor what another lane is writing. The session has looked at
-    /// both.
+    /// Copies a piece to where it belongs; not what the memory does not have, nor what another lane is
+    /// writing. The session has looked at both.
     pub(super) fn write(&self, offset: u64, piece: &Parts) {
         let Some(range) = usize::try_from(offset).ok().and_then(|start| {
             let end = start.checked_add(piece.remaining())?;
@@ -76,9 +77,10 @@ impl InPlace {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
         let mut at = range.start;
         for part in piece.iter() {
-            // SAFETY: the parts have as many bytes as the range together, which lies in the owner's memory. That is there, and unmoved, for as
-            // long as `self`; nobody reads or writes it by its owner before that was taken out of `self`, and nobody else writes this
-            // range, which is in `writing`. The parts are other memory: they were here before the range was given out.
+            // SAFETY: the parts have as many bytes as the range together, which lies in the owner's memory.
+            // That is there, and unmoved, for as long as `self`; nobody reads or writes it by its owner
+            // before that was taken out of `self`, and nobody else writes this range, which is in `writing`.
+            // The parts are other memory: they were here before the range was given out.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), start.add(at), part.len()) };
             at += part.len();
         }

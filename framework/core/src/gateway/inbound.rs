@@ -1,8 +1,8 @@
 //! Messages from other hosts: into memory, and on to their actors; and the replies to asks among them.
 //!
-//! A message is sent on with the call in which its session tells of it, so that those to one mailbox keep their order (HOST-3); it
-//! waits for room as any sender of this host does. Its place in the mailbox is given back when the actor's mailbox has taken it, or
-//! when the reply has gone.
+//! A message is sent on with the call in which its session tells of it, so that those to one mailbox keep
+//! their order (HOST-3); it waits for room as any sender of this host does. Its place in the mailbox is given
+//! back when the actor's mailbox has taken it, or when the reply has gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,7 +92,8 @@ impl Gateway {
         });
     }
 
-    /// Where the tensors of a message that comes belong, if anywhere: on the device of its actor, or of who asked.
+    /// Where the tensors of a message that comes belong, if anywhere: on the device of its actor, or of who
+    /// asked.
     fn receiver_of(&self, host: u16, to: To) -> Option<DeviceId> {
         let To::Reply(correlation) = to else {
             return self.locals.get(&ActorId(to.actor()?.0))?.device;
@@ -182,7 +183,8 @@ impl Gateway {
         }
     }
 
-    /// The reply to an ask has come, or what came is none: it goes to who asked, and to all who asked the same.
+    /// The reply to an ask has come, or what came is none: it goes to who asked, and to all who asked the
+    /// same.
     fn pass_back(&mut self, asked: Asked, reply: Result<(Vec<u8>, Vec<Tensor>), Refusal>) {
         let Asked { actor, receipt, question } = asked;
         // Its frame, and what its tensors' leases need, in one.

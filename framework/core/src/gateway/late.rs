@@ -1,12 +1,15 @@
-//! Messages that come late, for actors of other hosts that have no place here any more (`resting`): each other host is asked for so many
-//! of its actors at a time, and the messages of all others wait in their mailboxes until it is their turn.
+//! Messages that come late, for actors of other hosts that have no place here any more (`resting`): each
+//! other host is asked for so many of its actors at a time, and the messages of all others wait in their
+//! mailboxes until it is their turn.
 //!
-//! A message that comes late was accepted, so it is not refused because many do: where processes send to more actors than there are
-//! places, a process can send some hundreds before it hears that their places are given up.
+//! A message that comes late was accepted, so it is not refused because many do: where processes send to more
+//! actors than there are places, a process can send some hundreds before it hears that their places are given
+//! up.
 //!
-//! **Invariants.** MBX-2: each such message has the credit of the place that it named, which bounds how many wait; how many questions
-//! another host has from this one is bounded by [`MAX_LATE`]. The actors of a host that does not answer hold up none of another; of actors
-//! that roam that is their home. Senders take turns: who makes up ids waits behind his own.
+//! **Invariants.** MBX-2: each such message has the credit of the place that it named, which bounds how many
+//! wait; how many questions another host has from this one is bounded by [`MAX_LATE`]. The actors of a host
+//! that does not answer hold up none of another; of actors that roam that is their home. Senders take turns:
+//! who makes up ids waits behind his own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -30,7 +33,8 @@ impl Late {
         self.homes.entry(actor.host()).or_default().comes(actor, from)
     }
 
-    /// Another message came for one whose host may be still to be asked: it waits with those of whom fewer wait.
+    /// Another message came for one whose host may be still to be asked: it waits with those of whom fewer
+    /// wait.
     pub(super) fn comes_again(&mut self, actor: ActorId, from: ProcessId) {
         if let Some(of) = self.homes.get_mut(&actor.host()) {
             of.comes_again(actor, from);
@@ -151,7 +155,8 @@ impl Gateway {
         }
     }
 
-    /// Has those asked for whose turn it is now. Not where something is half done: a host that does not take the question is given up.
+    /// Has those asked for whose turn it is now. Not where something is half done: a host that does not take
+    /// the question is given up.
     pub(super) fn ask_for_late(&mut self) {
         while let Some(next) = self.late.next() {
             self.want(next);

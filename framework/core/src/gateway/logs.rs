@@ -64,7 +64,8 @@ impl Gateway {
         }
     }
 
-    /// Tells this host's node how much of another's log was lost, where nothing has come of it since that was found.
+    /// Tells this host's node how much of another's log was lost, where nothing has come of it since that was
+    /// found.
     pub(super) fn log_lost(&mut self, host: u16) {
         if let Some(remote) = self.hosts.get_mut(&host) {
             remote.owes_log = false;

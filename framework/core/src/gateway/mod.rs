@@ -1,8 +1,9 @@
 //! The gateway: the one process of a host that speaks to other hosts.
 //!
-//! It is a worker in which nothing else runs. An actor of another host has a mailbox here, a [`proxy`], so senders of this host
-//! reach it as they reach any actor: routes, credits, queues and errors are what they are. What comes there is numbered and posted
-//! to the other host's gateway, undecoded, with the bytes of its tensors; that one sends it on as a message of its own.
+//! It is a worker in which nothing else runs. An actor of another host has a mailbox here, a [`proxy`], so
+//! senders of this host reach it as they reach any actor: routes, credits, queues and errors are what they
+//! are. What comes there is numbered and posted to the other host's gateway, undecoded, with the bytes of its
+//! tensors; that one sends it on as a message of its own.
 //!
 //! | file | holds |
 //! |---|---|
@@ -20,19 +21,21 @@
 //! | `arenas` | tensors in GPU memory, by NIXL |
 //! | `copier`, `copiers` | by page-locked slots; `prepare`: before they leave and come |
 //!
-//! **Invariants.** HOST-1: what leaves here names no process, lease, chunk or ticket. HOST-3: per sender and mailbox in order,
-//! because a proxy's queue, a session, and the sends of the other gateway each are. HOST-5: tensors are kept until the other host
-//! has them. HOST-6: data is sent when it is there and good. HOST-9: a receipt is kept until the other host is done with its
-//! message, so credits of both are one chain.
+//! **Invariants.** HOST-1: what leaves here names no process, lease, chunk or ticket. HOST-3: per sender and
+//! mailbox in order, because a proxy's queue, a session, and the sends of the other gateway each are. HOST-5:
+//! tensors are kept until the other host has them. HOST-6: data is sent when it is there and good. HOST-9: a
+//! receipt is kept until the other host is done with its message, so credits of both are one chain.
 //!
-//! **Threads.** `tensorpost-gateway` does all but this: the process's reader calls the mailboxes; waits for tensors that are still being
-//! made, and for the driver, have threads that may wait; the lanes, with the bytes of tensors and large bodies, have as many threads as
-//! there are lanes (`tensorpost-lane`), so that no message waits while these are encrypted and copied; and each copier has one.
+//! **Threads.** `tensorpost-gateway` does all but this: the process's reader calls the mailboxes; waits for
+//! tensors that are still being made, and for the driver, have threads that may wait; the lanes, with the
+//! bytes of tensors and large bodies, have as many threads as there are lanes (`tensorpost-lane`), so that no
+//! message waits while these are encrypted and copied; and each copier has one.
 //!
-//! **On its crash** its node starts another (`node/supervisor/gateways.rs`), which begins with what the node has kept: the socket, who is
-//! there, and until when an agent's workers may work. The other hosts see by its number that it is another, answer what was under way,
-//! and go on (`renewal`). **On the loss of a host** what it owed is
-//! answered with an error that names it, and its actors are told to be gone. **On a shutdown** it says to all that it leaves.
+//! **On its crash** its node starts another (`node/supervisor/gateways.rs`), which begins with what the node
+//! has kept: the socket, who is there, and until when an agent's workers may work. The other hosts see by its
+//! number that it is another, answer what was under way, and go on (`renewal`). **On the loss of a host**
+//! what it owed is answered with an error that names it, and its actors are told to be gone. **On a
+//! shutdown** it says to all that it leaves.
 
 mod arenas;
 mod begin;

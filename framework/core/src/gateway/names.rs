@@ -35,7 +35,8 @@ pub(super) struct Local {
     pub(super) offered: HashSet<u16>,
     /// Hosts that send nothing to it for now, and want to hear what happens to it.
     pub(super) told: HashSet<u16>,
-    /// Hosts that wait until the node has said where it is; of one that roams, and if they know it, where it is not.
+    /// Hosts that wait until the node has said where it is; of one that roams, and if they know it, where it
+    /// is not.
     pub(super) waiting: HashMap<u16, Option<u16>>,
 }
 
@@ -209,7 +210,8 @@ impl Gateway {
             Note::Ended { actor, why } if actor.roams() => self.ended_there(host, actor, why),
             Note::Lifecycle(event) if event.actor().host() == host => {
                 if let Lifecycle::Down { actor, reason: EndReason::OutOfReach(_), .. } = event {
-                    // Before this host has heard of its host: who hears of its end and writes waits for the next life.
+                    // Before this host has heard of its host: who hears of its end and writes waits for the
+                    // next life.
                     self.life_over(actor, &last_life_over());
                 }
                 tell(&self.transport, FromGateway::Lifecycle(event));
@@ -262,7 +264,8 @@ impl Gateway {
         }
     }
 
-    /// An actor of another host has ended, or was never there. Of one that has a place the node tells all senders first.
+    /// An actor of another host has ended, or was never there. Of one that has a place the node tells all
+    /// senders first.
     pub(super) fn ended(&mut self, actor: ActorId, why: Option<EndReason>) {
         self.roaming.forget(actor);
         self.reaching.remove(&actor);
@@ -481,7 +484,8 @@ impl Gateway {
             local.forget_host(host);
         }
         self.locals.retain(|_, local| !local.is_forgotten());
-        // The node tells all senders first, and then has the mailboxes close: those who come meanwhile are refused one by one.
+        // The node tells all senders first, and then has the mailboxes close: those who come meanwhile are
+        // refused one by one.
         let not_sent = Refusal::NotPassedOn(format!("{why}; the message was not sent"));
         let known = self.mailboxes.keys().chain(self.reaching.keys()).chain(&self.watched);
         let was_there = |actor: &ActorId| actor.host() == host || self.roaming.is_guest_on(*actor, host);

@@ -1,6 +1,8 @@
-//! What the gateways of two hosts tell each other for their nodes: names, actors, who comes and goes. And why an ask has no answer.
+//! What the gateways of two hosts tell each other for their nodes: names, actors, who comes and goes. And why
+//! an ask has no answer.
 //!
-//! Texts are cut where they are written, and made plain where they are read: they go into errors and logs (WIRE-1).
+//! Texts are cut where they are written, and made plain where they are read: they go into errors and logs
+//! (WIRE-1).
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -23,17 +25,20 @@ pub(super) enum Note {
     Find { ticket: u64, name: String },
     /// The actor under the name, with its place on its own host, which is a hint for that one alone (HOST-2).
     Found { ticket: u64, found: Option<(ActorId, Location)> },
-    /// Offer me the mailbox of this actor, which lives on your host. What follows is an offer of the session, or [`Note::Ended`]. Of one
-    /// that roams, its home is asked, which answers with [`Note::LivesOn`]; not with the host `not`, where its life is over.
+    /// Offer me the mailbox of this actor, which lives on your host. What follows is an offer of the session,
+    /// or [`Note::Ended`]. Of one that roams, its home is asked, which answers with [`Note::LivesOn`]; not
+    /// with the host `not`, where its life is over.
     Want { actor: ActorId, not: Option<u16> },
-    /// These actors of mine roam, and live on your host: tell me what happens to them. Answered by [`Note::Ended`] for each that does not
-    /// live there, and then by [`Note::Watched`]; no others are asked for before that.
+    /// These actors of mine roam, and live on your host: tell me what happens to them. Answered by
+    /// [`Note::Ended`] for each that does not live there, and then by [`Note::Watched`]; no others are asked
+    /// for before that.
     Watch { actors: Vec<ActorId> },
     /// What happens to them is told.
     Watched,
     /// This actor of mine roams, and lives on that host.
     LivesOn { actor: ActorId, host: u16 },
-    /// I send nothing to this actor of yours for now: take the offer back. What happens to it, tell me if `told`.
+    /// I send nothing to this actor of yours for now: take the offer back. What happens to it, tell me if
+    /// `told`.
     Rests { actor: ActorId, told: bool },
     /// There is no such actor (any more); why, if anybody knows.
     Ended { actor: ActorId, why: Option<EndReason> },
@@ -45,7 +50,8 @@ pub(super) enum Note {
     Left { host: u16, why: String, how: Gone },
     /// This host leaves the node, in order.
     Leaving,
-    /// The head: the node shuts down, in this time. What is under way on your host? Answered by [`Note::Drained`].
+    /// The head: the node shuts down, in this time. What is under way on your host? Answered by
+    /// [`Note::Drained`].
     Drain { round: u64, within: u64 },
     /// What is.
     Drained { round: u64, activity: HostActivity },
@@ -55,7 +61,8 @@ pub(super) enum Note {
     Release { name: String },
     /// The head: these hosts are of the node, beside itself, and no others. How some of those went that were.
     Hosts { numbers: Vec<u16>, gone: Vec<(u16, Gone)> },
-    /// To the head: actors of this host have these names, and where `is_last` no others than were said since the session began.
+    /// To the head: actors of this host have these names, and where `is_last` no others than were said since
+    /// the session began.
     Names { names: Vec<String>, is_last: bool },
     /// The head: whether your host may have the name.
     Claimed { ticket: u64, name: String, result: Result<(), NameRefused> },

@@ -1,4 +1,5 @@
-//! Messages to actors of other hosts: each mailbox's in order, when their tensors are there and there is room.
+//! Messages to actors of other hosts: each mailbox's in order, when their tensors are there and there is
+//! room.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -199,7 +200,8 @@ impl Gateway {
             let Some(Waiting { item, out, preparing }) = mailbox.queue.pop_front() else { return };
             match post(remote, out, &self.copiers) {
                 Ok(under_way) => mailbox.under_way += under_way,
-                // The session says when there is room; when it has ended, the next one asks for the mailbox, or the host is gone.
+                // The session says when there is room; when it has ended, the next one asks for the mailbox,
+                // or the host is gone.
                 Err((out, PostError::Full { .. } | PostError::NoWindow { .. } | PostError::Ended { .. })) => {
                     mailbox.queue.push_front(Waiting { item, out, preparing });
                     return;
@@ -285,8 +287,8 @@ pub(super) fn refuse(transport: &crate::transport::Transport, receipt: Receipt, 
     transport.dead_letter();
 }
 
-/// Posts a message, with its spans lent before a lane can ask for them. How many ends of it will be told: that it is done with, and for
-/// an ask its answer.
+/// Posts a message, with its spans lent before a lane can ask for them. How many ends of it will be told:
+/// that it is done with, and for an ask its answer.
 fn post(remote: &mut Remote, out: Box<Out>, copiers: &Copiers) -> Result<usize, (Box<Out>, PostError)> {
     let (actor, head) = (out.actor, Head::of(out.key, &out.body, &out.tensors));
     let target = tensorpost_hosts::ids::ActorId(actor.0);

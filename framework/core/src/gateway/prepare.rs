@@ -1,5 +1,5 @@
-//! The tensors of a message before they leave, and memory for those that come. Both wait for others, and for the driver, on threads that
-//! may.
+//! The tensors of a message before they leave, and memory for those that come. Both wait for others, and for
+//! the driver, on threads that may.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,14 +22,16 @@ use crate::tensor::{DeviceStream, Reserved, Tensor, TensorError, TensorMut};
 /// Who waits for memory to pack tensors: one at a time.
 pub(super) type Packing = Arc<Mutex<()>>;
 
-/// Between two looks of who waits to pack tensors: what others give back while an attempt gives back what it had wakes nobody here.
+/// Between two looks of who waits to pack tensors: what others give back while an attempt gives back what it
+/// had wakes nobody here.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Waits until all tensors are there, and packs those that are not. Where a pool is full it waits until there is memory for all of them, and has
-/// none until then; now and then it calls `hungry`.
+/// Waits until all tensors are there, and packs those that are not. Where a pool is full it waits until there
+/// is memory for all of them, and has none until then; now and then it calls `hungry`.
 ///
 /// # Errors
-/// A tensor whose data will never be there, or that there can be no memory to pack for; a device that this process cannot use.
+/// A tensor whose data will never be there, or that there can be no memory to pack for; a device that this
+/// process cannot use.
 pub(super) async fn ready(
     tensors: Vec<Tensor>,
     host: DeviceStream,
@@ -177,7 +179,8 @@ impl Wake for Bell {
     }
 }
 
-/// Memory for the spans of a message that comes, for one that works on this device where that is known. Waits while a pool is full.
+/// Memory for the spans of a message that comes, for one that works on this device where that is known. Waits
+/// while a pool is full.
 pub(super) async fn targets(
     head: &Head,
     host: &DeviceStream,

@@ -1,17 +1,20 @@
 //! Another host has another gateway.
 //!
-//! Its gateway ended, with all that was in its memory: what of this host's messages it had, and had passed on, nobody knows. Its
-//! actors live. So what was not acknowledged is answered as by the verdict, and all else goes on in a session that begins anew:
+//! Its gateway ended, with all that was in its memory: what of this host's messages it had, and had passed
+//! on, nobody knows. Its actors live. So what was not acknowledged is answered as by the verdict, and all
+//! else goes on in a session that begins anew:
 //!
-//! 1. What had come before goes on first: a session tells it before it tells its end. So what comes later stays behind it (HOST-3).
-//! 2. Asks without an answer are refused ([`Refusal::GatewayEnded`]); the tensors that were lent go back (HOST-5), and the places in
-//!    mailboxes. Messages that were not sent yet wait where they are.
-//! 3. All that the other side knew of this one is said again: which mailboxes are wanted, what is to be told of actors that live there
-//!    and are of this host, which names are looked up, and by the head who is of the node, and how others went.
+//! 1. What had come before goes on first: a session tells it before it tells its end. So what comes later
+//!    stays behind it (HOST-3).
+//! 2. Asks without an answer are refused ([`Refusal::GatewayEnded`]); the tensors that were lent go back
+//!    (HOST-5), and the places in mailboxes. Messages that were not sent yet wait where they are.
+//! 3. All that the other side knew of this one is said again: which mailboxes are wanted, what is to be told
+//!    of actors that live there and are of this host, which names are looked up, and by the head who is of
+//!    the node, and how others went.
 //!
-//! **Bounds** (HOST-9). A mailbox of this host is offered to the next gateway when it has taken all that had come from the last; until
-//! then that waits here. WIRE-1: a host
-//! that begins anew again and again is given up; each time costs this one what was under way with that host, and a line of the log.
+//! **Bounds** (HOST-9). A mailbox of this host is offered to the next gateway when it has taken all that had
+//! come from the last; until then that waits here. WIRE-1: a host that begins anew again and again is given
+//! up; each time costs this one what was under way with that host, and a line of the log.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -112,7 +115,8 @@ impl Gateway {
         for actor in watched {
             self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(Place::Nowhere, 0));
         }
-        // Of one that roams its home is asked, which forgot who wants to hear of it, and the host on which it lives.
+        // Of one that roams its home is asked, which forgot who wants to hear of it, and the host on which it
+        // lives.
         let known = self.mailboxes.keys().chain(self.reaching.keys()).copied();
         let is_asked = |actor: &ActorId| actor.host() == host || self.host_of(*actor) == Some(host);
         let wanted: HashSet<_> = known.filter(|actor| is_asked(actor) && !self.late.waits(*actor)).collect();
@@ -159,7 +163,8 @@ impl Gateway {
         }
         if !self.mailboxes.contains_key(&actor) {
             self.watched.insert(actor);
-            // It is wanted, and gives its place up at once: then its host says what happens to it (`resting`).
+            // It is wanted, and gives its place up at once: then its host says what happens to it
+            // (`resting`).
             self.mailboxes.insert(actor, Mailbox::new(Place::Nowhere, 0));
             self.note_to(actor.host(), &Note::Want { actor, not: None });
         }

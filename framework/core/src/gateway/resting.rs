@@ -1,17 +1,21 @@
-//! Actors of other hosts that nobody uses: they give up their places here, the one that was used least recently first.
+//! Actors of other hosts that nobody uses: they give up their places here, the one that was used least
+//! recently first.
 //!
-//! A place is given up when the node wants one for another actor, and never while a message waits in it, is not done with on the other
-//! host, or has no answer. The steps, of which each leaves everything as it was for whoever sends:
+//! A place is given up when the node wants one for another actor, and never while a message waits in it, is
+//! not done with on the other host, or has no answer. The steps, of which each leaves everything as it was
+//! for whoever sends:
 //!
 //! 1. The gateway says [`FromGateway::Rests`]. From now on the actor has a mailbox here and no place.
-//! 2. The node tells all processes, which ask it again before they send, and answers [`ToGateway::Rested`]: it may give the place to
-//!    another.
-//! 3. When nothing came meanwhile, the mailbox goes, and the other host is told ([`Note::Rests`]), which takes its offer back.
+//! 2. The node tells all processes, which ask it again before they send, and answers [`ToGateway::Rested`]:
+//!    it may give the place to another.
+//! 3. When nothing came meanwhile, the mailbox goes, and the other host is told ([`Note::Rests`]), which
+//!    takes its offer back.
 //!
-//! A process that has not heard of that yet still sends to the place. Nothing is lost by it: a message names its actor, and one that
-//! comes late is put into the mailbox that the actor has now, or into a new one without a place, for which its host is asked again
-//! ([`Gate::late`](crate::transport::hosts::Gate::late)). All messages of a process come by one ring, whatever places they name, so they keep their order (HOST-3). Credits are those of
-//! the place that a message named.
+//! A process that has not heard of that yet still sends to the place. Nothing is lost by it: a message names
+//! its actor, and one that comes late is put into the mailbox that the actor has now, or into a new one
+//! without a place, for which its host is asked again ([`Gate::late`](crate::transport::hosts::Gate::late)).
+//! All messages of a process come by one ring, whatever places they name, so they keep their order (HOST-3).
+//! Credits are those of the place that a message named.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -92,7 +96,8 @@ impl Gateway {
         }
     }
 
-    /// Where nothing more is on its way to an actor, its place is free for others, or its mailbox goes, which has none.
+    /// Where nothing more is on its way to an actor, its place is free for others, or its mailbox goes, which
+    /// has none.
     pub(super) fn settle(&mut self, actor: ActorId) {
         let Some(mailbox) = self.mailboxes.get(&actor).filter(|mailbox| mailbox.is_idle()) else { return };
         match mailbox.place {

@@ -1,25 +1,30 @@
 //! Actors that roam: their homes say on which host each lives, and messages go there.
 //!
-//! The id of such an actor has its home in it, the host whose program has started it (`node/supervisor/roaming.rs`). Whoever wants to
-//! send to one asks the home ([`Note::Want`]), which answers with the host that it lives on ([`Note::LivesOn`]) as soon as there is one;
-//! that host is then asked for the mailbox as for any actor of its own. So no message takes the way over the home, and none that was
-//! sent to one life comes to the next by another way (HOST-3). Of what happens to the actor the host that it lives on tells its home
-//! ([`Note::Watch`]), and the home tells all others. One that lives at home is offered by it, as any of its own.
+//! The id of such an actor has its home in it, the host whose program has started it
+//! (`node/supervisor/roaming.rs`). Whoever wants to send to one asks the home ([`Note::Want`]), which answers
+//! with the host that it lives on ([`Note::LivesOn`]) as soon as there is one; that host is then asked for
+//! the mailbox as for any actor of its own. So no message takes the way over the home, and none that was sent
+//! to one life comes to the next by another way (HOST-3). Of what happens to the actor the host that it lives
+//! on tells its home ([`Note::Watch`]), and the home tells all others. One that lives at home is offered by
+//! it, as any of its own.
 //!
 //! **Invariants.** HOST-10: whoever sends waits for a next life where the node has lost the host for certain
-//! ([`Gone::is_certain`](crate::transport::hosts::Gone)); where this host alone has given it up, the actor is out of reach. WIRE-1: only the
-//! home is believed where an actor lives, and only that host has its mailbox. MBX-2: what is remembered are actors that have a mailbox
-//! here or are being reached, those that this host is the home of, and some more for a while. A home has so many watched at a time, so
-//! that the other host keeps no more of those that it does not know.
+//! ([`Gone::is_certain`](crate::transport::hosts::Gone)); where this host alone has given it up, the actor is
+//! out of reach. WIRE-1: only the home is believed where an actor lives, and only that host has its mailbox.
+//! MBX-2: what is remembered are actors that have a mailbox here or are being reached, those that this host
+//! is the home of, and some more for a while. A home has so many watched at a time, so that the other host
+//! keeps no more of those that it does not know.
 //!
-//! **On the loss** of the host that it lives on its mailbox here gives its place up, as one that rests does: senders ask the node
-//! again, in the queue that they had, and the home is asked, which answers when the next life has begun. What was sent to the last life
-//! and has not left is refused, also what comes late: nothing waits here for a life that may begin on this very host. **On the loss** of its home it is
-//! out of reach: the host that it lives on ends it.
+//! **On the loss** of the host that it lives on its mailbox here gives its place up, as one that rests does:
+//! senders ask the node again, in the queue that they had, and the home is asked, which answers when the next
+//! life has begun. What was sent to the last life and has not left is refused, also what comes late: nothing
+//! waits here for a life that may begin on this very host. **On the loss** of its home it is out of reach:
+//! the host that it lives on ends it.
 //!
-//! **With another gateway** of any of them the actor lives on. That of its home hears from the node where it lives, and asks that host again to be
-//! told of it; so does the home when it is that host's. What has ended meanwhile is answered to that. All others ask for the mailbox again, and the
-//! home for the place (`renewal`).
+//! **With another gateway** of any of them the actor lives on. That of its home hears from the node where it
+//! lives, and asks that host again to be told of it; so does the home when it is that host's. What has ended
+//! meanwhile is answered to that. All others ask for the mailbox again, and the home for the place
+//! (`renewal`).
 
 use std::collections::HashMap;
 
@@ -185,7 +190,8 @@ impl Gateway {
         self.note_life(actor, life);
     }
 
-    /// The node, which is the home of an actor: it lives there from now on, or somebody has asked where it does.
+    /// The node, which is the home of an actor: it lives there from now on, or somebody has asked where it
+    /// does.
     pub(super) fn lives_on(&mut self, actor: ActorId, host: u16) {
         let before = self.roaming.lives.get(&actor);
         if before.is_some_and(|life| life.host == host && life.is_over) {
@@ -258,7 +264,8 @@ impl Gateway {
         }
     }
 
-    /// The home of actors that live here wants to hear what happens to them. Of those that nobody has asked for, the node says whether they do.
+    /// The home of actors that live here wants to hear what happens to them. Of those that nobody has asked
+    /// for, the node says whether they do.
     pub(super) fn watch_guests(&mut self, home: u16, actors: Vec<ActorId>) {
         let Some(remote) = self.hosts.get_mut(&home) else { return };
         let is_its_own = |actor: &ActorId| actor.roams() && actor.host() == home;
@@ -302,7 +309,8 @@ impl Gateway {
         self.note_to(home, &Note::Watched);
     }
 
-    /// A session is over, with all that was under way in it. Of an actor that has moved on since, nobody says that it is done with.
+    /// A session is over, with all that was under way in it. Of an actor that has moved on since, nobody says
+    /// that it is done with.
     pub(super) fn no_more_under_way(&mut self, before: &Remote) {
         let open = before.open.values().map(|(actor, _)| *actor);
         let all = open.chain(before.asks.values().map(|asked| asked.actor));
@@ -325,7 +333,8 @@ impl Gateway {
         }
     }
 
-    /// The host that an actor lives on says that it has ended there. Whether another life follows, its home knows.
+    /// The host that an actor lives on says that it has ended there. Whether another life follows, its home
+    /// knows.
     pub(super) fn ended_there(&mut self, host: u16, actor: ActorId, why: Option<EndReason>) {
         if !self.roaming.is_guest_on(actor, host) {
             return tracing::warn!(host, "it speaks of an actor that does not live there; dropped");
@@ -344,7 +353,8 @@ impl Gateway {
         self.life_over(actor, &Refusal::NoSuchActor);
     }
 
-    /// The host that an actor of this one lives on does not offer it now: what waits is refused, and who comes asks again.
+    /// The host that an actor of this one lives on does not offer it now: what waits is refused, and who
+    /// comes asks again.
     fn not_now(&mut self, actor: ActorId, why: String) {
         self.refuse_waiting(actor, &Refusal::NotPassedOn(why));
         self.give_place_up(actor);
@@ -365,7 +375,8 @@ impl Gateway {
         }
     }
 
-    /// The life of an actor that this host has sent to is over: what waits for it is refused, and who comes waits for the next.
+    /// The life of an actor that this host has sent to is over: what waits for it is refused, and who comes
+    /// waits for the next.
     pub(super) fn life_over(&mut self, actor: ActorId, why: &Refusal) {
         let Some(life) = self.roaming.lives.get_mut(&actor) else { return };
         life.is_over = true;

@@ -1,4 +1,5 @@
-//! The gateway's one task: all of its state, and what it is told, one after the other. Nothing that it does waits.
+//! The gateway's one task: all of its state, and what it is told, one after the other. Nothing that it does
+//! waits.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -93,7 +94,8 @@ pub(super) struct Remote {
     pub(super) left_behind: HashMap<ActorId, i64>,
     /// Whose mailboxes are offered to it when they have taken these, or when fewer are offered.
     pub(super) held_back: HashSet<ActorId>,
-    /// Actors of this host that live there, which it is to be asked to tell of, and whether it was asked for some (`roaming`).
+    /// Actors of this host that live there, which it is to be asked to tell of, and whether it was asked for
+    /// some (`roaming`).
     pub(super) to_watch: BTreeSet<ActorId>,
     pub(super) is_asked_to_watch: bool,
     /// Actors of that host that live here: it waits for the word that it is told of them.
@@ -240,8 +242,9 @@ impl Gateway {
         let mut spin: Spin = Spin::new();
         spin.set_patient(true);
         loop {
-            // To sleep and to be woken costs a message some microseconds, in each gateway. Where cores are spare this thread looks
-            // again for as long as the process's reader would: between two looks all its sockets are looked at.
+            // To sleep and to be woken costs a message some microseconds, in each gateway. Where cores are
+            // spare this thread looks again for as long as the process's reader would: between two looks all
+            // its sockets are looked at.
             let looks = self.transport.has_spare_cores() && spin.idle() != Step::Park;
             let count = tokio::select! {
                 count = commands.recv_many(&mut asked, AT_ONCE) => count,
@@ -265,8 +268,8 @@ impl Gateway {
         Ok((self.node.page.export()?, listener.socket().try_clone_to_owned()?))
     }
 
-    /// Takes what has come together in one turn: a process to which several messages go is rung once. Who waits for this host to
-    /// leave, if it is to: what was asked behind that is not done any more.
+    /// Takes what has come together in one turn: a process to which several messages go is rung once. Who
+    /// waits for this host to leave, if it is to: what was asked behind that is not done any more.
     pub(super) fn take_all(
         &mut self,
         asked: &mut Vec<Command>,

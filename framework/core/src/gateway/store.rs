@@ -1,8 +1,9 @@
 //! The memory of messages between this host and another: where pieces come from and go to.
 //!
-//! Used by the gateway, which enters messages and takes them out, and by the lanes, which read and write pieces ([`Memory`]). What
-//! is sent from host memory is lent as it lies: a piece keeps its tensor until it has gone. What comes is written into tensors of the
-//! gateway's own. Tensors in GPU memory go through the slots of a [`Copier`].
+//! Used by the gateway, which enters messages and takes them out, and by the lanes, which read and write
+//! pieces ([`Memory`]). What is sent from host memory is lent as it lies: a piece keeps its tensor until it
+//! has gone. What comes is written into tensors of the gateway's own. Tensors in GPU memory go through the
+//! slots of a [`Copier`].
 //!
 //! **Locks.** One for each direction. Nothing waits under them, and no piece is copied.
 
@@ -97,8 +98,8 @@ impl Store {
         self.sending.lock().get(&post)?.get(usize::from(span)).cloned()
     }
 
-    /// The device where a span lands of a message that comes, or will, by slots; nothing where it does not. Waits until that is known.
-    /// Who asks does not keep the tensor.
+    /// The device where a span lands of a message that comes, or will, by slots; nothing where it does not.
+    /// Waits until that is known. Who asks does not keep the tensor.
     pub(super) async fn lands(&self, post: Seq, span: u16) -> Option<DeviceId> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -119,7 +120,8 @@ impl Store {
         }
     }
 
-    /// A tensor of a message that comes, by slots; whoever has it lets it go before it says that the last of it has landed.
+    /// A tensor of a message that comes, by slots; whoever has it lets it go before it says that the last of
+    /// it has landed.
     pub(super) fn landing(&self, post: Seq, span: u16) -> Option<Arc<Landing>> {
         match self.place_of(&Piece { post, span, offset: 0, bytes: 0 }) {
             Put::Staged(landing) => Some(landing),

@@ -80,7 +80,8 @@ fn piece(post: u64, offset: u64, bytes: usize) -> Piece {
     Piece { post, span: 0, offset, bytes: bytes as u32 }
 }
 
-/// What was accepted on another host waits for memory for its body, as it does for room: nobody would send it again.
+/// What was accepted on another host waits for memory for its body, as it does for room: nobody would send it
+/// again.
 #[test]
 fn a_large_body_waits_for_memory() {
     const BODY: usize = 200 << 10;
@@ -126,7 +127,8 @@ impl Wake for Woken {
     }
 }
 
-/// HOST-6: a strided tensor is sent when there is memory to pack it; one for which there never is any is not waited for.
+/// HOST-6: a strided tensor is sent when there is memory to pack it; one for which there never is any is not
+/// waited for.
 #[tokio::test]
 async fn what_is_to_be_packed_waits_for_memory() {
     let cluster = Cluster::with_pools(1, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
@@ -185,7 +187,8 @@ async fn a_piece_goes_when_its_copy_has_passed_and_slots_bound_the_copies() {
     assert_eq!(copier.free_slots(), GATEWAY_SLOTS);
 }
 
-/// A connection that ends takes its reads along. Their memory is kept until the copies have passed, and their slots come back.
+/// A connection that ends takes its reads along. Their memory is kept until the copies have passed, and their
+/// slots come back.
 #[test]
 fn a_read_that_nobody_waits_for_ends_behind_its_copy() {
     let cluster = Cluster::new(1);
@@ -240,7 +243,8 @@ async fn what_is_lost_while_it_is_copied_is_not_sent() {
     gate.open();
 }
 
-/// HOST-7: no stream of the gateway waits for it, and what is read through that stream meanwhile does not either.
+/// HOST-7: no stream of the gateway waits for it, and what is read through that stream meanwhile does not
+/// either.
 #[test]
 fn what_is_not_there_yet_is_waited_for_on_the_host() {
     let cluster = Cluster::new(1);
@@ -319,8 +323,8 @@ async fn pieces_land_in_any_order_and_the_tensor_is_there_when_they_have_passed(
     until("all slots are back", || copier.free_slots() == GATEWAY_SLOTS);
 }
 
-/// An abort, or the loss of the host: memory and slots come back behind the copies, and whoever has the memory next was waited for on the
-/// host (HOST-7, CLOCK-2).
+/// An abort, or the loss of the host: memory and slots come back behind the copies, and whoever has the
+/// memory next was waited for on the host (HOST-7, CLOCK-2).
 #[tokio::test]
 async fn what_was_begun_of_a_message_that_never_comes_is_given_back() {
     let cluster = Cluster::with_pools(1, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });

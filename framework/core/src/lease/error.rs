@@ -39,8 +39,8 @@ pub enum PoolError {
         /// The largest holders, by process, and for how long.
         holders: String,
     },
-    /// The device itself has no room for what the pool may still take: it is used by others, or by programs outside of the
-    /// node.
+    /// The device itself has no room for what the pool may still take: it is used by others, or by programs
+    /// outside of the node.
     #[error(
         "{device} has no room for {chunk} more bytes, for a tensor of {asked}; this process has {in_use} bytes there, within \
          its budget of {budget}: lower the budgets, end what else uses the device, or raise a limit of memory (ulimit -v, \
@@ -68,7 +68,8 @@ pub enum PoolError {
     Device(#[from] DeviceError),
 }
 
-/// What a pool that has as many chunks as it may have should be told apart by: bytes may be left, and no place for more.
+/// What a pool that has as many chunks as it may have should be told apart by: bytes may be left, and no
+/// place for more.
 fn at_the_bound(chunks: usize) -> String {
     if chunks < MAX_POOL_CHUNKS {
         return String::new();

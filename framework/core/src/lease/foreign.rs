@@ -1,14 +1,17 @@
-//! Memory that is nobody's chunk: another library of this process keeps it, and is told when it is not used any more.
+//! Memory that is nobody's chunk: another library of this process keeps it, and is told when it is not used
+//! any more.
 //!
-//! A lease on it stands in no table, for there is nobody to share it with: only this process can reach the memory. When the last
-//! handle drops, the lease goes to the collector with the tickets of every local stream that used it (CLOCK-2); it lets the
-//! memory go when all have passed.
+//! A lease on it stands in no table, for there is nobody to share it with: only this process can reach the
+//! memory. When the last handle drops, the lease goes to the collector with the tickets of every local stream
+//! that used it (CLOCK-2); it lets the memory go when all have passed.
 //!
-//! **The collector** is one thread of the process. What it calls may take its time, and may wait for a lock that the thread which
-//! dropped the last handle has (Python's): so it is called nowhere else. Who drops waits for nothing (LEASE-2).
+//! **The collector** is one thread of the process. What it calls may take its time, and may wait for a lock
+//! that the thread which dropped the last handle has (Python's): so it is called nowhere else. Who drops
+//! waits for nothing (LEASE-2).
 //!
-//! **Locks.** None is held while anything is dropped. **On a crash** of this process the library goes with it. **On the death of
-//! another process** whose clock a use waits for, that clock is released, and so the use passes (DEATH-1).
+//! **Locks.** None is held while anything is dropped. **On a crash** of this process the library goes with
+//! it. **On the death of another process** whose clock a use waits for, that clock is released, and so the
+//! use passes (DEATH-1).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -96,7 +99,8 @@ impl Collector {
         }
     }
 
-    /// Has the pool [look](Pool::look_again) for what a GPU has passed: nothing else wakes who waits for that.
+    /// Has the pool [look](Pool::look_again) for what a GPU has passed: nothing else wakes who waits for
+    /// that.
     #[cfg(feature = "foreign")]
     pub(super) fn watch(&self, pool: Arc<Pool>) {
         self.put(Job::Watch(pool));
@@ -108,7 +112,8 @@ impl Collector {
     }
 }
 
-/// Something that is dropped on the collector's thread, wherever this is dropped: a stream may be the last that has it.
+/// Something that is dropped on the collector's thread, wherever this is dropped: a stream may be the last
+/// that has it.
 pub(crate) struct Collected<T: Send + 'static> {
     birth: Birth,
     held: Mutex<Option<T>>,

@@ -1,14 +1,16 @@
 //! A lease as a process holds it: one value per delivery or allocation, shared by every tensor made from it.
 //!
-//! When the last of them drops, the lease goes back on its own: to the pool of this process, or through [`Returns`] to
-//! its owner (LEASE-2). With it go the tickets of every local stream that used the memory (CLOCK-2), taken at that
-//! moment, so that they stand for all work enqueued before.
+//! When the last of them drops, the lease goes back on its own: to the pool of this process, or through
+//! [`Returns`] to its owner (LEASE-2). With it go the tickets of every local stream that used the memory
+//! (CLOCK-2), taken at that moment, so that they stand for all work enqueued before.
 //!
-//! A use is recorded as a stream, and gets its ticket only at the release. That one ticket stands for all work enqueued
-//! before, so no kernel needs one of its own. More than [`MAX_RELEASE_TICKETS`] streams are joined into one.
+//! A use is recorded as a stream, and gets its ticket only at the release. That one ticket stands for all
+//! work enqueued before, so no kernel needs one of its own. More than [`MAX_RELEASE_TICKETS`] streams are
+//! joined into one.
 //!
-//! A lease remembers its last writing clock value (`Lease::taint`). So an accumulator that never left its stream, and
-//! has no ticket, is lost with what was added to it (DEATH-3). Every later use is refused, so the value stays.
+//! A lease remembers its last writing clock value (`Lease::taint`). So an accumulator that never left its
+//! stream, and has no ticket, is lost with what was added to it (DEATH-3). Every later use is refused, so the
+//! value stays.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +38,8 @@ use crate::stream::Stream;
 
 /// The way back to the owners of leases that other processes granted.
 pub trait Returns: Send + Sync + 'static {
-    /// Gives one lease back. Never blocks and never fails: room was reserved when the lease was taken (LEASE-2).
-    /// `uses` are tickets of this process, [`MAX_RELEASE_TICKETS`] at most.
+    /// Gives one lease back. Never blocks and never fails: room was reserved when the lease was taken
+    /// (LEASE-2). `uses` are tickets of this process, [`MAX_RELEASE_TICKETS`] at most.
     fn release(&self, id: LeaseId, uses: &[Ticket]);
 
     /// A writable mapping of a chunk that another process owns, for a tensor handed over exclusively.
@@ -64,15 +66,17 @@ struct Inner {
     offset: u64,
     bytes: u64,
     origin: Origin,
-    /// It came with no lease left anywhere else, and nothing of it was sent since. Where this is not set, an owner can
-    /// still see in its lease table that nobody else holds the memory.
+    /// It came with no lease left anywhere else, and nothing of it was sent since. Where this is not set, an
+    /// owner can still see in its lease table that nobody else holds the memory.
     sole: AtomicBool,
     /// Its memory was split: it has a writer per piece, and nobody reads it.
     in_parts: AtomicBool,
-    /// Tensors of this process that stand on this lease. Frames on their way and release queues are not counted.
+    /// Tensors of this process that stand on this lease. Frames on their way and release queues are not
+    /// counted.
     handles: Handles,
     users: Mutex<Users>,
-    /// The stream that the memory was taken for or delivered to: where a kernel is thought to run that names no other.
+    /// The stream that the memory was taken for or delivered to: where a kernel is thought to run that names
+    /// no other.
     home: OnceLock<Stream>,
 }
 
@@ -121,8 +125,8 @@ impl Lease {
         Self::new(id, domain, mapping, offset, bytes, Origin::Own(pool), sole)
     }
 
-    /// A lease that came with a message from another process. The caller has checked that `offset` and `bytes` lie in
-    /// the mapping, and has posted the hold if a third process owns the memory (LEASE-3).
+    /// A lease that came with a message from another process. The caller has checked that `offset` and
+    /// `bytes` lie in the mapping, and has posted the hold if a third process owns the memory (LEASE-3).
     pub(crate) fn held(
         returns: Arc<dyn Returns>,
         id: LeaseId,
@@ -135,8 +139,8 @@ impl Lease {
         Self::new(id, domain, mapping, offset, bytes, Origin::Other(returns), sole)
     }
 
-    /// A lease on memory that another library of this process keeps: the only one, for it is in no lease table. `sole`: whether
-    /// that library does not use it.
+    /// A lease on memory that another library of this process keeps: the only one, for it is in no lease
+    /// table. `sole`: whether that library does not use it.
     #[cfg(feature = "dlpack")]
     pub(crate) fn foreign(
         domain: Arc<ClockDomain>,
@@ -241,7 +245,8 @@ impl Lease {
     }
 
     inside! {
-        /// Address of the allocation in this process, for reading (for writing too, where the mapping is writable).
+        /// Address of the allocation in this process, for reading (for writing too, where the mapping is
+        /// writable).
         pub fn address(&self) -> u64 {
             self.0.mapping.addr() + self.0.offset
         }
@@ -280,7 +285,8 @@ impl Lease {
                 Some(mapping) => Arc::clone(mapping),
                 None => returns.writable(self.0.id)?,
             };
-            // WIRE-1: the place was checked against the read-only mapping; this is another, of the same chunk.
+            // WIRE-1: the place was checked against the read-only mapping; this is another, of the same
+            // chunk.
             let address = mapping.range(self.0.offset, self.0.bytes).ok_or_else(|| DeviceError::Refused {
                 what: format!(
                     "the writable mapping of chunk {} is shorter than the chunk",
@@ -312,14 +318,14 @@ impl Lease {
         self.0.handles.count()
     }
 
-    /// Whether this value is the only one on its lease, with all its clones gone: the tensors made of it, and the frames
-    /// on their way that still hold it.
+    /// Whether this value is the only one on its lease, with all its clones gone: the tensors made of it, and
+    /// the frames on their way that still hold it.
     pub(crate) fn is_last(&self) -> bool {
         is_last(&self.0)
     }
 
-    /// Whether no other process has a lease on the memory, and this one no second one. Peers' releases are drained
-    /// first.
+    /// Whether no other process has a lease on the memory, and this one no second one. Peers' releases are
+    /// drained first.
     pub fn is_sole(&self) -> bool {
         if self.0.domain.is_inherited() {
             return false;
@@ -332,8 +338,9 @@ impl Lease {
         }
     }
 
-    /// For the sender of a frame, after it has granted the receiver its lease and dropped the message: whether the
-    /// receiver now is the only one; `shared`: what that grant returned. If not, this process is not either from now on.
+    /// For the sender of a frame, after it has granted the receiver its lease and dropped the message:
+    /// whether the receiver now is the only one; `shared`: what that grant returned. If not, this process is
+    /// not either from now on.
     pub(crate) fn hand_over(&self, to: ProcessId, shared: bool) -> bool {
         let sole = self.is_last()
             && match &self.0.origin {
@@ -358,8 +365,8 @@ impl Lease {
         }
     }
 
-    /// As [`set_in_parts`](Self::set_in_parts), of memory of which the owner's lease table says so already; whether the
-    /// lease did.
+    /// As [`set_in_parts`](Self::set_in_parts), of memory of which the owner's lease table says so already;
+    /// whether the lease did.
     pub(super) fn comes_in_parts(&self) -> bool {
         self.0.sole.store(false, Ordering::Relaxed);
         self.0.in_parts.swap(true, Ordering::Relaxed)
@@ -370,8 +377,8 @@ impl Lease {
         self.0.in_parts.load(Ordering::Relaxed)
     }
 
-    /// All pieces are in this process, and only this lease is left of theirs: what others still have in the owner's
-    /// lease table is on its way back, and nobody uses it any more.
+    /// All pieces are in this process, and only this lease is left of theirs: what others still have in the
+    /// owner's lease table is on its way back, and nobody uses it any more.
     pub(crate) fn set_whole(&self) {
         if let (true, Origin::Own(pool)) = (self.0.in_parts.swap(false, Ordering::Relaxed), &self.0.origin) {
             pool.set_in_parts(self.0.id, false);
@@ -397,7 +404,8 @@ impl Lease {
         }
     }
 
-    /// Notes that work on `stream` uses the memory: its end will be waited for before the memory is used again.
+    /// Notes that work on `stream` uses the memory: its end will be waited for before the memory is used
+    /// again.
     pub(crate) fn used_on(&self, stream: &Stream) {
         self.users_with(stream).add_open(stream);
     }
@@ -415,7 +423,8 @@ impl Lease {
         self.users_with(stream).add(stream);
     }
 
-    /// Notes work on `stream` that is enqueued, uses the memory and is over at `end`, which the stream writes without being asked.
+    /// Notes work on `stream` that is enqueued, uses the memory and is over at `end`, which the stream writes
+    /// without being asked.
     #[cfg(any(feature = "graphs", feature = "foreign"))]
     pub(crate) fn used_until(&self, stream: &Stream, end: Ticket, writes: bool) {
         let mut users = self.users_with(stream);
@@ -426,8 +435,9 @@ impl Lease {
         }
     }
 
-    /// For who has the last handle and does no more with the memory: `end`, which `stream` gave out behind all that was done with it there, stands for
-    /// that. Nothing where there is another handle, whose uses may still come.
+    /// For who has the last handle and does no more with the memory: `end`, which `stream` gave out behind
+    /// all that was done with it there, stands for that. Nothing where there is another handle, whose uses
+    /// may still come.
     #[cfg(feature = "foreign")]
     pub(crate) fn closes_at(&self, stream: &Stream, end: Ticket) {
         if self.is_last() {
@@ -445,8 +455,8 @@ impl Lease {
         }
     }
 
-    /// Whether what this process has written here depends on the death of a process, and on whose: the ticket to refuse
-    /// it by.
+    /// Whether what this process has written here depends on the death of a process, and on whose: the ticket
+    /// to refuse it by.
     pub(crate) fn taint(&self) -> Option<Tainted> {
         if !self.0.domain.has_taint() {
             return None;
@@ -485,14 +495,15 @@ impl Lease {
         ready.and_then(by).or_else(|| self.taint())
     }
 
-    /// Puts the first stream that used the memory behind `tickets`; false when no stream did, or it could not be.
+    /// Puts the first stream that used the memory behind `tickets`; false when no stream did, or it could not
+    /// be.
     pub(crate) fn join_uses(&self, tickets: Uses) -> bool {
         let users = self.users();
         users.first().is_some_and(|first| join(first, tickets).is_ok())
     }
 
-    /// One ticket that stands for all of `tickets`, which local streams or whoever sent the lease gave out; several are
-    /// joined into the first stream that used the memory.
+    /// One ticket that stands for all of `tickets`, which local streams or whoever sent the lease gave out;
+    /// several are joined into the first stream that used the memory.
     ///
     /// # Errors
     /// There is none, or its device is lost.
@@ -514,12 +525,12 @@ impl Lease {
         Ok(tainted().or(joined))
     }
 
-    /// One ticket that stands for everything the local streams did with the memory so far; several streams are joined
-    /// into the first. `None` when there is nothing to wait for.
+    /// One ticket that stands for everything the local streams did with the memory so far; several streams
+    /// are joined into the first. `None` when there is nothing to wait for.
     ///
     /// # Errors
-    /// The first stream cannot be put behind the others: its device is lost to this process. The data is there at the
-    /// ticket in the error; what readers on other streams still do, nothing stands for.
+    /// The first stream cannot be put behind the others: its device is lost to this process. The data is
+    /// there at the ticket in the error; what readers on other streams still do, nothing stands for.
     pub(crate) fn joined_ticket(&self) -> Result<Option<Ticket>, Unordered> {
         let end = self.0.users.lock().end();
         if let Some(end) = end {
@@ -593,8 +604,9 @@ impl Drop for Inner {
             Origin::Other(returns) => {
                 if let (true, Some(first)) = (uses.len() > MAX_RELEASE_TICKETS, users.first()) {
                     if let Err(error) = join(first, uses.drain(..)) {
-                        // To give it back without its uses would let its owner use the memory under them (CLOCK-2). The
-                        // owner has it back when this process ends, which a process without its device does.
+                        // To give it back without its uses would let its owner use the memory under them
+                        // (CLOCK-2). The owner has it back when this process ends, which a process without
+                        // its device does.
                         tracing::error!(%error, "a lease is kept: what was done with its memory cannot be told");
                         return;
                     }
@@ -608,7 +620,8 @@ impl Drop for Inner {
     }
 }
 
-/// Puts `first` behind `tickets`. An error is a device that is lost to this process, and no failure of earlier work.
+/// Puts `first` behind `tickets`. An error is a device that is lost to this process, and no failure of
+/// earlier work.
 fn join(first: &Stream, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
     first.wait_in_order(tickets)
 }

@@ -1,14 +1,17 @@
 //! Leases: who may use a piece of device memory, and when it can be used again.
 //!
-//! **On drop**: the last lease of a process on an allocation leads to exactly one release (LEASE-2). In the owner's
-//! process that is an entry in its own [`table`]; in another one it is one entry on the return ring to the owner, room
-//! for which was reserved when the lease was granted. Neither waits for anything, and neither can fail.
+//! **On drop**: the last lease of a process on an allocation leads to exactly one release (LEASE-2). In the
+//! owner's process that is an entry in its own [`table`]; in another one it is one entry on the return ring
+//! to the owner, room for which was reserved when the lease was granted. Neither waits for anything, and
+//! neither can fail.
 //!
-//! **On a crash** of a holder its entries stay in the owner's lease table until the owner is told of the death; they
-//! are kept by holder for that reason (LEASE-4). On a crash of the owner the chunk lives on in its descriptor.
+//! **On a crash** of a holder its entries stay in the owner's lease table until the owner is told of the
+//! death; they are kept by holder for that reason (LEASE-4). On a crash of the owner the chunk lives on in
+//! its descriptor.
 //!
-//! The parts: [`table`] counts, [`pool`] turns the lease table, an allocator and a device into memory with an end to
-//! it, [`handle`] is what a tensor holds, `foreign` is memory that another library keeps, [`writers`] says which pieces of split allocations are written here.
+//! The parts: [`table`] counts, [`pool`] turns the lease table, an allocator and a device into memory with an
+//! end to it, [`handle`] is what a tensor holds, `foreign` is memory that another library keeps, [`writers`]
+//! says which pieces of split allocations are written here.
 
 mod error;
 #[cfg(feature = "dlpack")]

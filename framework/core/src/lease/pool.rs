@@ -1,17 +1,20 @@
-//! A process's own memory on one device: chunks, cut into allocations, each with an entry in the [`LeaseTable`].
+//! A process's own memory on one device: chunks, cut into allocations, each with an entry in the
+//! [`LeaseTable`].
 //!
-//! Memory comes back in two steps. An entry that nobody holds any more is first a *candidate*: the pool drains what its
-//! peers have posted once more and closes it only if it has not changed meanwhile (LEASE-3). A closed block whose last uses have not
-//! all passed waits in quarantine; it is used again early only when there is nothing else, and then whoever gets it has
-//! its stream wait for those uses (CLOCK-2), so the host never does.
+//! Memory comes back in two steps. An entry that nobody holds any more is first a *candidate*: the pool
+//! drains what its peers have posted once more and closes it only if it has not changed meanwhile (LEASE-3).
+//! A closed block whose last uses have not all passed waits in quarantine; it is used again early only when
+//! there is nothing else, and then whoever gets it has its stream wait for those uses (CLOCK-2), so the host
+//! never does.
 //!
-//! The pool grows by whole chunks up to its budget in bytes. Up to a quarter of the budget it grows rather than take
-//! memory whose last use is still running, so that a producer does not run in step with its consumer; past that it
-//! prefers to wait on the stream. At the budget an allocation fails with a report of who holds what (MBX-2).
+//! The pool grows by whole chunks up to its budget in bytes. Up to a quarter of the budget it grows rather
+//! than take memory whose last use is still running, so that a producer does not run in step with its
+//! consumer; past that it prefers to wait on the stream. At the budget an allocation fails with a report of
+//! who holds what (MBX-2).
 //!
-//! An allocation looks at few of the blocks that are still in use (`sweep`), and the next allocation at the next few: a
-//! process that is far ahead of its GPU has hundreds in quarantine. Only if that finds nothing does an allocation look
-//! at all of them.
+//! An allocation looks at few of the blocks that are still in use (`sweep`), and the next allocation at the
+//! next few: a process that is far ahead of its GPU has hundreds in quarantine. Only if that finds nothing
+//! does an allocation look at all of them.
 //!
 //! A chunk that nothing is in for a while gives its memory back (`idle`).
 
@@ -57,8 +60,8 @@ pub use surroundings::Surroundings;
 /// Blocks in use that one allocation or return looks at, where it does not need them.
 const LOOKS: usize = 8;
 
-/// The share of a GPU that its pool may take, for tensors that are sent, received or kept for others. It does not count memory that a
-/// library allocates for itself.
+/// The share of a GPU that its pool may take, for tensors that are sent, received or kept for others. It does
+/// not count memory that a library allocates for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GpuBudget {
     /// Bytes.
@@ -125,7 +128,8 @@ struct State {
     table: LeaseTable<Block>,
     /// By index.
     chunks: BTreeMap<u32, Arc<ChunkMapping>>,
-    /// Index of the next chunk. None is given twice: a peer may still have a chunk of that name mapped that went back.
+    /// Index of the next chunk. None is given twice: a peer may still have a chunk of that name mapped that
+    /// went back.
     next_chunk: u32,
     chunk_bytes: u64,
     /// Entries that reached zero and wait for the second look of `close_emptied`.
@@ -216,8 +220,9 @@ impl Pool {
         let _ = self.surroundings.set(surroundings);
     }
 
-    /// Has `emptied` be set whenever something was given back, or settled, for which [`close_emptied`](Self::close_emptied) is to be
-    /// called, so that whoever calls it for all pools finds out without their locks.
+    /// Has `emptied` be set whenever something was given back, or settled, for which
+    /// [`close_emptied`](Self::close_emptied) is to be called, so that whoever calls it for all pools finds
+    /// out without their locks.
     pub(crate) fn tell_emptied(&self, emptied: Arc<AtomicBool>) {
         let _ = self.emptied.set(emptied);
     }
@@ -277,8 +282,8 @@ impl Pool {
         if let Some(allocation) = self.try_allocate(bytes, usize::MAX) {
             return Ok(allocation);
         }
-        // Then a new chunk, up to a quarter of the budget; past that, memory whose last use is still running; at last
-        // the rest of the budget. See the module for why in this order.
+        // Then a new chunk, up to a quarter of the budget; past that, memory whose last use is still running;
+        // at last the rest of the budget. See the module for why in this order.
         let mut state = self.state.lock();
         let waits = !state.quarantine.is_empty();
         let grown = match self.grow_below(&mut state, bytes, self.options.budget / 4) {
@@ -325,8 +330,9 @@ impl Pool {
     }
 
     fn cut(self: &Arc<Self>, state: &mut State, bytes: u64) -> Option<Allocation> {
-        // A tensor of zero bytes takes a unit too, so that it has a place in a chunk and can be sent like any other. Its
-        // lease says so: what comes back to the owner has to agree with the block in the lease table.
+        // A tensor of zero bytes takes a unit too, so that it has a place in a chunk and can be sent like any
+        // other. Its lease says so: what comes back to the owner has to agree with the block in the lease
+        // table.
         let bytes = bytes.max(1);
         let block = state.allocator.allocate(bytes)?;
         fault::point("pool.cut");
@@ -341,8 +347,8 @@ impl Pool {
         Some(Allocation { lease, after })
     }
 
-    /// Grows by a chunk for `bytes`, where there is room for one below `limit`; whether it did. The chunk itself may go
-    /// past that, up to the budget.
+    /// Grows by a chunk for `bytes`, where there is room for one below `limit`; whether it did. The chunk
+    /// itself may go past that, up to the budget.
     fn grow_below(&self, state: &mut State, bytes: u64, limit: u64) -> Result<bool, PoolError> {
         let next = |limit: u64| state.allocator.next_chunk(bytes, limit.saturating_sub(state.chunk_bytes));
         match next(limit).and_then(|_| next(self.options.budget)) {
@@ -398,8 +404,8 @@ impl Pool {
         Ok(shared)
     }
 
-    /// `from` gives a lease back: says which, and whether all is settled or a [pass](Self::begin_pass) is due. The caller calls [`close_emptied`](Self::close_emptied) when it has handled
-    /// all that it found.
+    /// `from` gives a lease back: says which, and whether all is settled or a [pass](Self::begin_pass) is
+    /// due. The caller calls [`close_emptied`](Self::close_emptied) when it has handled all that it found.
     ///
     /// # Errors
     /// The lease table has no such lease: nothing changed.
@@ -411,8 +417,8 @@ impl Pool {
     ) -> Result<(Given, bool), LeaseTableError> {
         let mut state = self.state.lock();
         let (left, given) = state.table.give_back(id.entry, id.generation, from, uses)?;
-        // Not closed yet: the memory may have been forwarded, and the hold that says so may be on another ring (LEASE-3).
-        // `close_emptied` looks a second time, behind a drain of all rings.
+        // Not closed yet: the memory may have been forwarded, and the hold that says so may be on another
+        // ring (LEASE-3). `close_emptied` looks a second time, behind a drain of all rings.
         if let Left::Empty(emptied) = left {
             self.add_candidate(&mut state, emptied);
         }
@@ -488,23 +494,26 @@ impl Pool {
         }
     }
 
-    /// Gives every candidate its second look: drains what peers have posted, then closes the entries that nobody holds.
+    /// Gives every candidate its second look: drains what peers have posted, then closes the entries that
+    /// nobody holds.
     ///
-    /// An entry's way back has three steps. It is *emptied* when the last lease in the lease table was given back, and
-    /// becomes a candidate. It is *closed* here, when it is still empty behind a drain. Its block is in *quarantine*
-    /// until its last uses have passed on their clocks, or somebody needs it before and waits for them (CLOCK-2).
+    /// An entry's way back has three steps. It is *emptied* when the last lease in the lease table was given
+    /// back, and becomes a candidate. It is *closed* here, when it is still empty behind a drain. Its block
+    /// is in *quarantine* until its last uses have passed on their clocks, or somebody needs it before and
+    /// waits for them (CLOCK-2).
     pub(crate) fn close_emptied(&self) {
         // In a loop: the drain may empty further entries, and nobody else may come to look at those.
         loop {
-            // Taken out under the lock, and looked at without it: the drain takes the locks of all links, and then this one
-            // for each notice. Another thread that settles meanwhile takes what has come since, and drains by itself.
+            // Taken out under the lock, and looked at without it: the drain takes the locks of all links, and
+            // then this one for each notice. Another thread that settles meanwhile takes what has come since,
+            // and drains by itself.
             let candidates = {
                 let mut state = self.state.lock();
                 if state.candidates.is_empty() {
                     return;
                 }
-                // Taken out before the drain: candidates that it adds get a drain of their own, in the next turn of the
-                // loop.
+                // Taken out before the drain: candidates that it adds get a drain of their own, in the next
+                // turn of the loop.
                 state.closing += 1;
                 std::mem::take(&mut state.candidates)
             };
@@ -514,8 +523,9 @@ impl Pool {
             let mut state = self.state.lock();
             let mut closed = 0;
             for emptied in candidates {
-                // What was emptied again since, by this drain or another thread's, stays open: the hold behind that release
-                // may be on a ring that this drain had passed. Whoever takes that candidate drains after it.
+                // What was emptied again since, by this drain or another thread's, stays open: the hold
+                // behind that release may be on a ring that this drain had passed. Whoever takes that
+                // candidate drains after it.
                 if let Some((block, uses)) = state.table.close(emptied) {
                     let Emptied { entry, generation, .. } = emptied;
                     let lease = LeaseName { chunk: self.chunk_base + block.chunk, entry, generation };
@@ -540,8 +550,8 @@ impl Pool {
         }
     }
 
-    /// [`close_emptied`](Self::close_emptied), and waits until other threads are done with theirs, at most for `limit`:
-    /// what was given back before the call is closed then. Not to be called by anything that
+    /// [`close_emptied`](Self::close_emptied), and waits until other threads are done with theirs, at most
+    /// for `limit`: what was given back before the call is closed then. Not to be called by anything that
     /// [`close_emptied`](Self::close_emptied) calls.
     pub(crate) fn close_emptied_with_all(&self, limit: Duration) {
         self.close_emptied();
@@ -565,7 +575,8 @@ impl Pool {
         self.state.lock().table.uses(id.entry, id.generation)
     }
 
-    /// Who holds an allocation: local leases, and those of others by process. `None` when it is not in the lease table.
+    /// Who holds an allocation: local leases, and those of others by process. `None` when it is not in the
+    /// lease table.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn shares(&self, id: LeaseId) -> Option<(u32, Vec<(ProcessId, u32)>)> {
         self.state.lock().table.shares(id.entry, id.generation)
@@ -581,8 +592,9 @@ impl State {
         std::mem::take(&mut self.waiters)
     }
 
-    /// Gives blocks whose last uses have passed back to the allocator, until `most` were found whose uses have not. The next
-    /// call begins behind those: who is far behind with its stream has many, and looks at few for each allocation.
+    /// Gives blocks whose last uses have passed back to the allocator, until `most` were found whose uses
+    /// have not. The next call begins behind those: who is far behind with its stream has many, and looks at
+    /// few for each allocation.
     fn sweep(&mut self, domain: &ClockDomain, most: usize) {
         let mut kept = 0;
         for _ in 0..self.quarantine.len() {

@@ -1,7 +1,9 @@
-//! Whether a thread has the last of what several have: then what the others did with it comes before what it does.
+//! Whether a thread has the last of what several have: then what the others did with it comes before what it
+//! does.
 //!
-//! Used by leases and parts of tensors, before memory is written that others have read: a hand-over, or the writable form of a
-//! tensor, against the last drop on another thread. `tests/loom_sharing.rs` explores this file.
+//! Used by leases and parts of tensors, before memory is written that others have read: a hand-over, or the
+//! writable form of a tensor, against the last drop on another thread. `tests/loom_sharing.rs` explores this
+//! file.
 
 use crate::sync::{Arc, AtomicUsize, Ordering, fence};
 
@@ -25,7 +27,8 @@ impl Handles {
 
     /// One fewer.
     pub(super) fn remove(&self) {
-        // HANDLES release: what the dropping thread did with the memory comes before what a new sole owner does.
+        // HANDLES release: what the dropping thread did with the memory comes before what a new sole owner
+        // does.
         self.0.fetch_sub(1, Ordering::Release);
     }
 

@@ -1,20 +1,24 @@
-//! The owner's lease table: every allocation of one pool, who holds it, and which uses of it are still to pass.
+//! The owner's lease table: every allocation of one pool, who holds it, and which uses of it are still to
+//! pass.
 //!
 //! LEASE-1: only the owner counts, here, privately, by holder. An entry is closed only when nobody holds the
-//! allocation, and its memory is used again only after (on the GPU: ordered behind) every recorded last use. The lease
-//! table knows neither memory nor devices, so that it can be checked as the bookkeeping it is.
+//! allocation, and its memory is used again only after (on the GPU: ordered behind) every recorded last use.
+//! The lease table knows neither memory nor devices, so that it can be checked as the bookkeeping it is.
 //!
-//! LEASE-3 has its reader here: an entry that reaches zero is not closed by the call that brought it there. The caller
-//! first drains everything that its peers have posted ([`LeaseTable::close`] is a second, separate step), because the
-//! hold of the next holder was posted before the release of the previous one, but on another ring.
+//! LEASE-3 has its reader here: an entry that reaches zero is not closed by the call that brought it there.
+//! The caller first drains everything that its peers have posted ([`LeaseTable::close`] is a second, separate
+//! step), because the hold of the next holder was posted before the release of the previous one, but on
+//! another ring.
 //!
-//! Several threads drain, and one may read the release in the middle of another's pass, behind the ring with the hold. So
-//! every entry counts its changes, and what a pass found holds only if the entry has not changed since the pass began.
+//! Several threads drain, and one may read the release in the middle of another's pass, behind the ring with
+//! the hold. So every entry counts its changes, and what a pass found holds only if the entry has not changed
+//! since the pass began.
 //!
-//! A hold is believed only of an entry that was lent, and only for as many as were forwarded (`forwards`) to its holder. A
-//! grant sets `shared` on an entry, and the owner clears it when it finds that it has the memory for itself, under the lock
-//! that it takes for that anyway. Leases that a peer took by holds are counted apart from those that it was granted
-//! (`MAX_FORWARDED`, `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
+//! A hold is believed only of an entry that was lent, and only for as many as were forwarded (`forwards`) to
+//! its holder. A grant sets `shared` on an entry, and the owner clears it when it finds that it has the
+//! memory for itself, under the lock that it takes for that anyway. Leases that a peer took by holds are
+//! counted apart from those that it was granted (`MAX_FORWARDED`, `MAX_GRANTED`), so leases that others
+//! forward to it take no room from what the owner sends it.
 
 mod age;
 mod forwards;
@@ -102,8 +106,8 @@ struct Record<T> {
     unproven: u32,
     /// Holds that were refused and not given back yet: who took them does not know.
     refused: Vec<(ProcessId, u32)>,
-    /// Another process was given a lease since the owner last had the memory for itself. Where it was not, nobody can have
-    /// forwarded it, and whoever says that it holds it lies.
+    /// Another process was given a lease since the owner last had the memory for itself. Where it was not,
+    /// nobody can have forwarded it, and whoever says that it holds it lies.
     shared: bool,
     /// Raised by every change of the counts above.
     changes: u64,
@@ -200,8 +204,8 @@ impl<T> Default for LeaseTable<T> {
 }
 
 impl<T: Measured> LeaseTable<T> {
-    /// Opens an entry for a new allocation with one local lease and the uses that its first user has to wait for.
-    /// Returns the entry and its generation.
+    /// Opens an entry for a new allocation with one local lease and the uses that its first user has to wait
+    /// for. Returns the entry and its generation.
     pub fn open(&mut self, block: T, uses: Uses) -> (u32, u32) {
         let record = Record {
             block,
@@ -267,11 +271,13 @@ impl<T: Measured> LeaseTable<T> {
         self.adopt_as(entry, generation, from, false)
     }
 
-    /// As [`adopt`](Self::adopt), of the whole, which nobody writes, or of a part, which its holder may write.
+    /// As [`adopt`](Self::adopt), of the whole, which nobody writes, or of a part, which its holder may
+    /// write.
     ///
     /// # Errors
-    /// As for [`adopt`](Self::adopt); the owner has the memory for itself, or in the other form. What a peer says must not
-    /// make a writer of memory that somebody here reads, nor a reader of memory that somebody here writes (ONE-WRITER).
+    /// As for [`adopt`](Self::adopt); the owner has the memory for itself, or in the other form. What a peer
+    /// says must not make a writer of memory that somebody here reads, nor a reader of memory that somebody
+    /// here writes (ONE-WRITER).
     pub fn adopt_as(
         &mut self,
         entry: u32,
@@ -299,8 +305,8 @@ impl<T: Measured> LeaseTable<T> {
         Ok(())
     }
 
-    /// The owner's own lease stands for parts from here on, or for the whole again. Of the whole, nobody else has anything:
-    /// what others still have in the lease table is on its way back.
+    /// The owner's own lease stands for parts from here on, or for the whole again. Of the whole, nobody else
+    /// has anything: what others still have in the lease table is on its way back.
     pub fn set_in_parts(
         &mut self,
         entry: u32,
@@ -324,8 +330,8 @@ impl<T: Measured> LeaseTable<T> {
         Ok(())
     }
 
-    /// The owner has the memory for itself, as [`is_sole`](Self::is_sole) or its sender says: whoever holds or sends it from
-    /// here on, until it is [granted](Self::grant) again, lies.
+    /// The owner has the memory for itself, as [`is_sole`](Self::is_sole) or its sender says: whoever holds
+    /// or sends it from here on, until it is [granted](Self::grant) again, lies.
     pub fn claim(&mut self, entry: u32, generation: u32) -> Result<(), LeaseTableError> {
         self.record(entry, generation)?.claim();
         Ok(())
@@ -358,8 +364,9 @@ impl<T: Measured> LeaseTable<T> {
         Ok(self.give_back(entry, generation, from, uses)?.0)
     }
 
-    /// Drops all leases of a process that ended (LEASE-4), with what it forwarded and what was forwarded to it, and returns
-    /// the entries that nobody holds now. What the process had posted has been drained before.
+    /// Drops all leases of a process that ended (LEASE-4), with what it forwarded and what was forwarded to
+    /// it, and returns the entries that nobody holds now. What the process had posted has been drained
+    /// before.
     pub fn evict(&mut self, process: ProcessId) -> Vec<Emptied> {
         let mut empty = Vec::new();
         for (entry, slot) in self.entries.iter_mut().enumerate() {
@@ -397,7 +404,8 @@ impl<T: Measured> LeaseTable<T> {
         uses: &[Ticket],
     ) -> Result<Left, LeaseTableError> {
         let (record, sums) = self.record_and_sums(entry, generation)?;
-        // A local lease is a value of this process, so a count of zero here is a defect of ours, not of a peer.
+        // A local lease is a value of this process, so a count of zero here is a defect of ours, not of a
+        // peer.
         record.local = record.local.checked_sub(1).ok_or(LeaseTableError::Unknown { entry, generation })?;
         if record.local == 0 {
             sums.local.take(record.block.bytes());
@@ -406,15 +414,15 @@ impl<T: Measured> LeaseTable<T> {
         Ok(record.changed(entry, generation))
     }
 
-    /// How often the counts of an entry have changed. Who drains between two looks at an entry, and finds the same
-    /// number in both, knows of every hold that was posted before the first.
+    /// How often the counts of an entry have changed. Who drains between two looks at an entry, and finds the
+    /// same number in both, knows of every hold that was posted before the first.
     pub fn changes(&self, entry: u32, generation: u32) -> Option<u64> {
         let slot = self.entries.get(entry as usize).filter(|slot| slot.generation == generation)?;
         slot.record.as_ref().map(|record| record.changes)
     }
 
-    /// Whether exactly one lease exists on the entry: the owner's own (`to` = `None`) or, beside at most one local
-    /// lease, the single one of `to`.
+    /// Whether exactly one lease exists on the entry: the owner's own (`to` = `None`) or, beside at most one
+    /// local lease, the single one of `to`.
     pub fn is_sole(&self, entry: u32, generation: u32, to: Option<ProcessId>) -> bool {
         let Some(record) = self
             .entries
@@ -459,9 +467,9 @@ impl<T: Measured> LeaseTable<T> {
             .unwrap_or_default()
     }
 
-    /// Closes an entry that nobody holds and hands its block out with the uses that still have to pass; `None` when it
-    /// has changed since it was emptied, or was closed before. Where it is empty once more, that emptied it anew:
-    /// whoever drained that closes it (LEASE-3).
+    /// Closes an entry that nobody holds and hands its block out with the uses that still have to pass;
+    /// `None` when it has changed since it was emptied, or was closed before. Where it is empty once more,
+    /// that emptied it anew: whoever drained that closes it (LEASE-3).
     pub fn close(&mut self, emptied: Emptied) -> Option<(T, Uses)> {
         let Emptied { entry, generation, changes } = emptied;
         let slot = self.entries.get_mut(entry as usize).filter(|slot| slot.generation == generation)?;

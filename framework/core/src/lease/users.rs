@@ -1,8 +1,9 @@
 //! How this process has used the memory of a lease: on which streams, and what is known of the end.
 //!
-//! Most work is put on a stream without a word to the framework, at any time while the lease is there. So only a ticket that is
-//! asked for when the lease goes stands for it. Where all uses were launches that write the clock by themselves, or work that was over
-//! before the lease was made, the last of those writes does, and no further one is made.
+//! Most work is put on a stream without a word to the framework, at any time while the lease is there. So
+//! only a ticket that is asked for when the lease goes stands for it. Where all uses were launches that write
+//! the clock by themselves, or work that was over before the lease was made, the last of those writes does,
+//! and no further one is made.
 //!
 //! Used by the handles of leases, under their lock.
 
@@ -15,9 +16,9 @@ use crate::stream::Stream;
 pub(super) struct Users {
     /// Streams that used it.
     pub(super) streams: SmallVec<[Stream; 1]>,
-    /// The stream that wrote it last, and the clock value that stands for that at the earliest. It shows whether memory
-    /// that never left its stream, an accumulator for example, depends on what a dead process had not done (DEATH-3):
-    /// where it does, every further use is refused, so this stays what it is.
+    /// The stream that wrote it last, and the clock value that stands for that at the earliest. It shows
+    /// whether memory that never left its stream, an accumulator for example, depends on what a dead process
+    /// had not done (DEATH-3): where it does, every further use is refused, so this stays what it is.
     pub(super) written: Option<Ticket>,
     #[cfg(any(feature = "graphs", feature = "foreign"))]
     ends: Ends,
@@ -53,7 +54,8 @@ impl Users {
         }
     }
 
-    /// As [`add`](Self::add), for work that was enqueued and is over at `end`, which the stream writes in any case.
+    /// As [`add`](Self::add), for work that was enqueued and is over at `end`, which the stream writes in any
+    /// case.
     #[cfg(any(feature = "graphs", feature = "foreign"))]
     pub(super) fn add_until(&mut self, stream: &Stream, end: Ticket) {
         self.add(stream);
@@ -63,7 +65,8 @@ impl Users {
         };
     }
 
-    /// Nothing more is done with it: where all was done on this stream, it is over at `end`, a ticket that the stream gave out behind it.
+    /// Nothing more is done with it: where all was done on this stream, it is over at `end`, a ticket that
+    /// the stream gave out behind it.
     #[cfg(feature = "foreign")]
     pub(super) fn close_at(&mut self, stream: &Stream, end: Ticket) {
         if self.streams.len() == 1 && self.streams.contains(stream) {

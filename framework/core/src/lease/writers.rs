@@ -1,9 +1,9 @@
 //! Which pieces of an allocation have a writer in this process: the guard of split tensors.
 //!
-//! A tensor that is split has one lease and several writers, each of its own piece. Within a process nothing but this
-//! list says which pieces those are. A piece is entered when it is made or arrives, and leaves when it is sent on, joined
-//! or dropped; one that would be a second writer of anything (the same piece twice, a piece of another split, one that
-//! overlaps) is refused, whoever sent it (ONE-WRITER, WIRE-1).
+//! A tensor that is split has one lease and several writers, each of its own piece. Within a process nothing
+//! but this list says which pieces those are. A piece is entered when it is made or arrives, and leaves when
+//! it is sent on, joined or dropped; one that would be a second writer of anything (the same piece twice, a
+//! piece of another split, one that overlaps) is refused, whoever sent it (ONE-WRITER, WIRE-1).
 //!
 //! **On a crash** of another process nothing changes here: what that process held is no piece of this one.
 
@@ -36,7 +36,8 @@ impl Area {
         self.0.iter().try_fold(1, |product: usize, range| product.checked_mul(range.len()))
     }
 
-    /// Whether some index is in both. Areas of different ranks are of different tensors: they are taken to meet.
+    /// Whether some index is in both. Areas of different ranks are of different tensors: they are taken to
+    /// meet.
     pub fn meets(&self, other: &Area) -> bool {
         self.0.len() != other.0.len()
             || self.0.iter().zip(&other.0).all(|(a, b)| a.start < b.end && b.start < a.end)
@@ -86,7 +87,8 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Enters `pieces` of one allocation, all or none. The caller has checked that those of one call do not meet.
+    /// Enters `pieces` of one allocation, all or none. The caller has checked that those of one call do not
+    /// meet.
     ///
     /// # Errors
     /// One of them has a writer already.

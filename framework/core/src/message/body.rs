@@ -1,12 +1,13 @@
-//! The body of a message that is being written: in a buffer, and, where a large list of bytes comes, in the memory that it will
-//! travel in, so that it is copied there once and not by way of the buffer.
+//! The body of a message that is being written: in a buffer, and, where a large list of bytes comes, in the
+//! memory that it will travel in, so that it is copied there once and not by way of the buffer.
 //!
 //! Used by whoever encodes for another process.
 //!
-//! **Invariants.** Where there is no such memory the body goes on in the buffer, and nothing is lost. The memory is this thread's alone
-//! until the frame is claimed.
+//! **Invariants.** Where there is no such memory the body goes on in the buffer, and nothing is lost. The
+//! memory is this thread's alone until the frame is claimed.
 //!
-//! **Locks.** None; the memory comes from a pool, which has its own. **On a panic** and **on cancellation** the memory goes back.
+//! **Locks.** None; the memory comes from a pool, which has its own. **On a panic** and **on cancellation**
+//! the memory goes back.
 
 use std::io;
 
@@ -82,8 +83,8 @@ impl<'a> Writer<'a> {
         Ok((self.buffer, self.filled))
     }
 
-    /// Puts what is in the buffer, and these behind it, into the memory; or all into the buffer. An error where what was put into the memory
-    /// cannot be read there.
+    /// Puts what is in the buffer, and these behind it, into the memory; or all into the buffer. An error
+    /// where what was put into the memory cannot be read there.
     #[cold]
     fn pass_on(&mut self, bytes: &[u8]) -> io::Result<()> {
         let before = self.filled.as_ref().map_or(0, |filled| filled.len);
@@ -164,7 +165,8 @@ mod tests {
     use crate::tensor::DType;
     use crate::testing::Cluster;
 
-    /// What is written, in pieces of so many bytes each, where memory is there so many times. Returns whether it was written to memory.
+    /// What is written, in pieces of so many bytes each, where memory is there so many times. Returns whether
+    /// it was written to memory.
     fn written(pieces: &[usize], times: usize) -> bool {
         let cluster = Cluster::new(1);
         let stream = cluster.stream(0);

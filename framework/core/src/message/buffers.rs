@@ -1,10 +1,12 @@
 //! Buffers for bodies, and lists for tensors on their way out, which a thread keeps for its next message.
 //!
-//! A buffer of a megabyte that is asked for anew comes from the system page by page, and goes back to it: that takes several
-//! times as long as the copy. So a thread keeps large ones too, for as long as its bodies need them.
+//! A buffer of a megabyte that is asked for anew comes from the system page by page, and goes back to it:
+//! that takes several times as long as the copy. So a thread keeps large ones too, for as long as its bodies
+//! need them.
 //!
-//! Used by whoever encodes, and by the reader for bodies that come in a lease. **On a panic** in between the buffer is lost,
-//! and the next message has a new one; lists are lost too where the message cannot be encoded, or has no room.
+//! Used by whoever encodes, and by the reader for bodies that come in a lease. **On a panic** in between the
+//! buffer is lost, and the next message has a new one; lists are lost too where the message cannot be
+//! encoded, or has no room.
 
 use std::cell::Cell;
 
@@ -13,7 +15,8 @@ use crate::limits::MAX_INLINE_BODY;
 
 /// Largest buffer that is kept, in bytes.
 const MOST: usize = 4 << 20;
-/// One up to here is kept whatever it is used for. A body that goes inline fits, and a buffer grows by doubling.
+/// One up to here is kept whatever it is used for. A body that goes inline fits, and a buffer grows by
+/// doubling.
 const SMALL: usize = 2 * MAX_INLINE_BODY;
 /// A larger one goes after so many messages in a row that did not need it.
 const IN_VAIN: u32 = 64;

@@ -28,7 +28,8 @@ use crate::tensor::{LayoutError, Tensor};
 /// A value as the parts of a frame.
 #[derive(Debug)]
 pub struct Encoded {
-    /// MessagePack, named form. An empty buffer where it is in memory already, which is so for other processes alone.
+    /// MessagePack, named form. An empty buffer where it is in memory already, which is so for other
+    /// processes alone.
     pub body: Vec<u8>,
     /// The body, where it is in the memory that it travels in.
     pub(crate) filled: Option<Filled>,
@@ -308,8 +309,8 @@ impl Encoded {
     }
 }
 
-/// [`tensors`], for the fuzz targets. Never for a program: a second tensor on the lease of a writable one is a second name for
-/// memory that has a writer.
+/// [`tensors`], for the fuzz targets. Never for a program: a second tensor on the lease of a writable one is
+/// a second name for memory that has a writer.
 ///
 /// # Errors
 /// As for a frame.

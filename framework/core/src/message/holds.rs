@@ -1,7 +1,8 @@
 //! Whether values of a type can hold tensors at all, as the derive finds out.
 //!
-//! After a death each message that stays in its process is searched for tensors whose data was lost (DEATH-3), which means
-//! to go through it. Most messages to oneself are ticks and numbers; for them the search is known to find nothing.
+//! After a death each message that stays in its process is searched for tensors whose data was lost
+//! (DEATH-3), which means to go through it. Most messages to oneself are ticks and numbers; for them the
+//! search is known to find nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -1,15 +1,17 @@
 //! What a decoded value takes, counted while serde makes it.
 //!
-//! A nil is one byte in a body and an `Option` of any size in a `Vec`: what a peer's bytes become is bounded by their number only
-//! if somebody counts. A [`Metered`] deserialiser knows the type of all that is read through it. It counts what goes to the
-//! heap, which is the elements of lists and maps and what is larger than its place (it stands in a `Box`), and refuses past
-//! [`allowance`]. It counts how deep it is called, too: options and newtypes take no byte of the body, so a type that holds
-//! itself through them would recurse for ever, which the look at the [nesting](super::nesting) cannot see.
+//! A nil is one byte in a body and an `Option` of any size in a `Vec`: what a peer's bytes become is bounded
+//! by their number only if somebody counts. A [`Metered`] deserialiser knows the type of all that is read
+//! through it. It counts what goes to the heap, which is the elements of lists and maps and what is larger
+//! than its place (it stands in a `Box`), and refuses past [`allowance`]. It counts how deep it is called,
+//! too: options and newtypes take no byte of the body, so a type that holds itself through them would recurse
+//! for ever, which the look at the [nesting](super::nesting) cannot see.
 //!
-//! Of an untagged enum, and behind `flatten`, serde holds a value before it is known what becomes of it. What it holds is
-//! counted, and a nil or an empty list as if it were to become something [large](DECODED_NIL). What it makes of that comes
-//! by here no more, but for the errors of the variants that do not fit: a type that holds itself there makes one at each
-//! step, so an error ends the decoding where the stack has grown [too far](MAX_DECODE_STACK).
+//! Of an untagged enum, and behind `flatten`, serde holds a value before it is known what becomes of it. What
+//! it holds is counted, and a nil or an empty list as if it were to become something [large](DECODED_NIL).
+//! What it makes of that comes by here no more, but for the errors of the variants that do not fit: a type
+//! that holds itself there makes one at each step, so an error ends the decoding where the stack has grown
+//! [too far](MAX_DECODE_STACK).
 
 use std::cell::Cell;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Messages: values with tensors anywhere inside.
 //!
-//! [`GpuMessage`] is what can be sent; its derive does the work. What a field promises of its tensors is checked before
-//! a message leaves and again where it arrives.
+//! [`GpuMessage`] is what can be sent; its derive does the work. What a field promises of its tensors is
+//! checked before a message leaves and again where it arrives.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -23,10 +23,10 @@
 //! # }
 //! ```
 //!
-//! How a value becomes a frame and a value again: encoding runs inside a [`scope`]. A tensor that serde meets there
-//! writes its index and puts its lease into the frame's table. Decoding first adopts all leases of the frame and then
-//! lends them by index; whatever goes wrong afterwards, the leases are values and go back when they drop (LEASE-2).
-//! [`wire`] is the form of a frame, and believes nothing (WIRE-1).
+//! How a value becomes a frame and a value again: encoding runs inside a [`scope`]. A tensor that serde meets
+//! there writes its index and puts its lease into the frame's table. Decoding first adopts all leases of the
+//! frame and then lends them by index; whatever goes wrong afterwards, the leases are values and go back when
+//! they drop (LEASE-2). [`wire`] is the form of a frame, and believes nothing (WIRE-1).
 
 pub(crate) mod body;
 pub(crate) mod buffers;
@@ -91,8 +91,8 @@ pub trait GpuMessage:
     type Reply: Serialize + DeserializeOwned + Send + 'static;
     /// The type's name, for errors and logs.
     const NAME: &'static str;
-    /// Hash of the definition as it is written. With the type's path it tells messages of one program apart; a portable
-    /// message is told by [`Portable::schema`] instead.
+    /// Hash of the definition as it is written. With the type's path it tells messages of one program apart;
+    /// a portable message is told by [`Portable::schema`] instead.
     const SCHEMA: u64;
     /// How a portable message describes itself.
     #[doc(hidden)]
@@ -104,9 +104,9 @@ pub trait GpuMessage:
     #[doc(hidden)]
     const REPLY_MAY_HOLD_TENSORS: bool = true;
 
-    /// Whether it asks for whatever is newer than a version that its sender has: its body begins with `than` and `life`, two numbers,
-    /// and that of its reply with `life` and `number`, of the version that comes. Such asks of several processes of a host for an actor of
-    /// another host may have one answer.
+    /// Whether it asks for whatever is newer than a version that its sender has: its body begins with `than`
+    /// and `life`, two numbers, and that of its reply with `life` and `number`, of the version that comes.
+    /// Such asks of several processes of a host for an actor of another host may have one answer.
     #[doc(hidden)]
     const FOLLOWS: bool = false;
 
@@ -132,8 +132,8 @@ pub trait GpuMessage:
         Ok(reply)
     }
 
-    /// Whether its tensors are waited for where they are used, and not before its handler: that is called on another thread,
-    /// later, and what came behind it is not to hold up its work.
+    /// Whether its tensors are waited for where they are used, and not before its handler: that is called on
+    /// another thread, later, and what came behind it is not to hold up its work.
     #[doc(hidden)]
     const WAITS_AT_USE: bool = false;
 
@@ -158,8 +158,8 @@ pub trait SentBack {}
 #[diagnostic::do_not_recommend]
 impl<R: Serialize + DeserializeOwned + Send + 'static> SentBack for R {}
 
-/// Bytes that a message keeps in use until it was handled: those of its tensors and those of its body. It is encoded for
-/// that, and not sent.
+/// Bytes that a message keeps in use until it was handled: those of its tensors and those of its body. It is
+/// encoded for that, and not sent.
 ///
 /// # Errors
 /// It cannot be encoded, as when it is sent.
@@ -169,7 +169,8 @@ pub fn bytes_of<M: GpuMessage>(message: &M) -> Result<u64, EncodeError> {
     Ok(encoded.tensors.iter().map(bytes).sum::<u64>() + encoded.body.len() as u64)
 }
 
-/// Tells one message type from another on the wire: its name, its definition and its type arguments, or its portable schema.
+/// Tells one message type from another on the wire: its name, its definition and its type arguments, or its
+/// portable schema.
 pub fn message_key<M: GpuMessage>() -> u64 {
     if let Some(describe) = M::PORTABLE {
         return portable::key(std::any::TypeId::of::<M>(), describe);

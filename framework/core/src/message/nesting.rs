@@ -1,7 +1,8 @@
-//! A first look at a MessagePack body before serde decodes it: one value, nothing behind it, not nested too deep.
+//! A first look at a MessagePack body before serde decodes it: one value, nothing behind it, not nested too
+//! deep.
 //!
-//! Decoding recurses, so a body from a peer could overflow the stack by nesting; this walk does not recurse. The format
-//! is that of <https://github.com/msgpack/msgpack/blob/master/spec.md>.
+//! Decoding recurses, so a body from a peer could overflow the stack by nesting; this walk does not recurse.
+//! The format is that of <https://github.com/msgpack/msgpack/blob/master/spec.md>.
 
 use smallvec::SmallVec;
 
@@ -33,7 +34,8 @@ pub enum NestingError {
     },
 }
 
-/// Checks that `body` is exactly one MessagePack value, nested at most [`MAX_NESTING`] deep. The empty body is none.
+/// Checks that `body` is exactly one MessagePack value, nested at most [`MAX_NESTING`] deep. The empty body
+/// is none.
 ///
 /// # Errors
 /// See [`NestingError`].
@@ -42,8 +44,8 @@ pub fn check(body: &[u8]) -> Result<(), NestingError> {
     if is_one_value_of_few(body, MAX_NESTING) { Ok(()) } else { check_many(body) }
 }
 
-/// Whether it is one value, with `most` containers at most: so many are not nested deeper than that, however they lie in each
-/// other.
+/// Whether it is one value, with `most` containers at most: so many are not nested deeper than that, however
+/// they lie in each other.
 fn is_one_value_of_few(body: &[u8], most: usize) -> bool {
     // Values still to come: 2^33 of a container at most, so the sum stays small.
     let (mut left, mut containers, mut at) = (1_u64, 0, 0_usize);

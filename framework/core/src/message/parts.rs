@@ -1,16 +1,16 @@
 //! Parts of split tensors in messages.
 //!
-//! In a frame a part is a tensor of the table (the *whole*, so that a layout is checked there as any other) and, in the
-//! body, a map of `$part` to what it says of itself. Its lease is marked as one *in parts*: only then are parts made of
-//! it, and never tensors, for somebody else writes the rest.
+//! In a frame a part is a tensor of the table (the *whole*, so that a layout is checked there as any other)
+//! and, in the body, a map of `$part` to what it says of itself. Its lease is marked as one *in parts*: only
+//! then are parts made of it, and never tensors, for somebody else writes the rest.
 //!
-//! Whether a part is given away is decided after the message's value was dropped, as for a tensor that is handed over:
-//! had somebody kept it (in an `Arc`, say), the lease is not marked, and the receiver refuses the message. So there is one
-//! writer in either case (ONE-WRITER).
+//! Whether a part is given away is decided after the message's value was dropped, as for a tensor that is
+//! handed over: had somebody kept it (in an `Arc`, say), the lease is not marked, and the receiver refuses
+//! the message. So there is one writer in either case (ONE-WRITER).
 //!
-//! Serde lets anybody write a map of `$part`, and anybody read a part from what is no message. So a body is searched for what
-//! could be read as a part: the sender refuses what is none of the parts in the message, and the receiver makes only what its
-//! message's body has (SAFE-1).
+//! Serde lets anybody write a map of `$part`, and anybody read a part from what is no message. So a body is
+//! searched for what could be read as a part: the sender refuses what is none of the parts in the message,
+//! and the receiver makes only what its message's body has (SAFE-1).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,8 +79,8 @@ impl<'de> Deserialize<'de> for TensorPart {
         let wrong = |why: String| de::Error::custom(format!("part {index} of {whole:?} is refused: {why}"));
         let area = Area::new(area).ok_or_else(|| wrong("it has no elements".into()))?;
         let claim = Claim { piece: Piece { seal, index, area }, count, token };
-        // Serde may visit a part twice, in an untagged enum for example: then the first was dropped before, or this one is
-        // a second writer and is refused.
+        // Serde may visit a part twice, in an untagged enum for example: then the first was dropped before,
+        // or this one is a second writer and is refused.
         TensorPart::arrived(&whole, claim).map_err(|error| wrong(error.to_string()))
     }
 }
@@ -120,8 +120,9 @@ pub(super) fn check(body: &[u8], outgoing: &Outgoing) -> Result<(), EncodeError>
     }
 }
 
-/// Those of a message's parts that stand on `lease`, when the message's value has been dropped: whether all were given
-/// away, and what their next writers have to wait for. They have left this process when this returns.
+/// Those of a message's parts that stand on `lease`, when the message's value has been dropped: whether all
+/// were given away, and what their next writers have to wait for. They have left this process when this
+/// returns.
 pub(crate) fn give_away(lease: &Lease, parts: &mut Vec<Arc<Inner>>) -> Option<(bool, Uses)> {
     let here: Vec<Arc<Inner>> = parts.extract_if(.., |part| part.lease().same_as(lease)).collect();
     if here.is_empty() {

@@ -1,10 +1,11 @@
 //! Messages whose type is known only at run time: a key, a body that somebody else has written, and tensors.
 //!
-//! Used by the package for Python, through `tensorpost_core::foreign`, and by the gateway between hosts. Such a message takes the way of any other, and its body
-//! is neither written nor read by serde: [`codec`](super::codec) takes it as it is, and looks only for what holds of all bodies.
+//! Used by the package for Python, through `tensorpost_core::foreign`, and by the gateway between hosts. Such
+//! a message takes the way of any other, and its body is neither written nor read by serde:
+//! [`codec`](super::codec) takes it as it is, and looks only for what holds of all bodies.
 //!
-//! **Invariants.** WIRE-1 of the values inside is upheld by whoever has the schema. ONE-WRITER: what stands on memory in parts
-//! is refused, because a body that nobody here can read may name a part as a tensor.
+//! **Invariants.** WIRE-1 of the values inside is upheld by whoever has the schema. ONE-WRITER: what stands
+//! on memory in parts is refused, because a body that nobody here can read may name a part as a tensor.
 
 use std::any::TypeId;
 
@@ -91,8 +92,8 @@ impl std::fmt::Debug for RawReply {
 
 /// Whether values of `T` are taken from a body as it is.
 pub(crate) fn is_raw<T>() -> bool {
-    // `T` need not be `'static`, so the standard library has no `TypeId` of it; a name is not one, two types may have the same. The
-    // compiler knows the answer.
+    // `T` need not be `'static`, so the standard library has no `TypeId` of it; a name is not one, two types
+    // may have the same. The compiler knows the answer.
     let id = typeid::of::<T>();
     id == TypeId::of::<RawMessage>() || id == TypeId::of::<RawReply>()
 }

@@ -1,13 +1,14 @@
-//! A value inside a message whose type is known only at run time, with the tensors of that message: what flows through the
-//! stages of a pipeline that are written in another language.
+//! A value inside a message whose type is known only at run time, with the tensors of that message: what
+//! flows through the stages of a pipeline that are written in another language.
 //!
-//! A [`RawMessage`](super::raw::RawMessage) is a message by itself, and its body is taken as it is. This one stands in a body that serde
-//! writes and reads, so its bytes are read and written again, value by value, by whatever serde has there: they are the same on
-//! the wire as those of the typed value. Lists of bytes in one piece ([`packed`](super::packed)) become the numbers that they
-//! stand for.
+//! A [`RawMessage`](super::raw::RawMessage) is a message by itself, and its body is taken as it is. This one
+//! stands in a body that serde writes and reads, so its bytes are read and written again, value by value, by
+//! whatever serde has there: they are the same on the wire as those of the typed value. Lists of bytes in one
+//! piece ([`packed`](super::packed)) become the numbers that they stand for.
 //!
-//! **Invariants.** WIRE-1 of the value is upheld by whoever has its schema. ONE-WRITER as for raw messages: what stands on memory
-//! in parts is refused. The tensors are those of the whole message, so there is one such value in it, and none before it.
+//! **Invariants.** WIRE-1 of the value is upheld by whoever has its schema. ONE-WRITER as for raw messages:
+//! what stands on memory in parts is refused. The tensors are those of the whole message, so there is one
+//! such value in it, and none before it.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 

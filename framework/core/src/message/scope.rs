@@ -1,8 +1,9 @@
-//! The scope in which a tensor can be serialised: it knows the frame that the tensor's lease goes into or comes from.
+//! The scope in which a tensor can be serialised: it knows the frame that the tensor's lease goes into or
+//! comes from.
 //!
-//! Scopes form a stack on the thread. A guard opens one and closes it when it drops, on errors and panics too, so a
-//! failed encoding leaves the scope of an outer one as it was. Outside of a scope, a tensor cannot be serialised: the
-//! error says so.
+//! Scopes form a stack on the thread. A guard opens one and closes it when it drops, on errors and panics
+//! too, so a failed encoding leaves the scope of an outer one as it was. Outside of a scope, a tensor cannot
+//! be serialised: the error says so.
 //!
 //! **Nodes.** What is encoded goes out by one node, and the leases and addresses in it mean something there
 //! alone. An encoding knows its node where that is known, and `goes_out_by` refuses addresses of another.
@@ -107,7 +108,8 @@ impl Drop for Guard {
     fn drop(&mut self) {
         // Taken out first: dropping leases may run code that opens scopes of its own.
         let dropped = SCOPES.with_borrow_mut(|scopes| {
-            // None are left open inside of it, nearly always, and a list of one would be an allocation per message.
+            // None are left open inside of it, nearly always, and a list of one would be an allocation per
+            // message.
             let inner = (scopes.len() > self.depth).then(|| scopes.split_off(self.depth));
             let own = if scopes.len() == self.depth { scopes.pop() } else { None };
             (inner, own)
@@ -148,11 +150,12 @@ pub(crate) fn goes_out_by(node: NodeNumber) -> Result<(), NodeNumber> {
     })
 }
 
-/// Why the data of a tensor somewhere in `value` will never be there, if there is such a tensor. Goes through the whole value, so
-/// call it only where something is tainted at all.
+/// Why the data of a tensor somewhere in `value` will never be there, if there is such a tensor. Goes through
+/// the whole value, so call it only where something is tainted at all.
 pub(crate) fn taint_in<T: Serialize>(value: &T) -> Option<Tainted> {
     let guard = Guard::open(Scope::Searching(None));
-    // What cannot be serialised to its end cannot be told of; it cannot have come from another process either.
+    // What cannot be serialised to its end cannot be told of; it cannot have come from another process
+    // either.
     let _ = value.serialize(Search);
     match guard.close() {
         Some(Scope::Searching(found)) => found,
@@ -297,8 +300,8 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     })
 }
 
-/// The value that comes next in the message that is being encoded has these tensors, which are all of the message's: it names
-/// them by their places among themselves.
+/// The value that comes next in the message that is being encoded has these tensors, which are all of the
+/// message's: it names them by their places among themselves.
 #[cfg(feature = "foreign")]
 pub(super) fn add_all(tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
@@ -353,8 +356,8 @@ impl<'de> Deserialize<'de> for Tensor {
     }
 }
 
-/// What a tensor is in a body: a map of this key to its index. A bare number would do, but an untagged enum could not
-/// tell it from a number of the user's.
+/// What a tensor is in a body: a map of this key to its index. A bare number would do, but an untagged enum
+/// could not tell it from a number of the user's.
 const KEY: &str = "$tensor";
 
 struct IndexVisitor;

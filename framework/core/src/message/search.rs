@@ -1,7 +1,9 @@
-//! A serialiser that writes nothing: with it a value is gone through for its tensors, see [`scope`](super::scope).
+//! A serialiser that writes nothing: with it a value is gone through for its tensors, see
+//! [`scope`](super::scope).
 //!
-//! After a death each message that stays in its process is searched for lost data (DEATH-3), and its reply as well. All that
-//! is written would be thrown away, so nothing is, and the search ends where the first is found.
+//! After a death each message that stays in its process is searched for lost data (DEATH-3), and its reply as
+//! well. All that is written would be thrown away, so nothing is, and the search ends where the first is
+//! found.
 
 use std::fmt;
 

@@ -7,21 +7,24 @@
 //! | 152 each | tensors: index of the lease (2 bytes), 6 bytes of zero, dtype and layout |
 //! | the rest | the body in MessagePack, unless it travels as the last lease |
 //!
-//! WIRE-1: [`Frame::parse`] checks the magic, the checksum, every count against the length and its limit, and every reserved
-//! byte. What it returns is well-formed; whether the leases exist is for the mailbox, whether a layout fits its allocation for
-//! [`codec`](super::codec).
+//! WIRE-1: [`Frame::parse`] checks the magic, the checksum, every count against the length and its limit, and
+//! every reserved byte. What it returns is well-formed; whether the leases exist is for the mailbox, whether
+//! a layout fits its allocation for [`codec`](super::codec).
 //!
-//! The **checksum** is of the header, the leases, the tensors and the frame's number among those of its ring. Both ends are on one
-//! machine, whose memory is coherent and which no wire parts, and a peer that lies computes any checksum. So it is there for what
-//! nothing else would find: a head that is well-formed and not the one that was written (another offset in the chunk, another actor
-//! that there is), and a frame of an earlier lap of the ring, where the tail has moved past bytes that were not written. The body
-//! is MessagePack of a type, and is checked as that; a large one was never summed either, because it travels as a lease.
+//! The **checksum** is of the header, the leases, the tensors and the frame's number among those of its ring.
+//! Both ends are on one machine, whose memory is coherent and which no wire parts, and a peer that lies
+//! computes any checksum. So it is there for what nothing else would find: a head that is well-formed and not
+//! the one that was written (another offset in the chunk, another actor that there is), and a frame of an
+//! earlier lap of the ring, where the tail has moved past bytes that were not written. The body is
+//! MessagePack of a type, and is checked as that; a large one was never summed either, because it travels as
+//! a lease.
 //!
-//! The ready ticket stands in the lease entry and not with each tensor: slices of one allocation share it, and the
-//! receiver waits once. It is left out if the sender's host sees that it has passed.
+//! The ready ticket stands in the lease entry and not with each tensor: slices of one allocation share it,
+//! and the receiver waits once. It is left out if the sender's host sees that it has passed.
 //!
-//! A body above `MAX_INLINE_BODY` (64 KiB) travels as a host lease, so the ring stays small and one large body does not
-//! fill it. The receiver copies it before it decodes it, because the sender could still change it.
+//! A body above `MAX_INLINE_BODY` (64 KiB) travels as a host lease, so the ring stays small and one large
+//! body does not fill it. The receiver copies it before it decodes it, because the sender could still change
+//! it.
 
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ChunkId, ProcessId};
@@ -53,8 +56,9 @@ pub enum Kind {
     Reply = 3,
     /// There will be no reply; the body says why.
     Refusal = 4,
-    /// An ask for whatever is newer than what the sender has, see [`GpuMessage::FOLLOWS`](super::GpuMessage::FOLLOWS). Within a host
-    /// it is as any ask; those of several senders of a host go to another host as one.
+    /// An ask for whatever is newer than what the sender has, see
+    /// [`GpuMessage::FOLLOWS`](super::GpuMessage::FOLLOWS). Within a host it is as any ask; those of several
+    /// senders of a host go to another host as one.
     Follow = 5,
 }
 
@@ -188,8 +192,8 @@ pub fn frame_bytes(leases: usize, tensors: usize, inline_body: usize) -> usize {
     HEADER_BYTES + leases * LEASE_BYTES + tensors * TENSOR_BYTES + inline_body
 }
 
-/// The checksum of a frame's `head`, whose first 8 bytes are left out, in the frame with that number. A changed word always
-/// changes the sum before it is folded: each step can be undone.
+/// The checksum of a frame's `head`, whose first 8 bytes are left out, in the frame with that number. A
+/// changed word always changes the sum before it is folded: each step can be undone.
 #[inline]
 pub(crate) fn checksum(number: u32, head: &[u8]) -> u32 {
     // That of FxHash.
@@ -238,7 +242,8 @@ pub(crate) const CHECKSUM_AT: usize = 4;
 const LEASES_AT: usize = 10;
 const TENSORS_AT: usize = 12;
 
-/// The head of a frame without leases and tensors: all of it but the body. `number` is that of the frame in its ring.
+/// The head of a frame without leases and tensors: all of it but the body. `number` is that of the frame in
+/// its ring.
 #[inline]
 pub(crate) fn plain_head(header: &Header, number: u32) -> [u8; HEADER_BYTES] {
     let mut head = header.to_bytes(0, 0);
@@ -247,8 +252,8 @@ pub(crate) fn plain_head(header: &Header, number: u32) -> [u8; HEADER_BYTES] {
     head
 }
 
-/// Writes everything of a frame before its inline body into `out`, in place of what was there. `number` is that of the frame in its
-/// ring, from zero.
+/// Writes everything of a frame before its inline body into `out`, in place of what was there. `number` is
+/// that of the frame in its ring, from zero.
 pub fn write_head(
     out: &mut Vec<u8>,
     header: &Header,

@@ -1,12 +1,14 @@
-//! What the other hosts show of themselves to whoever looks at the head: figures, looks and reports, asked for when somebody looks.
+//! What the other hosts show of themselves to whoever looks at the head: figures, looks and reports, asked
+//! for when somebody looks.
 //!
-//! The head asks each host's starter (`node/elsewhere.rs`), all at a time and beside its own processes, and waits for none longer than
-//! a deadline: a host that has not answered by then is named as silent. It is not asked again for a look before a moment has passed.
-//! What comes is JSON, as the console has it.
+//! The head asks each host's starter (`node/elsewhere.rs`), all at a time and beside its own processes, and
+//! waits for none longer than a deadline: a host that has not answered by then is named as silent. It is not
+//! asked again for a look before a moment has passed. What comes is JSON, as the console has it.
 //!
-//! **Invariants.** CON-1: on either host a thread waits that nobody else waits for, and the processes of a host are asked at most ten
-//! times a second, however many hosts look. CON-3: each answer has an end. WIRE-1: a host says nothing of actors of others, its texts
-//! are plain, and what does not fit is left out. HOST-1: numbers of processes are for people, and tell apart what is in one answer.
+//! **Invariants.** CON-1: on either host a thread waits that nobody else waits for, and the processes of a
+//! host are asked at most ten times a second, however many hosts look. CON-3: each answer has an end. WIRE-1:
+//! a host says nothing of actors of others, its texts are plain, and what does not fit is left out. HOST-1:
+//! numbers of processes are for people, and tell apart what is in one answer.
 //!
 //! **On the loss** of a host its ask fails, and it is silent until it is no member any more.
 
@@ -69,7 +71,8 @@ pub(crate) struct AllHosts {
     pub(in crate::node) orders: Orders,
     /// Those that had not answered when they were asked for a look, until when they are not asked.
     silent: Mutex<HashMap<u16, Instant>>,
-    /// On an agent: what is to be added to a time of this host for the head's, and to how much that is right, in nanoseconds.
+    /// On an agent: what is to be added to a time of this host for the head's, and to how much that is right,
+    /// in nanoseconds.
     pub(in crate::node) clock: Mutex<Option<(i64, u64)>>,
     /// On an agent: what it traces for the head at the moment.
     pub(super) traced: Mutex<ForHead>,
@@ -86,7 +89,8 @@ pub(super) struct LastLook(Mutex<Option<(Instant, Vec<u8>)>>);
 /// What this host shows. `Err`: why not.
 pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastLook) -> Result<Vec<u8>, String> {
     let closed = |closed: Closed| closed.to_string();
-    // The head asks, and nobody asks the head: what an agent wants of it, and what switches tracing on there, is none of ours.
+    // The head asks, and nobody asks the head: what an agent wants of it, and what switches tracing on there,
+    // is none of ours.
     let own = supervisor.shared().all_hosts.transport.get().and_then(Weak::upgrade);
     if own.is_some_and(|transport| transport.host() == 0) {
         return Err("the head of a node shows itself to its own user alone".to_owned());
@@ -304,7 +308,8 @@ fn bounded_look(mut look: Look, host: &Host) -> Look {
             metrics.actors = Vec::new();
         }
     }
-    // Those of others that it sends to are shown by their own hosts, and where they are in its gateway is of its own alone.
+    // Those of others that it sends to are shown by their own hosts, and where they are in its gateway is of
+    // its own alone.
     let gateways: Vec<_> =
         look.processes.iter().filter(|of| of.name == GATEWAY).map(|of| of.process).collect();
     let is_its_own = |actor: &ActorFacts| {

@@ -1,12 +1,14 @@
-//! What all hosts trace, in an interval or for the whole run: each traces itself, and the head has what they noted when it is over.
+//! What all hosts trace, in an interval or for the whole run: each traces itself, and the head has what they
+//! noted when it is over.
 //!
-//! The head asks the other hosts' starters to begin and to end (`node/all_hosts.rs`): its console for an interval that somebody watches,
-//! its supervisor for a run that is traced, as they join and before they are shut down. A host keeps its own time, and says with
-//! what it noted how far the head's clock is from its own, as the beats have measured it; whoever writes the file shifts by that
-//! (`observe/trace/joined.rs`). A host that does not answer, or does not know the head's clock, is named as silent.
+//! The head asks the other hosts' starters to begin and to end (`node/all_hosts.rs`): its console for an
+//! interval that somebody watches, its supervisor for a run that is traced, as they join and before they are
+//! shut down. A host keeps its own time, and says with what it noted how far the head's clock is from its
+//! own, as the beats have measured it; whoever writes the file shifts by that (`observe/trace/joined.rs`). A
+//! host that does not answer, or does not know the head's clock, is named as silent.
 //!
-//! **On the loss** of the head an agent ends; the trace of a run that it keeps by itself is written there. **Where a watcher goes away** in
-//! the middle the others are told to end, and what they noted is dropped.
+//! **On the loss** of the head an agent ends; the trace of a run that it keeps by itself is written there.
+//! **Where a watcher goes away** in the middle the others are told to end, and what they noted is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -107,7 +109,8 @@ impl Shared {
         drop(self.raw_answers(asked, 0, 0));
     }
 
-    /// As [`begin_trace_of_hosts`](Self::begin_trace_of_hosts), until the run ends; those that trace it already go on.
+    /// As [`begin_trace_of_hosts`](Self::begin_trace_of_hosts), until the run ends; those that trace it
+    /// already go on.
     pub(super) fn begin_run_of_hosts(&self) {
         // One that has only just joined is about to take questions.
         let asked = self.ask_hosts(Show::TraceBegin(Extent::Run), HOST_TRACE_DEADLINE);

@@ -1,12 +1,14 @@
 //! Takes a worker over before its program's `main` begins, and so the keeper of an MPS daemon.
 //!
-//! A worker is this program again, and `main` is not for it: whatever is written there, wherever a node is started, and
-//! however many there are, a worker does what its node says and nothing else. The loader calls a list of constructors before
-//! `main`, and this module has one in it. That one first calls those behind it in the list: statics of C++ and registries of
-//! Rust are there then, as they are when `main` begins. Then it runs the worker, and the process ends with it.
+//! A worker is this program again, and `main` is not for it: whatever is written there, wherever a node is
+//! started, and however many there are, a worker does what its node says and nothing else. The loader calls a
+//! list of constructors before `main`, and this module has one in it. That one first calls those behind it in
+//! the list: statics of C++ and registries of Rust are there then, as they are when `main` begins. Then it
+//! runs the worker, and the process ends with it.
 //!
-//! Only the list of the program itself counts. Where this crate is part of a library that a program loads, such as a module
-//! for Python, the first [`start`](super::NodeBuilder::start) of a node takes the worker over.
+//! Only the list of the program itself counts. Where this crate is part of a library that a program loads,
+//! such as a module for Python, the first [`start`](super::NodeBuilder::start) of a node takes the worker
+//! over.
 
 #![expect(unsafe_code, reason = "the loader's list of constructors is read and written")]
 
@@ -46,7 +48,8 @@ extern "C" fn before_main(count: c_int, arguments: *const *const c_char, environ
     for constructor in behind {
         constructor(count, arguments, environment);
     }
-    // SAFETY: this is what Rust's own beginning does before `main`; no other thread is there that could wait for a signal.
+    // SAFETY: this is what Rust's own beginning does before `main`; no other thread is there that could wait
+    // for a signal.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     // No panic may leave a function of C; the hook has told of one.
     let ended = catch_unwind(AssertUnwindSafe(|| {
@@ -70,7 +73,8 @@ struct Dynamic {
 const INIT_ARRAY: usize = 25;
 const INIT_ARRAY_BYTES: usize = 27;
 
-/// The constructors of this program that come behind the one here; none if the program has it not in its list.
+/// The constructors of this program that come behind the one here; none if the program has it not in its
+/// list.
 fn constructors_behind() -> Option<&'static [Constructor]> {
     let mut list: (usize, usize) = (0, 0);
     // SAFETY: `look` is called by this call alone, with the pointer to `list`.
@@ -79,8 +83,9 @@ fn constructors_behind() -> Option<&'static [Constructor]> {
     if start == 0 {
         return None;
     }
-    // SAFETY: the loader calls these functions, in this order, and has relocated them: it is calling one. A word in the list
-    // may be 0 or -1 in old programs, which is no function; so they are words until one is known to be behind a function.
+    // SAFETY: the loader calls these functions, in this order, and has relocated them: it is calling one. A
+    // word in the list may be 0 or -1 in old programs, which is no function; so they are words until one is
+    // known to be behind a function.
     let words = unsafe { std::slice::from_raw_parts(start as *const usize, bytes / size_of::<usize>()) };
     let at = words.iter().position(|word| *word == before_main as Constructor as usize)?;
     let behind = &words[at + 1..];

@@ -1,16 +1,19 @@
-//! Messages that must not overtake what a worker had sent before it ended: the word that nothing more comes from it.
+//! Messages that must not overtake what a worker had sent before it ended: the word that nothing more comes
+//! from it.
 //!
-//! Whoever learns of an end hears it over another link than the last messages of the dead, which may lie in a ring, or wait in a gateway
-//! for their tensors. So the message takes their way: the node of the host that the worker was on waits until the receiver, or its own gateway
-//! where that is on another host, has taken all that was sent there by then (a [fence](crate::transport::control_channel::FromNode::Fence)), and
-//! sends it from there. From a gateway on, the messages to one mailbox keep their order (HOST-3).
+//! Whoever learns of an end hears it over another link than the last messages of the dead, which may lie in a
+//! ring, or wait in a gateway for their tensors. So the message takes their way: the node of the host that
+//! the worker was on waits until the receiver, or its own gateway where that is on another host, has taken
+//! all that was sent there by then (a [fence](crate::transport::control_channel::FromNode::Fence)), and sends
+//! it from there. From a gateway on, the messages to one mailbox keep their order (HOST-3).
 //!
 //! Used by the pipelines' conductor, which is on one host.
 //!
-//! **Invariants.** WIRE-1: a host has nothing sent to a starter in another's name. MBX-2: so many wait at a time, as for starts.
+//! **Invariants.** WIRE-1: a host has nothing sent to a starter in another's name. MBX-2: so many wait at a
+//! time, as for starts.
 //!
-//! **On the loss** of the worker's host, and where its node cannot do it, the message is sent from here: what the dead had sent and has not come by then may
-//! come behind it.
+//! **On the loss** of the worker's host, and where its node cannot do it, the message is sent from here: what
+//! the dead had sent and has not come by then may come behind it.
 
 use futures_util::future::{FutureExt as _, LocalBoxFuture};
 use serde::{Deserialize, Serialize};
@@ -35,8 +38,8 @@ pub(super) struct Behind {
 }
 
 impl Supervisor {
-    /// Sends a message without tensors to an actor, behind everything that a worker, which is on any host and may have ended, has sent to
-    /// it. Resolves when it was accepted, or never will be.
+    /// Sends a message without tensors to an actor, behind everything that a worker, which is on any host and
+    /// may have ended, has sent to it. Resolves when it was accepted, or never will be.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn send_behind<M: GpuMessage>(
         &self,

@@ -1,14 +1,14 @@
 //! What the node does with what its processes ask of it: link messages, chunks, actors and names.
 //!
-//! Nothing here touches a socket: [`Broker::handle`] turns one message into the deliveries it causes. It believes
-//! nothing that a process says (WIRE-1): what is wrong is a [`Complaint`], for the log and for the count against its
-//! sender. Whoever waits for an answer still gets one.
+//! Nothing here touches a socket: [`Broker::handle`] turns one message into the deliveries it causes. It
+//! believes nothing that a process says (WIRE-1): what is wrong is a [`Complaint`], for the log and for the
+//! count against its sender. Whoever waits for an answer still gets one.
 //!
-//! When two workers link, the node itself hands on their clock pages, whichever page a worker shows: nobody could
-//! release a page that the node does not know, and its peers would wait for ever (WIRE-1, DEATH-1).
+//! When two workers link, the node itself hands on their clock pages, whichever page a worker shows: nobody
+//! could release a page that the node does not know, and its peers would wait for ever (WIRE-1, DEATH-1).
 //!
-//! A process that joins is told first where all actors are that have moved: an address in kept arguments is as old as
-//! its actor.
+//! A process that joins is told first where all actors are that have moved: an address in kept arguments is
+//! as old as its actor.
 
 use std::collections::HashMap;
 use std::io;
@@ -101,8 +101,9 @@ pub(crate) enum Complaint {
 }
 
 impl Complaint {
-    /// Whether its sender may be innocent: the node could not do what it asked, or it asked because of what a frame of a peer
-    /// has named. Such are not counted against it, or one process could have another given up.
+    /// Whether its sender may be innocent: the node could not do what it asked, or it asked because of what a
+    /// frame of a peer has named. Such are not counted against it, or one process could have another given
+    /// up.
     pub(crate) fn may_be_innocent(&self) -> bool {
         matches!(
             self,
@@ -147,8 +148,8 @@ impl Broker {
         self.lifecycle.get(&process.slot()).is_some_and(|last| process.incarnation() <= *last)
     }
 
-    /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there is
-    /// anything.
+    /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there
+    /// is anything.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.roster.join(process);
         self.deaths.say_processes(self.roster.living().count());
@@ -156,8 +157,8 @@ impl Broker {
         self.deaths.joined(process)
     }
 
-    /// `process_down.process` has ended: everybody else is told why, and that some of its actors come back. These keep
-    /// their names. [`left`](Self::left) follows.
+    /// `process_down.process` has ended: everybody else is told why, and that some of its actors come back.
+    /// These keep their names. [`left`](Self::left) follows.
     pub(crate) fn on_process_down(&mut self, process_down: ProcessDown, out: &mut Vec<Delivery>) {
         for (actor, _) in &process_down.restarting {
             self.roster.detach(*actor);
@@ -188,8 +189,8 @@ impl Broker {
         }));
     }
 
-    /// Tells a process that has just joined where all actors are that have moved: addresses of them may be as old as
-    /// the actors.
+    /// Tells a process that has just joined where all actors are that have moved: addresses of them may be as
+    /// old as the actors.
     pub(crate) fn brief(&self, to: ProcessId, out: &mut Vec<Delivery>) {
         out.extend(self.roster.moved().map(|(actor, at)| Delivery {
             to,
@@ -211,14 +212,14 @@ impl Broker {
         }));
     }
 
-    /// Whether everything that `process` had posted was read, so that its slot can have another life: what is read of one
-    /// life in a slot is never mixed with the next.
+    /// Whether everything that `process` had posted was read, so that its slot can have another life: what is
+    /// read of one life in a slot is never mixed with the next.
     pub(crate) fn is_reclaimed(&self, process: ProcessId) -> bool {
         !self.roster.lifecycle(process) && !self.reclaims.is_open(process)
     }
 
-    /// `process` has ended: its names are freed and everybody else is told. Its chunks stay for as long as anybody can
-    /// hold a lease in them (LEASE-4).
+    /// `process` has ended: its names are freed and everybody else is told. Its chunks stay for as long as
+    /// anybody can hold a lease in them (LEASE-4).
     pub(crate) fn left(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
         if !self.roster.lifecycle(process) {
             self.deaths.forget(process);
@@ -234,7 +235,8 @@ impl Broker {
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
         out.extend(unanswered.iter().map(no_chunk));
-        // Before the word of the death: who gives the dead up knows by then how far its clocks had come (DEATH-3).
+        // Before the word of the death: who gives the dead up knows by then how far its clocks had come
+        // (DEATH-3).
         self.deaths.died(process, Instant::now(), out);
         // The node's own process hears it first: it releases what the dead left (DEATH-1).
         let mut living: Vec<_> = self.roster.living().collect();
@@ -296,8 +298,9 @@ impl Broker {
         self.registry.forget(|named| named == actor);
     }
 
-    /// The pings that the last calls led to. Each is to be sent behind everything else that was sent to its process,
-    /// and answered with [`pong`](Self::pong) once everything was handled that the process had said before it came.
+    /// The pings that the last calls led to. Each is to be sent behind everything else that was sent to its
+    /// process, and answered with [`pong`](Self::pong) once everything was handled that the process had said
+    /// before it came.
     pub(crate) fn take_pings(&mut self) -> Vec<Ping> {
         self.questions.take_pings()
     }

@@ -73,9 +73,9 @@ impl NodeBuilder {
         }
     }
 
-    /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node in a
-    /// program that cannot be a worker, such as an interpreter. It must be built from the same sources, and spawn the same
-    /// types somewhere.
+    /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node
+    /// in a program that cannot be a worker, such as an interpreter. It must be built from the same sources,
+    /// and spawn the same types somewhere.
     pub fn worker_program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = Some(path.into());
         self
@@ -87,17 +87,17 @@ impl NodeBuilder {
         self
     }
 
-    /// Which events workers log, in the form of `RUST_LOG`. Unless said otherwise it is what `RUST_LOG` says in the
-    /// node, or `info`.
+    /// Which events workers log, in the form of `RUST_LOG`. Unless said otherwise it is what `RUST_LOG` says
+    /// in the node, or `info`.
     pub fn worker_log(mut self, filter: impl Into<String>) -> Self {
         self.worker_log = Some(filter.into());
         self
     }
 
-    /// Adds a layer of the program's own to the `tracing` subscriber of each worker, beside the one that forwards its log:
-    /// `telemetry` is called in each worker with its name, so it captures nothing; the environment is the node's. With the
-    /// feature `otel` and a layer of `tracing-opentelemetry`, in the node's process too, one trace goes through all processes;
-    /// `docs/OBSERVING.md` has an example.
+    /// Adds a layer of the program's own to the `tracing` subscriber of each worker, beside the one that
+    /// forwards its log: `telemetry` is called in each worker with its name, so it captures nothing; the
+    /// environment is the node's. With the feature `otel` and a layer of `tracing-opentelemetry`, in the
+    /// node's process too, one trace goes through all processes; `docs/OBSERVING.md` has an example.
     pub fn worker_telemetry<F>(mut self, telemetry: F) -> Self
     where
         F: FnOnce(&str) -> Telemetry + Send + 'static,
@@ -114,8 +114,9 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the bytes that each process's pool on each GPU may take, for what it sends, receives and keeps for others; a quarter of the
-    /// GPU unless said otherwise. PyTorch may allocate more in an actor: that is its own, and costs a copy where it is sent.
+    /// Sets the bytes that each process's pool on each GPU may take, for what it sends, receives and keeps
+    /// for others; a quarter of the GPU unless said otherwise. PyTorch may allocate more in an actor: that is
+    /// its own, and costs a copy where it is sent.
     pub fn gpu_budget(mut self, bytes: u64) -> Self {
         self.gpu_budget = Some(GpuBudget::Bytes(bytes));
         self
@@ -147,8 +148,9 @@ impl NodeBuilder {
         self
     }
 
-    /// Has this program keep the MPS daemon of [`Sharing::Mps`], for a node in one that cannot: an interpreter that is started
-    /// again knows nothing of nodes. It has to call `run_if_worker` before all else.
+    /// Has this program keep the MPS daemon of [`Sharing::Mps`], for a node in one that cannot: an
+    /// interpreter that is started again knows nothing of nodes. It has to call `run_if_worker` before all
+    /// else.
     #[cfg(feature = "foreign")]
     #[doc(hidden)]
     pub fn mps_keeper(mut self, program: impl Into<PathBuf>, arguments: &[&str]) -> Self {
@@ -157,25 +159,28 @@ impl NodeBuilder {
         self
     }
 
-    /// Detects hangs: a worker whose process does not answer, an actor that has accepted messages and finishes none, a
-    /// wait for a clock that does not move. A hang that lasts longer than `limit` is in the log and in
-    /// [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that worker is killed, with
-    /// [`EndReason::Hung`](crate::transport::lifecycle::EndReason::Hung), and its policy decides.
+    /// Detects hangs: a worker whose process does not answer, an actor that has accepted messages and
+    /// finishes none, a wait for a clock that does not move. A hang that lasts longer than `limit` is in the
+    /// log and in [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that
+    /// worker is killed, with [`EndReason::Hung`](crate::transport::lifecycle::EndReason::Hung), and its
+    /// policy decides.
     ///
-    /// Without this call nothing is detected, and nothing noted for it. Only `limit` tells a slow handler, or a result that
-    /// waits for something rare, from a hang; so choose it longer than either may last, and at least 10 ms.
+    /// Without this call nothing is detected, and nothing noted for it. Only `limit` tells a slow handler, or
+    /// a result that waits for something rare, from a hang; so choose it longer than either may last, and at
+    /// least 10 ms.
     pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
         self.hang_limit = Some((limit.clamp(Duration::from_millis(10), ENDLESS), then));
         self
     }
 
-    /// Writes a trace of the run to `path` when the node ends: what every process did when, in the Chrome trace event
-    /// format, which <https://ui.perfetto.dev> and `chrome://tracing` open. Where the program says nothing, the environment
-    /// variable `TENSORPOST_TRACE` may name a file.
+    /// Writes a trace of the run to `path` when the node ends: what every process did when, in the Chrome
+    /// trace event format, which <https://ui.perfetto.dev> and `chrome://tracing` open. Where the program
+    /// says nothing, the environment variable `TENSORPOST_TRACE` may name a file.
     ///
-    /// On several hosts the head's file has what all did, by its own clock, until everything was handled; a host that does not trace by
-    /// itself does so from when it has joined. A host of which the head has not got it (it has left, or the time of the shutdown was up) is
-    /// named in the log, and writes the file that it was told itself.
+    /// On several hosts the head's file has what all did, by its own clock, until everything was handled; a
+    /// host that does not trace by itself does so from when it has joined. A host of which the head has not
+    /// got it (it has left, or the time of the shutdown was up) is named in the log, and writes the file that
+    /// it was told itself.
     pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
         self.trace = Some(path.into());
         self
@@ -188,10 +193,10 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets where the node can be looked into with the command `tensorpost`, while it runs: `true`, the default, by its process
-    /// id, for processes of the same user and of root; [`Console::At`] a path; `false` nowhere. The environment variable
-    /// `TENSORPOST_CONSOLE` may say `off`, which always holds, or a path where the program names none. A look makes no actor
-    /// wait, and costs nothing while nobody looks.
+    /// Sets where the node can be looked into with the command `tensorpost`, while it runs: `true`, the
+    /// default, by its process id, for processes of the same user and of root; [`Console::At`] a path;
+    /// `false` nowhere. The environment variable `TENSORPOST_CONSOLE` may say `off`, which always holds, or a
+    /// path where the program names none. A look makes no actor wait, and costs nothing while nobody looks.
     pub fn console(mut self, console: impl Into<Console>) -> Self {
         self.console = console.into();
         self
@@ -204,8 +209,8 @@ impl NodeBuilder {
         self
     }
 
-    /// If this process is a worker, runs it and ends the process with it; otherwise returns. A program's own workers never come
-    /// here; those of a library that another program has loaded do.
+    /// If this process is a worker, runs it and ends the process with it; otherwise returns. A program's own
+    /// workers never come here; those of a library that another program has loaded do.
     #[doc(hidden)]
     pub fn run_if_worker(self) -> Self {
         mps::run_if_keeper();
@@ -234,8 +239,9 @@ impl NodeBuilder {
     }
 
     inside! {
-        /// As [`start`](Self::start), with processes that run something else than actors of registered types. Only
-        /// programs with the same types, or one number in their place, are workers of each other's nodes.
+        /// As [`start`](Self::start), with processes that run something else than actors of registered types.
+        /// Only programs with the same types, or one number in their place, are workers of each other's
+        /// nodes.
         pub fn start_processes<R: ProcessRuntime>(
             self,
             types: impl Into<KnownTypes>,

@@ -1,21 +1,24 @@
-//! The descriptors of every chunk of the node's processes, and how long they are kept (LEASE-4: a chunk outlives its
-//! owner).
+//! The descriptors of every chunk of the node's processes, and how long they are kept (LEASE-4: a chunk
+//! outlives its owner).
 //!
-//! Whoever comes to hold a lease in a chunk needs its descriptor. A process has a chunk mapped for as long as it holds
-//! such a lease, and got the descriptor for that mapping here. So the node knows who may hold a lease without a word
-//! about single leases. It keeps the chunks of the living. A chunk of a process that ended is *retired*, and the node
-//! closes its descriptors, once
+//! Whoever comes to hold a lease in a chunk needs its descriptor. A process has a chunk mapped for as long as
+//! it holds such a lease, and got the descriptor for that mapping here. So the node knows who may hold a
+//! lease without a word about single leases. It keeps the chunks of the living. A chunk of a process that
+//! ended is *retired*, and the node closes its descriptors, once
 //!
-//! - its owner is reclaimed: all frames that the owner had sent were read, and a process that took a lease from them
-//!   has the chunk mapped, because a frame waits for the mapping before it is taken;
-//! - nobody has it mapped. A lease that travels is kept by its sender until the receiver has passed the frame, so the
-//!   sender's mapping ends after the receiver's has begun (LEASE-3);
-//! - every process that had it mapped and ended is reclaimed too: one of its frames may have carried the last lease.
+//! - its owner is reclaimed: all frames that the owner had sent were read, and a process that took a lease
+//!   from them has the chunk mapped, because a frame waits for the mapping before it is taken;
+//! - nobody has it mapped. A lease that travels is kept by its sender until the receiver has passed the
+//!   frame, so the sender's mapping ends after the receiver's has begun (LEASE-3);
+//! - every process that had it mapped and ended is reclaimed too: one of its frames may have carried the last
+//!   lease.
 //!
-//! The living *withdraw* chunks in which nobody holds anything: their descriptors are closed at once, and who has one mapped is told.
+//! The living *withdraw* chunks in which nobody holds anything: their descriptors are closed at once, and who
+//! has one mapped is told.
 //!
-//! A process says when it has unmapped a chunk of the dead, or one that was withdrawn, which it does when its last lease there goes. Counting
-//! leases instead would take a message per lease, or a round of pings to see what is under way.
+//! A process says when it has unmapped a chunk of the dead, or one that was withdrawn, which it does when its
+//! last lease there goes. Counting leases instead would take a message per lease, or a round of pings to see
+//! what is under way.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -115,8 +118,8 @@ impl Chunks {
         Some(descriptor.map(|descriptor| (chunk.device, chunk.bytes, descriptor)))
     }
 
-    /// Its owner says that nobody holds anything in the chunk: who has it mapped is to let go of it. What is left of it here is who
-    /// has not done so yet.
+    /// Its owner says that nobody holds anything in the chunk: who has it mapped is to let go of it. What is
+    /// left of it here is who has not done so yet.
     pub(crate) fn withdraw(&mut self, id: ChunkId) -> Result<Vec<ProcessId>, NotPublished> {
         let chunk = self.chunks.get_mut(&id).ok_or(NotPublished)?;
         drop(chunk.descriptors.take().ok_or(NotPublished)?);
@@ -137,8 +140,8 @@ impl Chunks {
         Ok(())
     }
 
-    /// What `process` had posted was read by all: nothing that it had mapped, and nothing of its own, can still come to
-    /// light.
+    /// What `process` had posted was read by all: nothing that it had mapped, and nothing of its own, can
+    /// still come to light.
     pub(crate) fn reclaimed(&mut self, process: ProcessId) {
         if self.by_owner.contains_key(&process) {
             self.reclaimed.insert(process);

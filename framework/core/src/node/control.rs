@@ -43,8 +43,8 @@ pub(crate) enum Up {
     ActorStopped { actor: ActorId, why: Option<EndReason>, away: bool },
     /// The answer to [`Down::Probe`].
     Activity { round: u64, activity: Activity },
-    /// The memory that the worker notes its trace in: of the whole run, or to [`Down::Trace`]. Descriptors: one, to map it
-    /// read-only.
+    /// The memory that the worker notes its trace in: of the whole run, or to [`Down::Trace`]. Descriptors:
+    /// one, to map it read-only.
     Trace { interval: Option<u64> },
     /// The answer to [`Down::Metrics`].
     Metrics { round: u64, metrics: ProcessMetrics, survey: Option<Survey> },
@@ -62,7 +62,8 @@ pub(crate) enum Up {
     LogsDropped { count: u64 },
     /// Metrics of user code that have changed, and how many were dropped.
     UserMetrics {
-        // As many series as may be, and descriptions of as many. Each is checked where it is given to the recorder.
+        // As many series as may be, and descriptions of as many. Each is checked where it is given to the
+        // recorder.
         #[serde(deserialize_with = "at_most::<{ 2 * MAX_METRIC_SERIES }, _, _>")]
         updates: Vec<Update>,
         dropped: u64,
@@ -72,8 +73,9 @@ pub(crate) enum Up {
 /// From the node to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Down {
-    /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's epoch page, and on an agent
-    /// of several hosts the page that says until when it may work (`transport/works_until.rs`).
+    /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's
+    /// epoch page, and on an agent of several hosts the page that says until when it may work
+    /// (`transport/works_until.rs`).
     Welcome { identity: Identity, log_filter: String, telemetry: Option<Code> },
     /// The worker does not, and should say why and exit.
     Refused { why: String },
@@ -85,19 +87,21 @@ pub(crate) enum Down {
     Stopping,
     /// Asks for the counts of messages.
     Probe { round: u64 },
-    /// Asks for metrics. With `closely`, for the console: what is in memory and on the links too, and not for metrics of user
-    /// code.
+    /// Asks for metrics. With `closely`, for the console: what is in memory and on the links too, and not for
+    /// metrics of user code.
     Metrics { round: u64, closely: bool },
     /// Asks for the snapshot for hang detection.
     Look { round: u64 },
-    /// Another worker on a GPU of this one's was killed: put something on each GPU, and say when that was done.
+    /// Another worker on a GPU of this one's was killed: put something on each GPU, and say when that was
+    /// done.
     LookAtGpus { number: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
-    /// From now on note what happens, in new memory for so many records. Answered by [`Up::Trace`] with the same number, before
-    /// the first record.
+    /// From now on note what happens, in new memory for so many records. Answered by [`Up::Trace`] with the
+    /// same number, before the first record.
     Trace { interval: u64, records: u32 },
-    /// On an agent of several hosts: another gateway says from now on until when it may work. Descriptor: its page.
+    /// On an agent of several hosts: another gateway says from now on until when it may work. Descriptor: its
+    /// page.
     WorksUntil,
     /// Note nothing any more.
     EndTrace,
@@ -108,11 +112,13 @@ pub(crate) enum Down {
     StopActors,
     /// Exit with status 0 when what was put on streams is done; no actor is left.
     Leave,
-    /// Exit with status 0. If another life follows, its actors with a policy for failures have not stopped for good.
+    /// Exit with status 0. If another life follows, its actors with a policy for failures have not stopped
+    /// for good.
     Exit { comes_back: bool },
 }
 
-/// The messages of a worker that may be long. A record of its log is cut before it is sent, and all else is short.
+/// The messages of a worker that may be long. A record of its log is cut before it is sent, and all else is
+/// short.
 const LONG: [&str; 4] = ["Node", "Metrics", "HangProbe", "UserMetrics"];
 
 impl Up {
@@ -132,8 +138,9 @@ impl Up {
         decode(bytes).map(Up::bounded)
     }
 
-    /// The message with all its texts cut and made plain, as the node keeps, shows and passes them on. A worker of ours cuts
-    /// them itself; another might say 8 MiB, which fits upwards and then fits no message to anybody else.
+    /// The message with all its texts cut and made plain, as the node keeps, shows and passes them on. A
+    /// worker of ours cuts them itself; another might say 8 MiB, which fits upwards and then fits no message
+    /// to anybody else.
     pub(crate) fn bounded(self) -> Self {
         let failure = |text| shown(text, MAX_FAILURE_TEXT);
         match self {

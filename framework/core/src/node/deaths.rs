@@ -1,9 +1,9 @@
-//! What the node holds ready for the death of a process: the clock pages that it prepared, the epoch page, and the
-//! rounds.
+//! What the node holds ready for the death of a process: the clock pages that it prepared, the epoch page,
+//! and the rounds.
 //!
-//! The node makes a worker's page before it starts the worker, and keeps it mapped writable for one purpose: to release
-//! the worker's clocks after its death, when everybody has marked what depends on them (DEATH-1, DEATH-3). While the
-//! worker lives, the node writes nothing to its page (ONE-WRITER).
+//! The node makes a worker's page before it starts the worker, and keeps it mapped writable for one purpose:
+//! to release the worker's clocks after its death, when everybody has marked what depends on them (DEATH-1,
+//! DEATH-3). While the worker lives, the node writes nothing to its page (ONE-WRITER).
 
 use std::collections::HashMap;
 use std::io;
@@ -89,7 +89,8 @@ impl Deaths {
         Ok(vec![page.writable_fd()?.try_clone_to_owned()?, epoch_page.export()?])
     }
 
-    /// A read-only descriptor of a process's clock page: the one that can be released. `None` where none was prepared.
+    /// A read-only descriptor of a process's clock page: the one that can be released. `None` where none was
+    /// prepared.
     pub(crate) fn clocks(&self, process: ProcessId) -> Option<io::Result<OwnedFd>> {
         let page = self.pages.get(&process)?;
         // Its process has mapped it before it could write a link message.
@@ -160,8 +161,8 @@ impl Deaths {
         late
     }
 
-    /// Under MPS the server may still carry out what a client that died had put on the device, a clock write too, which
-    /// would undo the release of that clock.
+    /// Under MPS the server may still carry out what a client that died had put on the device, a clock write
+    /// too, which would undo the release of that clock.
     fn look_again(&mut self, now: Instant) {
         self.released.retain_mut(|released| {
             if released.look_at > now {
@@ -216,7 +217,8 @@ fn tell(to: ProcessId, update: TaintUpdate) -> Delivery {
 
 fn release(page: &ClockPage) {
     if let Err(error) = page.release_all() {
-        // A page that this process prepared is writable here, and waking is a system call that only bad addresses fail.
+        // A page that this process prepared is writable here, and waking is a system call that only bad
+        // addresses fail.
         tracing::error!(%error, "the clocks of a process that died could not be released");
     }
 }

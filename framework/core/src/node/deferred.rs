@@ -1,8 +1,9 @@
 //! An actor that is started later, and perhaps more than once.
 //!
-//! Used by [`Spawn::start`](super::Spawn::start), and by who starts actors after the call that described them: a pipeline starts
-//! further replicas of a stage from its own thread, where there is no [`Node`](super::Node) and the arguments, which need
-//! not go from one thread to another, are encoded already.
+//! Used by [`Spawn::start`](super::Spawn::start), and by who starts actors after the call that described
+//! them: a pipeline starts further replicas of a stage from its own thread, where there is no
+//! [`Node`](super::Node) and the arguments, which need not go from one thread to another, are encoded
+//! already.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -45,7 +46,8 @@ impl<A: RemoteActor> Deferred<A> {
         self.start_with(worker, self.actor.device)
     }
 
-    /// [`start`](Self::start), on this device instead of the one that was named: which it is, is known where the worker is.
+    /// [`start`](Self::start), on this device instead of the one that was named: which it is, is known where
+    /// the worker is.
     ///
     /// # Errors
     /// As there.

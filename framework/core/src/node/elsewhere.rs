@@ -1,23 +1,27 @@
 //! Actors that the program of one host starts on another.
 //!
-//! Each node of several hosts has a mailbox in its own process, the *starter*, under a number that the others know
-//! ([`starter_of`]). A spawn that names another host asks its starter, as any actor is asked. That node starts a worker, and the actor
-//! in it, as if its own program had spawned it, and supervises it by the policy that came along: its next lives are on the same
-//! host, unless the policy lets it go on without that host (`supervisor/roaming.rs`). A pipeline starts workers there first, and then actors in them; what it says of them at its end ([`Order`]) is asked
-//! until it is heard.
+//! Each node of several hosts has a mailbox in its own process, the *starter*, under a number that the others
+//! know ([`starter_of`]). A spawn that names another host asks its starter, as any actor is asked. That node
+//! starts a worker, and the actor in it, as if its own program had spawned it, and supervises it by the
+//! policy that came along: its next lives are on the same host, unless the policy lets it go on without that
+//! host (`supervisor/roaming.rs`). A pipeline starts workers there first, and then actors in them; what it
+//! says of them at its end ([`Order`]) is asked until it is heard.
 //!
-//! Used by [`Spawn::start`](super::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a node as soon as its host is one
-//! of several.
+//! Used by [`Spawn::start`](super::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a node
+//! as soon as its host is one of several.
 //!
-//! **Invariants.** WIRE-1: a starter hears its own gateway alone, and a gateway passes on to a starter what comes from its node's own
-//! process alone (`gateway/proxy.rs`): no worker has anything started. A host starts actors in, and gives orders about, workers that
-//! were started for it, and no others; which host speaks, this host's own gateway says ([`from_host`](crate::transport::hosts::from_host)). MBX-2: so many starts are under way at a time, and as many
-//! questions of all other hosts wait as the mailbox takes.
+//! **Invariants.** WIRE-1: a starter hears its own gateway alone, and a gateway passes on to a starter what
+//! comes from its node's own process alone (`gateway/proxy.rs`): no worker has anything started. A host
+//! starts actors in, and gives orders about, workers that were started for it, and no others; which host
+//! speaks, this host's own gateway says ([`from_host`](crate::transport::hosts::from_host)). MBX-2: so many
+//! starts are under way at a time, and as many questions of all other hosts wait as the mailbox takes.
 //!
-//! **Threads.** Each start under way has one, because it waits for a worker. The reader, which delivers here, waits for nothing.
+//! **Threads.** Each start under way has one, because it waits for a worker. The reader, which delivers here,
+//! waits for nothing.
 //!
-//! **On a crash** of the other host, or its loss, the asker gets an error that names it: whether the actor runs there, nobody
-//! knows. On that of the asker, or its end, the workers that were started for it end too: nobody else knows of them. **On cancellation** nothing: who spawns blocks.
+//! **On a crash** of the other host, or its loss, the asker gets an error that names it: whether the actor
+//! runs there, nobody knows. On that of the asker, or its end, the workers that were started for it end too:
+//! nobody else knows of them. **On cancellation** nothing: who spawns blocks.
 
 mod devices;
 mod groups;
@@ -162,7 +166,8 @@ struct Starter {
 struct Starts {
     threads: usize,
     waiting: VecDeque<(Asked, Receipt)>,
-    /// The workers that were started for other hosts, with the host that has asked for each, but for some that have ended.
+    /// The workers that were started for other hosts, with the host that has asked for each, but for some
+    /// that have ended.
     workers: HashMap<WorkerId, u16>,
     /// Actors that roam and are being started, with those who have asked for that again.
     guests: HashMap<ActorId, Vec<Receipt>>,
@@ -242,7 +247,8 @@ impl Starter {
     }
 
     fn obey(&self, host: u16, worker: WorkerId, order: Order) {
-        // WIRE-1: not a worker that this host's program has started, nor the gateway, nor one of a third host.
+        // WIRE-1: not a worker that this host's program has started, nor the gateway, nor one of a third
+        // host.
         if self.starts.lock().workers.get(&worker) != Some(&host) {
             return tracing::warn!(%worker, ?order, host, "a host speaks of a worker that is not its own; dropped");
         }
@@ -339,7 +345,8 @@ fn start(
     if let Some(guest) = guest
         && let Some((location, worker)) = supervisor.guest(guest.actor).map_err(StartError::from)?
     {
-        // HOST-10: the answer was lost with a gateway, and it was started for this host, which gave it its id.
+        // HOST-10: the answer was lost with a gateway, and it was started for this host, which gave it its
+        // id.
         return Ok(Answer::Started { actor: guest.actor, location, worker: worker.0 });
     }
     let (worker, is_new) = match worker {
@@ -370,14 +377,16 @@ fn start(
 
 impl<A: RemoteActor> Spawn<'_, A> {
     /// Starts it on another host of the node, one of [`Node::hosts`], or on [the one with the fewest
-    /// actors](crate::node::hosts::Anywhere). That host's node starts a worker for it and supervises it: a restart policy brings it
-    /// back there, as long as the host that has started it is of the node. When its own host is lost, it is given up, unless the policy
-    /// says [`on_other_hosts`](Restart::on_other_hosts). A watch sees its ends as that of any actor. Its
-    /// [device](Self::device) is one of that host, which [`Node::device_on`] gives; one that may go on on other hosts has none.
+    /// actors](crate::node::hosts::Anywhere). That host's node starts a worker for it and supervises it: a
+    /// restart policy brings it back there, as long as the host that has started it is of the node. When its
+    /// own host is lost, it is given up, unless the policy says [`on_other_hosts`](Restart::on_other_hosts).
+    /// A watch sees its ends as that of any actor. Its [device](Self::device) is one of that host, which
+    /// [`Node::device_on`] gives; one that may go on on other hosts has none.
     ///
-    /// A [worker](Self::worker) has to be one of that host. A [group](Self::group) may have actors on several hosts: when one fails, or is lost with its
-    /// host and goes on on another, all end on all of them, and this host has the next lives begin when the last has ended; when one is given up, with its
-    /// host too, all are. An actor of [Python](crate::actor::Python) runs in that host's interpreter.
+    /// A [worker](Self::worker) has to be one of that host. A [group](Self::group) may have actors on several
+    /// hosts: when one fails, or is lost with its host and goes on on another, all end on all of them, and
+    /// this host has the next lives begin when the last has ended; when one is given up, with its host too,
+    /// all are. An actor of [Python](crate::actor::Python) runs in that host's interpreter.
     ///
     /// ```no_run
     /// use tensorpost::hosts::{Anywhere, Hosts};
@@ -466,7 +475,8 @@ impl Node {
     }
 }
 
-/// Asks another host what it shows of itself. Nothing comes where it does not answer in time, or says that it cannot.
+/// Asks another host what it shows of itself. Nothing comes where it does not answer in time, or says that it
+/// cannot.
 pub(super) fn ask_for(
     transport: &Arc<Transport>,
     host: u16,
@@ -523,7 +533,8 @@ impl Supervisor {
         self.shared().all_hosts.transport.get().and_then(Weak::upgrade)
     }
 
-    /// How many actors are in the workers of each host, with its number; of this one, and of those that answer in time.
+    /// How many actors are in the workers of each host, with its number; of this one, and of those that
+    /// answer in time.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, Closed> {
         // A node that is alone is host 0.
@@ -543,7 +554,8 @@ impl Supervisor {
         Ok(loads.chain([(self.load()?, own)]).collect())
     }
 
-    /// The host with the fewest actors in its workers, and of several the first; one that does not answer in time is left out.
+    /// The host with the fewest actors in its workers, and of several the first; one that does not answer in
+    /// time is left out.
     fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
         let least = self.host_loads()?.into_iter().min();
         Ok(least.map_or(own, |(_, host)| host))
@@ -558,8 +570,8 @@ impl Supervisor {
         })
     }
 
-    /// Starts a worker on the host with this number, or here where that is this one, and waits until it is ready. It runs the interpreter of
-    /// `python`, if there is one, as that host finds it.
+    /// Starts a worker on the host with this number, or here where that is this one, and waits until it is
+    /// ready. It runs the interpreter of `python`, if there is one, as that host finds it.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn spawn_worker_on(
         &self,

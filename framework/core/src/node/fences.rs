@@ -1,6 +1,7 @@
 //! What waits until a process has taken all that others had sent to it.
 //!
-//! Used before the node sends something that must not overtake what a process had sent that has ended. Bounded (MBX-2).
+//! Used before the node sends something that must not overtake what a process had sent that has ended.
+//! Bounded (MBX-2).
 //!
 //! **On the end** of the process that was asked there is nothing left to overtake, and whoever waits goes on.
 
@@ -22,7 +23,8 @@ pub(crate) struct Fences {
 }
 
 impl Broker {
-    /// Calls `opened` when `process` has taken all that others have sent to it by now. Where too many wait, at once.
+    /// Calls `opened` when `process` has taken all that others have sent to it by now. Where too many wait,
+    /// at once.
     #[cfg_attr(
         not(feature = "hosts"),
         allow(dead_code, reason = "what must not overtake comes from other hosts")

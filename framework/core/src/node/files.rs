@@ -1,7 +1,7 @@
 //! How many files a process may have open.
 //!
-//! Each chunk and each link is a few open files, and the node has those of all processes. The usual soft limit, 1024,
-//! protects programs that call `select`, which cannot take a larger number; nothing here does.
+//! Each chunk and each link is a few open files, and the node has those of all processes. The usual soft
+//! limit, 1024, protects programs that call `select`, which cannot take a larger number; nothing here does.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

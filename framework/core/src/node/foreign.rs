@@ -1,22 +1,26 @@
-//! Actors of other hosts, as this host's node knows them: each is in the roster while its mailbox is, at a place in the gateway.
+//! Actors of other hosts, as this host's node knows them: each is in the roster while its mailbox is, at a
+//! place in the gateway.
 //!
-//! Who wants to send to one is told that place, as of an actor that has moved. Before there is one, the node asks its gateway to
-//! reach the actor, and whoever asks meanwhile waits for the same answer. Names that nobody has here are looked up on the other
-//! hosts.
+//! Who wants to send to one is told that place, as of an actor that has moved. Before there is one, the node
+//! asks its gateway to reach the actor, and whoever asks meanwhile waits for the same answer. Names that
+//! nobody has here are looked up on the other hosts.
 //!
-//! The gateway has places for so many. When they are used up, the one that nobody has sent to for longest *rests*: it gives its place
-//! up, and is not in the roster any more; who has its address asks again. Where all are in use, whoever wants another waits (MBX-2).
-//! Whoever watches one that rests is told on what happens to it.
+//! The gateway has places for so many. When they are used up, the one that nobody has sent to for longest
+//! *rests*: it gives its place up, and is not in the roster any more; who has its address asks again. Where
+//! all are in use, whoever wants another waits (MBX-2). Whoever watches one that rests is told on what
+//! happens to it.
 //!
-//! Actors that roam are reached in the same way, from their homes too, unless they live here. Where those of this host live, it has noted
-//! (`foreign/homes.rs`).
+//! Actors that roam are reached in the same way, from their homes too, unless they live here. Where those of
+//! this host live, it has noted (`foreign/homes.rs`).
 //!
-//! Bounded (MBX-2): so many actors that are being reached (`foreign/reaching.rs`), and names that are looked up.
+//! Bounded (MBX-2): so many actors that are being reached (`foreign/reaching.rs`), and names that are looked
+//! up.
 //!
-//! **On the gateway's death** its actors rest, as far as the next one has no place for them: they live, and an address of one goes on
-//! working. Whoever waits here goes on waiting, and the next gateway is asked for all of it. What others send to actors of this host
-//! comes to each process when that has taken all that the last gateway had sent it (HOST-3). Where no gateway follows, its
-//! actors go as those of any process do, and whoever waits here is told.
+//! **On the gateway's death** its actors rest, as far as the next one has no place for them: they live, and
+//! an address of one goes on working. Whoever waits here goes on waiting, and the next gateway is asked for
+//! all of it. What others send to actors of this host comes to each process when that has taken all that the
+//! last gateway had sent it (HOST-3). Where no gateway follows, its actors go as those of any process do, and
+//! whoever waits here is told.
 
 mod homes;
 mod next_gateway;
@@ -50,7 +54,8 @@ pub(crate) struct Foreign {
     /// Where the actors live that roam, and whose home is this host.
     homes: Homes,
     reaching: Reaching,
-    /// Those of them that wait for a place, with the capacities of their mailboxes. No more than are being reached.
+    /// Those of them that wait for a place, with the capacities of their mailboxes. No more than are being
+    /// reached.
     placeless: VecDeque<(ActorId, u32)>,
     /// Of names: who asked, by which ticket, and for which.
     lookups: HashMap<u64, (ProcessId, u64, String)>,
@@ -105,7 +110,8 @@ impl Broker {
         has_others && (actor.host() != self.roster.host || actor.roams()) && !self.is_guest(actor)
     }
 
-    /// Notes that a process waits for an actor of another host, to send to it or with a ticket to watch it, and has it reached.
+    /// Notes that a process waits for an actor of another host, to send to it or with a ticket to watch it,
+    /// and has it reached.
     fn reach(
         &mut self,
         from: ProcessId,

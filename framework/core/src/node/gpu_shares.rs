@@ -1,5 +1,6 @@
-//! What processes use of the GPUs, for whoever looks. A thread of its own asks NVIDIA's management library, because a call into a driver that
-//! hangs does not return: a look has the latest answer and has the next one begun, so the first look of a node has none.
+//! What processes use of the GPUs, for whoever looks. A thread of its own asks NVIDIA's management library,
+//! because a call into a driver that hangs does not return: a look has the latest answer and has the next one
+//! begun, so the first look of a node has none.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -35,7 +36,8 @@ impl fmt::Debug for GpuShares {
 }
 
 impl GpuShares {
-    /// Adds to a look what is known, and has it asked again. Where no process has memory on a GPU nobody is asked.
+    /// Adds to a look what is known, and has it asked again. Where no process has memory on a GPU nobody is
+    /// asked.
     pub(crate) fn add_to(&self, look: &mut Look) {
         if look.pools.iter().any(|of| of.pool.device != DeviceId::HOST) {
             self.add(look, begin);
@@ -74,7 +76,8 @@ impl GpuShares {
 fn begin() -> Option<Ask> {
     use crate::device::cuda::nvml::Nvml;
 
-    // The library knows processes by the numbers that the machine has for them; elsewhere those are others' (pid_namespaces(7)).
+    // The library knows processes by the numbers that the machine has for them; elsewhere those are others'
+    // (pid_namespaces(7)).
     const OF_THE_MACHINE: &str = "pid:[4026531836]";
     let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
     if namespace.as_os_str() != OF_THE_MACHINE {

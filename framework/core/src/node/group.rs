@@ -12,16 +12,16 @@ pub enum Strategy {
     /// Nothing. Each restarts by its own policy.
     #[default]
     OneForOne,
-    /// When one fails and its policy would bring it back, all end and begin their next lives together, those with a policy
-    /// for failures at least. When its restarts are used up, all are given up.
+    /// When one fails and its policy would bring it back, all end and begin their next lives together, those
+    /// with a policy for failures at least. When its restarts are used up, all are given up.
     OneForAll,
 }
 
 /// Actors with a common [`Strategy`]; made by [`Node::group`](super::Node::group). Cheap to clone.
 ///
-/// What restarts is the process: of a group that fails, each worker with one of its actors ends, and with it whatever else
-/// lives there. Its actors may be on several hosts (`Spawn::on`): then the host of the program that has made it says when all have
-/// ended, and the next lives begin.
+/// What restarts is the process: of a group that fails, each worker with one of its actors ends, and with it
+/// whatever else lives there. Its actors may be on several hosts (`Spawn::on`): then the host of the program
+/// that has made it says when all have ended, and the next lives begin.
 #[derive(Clone)]
 pub struct Group {
     /// Counts the groups of the program that has made it.

@@ -1,7 +1,8 @@
 //! Which build a process runs, and whether two processes run the same one.
 //!
-//! Messages between the processes of a node are laid out by the types that both were compiled with, so the node takes
-//! only workers of its own build: the same protocol and crate version and, as the last word, the very executable that it meant to start.
+//! Messages between the processes of a node are laid out by the types that both were compiled with, so the
+//! node takes only workers of its own build: the same protocol and crate version and, as the last word, the
+//! very executable that it meant to start.
 
 use std::fmt;
 use std::io;
@@ -87,8 +88,8 @@ impl Build {
 }
 
 impl Executable {
-    /// `program` is opened by its magic link for this process itself, so a file that was replaced since this process
-    /// started is not mistaken for it.
+    /// `program` is opened by its magic link for this process itself, so a file that was replaced since this
+    /// process started is not mistaken for it.
     fn of(program: &Path, shown: PathBuf) -> io::Result<Self> {
         let stat = rustix::fs::stat(program)?;
         Ok(Executable {

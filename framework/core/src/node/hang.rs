@@ -1,4 +1,5 @@
-//! The report of what made no progress for too long: see [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
+//! The report of what made no progress for too long: see
+//! [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
 
 use std::fmt;
 use std::time::Duration;
@@ -38,7 +39,8 @@ pub enum Hang {
         name: String,
         /// How many messages.
         open: u64,
-        /// Whether it is in a handler; otherwise its handlers' results do not resolve, or its thread is with another actor.
+        /// Whether it is in a handler; otherwise its handlers' results do not resolve, or its thread is with
+        /// another actor.
         handling: bool,
     },
     /// Somebody waits for one of its clocks, and it does not move.
@@ -56,8 +58,8 @@ pub enum Hang {
         /// The value that the clock shows.
         now: u64,
     },
-    /// It says that it waits for a clock to show a value of which the clock's process knows nothing: it lies, or has
-    /// believed somebody who does.
+    /// It says that it waits for a clock to show a value of which the clock's process knows nothing: it lies,
+    /// or has believed somebody who does.
     Unpromised {
         /// Which of its streams or threads waits.
         waits_in: WaitsIn,

@@ -1,9 +1,12 @@
-//! What an agent tells its head of its log: all that its journal writes here, within bounds, on its way to the gateway.
+//! What an agent tells its head of its log: all that its journal writes here, within bounds, on its way to
+//! the gateway.
 //!
-//! Records are numbered as they come, those that find no room with the others, so that the head knows how many did not. The journal
-//! gives records and the supervisor takes batches, where its gateway has room for them: neither waits.
+//! Records are numbered as they come, those that find no room with the others, so that the head knows how
+//! many did not. The journal gives records and the supervisor takes batches, where its gateway has room for
+//! them: neither waits.
 //!
-//! **Bounds** (MBX-2, HOST-9). [`LOG_RATE`] bytes a second and [`LOG_BURST`] at once; as much waits while the gateway reads nothing.
+//! **Bounds** (MBX-2, HOST-9). [`LOG_RATE`] bytes a second and [`LOG_BURST`] at once; as much waits while the
+//! gateway reads nothing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -44,8 +47,8 @@ impl Default for HeadLog {
 }
 
 impl HeadLog {
-    /// `stands_for`: how many records this one tells of that were dropped before they came here, or itself alone. With it these are
-    /// dropped, and counted.
+    /// `stands_for`: how many records this one tells of that were dropped before they came here, or itself
+    /// alone. With it these are dropped, and counted.
     pub(crate) fn put(&mut self, worker: &str, record: &LogRecord, stands_for: u64) {
         self.put_at(worker, record, stands_for, Moment::now());
     }

@@ -1,10 +1,11 @@
-//! What a process of the node runs, as the control code sees it: the seam between the processes (this folder) and the
-//! transport with its actors.
+//! What a process of the node runs, as the control code sees it: the seam between the processes (this folder)
+//! and the transport with its actors.
 //!
-//! [`ProcessRuntime`] is implemented once. The node opens one, and so does each worker, by the same code of the same
-//! program.
+//! [`ProcessRuntime`] is implemented once. The node opens one, and so does each worker, by the same code of
+//! the same program.
 //! * Death: when the node ends, a worker ends at once, whatever its process runtime is doing.
-//! * Close: a worker is told to stop its actors ([`ProcessRuntime::stop_actors`]) and exits after that future is done.
+//! * Close: a worker is told to stop its actors ([`ProcessRuntime::stop_actors`]) and exits after that future
+//!   is done.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,40 +25,42 @@ use crate::observe::trace::TraceRing;
 use crate::transport::control_channel::{ControlChannel, FromNode};
 use crate::transport::lifecycle::EndReason;
 
-/// Counts of the messages between this process and others, so that a shutdown can wait until none is under way.
+/// Counts of the messages between this process and others, so that a shutdown can wait until none is under
+/// way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
-    /// Messages handed to other processes since the start. What went to a process that has died since may stay in:
-    /// after a death only changes of the counts matter, not their sums.
+    /// Messages handed to other processes since the start. What went to a process that has died since may
+    /// stay in: after a death only changes of the counts matter, not their sums.
     pub sent: u64,
     /// Messages taken from other processes since the start; the same holds for those of the dead.
     pub received: u64,
     /// Whether anything is queued, running or on its way out, or lies unread where another process put it.
     pub busy: bool,
-    /// Whether messages to it will never be read, because it has given up who sent them. Then, too, only changes of the
-    /// counts matter.
+    /// Whether messages to it will never be read, because it has given up who sent them. Then, too, only
+    /// changes of the counts matter.
     pub leaves_unread: bool,
 }
 
-/// The transport and the actors of a process. Every method may be called on any thread unless it says otherwise, and none
-/// waits: in the node it is the supervisor's thread that calls.
+/// The transport and the actors of a process. Every method may be called on any thread unless it says
+/// otherwise, and none waits: in the node it is the supervisor's thread that calls.
 pub trait ProcessRuntime: Send + Sync + 'static {
-    /// Takes a message from the node, with its descriptors. Messages arrive in the order in which the node sent them.
+    /// Takes a message from the node, with its descriptors. Messages arrive in the order in which the node
+    /// sent them.
     #[expect(
         clippy::wrong_self_convention,
         reason = "it takes what comes from the node; it converts nothing"
     )]
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>);
 
-    /// Takes a message from the node whose descriptors are lost, because this process may open no more files. False where
-    /// the process cannot go on without them.
+    /// Takes a message from the node whose descriptors are lost, because this process may open no more files.
+    /// False where the process cannot go on without them.
     #[expect(clippy::wrong_self_convention, reason = "as for `from_node`")]
     fn from_node_starved(&self, _message: &FromNode) -> bool {
         false
     }
 
-    /// What is going on now. `busy` and the counts must be read so that a message is never missing from both: count
-    /// `received` only once `busy` would be true for it, and `sent` before it can be received.
+    /// What is going on now. `busy` and the counts must be read so that a message is never missing from both:
+    /// count `received` only once `busy` would be true for it, and `sent` before it can be received.
     fn activity(&self) -> Activity;
 
     /// Counts of what the process and its actors have done.
@@ -79,8 +82,8 @@ pub trait ProcessRuntime: Send + Sync + 'static {
         HangProbe::default()
     }
 
-    /// Puts something on each GPU that the process has opened, and waits until that is done. False if one is lost to it, which the process has
-    /// said then, and ends.
+    /// Puts something on each GPU that the process has opened, and waits until that is done. False if one is
+    /// lost to it, which the process has said then, and ends.
     fn look_at_gpus(&self) -> bool {
         true
     }
@@ -91,21 +94,22 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     /// The node traces no longer: nothing is noted from now on.
     fn end_trace(&self) {}
 
-    /// In a worker: the process is about to end, and its actors with a policy for failures come back elsewhere.
+    /// In a worker: the process is about to end, and its actors with a policy for failures come back
+    /// elsewhere.
     fn leaving(&self) {}
 
-    /// Takes in what others have given back so far, for the trace: the process's actors have stopped, or it is about to
-    /// end.
+    /// Takes in what others have given back so far, for the trace: the process's actors have stopped, or it
+    /// is about to end.
     fn note_returns(&self) {}
 
-    /// Resolves when all replies have gone for which there was no room yet. On the thread of [`begin_hosting`](Self::begin_hosting), when
-    /// no actor is left.
+    /// Resolves when all replies have gone for which there was no room yet. On the thread of
+    /// [`begin_hosting`](Self::begin_hosting), when no actor is left.
     fn last_replies(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// Returns a closure that waits, as long as it takes, until everything that was put on the process's streams is
-    /// done. Called when no actor is left.
+    /// Returns a closure that waits, as long as it takes, until everything that was put on the process's
+    /// streams is done. Called when no actor is left.
     fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
         Box::new(|| {})
     }
@@ -119,7 +123,8 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
     fn stopping(&self) {}
 
-    /// Opens a device for actors that may come, on the thread of [`begin_hosting`](Self::begin_hosting) and behind it.
+    /// Opens a device for actors that may come, on the thread of [`begin_hosting`](Self::begin_hosting) and
+    /// behind it.
     ///
     /// # Errors
     /// Why this process cannot use it, as text for the person who started the node.
@@ -133,8 +138,8 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     /// Why there can be no actors here, as text for the person who started the node.
     fn begin_hosting(&self) -> Result<(), String>;
 
-    /// Creates and starts an actor, on the thread of [`begin_hosting`](Self::begin_hosting); ready when it can take
-    /// messages. `Err` says why it could not be created. Its end is told to `notices`.
+    /// Creates and starts an actor, on the thread of [`begin_hosting`](Self::begin_hosting); ready when it
+    /// can take messages. `Err` says why it could not be created. Its end is told to `notices`.
     fn start_actor(
         self: Arc<Self>,
         start: StartActor,
@@ -145,8 +150,8 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     fn stop_actors(&self) -> LocalBoxFuture<'_, ()>;
 }
 
-/// Opens this process: called once, before anything is sent to it. The pages are those that the node made for it. An
-/// error says why the process cannot take part, as text for the person who started the node.
+/// Opens this process: called once, before anything is sent to it. The pages are those that the node made for
+/// it. An error says why the process cannot take part, as text for the person who started the node.
 pub type Open<'a, R> =
     dyn Fn(&Identity, Arc<dyn ControlChannel>, ProcessPages) -> Result<Arc<R>, String> + Send + Sync + 'a;
 
@@ -182,8 +187,8 @@ impl Notices {
         Notices { uplink }
     }
 
-    /// An actor ended: by itself (`why` is `None`) or by a failure. Its names become free and its address leads
-    /// nowhere. Not needed for actors that [`ProcessRuntime::stop_actors`] stopped.
+    /// An actor ended: by itself (`why` is `None`) or by a failure. Its names become free and its address
+    /// leads nowhere. Not needed for actors that [`ProcessRuntime::stop_actors`] stopped.
     #[cfg(any(test, feature = "inside"))]
     pub fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
         self.actor_ended(actor, why.map(EndReason::HandlerPanic), false);

@@ -15,10 +15,12 @@ pub(super) use crate::transport::lifecycle::GATEWAY;
 
 /// How this host becomes one of a node of several: as its head, or as an agent of a head.
 ///
-/// The same program runs on each host, and says so here; what it does then may depend on [`Node::is_head`]. Actors of all hosts
-/// are found by their names, and their addresses go in messages and arguments as within a host.
+/// The same program runs on each host, and says so here; what it does then may depend on [`Node::is_head`].
+/// Actors of all hosts are found by their names, and their addresses go in messages and arguments as within a
+/// host.
 ///
-/// Without a key (`TENSORPOST_KEY_FILE`, or [`key_file`](Self::key_file)) hosts are reached on this machine's loopback alone.
+/// Without a key (`TENSORPOST_KEY_FILE`, or [`key_file`](Self::key_file)) hosts are reached on this machine's
+/// loopback alone.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -58,8 +60,8 @@ pub struct Hosts {
     agents_serve: bool,
 }
 
-/// The host with the fewest actors, this one included, for [`Spawn::on`](super::Spawn::on). Of several, the one with the lowest
-/// number.
+/// The host with the fewest actors, this one included, for [`Spawn::on`](super::Spawn::on). Of several, the
+/// one with the lowest number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anywhere;
 
@@ -110,9 +112,9 @@ impl Hosts {
         }
     }
 
-    /// On an agent, [`start`](super::NodeBuilder::start) does not return: it runs what others start there, until the head ends, or
-    /// Ctrl-C or `SIGTERM` comes, and then ends the process, with status 0 if all of it ended in order. So the rest of the program
-    /// is the head's alone.
+    /// On an agent, [`start`](super::NodeBuilder::start) does not return: it runs what others start there,
+    /// until the head ends, or Ctrl-C or `SIGTERM` comes, and then ends the process, with status 0 if all of
+    /// it ended in order. So the rest of the program is the head's alone.
     pub fn agents_serve(mut self) -> Self {
         self.agents_serve = true;
         self
@@ -123,7 +125,8 @@ impl Hosts {
         self.agents_serve && !self.settings.is_head
     }
 
-    /// The head of a node, which listens at `host:port`. With port 0 it takes a free one: see [`Node::hosts`].
+    /// The head of a node, which listens at `host:port`. With port 0 it takes a free one: see
+    /// [`Node::hosts`].
     pub fn head(listen: impl Into<String>) -> Self {
         Self::new(true, listen.into())
     }
@@ -133,9 +136,9 @@ impl Hosts {
         Self::new(false, head.into())
     }
 
-    /// By `TENSORPOST_HEAD` or `TENSORPOST_LISTEN`, or the variables of Slurm, torchrun or Kubernetes; `None` where this program was
-    /// started alone. Where `TENSORPOST_JOINED_FILE` names a file or a pipe, a line with the host's number is written to it when it has
-    /// joined.
+    /// By `TENSORPOST_HEAD` or `TENSORPOST_LISTEN`, or the variables of Slurm, torchrun or Kubernetes; `None`
+    /// where this program was started alone. Where `TENSORPOST_JOINED_FILE` names a file or a pipe, a line
+    /// with the host's number is written to it when it has joined.
     ///
     /// # Errors
     /// They make no sense; the error says which.
@@ -163,15 +166,15 @@ impl Hosts {
         self
     }
 
-    /// What this build of the program is called. Hosts run one program, file by file, unless both say this: for hosts of several
-    /// architectures, or where the program is built on each.
+    /// What this build of the program is called. Hosts run one program, file by file, unless both say this:
+    /// for hosts of several architectures, or where the program is built on each.
     pub fn build_name(mut self, name: impl Into<String>) -> Self {
         self.settings.build_name = Some(name.into());
         self
     }
 
-    /// The file with the node's key: 32 bytes that only its user can read, the same on all hosts. Unless said otherwise it is what
-    /// `TENSORPOST_KEY_FILE`, or the variables for PEM files, name.
+    /// The file with the node's key: 32 bytes that only its user can read, the same on all hosts. Unless said
+    /// otherwise it is what `TENSORPOST_KEY_FILE`, or the variables for PEM files, name.
     pub fn key_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.key_file = Some(path.into());
         self
@@ -189,12 +192,14 @@ impl Hosts {
         self
     }
 
-    /// Whether tensors in GPU memory go by NIXL; [`Nixl::Off`] unless said otherwise, because what goes so is *not encrypted*, and because
-    /// NIXL and UCX were not written for enemies: with it whoever can reach the ports that UCX opens may write to the gateway's memory. So
-    /// it is for hosts, and a network between them, that are trusted with what is sent, whatever key there is.
+    /// Whether tensors in GPU memory go by NIXL; [`Nixl::Off`] unless said otherwise, because what goes so is
+    /// *not encrypted*, and because NIXL and UCX were not written for enemies: with it whoever can reach the
+    /// ports that UCX opens may write to the gateway's memory. So it is for hosts, and a network between
+    /// them, that are trusted with what is sent, whatever key there is.
     ///
-    /// The library is `libnixl_capi.so` of the wheel `nixl`, found by the loader or named by the variable `TENSORPOST_NIXL`. Where it is
-    /// not there, or not faster, the log says so, and tensors go by gRPC. Each pair of GPUs that sends so takes 256 MiB on both.
+    /// The library is `libnixl_capi.so` of the wheel `nixl`, found by the loader or named by the variable
+    /// `TENSORPOST_NIXL`. Where it is not there, or not faster, the log says so, and tensors go by gRPC. Each
+    /// pair of GPUs that sends so takes 256 MiB on both.
     pub fn nixl(mut self, nixl: Nixl) -> Self {
         self.settings.nixl = nixl;
         self
@@ -230,7 +235,8 @@ impl Node {
         std::process::exit(i32::from(!is_clean))
     }
 
-    /// The hosts of the node, this one among them, in the order of their numbers; none where it has only this one.
+    /// The hosts of the node, this one among them, in the order of their numbers; none where it has only this
+    /// one.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
@@ -238,8 +244,8 @@ impl Node {
         self.supervisor().hosts()
     }
 
-    /// Waits until the node has so many hosts, this one among them, and lists them as [`hosts`](Self::hosts) does; after that time as
-    /// many as there are.
+    /// Waits until the node has so many hosts, this one among them, and lists them as [`hosts`](Self::hosts)
+    /// does; after that time as many as there are.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
@@ -247,16 +253,16 @@ impl Node {
         self.supervisor().await_hosts(count, within)
     }
 
-    /// Waits until the hosts of the node are others than these, which [`hosts`](Self::hosts) has listed, and lists them; after that
-    /// time as they are.
+    /// Waits until the hosts of the node are others than these, which [`hosts`](Self::hosts) has listed, and
+    /// lists them; after that time as they are.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, Closed> {
         self.supervisor().await_other_hosts(seen, within)
     }
 
-    /// A device of a host of the node, for an actor that is started [there](super::Spawn::on): `"cuda:1"` is its second GPU, as
-    /// `CUDA_VISIBLE_DEVICES` of its program counts, whatever this host has; `"cuda"`, `"host"` and `GPU-` with a UUID are read as
-    /// [`Device`] reads them. Waits until that host has answered.
+    /// A device of a host of the node, for an actor that is started [there](super::Spawn::on): `"cuda:1"` is
+    /// its second GPU, as `CUDA_VISIBLE_DEVICES` of its program counts, whatever this host has; `"cuda"`,
+    /// `"host"` and `GPU-` with a UUID are read as [`Device`] reads them. Waits until that host has answered.
     ///
     /// ```no_run
     /// # use tensorpost::prelude::*;
@@ -270,7 +276,8 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`ActorError::Elsewhere`] names the host, and says why it has no such device, or is not of the node any more.
+    /// [`ActorError::Elsewhere`] names the host, and says why it has no such device, or is not of the node
+    /// any more.
     pub fn device_on(&self, host: &Host, device: &str) -> Result<Device, ActorError> {
         self.supervisor().device_on(host.number, device)
     }

@@ -1,9 +1,10 @@
 //! The node's log, written by a thread of its own.
 //!
-//! The supervisor waits for nobody, and a subscriber may have to: its terminal is paused, its pipe is full. So events
-//! of the workers and of the supervisor go through a queue. What finds no room is dropped and counted, and the count is
-//! reported when there is room again (MBX-2). The queue is bounded in events and in bytes. Workers' events leave a part
-//! of it for the node's own, so what the supervisor says of a worker that floods its log is not lost to that flood.
+//! The supervisor waits for nobody, and a subscriber may have to: its terminal is paused, its pipe is full.
+//! So events of the workers and of the supervisor go through a queue. What finds no room is dropped and
+//! counted, and the count is reported when there is room again (MBX-2). The queue is bounded in events and in
+//! bytes. Workers' events leave a part of it for the node's own, so what the supervisor says of a worker that
+//! floods its log is not lost to that flood.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -52,8 +53,8 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Starts the thread. It writes to the subscriber of the calling thread, if that has one of its own, and keeps the latest
-    /// records in `ring`.
+    /// Starts the thread. It writes to the subscriber of the calling thread, if that has one of its own, and
+    /// keeps the latest records in `ring`.
     pub(crate) fn start(ring: Option<Arc<LogRing>>) -> std::io::Result<Self> {
         let (entries, queue) = sync_channel(JOURNAL_EVENTS);
         let (done_sender, done) = sync_channel(0);
@@ -93,8 +94,8 @@ impl Journal {
         self.put_of_worker(Entry::Worker(None, name.clone(), record), bytes, JOURNAL_RESERVE);
     }
 
-    /// An event of another host. All hosts together take a half at most, so that one that floods its log hides nothing of
-    /// this one's workers.
+    /// An event of another host. All hosts together take a half at most, so that one that floods its log
+    /// hides nothing of this one's workers.
     #[cfg(feature = "hosts")]
     pub(crate) fn of_host(&self, host: &Arc<str>, worker: &str, record: LogRecord) {
         let bytes = record.bytes();
@@ -123,7 +124,8 @@ impl Journal {
         self.tell_head(worker.map_or("node", |worker| worker), stands_for, record);
     }
 
-    /// An error of the node about what a worker said: as many as the worker likes, so they count as the worker's.
+    /// An error of the node about what a worker said: as many as the worker likes, so they count as the
+    /// worker's.
     pub(crate) fn about(&self, name: &Arc<str>, text: String) {
         #[cfg(feature = "hosts")]
         self.tell_head_of_node(Severity::Error, Some(name), &text, 1);
@@ -172,7 +174,8 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         self.entries = None;
-        // Disconnected: the thread is done. Timeout: its subscriber is stuck, and that must not hold the node.
+        // Disconnected: the thread is done. Timeout: its subscriber is stuck, and that must not hold the
+        // node.
         let _: Result<(), RecvTimeoutError> = self.done.recv_timeout(Duration::from_secs(1));
     }
 }

@@ -33,7 +33,8 @@ pub const JOURNAL_EVENTS: usize = 1 << 12;
 /// Bytes of them that may wait.
 pub const JOURNAL_BYTES: usize = 16 << 20;
 
-/// Of both, what workers' events leave for those of the node itself: a worker that floods its log hides nothing of the node's.
+/// Of both, what workers' events leave for those of the node itself: a worker that floods its log hides
+/// nothing of the node's.
 pub const JOURNAL_RESERVE: usize = 4;
 
 /// Longest name of a worker, of an actor or in the registry, in bytes.
@@ -63,20 +64,23 @@ pub const MAX_COMPLAINTS: u64 = 256;
 /// Most chunks of one process that the node keeps descriptors of: two open files each.
 pub const MAX_CHUNKS: usize = 1 << 12;
 
-// A process that keeps to the bound of its pools is never refused: one on the host, and one for each of 63 GPUs.
+// A process that keeps to the bound of its pools is never refused: one on the host, and one for each of 63
+// GPUs.
 const _: () = assert!(64 * MAX_POOL_CHUNKS <= MAX_CHUNKS);
 
-/// Questions of one process for chunks that their owners have not published (yet): every chunk of an owner, for both
-/// kinds of access.
+/// Questions of one process for chunks that their owners have not published (yet): every chunk of an owner,
+/// for both kinds of access.
 pub const MAX_PARKED: usize = 2 * MAX_CHUNKS;
 
-/// Actors of which the node remembers why their supervisor gave them up; of earlier ones it says that they are gone.
+/// Actors of which the node remembers why their supervisor gave them up; of earlier ones it says that they
+/// are gone.
 pub const MAX_GIVEN_UP: usize = 1 << 10;
 
 /// Actors of another host that are being reached at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_REACHING: usize = 1 << 10;
-// So a host refuses none of its own actors as one too many that have a place at another host, had one, or are to have one.
+// So a host refuses none of its own actors as one too many that have a place at another host, had one, or are
+// to have one.
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_REACHING + MAX_LATE <= MAX_HOST_QUESTIONS && MAX_LOOKUPS <= MAX_HOST_QUESTIONS);
 // All of these at once leave room for other notes.
@@ -85,7 +89,8 @@ const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_LOOKUPS <= MAX_WAITING_NOTES
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_ACTORS <= tensorpost_hosts::limits::MAX_MAILBOXES);
 
-/// Of these, and of those that wait to be reached, so many are waited for by one process, each to send to it or to watch it.
+/// Of these, and of those that wait to be reached, so many are waited for by one process, each to send to it
+/// or to watch it.
 #[cfg(feature = "hosts")]
 pub const MAX_WANTED: usize = 1 << 12;
 // Where there is no gateway any more, a process hears of all that it waits for at once.
@@ -158,12 +163,12 @@ pub const MAX_ENDS: usize = 32;
 /// Most spare workers that wait for one worker.
 pub const MAX_SPARES: u32 = 8;
 
-/// The shortest time between the end of a spare worker and the start of the next, whatever the restart policy says: nobody waits
-/// for it, and spares that cannot start must not take the machine's time.
+/// The shortest time between the end of a spare worker and the start of the next, whatever the restart policy
+/// says: nobody waits for it, and spares that cannot start must not take the machine's time.
 pub const SPARE_BACKOFF: Duration = Duration::from_millis(10);
 
-/// How long after a restart the next spare worker is started: it takes a core for some milliseconds, and on a GPU the driver, which
-/// the new life has better use for. (On two cores it made the first answer 7 ms later.)
+/// How long after a restart the next spare worker is started: it takes a core for some milliseconds, and on a
+/// GPU the driver, which the new life has better use for. (On two cores it made the first answer 7 ms later.)
 pub const SPARE_PAUSE: Duration = Duration::from_millis(200);
 
 /// A spare worker that has lived so long could start: its end does not count with those before it.
@@ -175,12 +180,12 @@ pub const MAX_RESTARTS: u32 = 1 << 16;
 /// Requests that may wait for a worker's main thread: every actor, the two of a shutdown, and that to leave.
 pub const MAX_MAIN_TASKS: usize = MAX_ACTORS + 3;
 
-/// Most pages of the dead that are looked at again: each is a descriptor and a mapping of the node. Those of the last deaths are the
-/// ones that a straggler may still write to.
+/// Most pages of the dead that are looked at again: each is a descriptor and a mapping of the node. Those of
+/// the last deaths are the ones that a straggler may still write to.
 pub const MAX_RELEASED_PAGES: usize = 4;
 
-/// Most ranges that one process can report between two releases: some for each of its streams. More is a lie that would keep
-/// the dead from ever being released (WIRE-1).
+/// Most ranges that one process can report between two releases: some for each of its streams. More is a lie
+/// that would keep the dead from ever being released (WIRE-1).
 pub const MAX_REPORTED_RANGES: usize = 8 * MAX_STREAMS;
 
 /// Watchers of the console that are answered at a time (CON-3).
@@ -192,7 +197,8 @@ pub const MAX_QUESTION: usize = 4 << 10;
 /// Actors in one look of the console: each takes up to 6 KiB of it.
 pub const MAX_SHOWN_ACTORS: usize = 2 << 10;
 
-/// Arrows of the graph of who sends to whom that another host has in it: drawing takes time with the square of all of them.
+/// Arrows of the graph of who sends to whom that another host has in it: drawing takes time with the square
+/// of all of them.
 pub const MAX_HOST_EDGES: usize = 512;
 
 /// Of all other hosts together; each has the same share.
@@ -201,7 +207,8 @@ pub const MAX_ALL_HOSTS_EDGES: usize = 8 * MAX_HOST_EDGES;
 /// Longest answer to a watcher, in bytes.
 pub const MAX_CONSOLE_ANSWER: usize = 32 << 20;
 
-/// Records of all processes together in an interval that a watcher has traced: 64 MiB of memory while it lasts.
+/// Records of all processes together in an interval that a watcher has traced: 64 MiB of memory while it
+/// lasts.
 pub const MAX_TRACED_RECORDS: usize = 1 << 20;
 
 /// Longest interval that a watcher may have traced.
@@ -234,7 +241,8 @@ pub const MAX_LIVE_LOOKS: usize = 16;
 /// Hangs that reports list, the last ones.
 pub const MAX_HANGS: usize = 64;
 
-/// Longest text of a failure that a worker reports, in bytes; the rest is cut off. It goes on to all other workers.
+/// Longest text of a failure that a worker reports, in bytes; the rest is cut off. It goes on to all other
+/// workers.
 pub const MAX_FAILURE_TEXT: usize = 16 << 10;
 
 /// Packets handled from one worker before the others get their turn.
@@ -252,14 +260,16 @@ pub const DROP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a worker whose control socket has closed may take to end before it is killed.
 pub const END_GRACE: Duration = Duration::from_secs(2);
 
-/// For workers to say whether a GPU is lost to them, after another one on it was killed. They answer in a few milliseconds.
+/// For workers to say whether a GPU is lost to them, after another one on it was killed. They answer in a few
+/// milliseconds.
 pub const GPU_LOOK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a worker that ends tries to send replies for which there was no room yet. Its next life waits for its end, and not for a peer
-/// that does not read.
+/// How long a worker that ends tries to send replies for which there was no room yet. Its next life waits for
+/// its end, and not for a peer that does not read.
 pub const LAST_REPLIES: Duration = Duration::from_secs(1);
 
-/// How long a worker that is not needed any more may take to finish what is on its streams before it is killed.
+/// How long a worker that is not needed any more may take to finish what is on its streams before it is
+/// killed.
 pub const LEAVE_GRACE: Duration = Duration::from_secs(30);
 
 // Else it is killed while it sends them.
@@ -271,8 +281,8 @@ const _: () = assert!(MAX_QUEUED_DESCRIPTORS >= MAX_DESCRIPTORS && MAX_DESCRIPTO
 // Slots and indexes are 16 bits wide.
 const _: () = assert!(MAX_ACTORS <= u16::MAX as usize && MAX_PROCESSES <= u16::MAX as usize);
 
-// All metrics of a worker's user code fit a message: a series with its texts and its place, and a value of a histogram with
-// its count, in 9 bytes each.
+// All metrics of a worker's user code fit a message: a series with its texts and its place, and a value of a
+// histogram with its count, in 9 bytes each.
 const _: () = assert!(
     2 * MAX_METRIC_SERIES * (2 * MAX_METRIC_TEXT + 512) + MAX_WORKER_METRIC_VALUES * 18 < MAX_CONTROL_MESSAGE
 );

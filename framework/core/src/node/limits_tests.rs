@@ -1,5 +1,6 @@
-//! Every `MAX_` of the two files of limits is in a table here. Where a user's program can reach one, the text that it gets names the
-//! limit and the remedy; elsewhere the table says why no text is needed. A new limit without a row fails.
+//! Every `MAX_` of the two files of limits is in a table here. Where a user's program can reach one, the text
+//! that it gets names the limit and the remedy; elsewhere the table says why no text is needed. A new limit
+//! without a row fails.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,8 +1,10 @@
-//! One end of a control socket: whole messages in, whole messages out, and a bounded queue for what does not fit yet.
+//! One end of a control socket: whole messages in, whole messages out, and a bounded queue for what does not
+//! fit yet.
 //!
-//! A message is cut into packets of at most [`MAX_PACKET`]; the first byte of each says whether more follow, and the
-//! descriptors travel with the last. When the socket is full, packets wait in the queue, in order, until
-//! [`Outgoing::flush`] finds room; a peer that does not read therefore never blocks anyone, and fills the queue.
+//! A message is cut into packets of at most [`MAX_PACKET`]; the first byte of each says whether more follow,
+//! and the descriptors travel with the last. When the socket is full, packets wait in the queue, in order,
+//! until [`Outgoing::flush`] finds room; a peer that does not read therefore never blocks anyone, and fills
+//! the queue.
 //!
 //! * Close: a socket whose other end is closed shows as [`Incoming::Closed`] after everything in it was read.
 //! * Crash of the peer: the same, and sending fails with [`LineError::Closed`].
@@ -48,8 +50,8 @@ pub(crate) enum Flushed {
     All,
     /// Call [`Outgoing::flush`] again when the socket is writable.
     WhenWritable,
-    /// The kernel refuses descriptors for now (too many are under way in the whole system, which no event tells the
-    /// end of); call [`Outgoing::flush`] again a little later.
+    /// The kernel refuses descriptors for now (too many are under way in the whole system, which no event
+    /// tells the end of); call [`Outgoing::flush`] again a little later.
     Later,
 }
 
@@ -148,7 +150,8 @@ pub(crate) enum Incoming {
     Message(Vec<u8>, Vec<OwnedFd>),
     /// A message whose descriptors are lost, because this process may open no more files.
     Starved(Vec<u8>),
-    /// A part of a message, of which more is to come: a turn that has had many of these goes to the next worker.
+    /// A part of a message, of which more is to come: a turn that has had many of these goes to the next
+    /// worker.
     Part,
     /// Nothing more for now.
     Empty,

@@ -1,17 +1,19 @@
 //! How often a process has written to another by way of the node.
 //!
-//! What the node queues for a worker has a bound, past which the node kills that worker because it does not read. So
-//! nothing that another worker can repeat may go into that queue, or one process could have another killed. The sender
-//! pays, not the receiver: a pair of processes has one link, so the node passes the half of each on once, and one refusal
-//! of it; another half goes through only after the receiver, or the node, has refused the last one. Whether it was taken instead is between
-//! the two. Who refuses what it has taken has lied to its peer, which finds that with the next half. A question that needs
-//! a chunk's owner leads to one ping at a time; everything that is no message of ours counts against its sender.
+//! What the node queues for a worker has a bound, past which the node kills that worker because it does not
+//! read. So nothing that another worker can repeat may go into that queue, or one process could have another
+//! killed. The sender pays, not the receiver: a pair of processes has one link, so the node passes the half
+//! of each on once, and one refusal of it; another half goes through only after the receiver, or the node,
+//! has refused the last one. Whether it was taken instead is between the two. Who refuses what it has taken
+//! has lied to its peer, which finds that with the next half. A question that needs a chunk's owner leads to
+//! one ping at a time; everything that is no message of ours counts against its sender.
 //!
-//! A refusal is for both halves: whoever refuses a half, or loses it, has no use for its own. So a process may refuse a
-//! half that is void by then, because it had not heard of that. Such a refusal is dropped, once for each half.
+//! A refusal is for both halves: whoever refuses a half, or loses it, has no use for its own. So a process
+//! may refuse a half that is void by then, because it had not heard of that. Such a refusal is dropped, once
+//! for each half.
 //!
-//! Over a link that stands a process offers fresh memory for its rings, and again when that was answered: what waits for the
-//! receiver is one offer at most, which it paces itself.
+//! Over a link that stands a process offers fresh memory for its rings, and again when that was answered:
+//! what waits for the receiver is one offer at most, which it paces itself.
 
 use std::collections::HashMap;
 
@@ -43,7 +45,8 @@ pub(crate) enum Verdict {
     Due,
     /// The half is void by now, of which its sender may not have heard. It is dropped.
     Late,
-    /// There is no such half, or it was refused before; there was no link, or the last rings were not answered.
+    /// There is no such half, or it was refused before; there was no link, or the last rings were not
+    /// answered.
     Forged,
 }
 
@@ -95,7 +98,8 @@ impl LinkMessages {
         true
     }
 
-    /// Both halves of a link are void: that of `one`, and the one that the other has sent, whose number is returned.
+    /// Both halves of a link are void: that of `one`, and the one that the other has sent, whose number is
+    /// returned.
     pub(crate) fn void(&mut self, one: ProcessId, other: ProcessId) -> Option<u64> {
         if let Some(halves) = self.0.get_mut(&(one, other)) {
             halves.stands = false;

@@ -120,7 +120,8 @@ fn a_half_that_the_node_loses_is_void_with_the_other() {
     assert!(matches!(result, Err(Complaint::LinkMessageAgain(_))) && told.is_empty(), "it has a link");
 }
 
-// Fresh rings are offered over a link that stands, and one at a time: what waits for a process is not for another to pile up.
+// Fresh rings are offered over a link that stands, and one at a time: what waits for a process is not for
+// another to pile up.
 #[test]
 fn rings_are_offered_once_until_they_were_answered() {
     let mut broker = broker();

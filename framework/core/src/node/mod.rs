@@ -1,9 +1,9 @@
 //! Nodes: the processes that a program starts, supervises and ends.
 //!
-//! [`Node::builder`](crate::node::Node::builder) makes the running program a node. Each [`spawn`](crate::node::Node::spawn) starts
-//! a worker process with an actor in it, unless it is told another place. A worker is this program again, of which it runs
-//! nothing but the actors: `main` never begins there. Restart policies, groups, watching and limits
-//! for hangs are settings of the spawn and of the builder.
+//! [`Node::builder`](crate::node::Node::builder) makes the running program a node. Each
+//! [`spawn`](crate::node::Node::spawn) starts a worker process with an actor in it, unless it is told another
+//! place. A worker is this program again, of which it runs nothing but the actors: `main` never begins there.
+//! Restart policies, groups, watching and limits for hangs are settings of the spawn and of the builder.
 //!
 //! ```standalone_crate
 //! use std::time::Duration;
@@ -48,15 +48,14 @@
 //! }
 //! ```
 //!
-//! Nothing is in the file system: a worker inherits its socket to the node. The node's process alone listens, for the command
-//! `tensorpost`, at an abstract name that only its user and root get answers from ([`NodeBuilder::console`]). On a worker's
-//! death the rest goes on; on the node's death all of it ends.
+//! Nothing is in the file system: a worker inherits its socket to the node. The node's process alone listens,
+//! for the command `tensorpost`, at an abstract name that only its user and root get answers from
+//! ([`NodeBuilder::console`]). On a worker's death the rest goes on; on the node's death all of it ends.
 //!
-//! Inside, read in this order: [`host`] (what a process runs), `control` and `line` (what travels on a control socket,
-//! and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and `questions` (what the node knows and passes
-//! on; no sockets),
-//! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`; `console` and `live` (who
-//! looks in from outside).
+//! Inside, read in this order: [`host`] (what a process runs), `control` and `line` (what travels on a
+//! control socket, and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and `questions` (what
+//! the node knows and passes on; no sockets), [`supervisor`] (the thread in the node), `worker` (the other
+//! side), [`shutdown`] and `journal`; `console` and `live` (who looks in from outside).
 
 #[cfg(feature = "hosts")]
 pub(crate) mod all_hosts;
@@ -158,9 +157,9 @@ pub use self::worker::run_if_worker;
 #[cfg(feature = "inside")]
 pub use crate::actor::{NewActor, StartActor};
 
-/// A running node. It starts without workers; each [`spawn`](Node::spawn) adds one. Dropping it shuts it down, with
-/// [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics. In a forked child of its process it is nobody's: calls on it are
-/// errors, and its drop does nothing.
+/// A running node. It starts without workers; each [`spawn`](Node::spawn) adds one. Dropping it shuts it
+/// down, with [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics. In a forked child of its process it
+/// is nobody's: calls on it are errors, and its drop does nothing.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -217,14 +216,15 @@ impl Node {
         self.supervisor().workers()
     }
 
-    /// What all processes and actors have done and have before them. On the head of several hosts those of the others are
-    /// in it too, each with its host. Waits for the answers, at most
-    /// a second and for other hosts half a second more, on this thread: an async function calls it in its runtime's
-    /// `spawn_blocking`. What comes is also given to the recorder of the `metrics`
-    /// crate, if the program has installed one (after the start: before it, each worker would install one too).
+    /// What all processes and actors have done and have before them. On the head of several hosts those of
+    /// the others are in it too, each with its host. Waits for the answers, at most a second and for other
+    /// hosts half a second more, on this thread: an async function calls it in its runtime's
+    /// `spawn_blocking`. What comes is also given to the recorder of the `metrics` crate, if the program has
+    /// installed one (after the start: before it, each worker would install one too).
     ///
-    /// Metrics of user code arrive there by themselves, wherever it runs: what `counter!`, `gauge!` and `histogram!` say
-    /// in a worker has the labels `actor` and `worker`. When this returns, the recorder has all that was said before.
+    /// Metrics of user code arrive there by themselves, wherever it runs: what `counter!`, `gauge!` and
+    /// `histogram!` say in a worker has the labels `actor` and `worker`. When this returns, the recorder has
+    /// all that was said before.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -248,8 +248,8 @@ impl Node {
         Ok(metrics)
     }
 
-    /// Shows all actors on stderr, until the returned value drops or the node ends: what each has handled, how fast, what
-    /// waits for it, and the bytes in flight. See [`ProgressDisplay`].
+    /// Shows all actors on stderr, until the returned value drops or the node ends: what each has handled,
+    /// how fast, what waits for it, and the bytes in flight. See [`ProgressDisplay`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -269,8 +269,8 @@ impl Node {
         })
     }
 
-    /// What has gone wrong so far: all workers, how often each was restarted, and why; what
-    /// stood still for too long, where there is a [limit](NodeBuilder::hang_limit). On the head of several hosts it has the
+    /// What has gone wrong so far: all workers, how often each was restarted, and why; what stood still for
+    /// too long, where there is a [limit](NodeBuilder::hang_limit). On the head of several hosts it has the
     /// workers of the others too, and waits half a second for them at most.
     ///
     /// ```
@@ -284,19 +284,21 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down; what [`shutdown`](Self::shutdown) returned says it then.
+    /// [`Closed::Ended`] when the node has shut down; what [`shutdown`](Self::shutdown) returned says it
+    /// then.
     pub fn report(&self) -> Result<NodeReport, Closed> {
         self.supervisor().report_of_all()
     }
 
-    /// Serves the live page at an address, until the node is dropped, and says at which: figures of all actors, processes,
-    /// memory and links for a browser at `/`, for Prometheus at `/metrics`, for programs at `/figures.json` and
-    /// `/graph.svg`, for probes at `/livez` and `/readyz`. It only reads, and makes no actor wait. The environment variable
-    /// `TENSORPOST_HTTP=127.0.0.1:9464` does the same, without a change of the program.
+    /// Serves the live page at an address, until the node is dropped, and says at which: figures of all
+    /// actors, processes, memory and links for a browser at `/`, for Prometheus at `/metrics`, for programs
+    /// at `/figures.json` and `/graph.svg`, for probes at `/livez` and `/readyz`. It only reads, and makes no
+    /// actor wait. The environment variable `TENSORPOST_HTTP=127.0.0.1:9464` does the same, without a change
+    /// of the program.
     ///
-    /// Whoever reaches the address is answered, and nobody is asked who they are: other users of the machine at
-    /// `127.0.0.1`, everybody in the network at `0.0.0.0`. What they see is names, counts and sizes. To restrict it, use the
-    /// command `tensorpost`, which answers its own user alone.
+    /// Whoever reaches the address is answered, and nobody is asked who they are: other users of the machine
+    /// at `127.0.0.1`, everybody in the network at `0.0.0.0`. What they see is names, counts and sizes. To
+    /// restrict it, use the command `tensorpost`, which answers its own user alone.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -319,8 +321,9 @@ impl Node {
         Ok(address)
     }
 
-    /// Writes the trace of this host as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is
-    /// written at the end all the same. `None` where this node does not trace, and in a forked child.
+    /// Writes the trace of this host as it is now to `path`, while everything goes on; the file that
+    /// [`NodeBuilder::trace`] named is written at the end all the same. `None` where this node does not
+    /// trace, and in a forked child.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -329,8 +332,9 @@ impl Node {
         trace.map(|trace| trace.write_to(path.as_ref(), &[]))
     }
 
-    /// Lets everything under way finish, stops the actors and then the workers; what is not done after `deadline` is
-    /// killed and named in the report. Waits for the end; a second call returns the same report.
+    /// Lets everything under way finish, stops the actors and then the workers; what is not done after
+    /// `deadline` is killed and named in the report. Waits for the end; a second call returns the same
+    /// report.
     ///
     /// # Errors
     /// [`Closed::Ended`] only if the supervisor's thread was lost.
@@ -338,9 +342,9 @@ impl Node {
         self.supervisor().shutdown(deadline)
     }
 
-    /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`; a second one kills what is left at once. A shutdown
-    /// that somebody else has begun, `tensorpost stop` for example, ends the wait too.
-    /// While this runs, and after it, these signals no longer end the process by themselves.
+    /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`; a second one kills what is left at
+    /// once. A shutdown that somebody else has begun, `tensorpost stop` for example, ends the wait too. While
+    /// this runs, and after it, these signals no longer end the process by themselves.
     ///
     /// # Errors
     /// When signals cannot be waited for; the node is shut down all the same, when it is dropped.
@@ -348,8 +352,8 @@ impl Node {
         self.processes.run_until_ctrl_c(deadline)
     }
 
-    /// As [`run_until_ctrl_c`](Self::run_until_ctrl_c), but also shuts down when `ended` resolves: a pipeline's
-    /// `running.ended()`, for example.
+    /// As [`run_until_ctrl_c`](Self::run_until_ctrl_c), but also shuts down when `ended` resolves: a
+    /// pipeline's `running.ended()`, for example.
     ///
     /// ```no_run
     /// use std::time::Duration;

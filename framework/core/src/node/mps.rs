@@ -1,8 +1,9 @@
 //! How workers share a GPU, and the private MPS daemon of [`Sharing::Mps`].
 //!
-//! A process of its own keeps the daemon: the keeper, this program again. It starts `nvidia-cuda-mps-control` with a
-//! pipe folder that only this node knows. When the node closes the keeper's standard input, or ends in whatever way,
-//! the keeper stops the daemon and removes the folder. So no daemon and no file outlive a node that was killed.
+//! A process of its own keeps the daemon: the keeper, this program again. It starts `nvidia-cuda-mps-control`
+//! with a pipe folder that only this node knows. When the node closes the keeper's standard input, or ends in
+//! whatever way, the keeper stops the daemon and removes the folder. So no daemon and no file outlive a node
+//! that was killed.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -16,20 +17,21 @@ use crate::device::mps::{Daemon, Folder, PIPES};
 use crate::os::remedy::MPS_PROGRAM;
 use crate::os::signals;
 
-/// How the workers of a node share a GPU. Measured on an H200 (see `benches/README.md` for this build's own figures).
+/// How the workers of a node share a GPU. Measured on an H200 (see `benches/README.md` for this build's own
+/// figures).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// Each worker has its own time slices of the GPU. Two workers that both run kernels take turns, at about 145 µs a
-    /// switch; the death or fault of one harms no other.
+    /// Each worker has its own time slices of the GPU. Two workers that both run kernels take turns, at about
+    /// 145 µs a switch; the death or fault of one harms no other.
     #[default]
     Isolated,
-    /// Workers are clients of a private MPS daemon, which the node starts and stops: their kernels overlap, and a round
-    /// trip with a kernel on each side takes a tenth of the time. A worker that dies in the middle of a kernel, or makes
-    /// an illegal access, takes the others on its GPU with it.
+    /// Workers are clients of a private MPS daemon, which the node starts and stops: their kernels overlap,
+    /// and a round trip with a kernel on each side takes a tenth of the time. A worker that dies in the
+    /// middle of a kernel, or makes an illegal access, takes the others on its GPU with it.
     Mps,
     /// [`Mps`](Self::Mps) where there is a GPU and the daemon starts, [`Isolated`](Self::Isolated) otherwise:
-    /// [`Node::time_slices`](crate::node::Node::time_slices) says why, and so does the log. A pipeline with a node of its own
-    /// chooses this if several of its workers are on one GPU.
+    /// [`Node::time_slices`](crate::node::Node::time_slices) says why, and so does the log. A pipeline with a
+    /// node of its own chooses this if several of its workers are on one GPU.
     Auto,
 }
 

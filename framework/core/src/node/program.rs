@@ -34,9 +34,11 @@ impl Transport {
     inside! {
         /// What is going on in the process now.
         pub fn activity(&self) -> Activity {
-            // `busy` is read last: a message counted as received before it is busy for this look or done with.
+            // `busy` is read last: a message counted as received before it is busy for this look or done
+            // with.
             let stats = self.stats();
-            // Waiting senders are counted first: one that stops waiting makes its actor's process busy before that.
+            // Waiting senders are counted first: one that stops waiting makes its actor's process busy before
+            // that.
             let busy = somebody_waits_here(self) || self.is_busy();
             Activity { sent: stats.sent, received: stats.received, busy, leaves_unread: self.leaves_unread() }
         }
@@ -67,7 +69,8 @@ impl ProcessActors {
         if let Some(budget) = identity.gpu_budget {
             transport.set_gpu_budget(budget);
         }
-        // The host pool is always there: large bodies travel in it, and peers' host tensors are mapped through it.
+        // The host pool is always there: large bodies travel in it, and peers' host tensors are mapped
+        // through it.
         let host: Arc<dyn Backend> = HostBackend::new();
         transport.pool(&host, PoolOptions { budget: identity.host_budget, first_chunk: CHUNK_BYTES });
         if identity.process == crate::ids::ProcessId::NODE {
@@ -151,7 +154,8 @@ impl ProcessRuntime for ProcessActors {
     }
 
     fn node_dropped(&self) {
-        // The reader keeps the transport, with its memory and its descriptors, and a program may have many nodes in turn.
+        // The reader keeps the transport, with its memory and its descriptors, and a program may have many
+        // nodes in turn.
         self.transport().stop();
     }
 

@@ -1,15 +1,15 @@
 //! Questions for chunks that the node does not know (yet), and how long they wait.
 //!
-//! An owner publishes a chunk on its control socket and then names it in a frame, which goes through shared memory and
-//! can be quicker. The node may read the question of the frame's receiver before it reads the owner's socket, so an
-//! unknown chunk of a living owner is no answer yet. The node parks the question and sends the owner a ping. What one
-//! process says arrives in order, whether it waited in a queue of that process or not. So the pong comes after all that
-//! the owner had said before the question was asked: a chunk that is unknown then was not published before it was named
-//! (WIRE-1).
+//! An owner publishes a chunk on its control socket and then names it in a frame, which goes through shared
+//! memory and can be quicker. The node may read the question of the frame's receiver before it reads the
+//! owner's socket, so an unknown chunk of a living owner is no answer yet. The node parks the question and
+//! sends the owner a ping. What one process says arrives in order, whether it waited in a queue of that
+//! process or not. So the pong comes after all that the owner had said before the question was asked: a chunk
+//! that is unknown then was not published before it was named (WIRE-1).
 //!
-//! A parked question ends with the chunk, with the pong, or with the death of the owner or of the asker. An owner that
-//! does none of these, because it was stopped, keeps only those waiting that want a chunk nobody can know of. One ping
-//! at a time is under way to an owner, however many ask (MBX-2).
+//! A parked question ends with the chunk, with the pong, or with the death of the owner or of the asker. An
+//! owner that does none of these, because it was stopped, keeps only those waiting that want a chunk nobody
+//! can know of. One ping at a time is under way to an owner, however many ask (MBX-2).
 
 use std::collections::HashMap;
 
@@ -75,7 +75,8 @@ impl Questions {
         *count += 1;
         let owner = self.owners.entry(question.chunk.owner).or_default();
         if owner.under_way {
-            // The pong that is under way may have been sent before the chunk was published: wait for the next.
+            // The pong that is under way may have been sent before the chunk was published: wait for the
+            // next.
             owner.parked.push((owner.pinged + 1, question));
         } else {
             let ping = owner.ping(question.chunk.owner);

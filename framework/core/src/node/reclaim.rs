@@ -1,12 +1,13 @@
 //! Which processes have still to read what a dead one left behind (LEASE-4).
 //!
-//! A process that ends may have forwarded leases in frames that nobody has read yet. Their owners must not drop the
-//! leases of the dead before the readers have posted their own holds. So death is told in two steps. First every
-//! process that lived at the time drains what the dead had posted to it, and says so. When all have, or have ended
-//! themselves, the leases of the dead are *reclaimed*: the node tells the owners, and they drop them.
+//! A process that ends may have forwarded leases in frames that nobody has read yet. Their owners must not
+//! drop the leases of the dead before the readers have posted their own holds. So death is told in two steps.
+//! First every process that lived at the time drains what the dead had posted to it, and says so. When all
+//! have, or have ended themselves, the leases of the dead are *reclaimed*: the node tells the owners, and
+//! they drop them.
 //!
-//! A slot has its next life only after the leases of the last were reclaimed, because cursors on wake pages are kept by
-//! slot.
+//! A slot has its next life only after the leases of the last were reclaimed, because cursors on wake pages
+//! are kept by slot.
 
 use std::collections::{HashMap, HashSet};
 

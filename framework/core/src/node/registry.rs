@@ -200,7 +200,8 @@ impl Registry {
         }
     }
 
-    /// On the head: of all names of that host there are these alone. It may have given others back, and that was not heard.
+    /// On the head: of all names of that host there are these alone. It may have given others back, and that
+    /// was not heard.
     pub(crate) fn release_but(&mut self, host: u16, names: &HashSet<String>) {
         let released = self.elsewhere.extract_if(|name, holder| *holder == host && !names.contains(name));
         let released = released.count();

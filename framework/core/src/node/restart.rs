@@ -8,8 +8,8 @@ use crate::transport::lifecycle::{EndReason, RestartWhen};
 
 /// What becomes of an actor that ended: left alone, or started anew from its arguments, in a new process.
 ///
-/// A budget bounds the restarts, over the actor's whole life or in any window of time; the end that would need one more
-/// is final. Before each restart the supervisor waits, twice as long as before the last one.
+/// A budget bounds the restarts, over the actor's whole life or in any window of time; the end that would
+/// need one more is final. Before each restart the supervisor waits, twice as long as before the last one.
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,8 +40,8 @@ impl Restart {
         Restart::new(RestartWhen::Never, 0)
     }
 
-    /// At most `budget` restarts, after failures: everything but a stop that the actor asked for itself, such as a panic
-    /// in a handler, an exit of its process, a signal. `budget` is counted up to 65,536.
+    /// At most `budget` restarts, after failures: everything but a stop that the actor asked for itself, such
+    /// as a panic in a handler, an exit of its process, a signal. `budget` is counted up to 65,536.
     pub const fn on_failure(budget: u32) -> Self {
         Restart::new(RestartWhen::Failed, budget)
     }
@@ -71,25 +71,27 @@ impl Restart {
         self
     }
 
-    /// Waits for `first` before the first of the restarts that count, twice as long before each further one, and never
-    /// longer than `most`; 10 ms and 5 s unless said otherwise.
+    /// Waits for `first` before the first of the restarts that count, twice as long before each further one,
+    /// and never longer than `most`; 10 ms and 5 s unless said otherwise.
     pub const fn backoff(mut self, first: Duration, most: Duration) -> Self {
         self.first = first;
         self.most = most;
         self
     }
 
-    /// Lets an actor that is started [on another host](super::Spawn::on) go on on a third one, or on the one that starts it, when its host
-    /// is lost or leaves the node: on the one with the fewest actors at that moment. Without this it is given up with its host.
+    /// Lets an actor that is started [on another host](super::Spawn::on) go on on a third one, or on the one
+    /// that starts it, when its host is lost or leaves the node: on the one with the fewest actors at that
+    /// moment. Without this it is given up with its host.
     ///
-    /// Each life is made from the same arguments, under the same identity: its addresses stay valid on all hosts, its names stay its own,
-    /// and whoever watches it hears of the end and of the next life. What was in its mailbox or on its way is lost; an ask that it had
-    /// accepted ends with an error that names the lost host; who sends meanwhile waits. A next life begins only when nothing of the last one
-    /// can run any more: 15 s after a host fell silent, or when it has left in order. Losses of hosts are counted and spaced by this policy,
-    /// apart from the ends that a host restarts it after, which it counts anew.
+    /// Each life is made from the same arguments, under the same identity: its addresses stay valid on all
+    /// hosts, its names stay its own, and whoever watches it hears of the end and of the next life. What was
+    /// in its mailbox or on its way is lost; an ask that it had accepted ends with an error that names the
+    /// lost host; who sends meanwhile waits. A next life begins only when nothing of the last one can run any
+    /// more: 15 s after a host fell silent, or when it has left in order. Losses of hosts are counted and
+    /// spaced by this policy, apart from the ends that a host restarts it after, which it counts anew.
     ///
-    /// The host that has started it knows where it lives, so it ends with that host. Nothing changes for one that is started on this host, nor
-    /// for the stages of a pipeline.
+    /// The host that has started it knows where it lives, so it ends with that host. Nothing changes for one
+    /// that is started on this host, nor for the stages of a pipeline.
     #[cfg(feature = "hosts")]
     pub const fn on_other_hosts(mut self) -> Self {
         self.on_other_hosts = true;

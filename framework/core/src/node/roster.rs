@@ -23,7 +23,8 @@ pub(crate) struct ActorEntry {
     pub(crate) away: bool,
     /// It is not where it was started, or will not be.
     moved: bool,
-    /// The device that the tensors of its messages are brought to, or the GPU that it works on, in each of its lives.
+    /// The device that the tensors of its messages are brought to, or the GPU that it works on, in each of
+    /// its lives.
     #[cfg(feature = "hosts")]
     device: Option<DeviceId>,
 }
@@ -78,7 +79,8 @@ impl Roster {
         self.living.insert(process);
     }
 
-    /// Removes a process and its actors, and returns those. Actors that are away stay: they come back elsewhere.
+    /// Removes a process and its actors, and returns those. Actors that are away stay: they come back
+    /// elsewhere.
     pub(crate) fn leave(&mut self, process: ProcessId) -> Vec<ActorId> {
         self.living.remove(&process);
         self.next_index.remove(&process);
@@ -122,7 +124,8 @@ impl Roster {
         self.actors.values().filter(|a| a.location.process == process).count()
     }
 
-    /// Its actors, also those that are being created: somebody may have their addresses. Not those between two lives.
+    /// Its actors, also those that are being created: somebody may have their addresses. Not those between
+    /// two lives.
     pub(crate) fn those_in(&self, process: ProcessId) -> Vec<ActorId> {
         let there = |entry: &ActorEntry| entry.location.process == process && !entry.away;
         self.actors.iter().filter(|(_, entry)| there(entry)).map(|(actor, _)| *actor).collect()
@@ -152,7 +155,8 @@ impl Roster {
         ActorId::roaming(self.host, self.last_actor)
     }
 
-    /// Makes a location in `process` for a life of an actor that roams, which [`started`](Self::started) begins. It is not known here.
+    /// Makes a location in `process` for a life of an actor that roams, which [`started`](Self::started)
+    /// begins. It is not known here.
     #[cfg(feature = "hosts")]
     pub(crate) fn take_in(
         &mut self,

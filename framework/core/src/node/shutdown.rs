@@ -1,19 +1,21 @@
 //! When nothing is under way between the processes any more, and what a shutdown reports.
 //!
-//! A message in a ring is in no process, so no process can say that all is quiet. The node asks every process for the
-//! messages that it has sent and received and whether it is busy. All is quiet when two rounds of answers in a row say
-//! the same, nobody is busy in either, and as many messages were received as sent (Mattern's four counters): a message
-//! that was under way during the first round would have been counted as sent there, and as received by the second.
+//! A message in a ring is in no process, so no process can say that all is quiet. The node asks every process
+//! for the messages that it has sent and received and whether it is busy. All is quiet when two rounds of
+//! answers in a row say the same, nobody is busy in either, and as many messages were received as sent
+//! (Mattern's four counters): a message that was under way during the first round would have been counted as
+//! sent there, and as received by the second.
 //!
-//! A death takes its counts with it, and what the others exchanged with the dead stays in theirs. So after a death the
-//! sums mean nothing, not even if they happen to agree. All is quiet then when nobody is busy and nothing changes for
-//! `STILL_ROUNDS` rounds, a tenth of a second; an unread message makes its receiver busy
-//! ([`Activity::busy`](crate::node::host::Activity)). The same holds where a process has given up a peer that broke the
-//! protocol: it never receives what that peer had sent and goes on sending.
+//! A death takes its counts with it, and what the others exchanged with the dead stays in theirs. So after a
+//! death the sums mean nothing, not even if they happen to agree. All is quiet then when nobody is busy and
+//! nothing changes for `STILL_ROUNDS` rounds, a tenth of a second; an unread message makes its receiver busy
+//! ([`Activity::busy`](crate::node::host::Activity)). The same holds where a process has given up a peer that
+//! broke the protocol: it never receives what that peer had sent and goes on sending.
 //!
-//! The head of several hosts asks them too: each asks its own processes, once in a round, and answers with their sums. What is on its
-//! way between two hosts is in no count, but keeps the sender's gateway busy until the other host's mailbox has taken it, and an ask
-//! until it is answered. So whoever was sent to between two rounds shows it by its counts, as within a host.
+//! The head of several hosts asks them too: each asks its own processes, once in a round, and answers with
+//! their sums. What is on its way between two hosts is in no count, but keeps the sender's gateway busy until
+//! the other host's mailbox has taken it, and an ask until it is answered. So whoever was sent to between two
+//! rounds shows it by its counts, as within a host.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitStatus;

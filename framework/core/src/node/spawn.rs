@@ -119,7 +119,8 @@ impl Node {
         self.supervisor().spawn_worker(name)
     }
 
-    /// Makes a mailbox in the node's own process, for this program to read. Its address can be given to actors.
+    /// Makes a mailbox in the node's own process, for this program to read. Its address can be given to
+    /// actors.
     ///
     /// # Errors
     /// There are too many, or the node is shutting down.
@@ -145,7 +146,8 @@ impl Node {
         Ok((Address::new(Arc::clone(transport), actor, location), channel))
     }
 
-    /// Makes a group of actors, for [`Spawn::group`]. The name is for logs and reports; two groups may have the same.
+    /// Makes a group of actors, for [`Spawn::group`]. The name is for logs and reports; two groups may have
+    /// the same.
     ///
     /// ```no_run
     /// # use tensorpost::prelude::*;
@@ -170,8 +172,8 @@ impl Node {
         Group::new(name, strategy)
     }
 
-    /// Watches the actor behind `address`: tells when a life of it ends, when the next one takes messages, and when its
-    /// supervisor gives up. If it is down at this moment, that is the first event.
+    /// Watches the actor behind `address`: tells when a life of it ends, when the next one takes messages,
+    /// and when its supervisor gives up. If it is down at this moment, that is the first event.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -193,11 +195,12 @@ impl Node {
         Watch::begin(address)
     }
 
-    /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor answers.
+    /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor
+    /// answers.
     ///
     /// # Errors
-    /// There is none, it does not handle `M`, or the node is shutting down. An actor of another host says only of asks that it does
-    /// not handle them.
+    /// There is none, it does not handle `M`, or the node is shutting down. An actor of another host says
+    /// only of asks that it does not handle them.
     pub fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
         let found = self.block_on(lookup::<M>(self.transport(), name, None))?;
         found.await_link();
@@ -217,8 +220,8 @@ impl Node {
         Registry::new(Arc::clone(self.transport()))
     }
 
-    /// Opens a stream of this process on the host device, with the process's memory there: to make tensors to send, and
-    /// to read those that come.
+    /// Opens a stream of this process on the host device, with the process's memory there: to make tensors to
+    /// send, and to read those that come.
     ///
     /// # Errors
     /// The process has no clock left.
@@ -226,8 +229,8 @@ impl Node {
         self.stream(&Device::host())
     }
 
-    /// Opens a stream of this process on a device, with the process's memory there. On a GPU this opens a context in
-    /// this process, which is no client of [`Sharing::Mps`](super::Sharing::Mps).
+    /// Opens a stream of this process on a device, with the process's memory there. On a GPU this opens a
+    /// context in this process, which is no client of [`Sharing::Mps`](super::Sharing::Mps).
     ///
     /// # Errors
     /// The device cannot be opened, or the process has no clock left.
@@ -236,8 +239,9 @@ impl Node {
         DeviceStream::new(transport.pool_for(device.id())?, Arc::clone(transport.domain()))
     }
 
-    /// Runs a future on this thread, in a tokio runtime with time: for sends and asks from a program that is not async.
-    /// Make timers inside the future, as in `async { timeout(limit, asked).await }`: outside of it there is no runtime for them.
+    /// Runs a future on this thread, in a tokio runtime with time: for sends and asks from a program that is
+    /// not async. Make timers inside the future, as in `async { timeout(limit, asked).await }`: outside of it
+    /// there is no runtime for them.
     ///
     /// # Panics
     /// Inside another async runtime.
@@ -245,7 +249,8 @@ impl Node {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         match runtime {
             Ok(runtime) => runtime.block_on(future),
-            // Without I/O a runtime needs nothing of the system, and without one there is nothing to go on with.
+            // Without I/O a runtime needs nothing of the system, and without one there is nothing to go on
+            // with.
             Err(error) => panic!("no runtime: {error}"),
         }
     }
@@ -333,15 +338,16 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// What people see of it: in logs, metrics, reports of hangs and [`Env::name`](crate::actor::Env::name). Unless said
-    /// otherwise that is its name, or else the last part of its type's path. Several actors may have the same.
+    /// What people see of it: in logs, metrics, reports of hangs and [`Env::name`](crate::actor::Env::name).
+    /// Unless said otherwise that is its name, or else the last part of its type's path. Several actors may
+    /// have the same.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(cut(label.into(), MAX_NAME));
         self
     }
 
-    /// Puts it into a worker that runs already, see [`Node::worker`]. That of an actor which was started on another host (`.on(..)`) is one,
-    /// too: the actor is started there, beside that one.
+    /// Puts it into a worker that runs already, see [`Node::worker`]. That of an actor which was started on
+    /// another host (`.on(..)`) is one, too: the actor is started there, beside that one.
     pub fn worker(mut self, worker: WorkerId) -> Self {
         self.worker = Some(worker);
         self
@@ -353,13 +359,14 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// Copies the tensors of its messages to a device, its own for example, before a handler sees them: by one copy on
-    /// the device if the two devices reach each other, through page-locked host memory if not. Tensors that are there
-    /// already are not copied. Without this, a tensor of another GPU is read where it is.
+    /// Copies the tensors of its messages to a device, its own for example, before a handler sees them: by
+    /// one copy on the device if the two devices reach each other, through page-locked host memory if not.
+    /// Tensors that are there already are not copied. Without this, a tensor of another GPU is read where it
+    /// is.
     ///
-    /// The copies are this process's own, each in memory of the pool on that device; a message that finds the pool full
-    /// waits, and those behind it. A message from the same process is encoded and decoded for it, as if it came from
-    /// another. Replies to the actor's own asks are not copied.
+    /// The copies are this process's own, each in memory of the pool on that device; a message that finds the
+    /// pool full waits, and those behind it. A message from the same process is encoded and decoded for it,
+    /// as if it came from another. Replies to the actor's own asks are not copied.
     pub fn receive_on(mut self, device: Device) -> Self {
         self.receive_on = Some(device.id());
         self
@@ -379,16 +386,18 @@ impl<A: RemoteActor> Spawn<'_, A> {
 
     /// How many streams its worker has on each GPU, from 1 to 30: 1 unless said otherwise, which is its
     /// [own](crate::actor::Env::stream). More are for what it makes with
-    /// [`with_new_stream`](crate::tensor::DeviceStream::with_new_stream), and for actors that are put into its worker later, which
-    /// otherwise share. Each makes the start longer (on an H200 0.14 s with one, 0.22 s with six) and leaves room for fewer processes under MPS. A
-    /// worker that runs [already](Self::worker) keeps what it has: six.
+    /// [`with_new_stream`](crate::tensor::DeviceStream::with_new_stream), and for actors that are put into
+    /// its worker later, which otherwise share. Each makes the start longer (on an H200 0.14 s with one, 0.22
+    /// s with six) and leaves room for fewer processes under MPS. A worker that runs [already](Self::worker)
+    /// keeps what it has: six.
     pub fn streams(mut self, count: usize) -> Self {
         self.streams = count;
         self
     }
 
-    /// Sets the bytes that its worker's pool on each GPU may take, where that is not what
-    /// [the node](super::NodeBuilder::gpu_budget) says. A worker that runs [already](Self::worker) keeps what it has.
+    /// Sets the bytes that its worker's pool on each GPU may take, where that is not what [the
+    /// node](super::NodeBuilder::gpu_budget) says. A worker that runs [already](Self::worker) keeps what it
+    /// has.
     pub fn gpu_budget(mut self, bytes: u64) -> Self {
         self.gpu_budget = Some(GpuBudget::Bytes(bytes));
         self
@@ -400,23 +409,25 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// Sets its restart policy; [`Restart::never`] unless said otherwise. The supervisor starts it anew from the same
-    /// arguments, under the same identity, so its addresses stay valid and its names stay its own (DEATH-2). Its state
-    /// and its mailbox are lost. A first start that fails is not repeated: [`start`](Self::start) reports it.
+    /// Sets its restart policy; [`Restart::never`] unless said otherwise. The supervisor starts it anew from
+    /// the same arguments, under the same identity, so its addresses stay valid and its names stay its own
+    /// (DEATH-2). Its state and its mailbox are lost. A first start that fails is not repeated:
+    /// [`start`](Self::start) reports it.
     pub fn restart(mut self, policy: Restart) -> Self {
         self.how.restart = policy;
         self
     }
 
-    /// Keeps `count` processes waiting that have started, joined the node and opened the actor's device, so that after a
-    /// death the actor goes on in one of them: the process and, on a GPU, its context are there already. 0 unless said
-    /// otherwise, up to [`Node::MAX_SPARES`], and only with a [restart policy](Self::restart), whose backoff holds. What `create` and
-    /// `prepare` do is not done before.
+    /// Keeps `count` processes waiting that have started, joined the node and opened the actor's device, so
+    /// that after a death the actor goes on in one of them: the process and, on a GPU, its context are there
+    /// already. 0 unless said otherwise, up to [`Node::MAX_SPARES`], and only with a [restart
+    /// policy](Self::restart), whose backoff holds. What `create` and `prepare` do is not done before.
     ///
-    /// They are started in the background when the actor runs, and again when one was used or has ended; each is a process of
-    /// its own with all that this costs, on a GPU some 500 MiB of its memory, and counts as one of the node's.
-    /// [`Node::workers`](super::Node::workers) lists them as [`Spare`](super::WorkerState::Spare). Under MPS a
-    /// worker that dies in the middle of a kernel, or by a fault of its GPU, takes its spares with it, and the next life is started as without.
+    /// They are started in the background when the actor runs, and again when one was used or has ended; each
+    /// is a process of its own with all that this costs, on a GPU some 500 MiB of its memory, and counts as
+    /// one of the node's. [`Node::workers`](super::Node::workers) lists them as
+    /// [`Spare`](super::WorkerState::Spare). Under MPS a worker that dies in the middle of a kernel, or by a
+    /// fault of its GPU, takes its spares with it, and the next life is started as without.
     pub fn spares(mut self, count: u32) -> Self {
         self.spares = count;
         self
@@ -431,7 +442,8 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// Starts it, and its worker unless one was given. Blocks until it takes messages.
     ///
     /// # Errors
-    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare` returned.
+    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare`
+    /// returned.
     pub fn start(self) -> Result<Spawned<A>, ActorError> {
         let type_name = std::any::type_name::<A>();
         if self.spares > Node::MAX_SPARES || self.spares > 0 && !self.how.restart.when().after(true) {

@@ -15,8 +15,8 @@ use crate::message::{GpuMessage, message_key};
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 
-/// An actor that was started: one handle for all messages that it takes. It can be cloned and kept. The actor does not end
-/// with it.
+/// An actor that was started: one handle for all messages that it takes. It can be cloned and kept. The actor
+/// does not end with it.
 ///
 /// ```no_run
 /// use tensorpost::prelude::*;
@@ -69,8 +69,8 @@ pub struct Spawned<A> {
 }
 
 impl<A: RemoteActor> Spawned<A> {
-    /// Its address for messages of type `M`, to send along, or for whoever is to know no more of it. If `A` handles `M` but
-    /// does not list it in [`RemoteActor::handles`], sends give the message back and say so.
+    /// Its address for messages of type `M`, to send along, or for whoever is to know no more of it. If `A`
+    /// handles `M` but does not list it in [`RemoteActor::handles`], sends give the message back and say so.
     pub fn address<M: GpuMessage>(&self) -> Address<M>
     where
         A: Handler<M>,
@@ -80,7 +80,8 @@ impl<A: RemoteActor> Spawned<A> {
         if takes { address } else { address.only(Arc::clone(&self.takes)) }
     }
 
-    /// [`Address::send`] to it. Who sends much keeps an [`address`](Self::address), which knows the way already.
+    /// [`Address::send`] to it. Who sends much keeps an [`address`](Self::address), which knows the way
+    /// already.
     ///
     /// # Errors
     /// [`SendError`] gives the message back.

@@ -1,20 +1,20 @@
 //! The node's part in a death: who must know what before anybody is released (DEATH-1, DEATH-3).
 //!
-//! The news goes in rounds. In each, the node tells everybody alive what is new (certificates of the dead, ranges that
-//! others have marked), and they answer with the ranges of their own that follow. The next round tells these answers. A
-//! round that brings nothing new is the last; then the node releases the clocks of the dead. Four processes in a chain
-//! take four rounds, which is milliseconds.
+//! The news goes in rounds. In each, the node tells everybody alive what is new (certificates of the dead,
+//! ranges that others have marked), and they answer with the ranges of their own that follow. The next round
+//! tells these answers. A round that brings nothing new is the last; then the node releases the clocks of the
+//! dead. Four processes in a chain take four rounds, which is milliseconds.
 //!
-//! Deaths that happen meanwhile join in: nobody is released before all is known. A new certificate is told at once,
-//! outside of the rounds, because a message between two living processes may name a clock of the dead that its receiver
-//! has never seen, and the word that a process has ended does not wait for a round: a certificate never comes after it.
-//! A process that dies has nothing more to answer: its own certificate covers what it had not marked, because marked
-//! values cannot have passed before the release.
+//! Deaths that happen meanwhile join in: nobody is released before all is known. A new certificate is told at
+//! once, outside of the rounds, because a message between two living processes may name a clock of the dead
+//! that its receiver has never seen, and the word that a process has ended does not wait for a round: a
+//! certificate never comes after it. A process that dies has nothing more to answer: its own certificate
+//! covers what it had not marked, because marked values cannot have passed before the release.
 //!
-//! A process that does not answer within [`PATIENCE`] may be stopped, and must not keep the others waiting. It is then
-//! *late*: whatever it had not done by then counts as tainted until it has answered the last round it was told of. It
-//! does not believe its clocks before that either: it sees on the epoch page that it is behind
-//! ([`EpochPage`](crate::clock::taint::EpochPage)).
+//! A process that does not answer within [`PATIENCE`] may be stopped, and must not keep the others waiting.
+//! It is then *late*: whatever it had not done by then counts as tainted until it has answered the last round
+//! it was told of. It does not believe its clocks before that either: it sees on the epoch page that it is
+//! behind ([`EpochPage`](crate::clock::taint::EpochPage)).
 //!
 //! Nothing here touches a socket, a page or a clock: it is bookkeeping, and the model in `tests` runs it.
 
@@ -47,7 +47,8 @@ pub struct Rounds {
     /// All news so far.
     table: Table,
     living: BTreeSet<ProcessId>,
-    /// Processes that have done nothing yet. They are told, and not waited for: opening a device takes longer.
+    /// Processes that have done nothing yet. They are told, and not waited for: opening a device takes
+    /// longer.
     opening: BTreeSet<ProcessId>,
     round: u64,
     /// The processes that have not answered the present round.
@@ -64,8 +65,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// A process has joined. What it must know before anything else, if there is anything. No round waits for it before
-    /// it is [ready](Self::ready).
+    /// A process has joined. What it must know before anything else, if there is anything. No round waits for
+    /// it before it is [ready](Self::ready).
     pub fn joined(&mut self, process: ProcessId) -> Option<TaintUpdate> {
         self.living.insert(process);
         self.opening.insert(process);
@@ -75,8 +76,8 @@ impl Rounds {
         (!update.is_empty()).then_some(update)
     }
 
-    /// A process that joined begins to work. Whatever it was told by now it takes in before it has a link to anybody,
-    /// because that comes the same way.
+    /// A process that joined begins to work. Whatever it was told by now it takes in before it has a link to
+    /// anybody, because that comes the same way.
     pub fn ready(&mut self, process: ProcessId) {
         self.opening.remove(&process);
     }
@@ -95,8 +96,9 @@ impl Rounds {
         self.last_dead = Some(process);
         self.waiting.remove(&process);
         if !self.waiting.is_empty() {
-            // Under the number of the round that is on. It stays in the next one too, which is waited for: what anybody
-            // marks because of it comes before the answer to that. Until then an answer more changes nothing.
+            // Under the number of the round that is on. It stays in the next one too, which is waited for:
+            // what anybody marks because of it comes before the answer to that. Until then an answer more
+            // changes nothing.
             let update = TaintUpdate {
                 round: self.round,
                 deaths: vec![certificate.clone()],
@@ -145,8 +147,8 @@ impl Rounds {
         self.deadline
     }
 
-    /// The time for the round is up: it goes on without those who have not answered. `values` are their clocks as they
-    /// stand now.
+    /// The time for the round is up: it goes on without those who have not answered. `values` are their
+    /// clocks as they stand now.
     pub fn overdue(
         &mut self,
         now: Instant,

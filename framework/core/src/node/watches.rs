@@ -1,10 +1,11 @@
 //! Which processes watch which actors, and how actors that are down went down.
 //!
-//! Processes watch actors here; which actor inside a process watches is that process's affair. Watching goes by way of
-//! the node, also within one process: only the node knows whether another life follows, and all who watch see one order
-//! of events.
+//! Processes watch actors here; which actor inside a process watches is that process's affair. Watching goes
+//! by way of the node, also within one process: only the node knows whether another life follows, and all who
+//! watch see one order of events.
 //!
-//! Bounded (MBX-2): of actors that are gone, the last [`MAX_GIVEN_UP`] are remembered with the reason of their end.
+//! Bounded (MBX-2): of actors that are gone, the last [`MAX_GIVEN_UP`] are remembered with the reason of
+//! their end.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

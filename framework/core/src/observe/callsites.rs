@@ -1,11 +1,13 @@
 //! Callsites for events whose fields are only known when they come: those of workers.
 //!
-//! `tracing` wants the names of an event's fields when a program is built. The node makes a callsite for each set of
-//! names that a worker uses, and keeps it for good, as `tracing` asks for. A worker chooses its names, so how many are
-//! kept is bounded (MBX-2), a name has to look like one (WIRE-1), and none takes the place of the node's own. What does
-//! not fit is not lost: [`log::emit`](super::log::emit) puts it into the field `fields`, as text.
+//! `tracing` wants the names of an event's fields when a program is built. The node makes a callsite for each
+//! set of names that a worker uses, and keeps it for good, as `tracing` asks for. A worker chooses its names,
+//! so how many are kept is bounded (MBX-2), a name has to look like one (WIRE-1), and none takes the place of
+//! the node's own. What does not fit is not lost: [`log::emit`](super::log::emit) puts it into the field
+//! `fields`, as text.
 //!
-//! Used by [`log`](super::log) alone. One lock, held for a look-up and no longer; a callsite is registered outside of it.
+//! Used by [`log`](super::log) alone. One lock, held for a look-up and no longer; a callsite is registered
+//! outside of it.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, OnceLock};
@@ -95,8 +97,8 @@ fn make(severity: Severity, names: &[String]) -> &'static Site {
     site
 }
 
-/// Gives an event to the subscriber of this thread: the node's own fields, in the order of [`OWN`], and others by name.
-/// Returns false, and gives nothing, where no callsite is left for these names.
+/// Gives an event to the subscriber of this thread: the node's own fields, in the order of [`OWN`], and
+/// others by name. Returns false, and gives nothing, where no callsite is left for these names.
 pub(super) fn event(
     severity: Severity,
     own: [Option<&dyn Value>; OWN.len()],

@@ -1,7 +1,9 @@
-//! The context of a span, which travels with a message to the span of its handler, in another process or in this one.
+//! The context of a span, which travels with a message to the span of its handler, in another process or in
+//! this one.
 //!
-//! It is what W3C's Trace Context calls `traceparent`: trace, span and flags. Only a sampled span has one here: nothing is sent
-//! of others, and nobody is asked to record what the first has decided not to. `tracestate` does not travel.
+//! It is what W3C's Trace Context calls `traceparent`: trace, span and flags. Only a sampled span has one
+//! here: nothing is sent of others, and nobody is asked to record what the first has decided not to.
+//! `tracestate` does not travel.
 //!
 //! Without the feature `otel` there is never one, and the type has no size.
 //!
@@ -63,7 +65,8 @@ impl TraceContext {
         Span::none()
     }
 
-    /// Makes a span that may begin a trace. Without the feature `otel`, `span` is not called, and the result is none.
+    /// Makes a span that may begin a trace. Without the feature `otel`, `span` is not called, and the result
+    /// is none.
     #[inline]
     #[must_use]
     pub fn root(span: impl FnOnce() -> Span) -> Span {
@@ -86,8 +89,8 @@ impl TraceContext {
         false
     }
 
-    /// Takes it from behind a body that has one. A process may lie about it: what is no context counts as none, and the worst
-    /// that another can do is to name a span that is not its own (WIRE-1).
+    /// Takes it from behind a body that has one. A process may lie about it: what is no context counts as
+    /// none, and the worst that another can do is to name a span that is not its own (WIRE-1).
     #[inline]
     pub(crate) fn split(body: &[u8]) -> (&[u8], Self) {
         let Some((body, context)) = body.split_last_chunk::<CONTEXT_BYTES>() else {

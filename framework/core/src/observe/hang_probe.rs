@@ -49,8 +49,8 @@ pub struct ActorProbe {
     pub actor: ActorId,
     /// Its name.
     pub name: String,
-    /// Messages accepted and not done with; of an actor [that may wait](crate::actor::Handles::waits), the one that is being
-    /// handled.
+    /// Messages accepted and not done with; of an actor [that may wait](crate::actor::Handles::waits), the
+    /// one that is being handled.
     pub open: u64,
     /// Grows with every handler call that returns, and with every handler's result that resolves.
     pub moved: u64,

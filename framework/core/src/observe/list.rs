@@ -1,7 +1,7 @@
 //! Lists of other processes, of which no more is kept than anybody looks at (MBX-2).
 //!
-//! Two bytes of a message can be an element of a hundred, and a message of 8 MiB a list of which 256 elements count. So a list
-//! that has a bound is cut while it is read, and not afterwards.
+//! Two bytes of a message can be an element of a hundred, and a message of 8 MiB a list of which 256 elements
+//! count. So a list that has a bound is cut while it is read, and not afterwards.
 
 use std::fmt;
 use std::marker::PhantomData;

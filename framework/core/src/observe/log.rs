@@ -1,11 +1,12 @@
 //! Events of a worker's log, on their way to the node.
 //!
-//! A worker's [`Forward`] layer turns each `tracing` event into a [`LogRecord`] and offers it to a [`LogSink`], which
-//! never waits: an event that finds no room is dropped and counted there. The node gives what arrives to its own
-//! subscriber with [`emit`]. Everything in a record is bounded (MBX-2); what is longer is cut.
+//! A worker's [`Forward`] layer turns each `tracing` event into a [`LogRecord`] and offers it to a
+//! [`LogSink`], which never waits: an event that finds no room is dropped and counted there. The node gives
+//! what arrives to its own subscriber with [`emit`]. Everything in a record is bounded (MBX-2); what is
+//! longer is cut.
 //!
-//! A worker that dies takes with it the events that it had not sent yet; what was sent is read before its death is
-//! handled. A panic is an event too, written before the thread unwinds.
+//! A worker that dies takes with it the events that it had not sent yet; what was sent is read before its
+//! death is handled. A panic is an event too, written before the thread unwinds.
 
 use std::fmt::{self, Write};
 use std::io::Write as _;
@@ -89,8 +90,8 @@ impl LogRecord {
         self.target.len() + self.message.len() + file + fields.chain(spans).sum::<usize>()
     }
 
-    /// The record of another process as it can be kept and shown: a process of ours keeps to the bounds, and another might
-    /// not (WIRE-1).
+    /// The record of another process as it can be kept and shown: a process of ours keeps to the bounds, and
+    /// another might not (WIRE-1).
     pub(crate) fn bounded(self) -> Self {
         self.with_texts(shown)
     }
@@ -277,11 +278,12 @@ fn panic_record(info: &PanicHookInfo<'_>) -> LogRecord {
     }
 }
 
-/// Gives a worker's record to the subscriber of this thread, under the target `tensorpost::worker`. `tracing` fixes
-/// targets when a program is built, so the worker's own is the field `origin`.
+/// Gives a worker's record to the subscriber of this thread, under the target `tensorpost::worker`. `tracing`
+/// fixes targets when a program is built, so the worker's own is the field `origin`.
 ///
-/// The record's fields are fields of the event. One whose name cannot be one, or is the node's, is in the field `fields`, as
-/// text; all are where workers use too many different sets of names. `on_host` is the host of the worker, where that is another one.
+/// The record's fields are fields of the event. One whose name cannot be one, or is the node's, is in the
+/// field `fields`, as text; all are where workers use too many different sets of names. `on_host` is the host
+/// of the worker, where that is another one.
 pub fn emit(on_host: Option<&str>, worker: &str, record: &LogRecord) {
     let LogRecord { target: origin, message, .. } = record;
     let (named, others): (Vec<_>, Vec<_>) =
@@ -326,7 +328,8 @@ pub fn emit(on_host: Option<&str>, worker: &str, record: &LogRecord) {
     }
 }
 
-/// A field's value, which travels as text: numbers and truth values are what they look like, so that a count stays one.
+/// A field's value, which travels as text: numbers and truth values are what they look like, so that a count
+/// stays one.
 fn typed(text: &str) -> Box<dyn Value + '_> {
     fn is<'a, T: Value + std::str::FromStr + ToString + 'static>(text: &str) -> Option<Box<dyn Value + 'a>> {
         let value = text.parse::<T>().ok().filter(|value| value.to_string() == text)?;

@@ -1,12 +1,12 @@
 //! Progress for people: rates, queues and bytes in flight, while a program runs.
 //!
-//! On a terminal a few rows, one for each stage, are written over and over; elsewhere (a file, a pipe, a CI log) a plain
-//! line comes every few seconds; [`ProgressDisplay::off`] writes nothing. What is shown comes from a closure, so a node or
-//! anything else can be shown. A thread of its own asks it, so a slow source delays nobody. A pipeline has such a thread,
-//! and writes by itself with a [`ProgressWriter`].
+//! On a terminal a few rows, one for each stage, are written over and over; elsewhere (a file, a pipe, a CI
+//! log) a plain line comes every few seconds; [`ProgressDisplay::off`] writes nothing. What is shown comes
+//! from a closure, so a node or anything else can be shown. A thread of its own asks it, so a slow source
+//! delays nobody. A pipeline has such a thread, and writes by itself with a [`ProgressWriter`].
 //!
-//! **On drop** the thread asks once more, writes that with the rates of the whole run, and has ended when `drop` returns. Whatever
-//! cannot be written is not written: progress fails nobody.
+//! **On drop** the thread asks once more, writes that with the rates of the whole run, and has ended when
+//! `drop` returns. Whatever cannot be written is not written: progress fails nobody.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -67,7 +67,8 @@ pub struct ProgressWriter<W> {
     drawn: usize,
 }
 
-/// A running display; see the module. [`Node::progress`](crate::node::Node::progress) shows the actors of a node.
+/// A running display; see the module. [`Node::progress`](crate::node::Node::progress) shows the actors of a
+/// node.
 ///
 /// ```
 /// use std::sync::Arc;

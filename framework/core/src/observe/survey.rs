@@ -1,9 +1,9 @@
-//! What a process shows of its memory and its links to whoever looks with the console: pools with who holds what, and how
-//! much went over each link.
+//! What a process shows of its memory and its links to whoever looks with the console: pools with who holds
+//! what, and how much went over each link.
 //!
-//! The control thread of a process takes it, about as often as somebody looks and at most ten times a second. Nothing is
-//! counted for it that is not counted anyway. What a sender has locked at that moment is left out rather than waited for
-//! (CON-1).
+//! The control thread of a process takes it, about as often as somebody looks and at most ten times a second.
+//! Nothing is counted for it that is not counted anyway. What a sender has locked at that moment is left out
+//! rather than waited for (CON-1).
 
 use std::time::Duration;
 
@@ -85,12 +85,14 @@ pub struct SentReport {
     pub index: u16,
     /// Messages that were sent to it.
     pub sent: u64,
-    /// Of them, those that it is done with. The others wait in the ring or in its mailbox, or are being handled.
+    /// Of them, those that it is done with. The others wait in the ring or in its mailbox, or are being
+    /// handled.
     pub done: u64,
 }
 
 impl Survey {
-    /// The survey of another process as it can be kept: one of ours keeps to the bounds, and another might not (WIRE-1).
+    /// The survey of another process as it can be kept: one of ours keeps to the bounds, and another might
+    /// not (WIRE-1).
     pub(crate) fn bounded(mut self) -> Self {
         self.links
             .iter_mut()

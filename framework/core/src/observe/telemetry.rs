@@ -1,4 +1,5 @@
-//! What a worker's subscriber has beside the layer that forwards its log: the program's own, for OpenTelemetry for example.
+//! What a worker's subscriber has beside the layer that forwards its log: the program's own, for
+//! OpenTelemetry for example.
 
 use tracing_subscriber::{Layer, Registry};
 
@@ -15,8 +16,8 @@ impl Telemetry {
         Telemetry { layer: Box::new(layer), at_end: None }
     }
 
-    /// Has a worker that ends in order call this at last: to send what an exporter has kept until then. A worker that is
-    /// killed, or panics, does not.
+    /// Has a worker that ends in order call this at last: to send what an exporter has kept until then. A
+    /// worker that is killed, or panics, does not.
     #[must_use]
     pub fn at_end(mut self, call: impl FnOnce() + Send + 'static) -> Self {
         self.at_end = Some(Box::new(call));

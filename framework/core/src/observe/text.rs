@@ -1,9 +1,9 @@
-//! Texts for people: numbers, times and sizes in the one form that progress, reports and the console share; and texts of
-//! other processes, cut and escaped before anybody is shown them.
+//! Texts for people: numbers, times and sizes in the one form that progress, reports and the console share;
+//! and texts of other processes, cut and escaped before anybody is shown them.
 //!
-//! A worker chose the text that says why it fails, and what its log has. The text could be of any length, begin a line
-//! that looks like the node's, or move the cursor of a terminal. So it is cut and made plain once, where it comes in,
-//! and whoever shows it later need not think of that.
+//! A worker chose the text that says why it fails, and what its log has. The text could be of any length,
+//! begin a line that looks like the node's, or move the cursor of a terminal. So it is cut and made plain
+//! once, where it comes in, and whoever shows it later need not think of that.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,8 +11,9 @@ use std::time::Duration;
 /// Begins each line of such a text but the first, so that none of them can pass for a line of anybody else's.
 pub(crate) const CONTINUED: &str = "\n    | ";
 
-/// `text` as it can be shown, in at most `limit` bytes: no control character is left, nor one that changes the direction of
-/// writing, and a line break shows that the text goes on. One that was made so before, on another host, stays as it is.
+/// `text` as it can be shown, in at most `limit` bytes: no control character is left, nor one that changes
+/// the direction of writing, and a line break shows that the text goes on. One that was made so before, on
+/// another host, stays as it is.
 pub(crate) fn shown(mut text: String, limit: usize) -> String {
     text.truncate(text.floor_char_boundary(limit));
     if !text.contains(is_odd) {

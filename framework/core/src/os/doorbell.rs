@@ -1,21 +1,23 @@
-//! Doorbells between processes that do not trust each other: ringing never waits, whatever the other side does.
+//! Doorbells between processes that do not trust each other: ringing never waits, whatever the other side
+//! does.
 //!
-//! A doorbell is a pair of connected sockets. The sleeper keeps one end, the *ear*, and shuts it for reading; it gives the
-//! other end, the *bell*, to one peer. That peer rings by shutting its end for writing, again and again: each call wakes
-//! whoever polls the ear, and none leaves anything behind. So there is no counter to fill, no buffer, no flag of an open
-//! file that both sides share, and nothing that a peer could put into the sleeper's queue, descriptors included.
+//! A doorbell is a pair of connected sockets. The sleeper keeps one end, the *ear*, and shuts it for reading;
+//! it gives the other end, the *bell*, to one peer. That peer rings by shutting its end for writing, again
+//! and again: each call wakes whoever polls the ear, and none leaves anything behind. So there is no counter
+//! to fill, no buffer, no flag of an open file that both sides share, and nothing that a peer could put into
+//! the sleeper's queue, descriptors included.
 //!
-//! An eventfd is no substitute. Its counter and its `O_NONBLOCK` belong to the open file, so a peer that has a descriptor
-//! of it can fill the one and clear the other, and the next ring waits for ever.
+//! An eventfd is no substitute. Its counter and its `O_NONBLOCK` belong to the open file, so a peer that has
+//! a descriptor of it can fill the one and clear the other, and the next ring waits for ever.
 //!
-//! The reader waits for all ears at once, by way of an epoll descriptor of its own: [`Ears`]. It is polled edge-triggered
-//! and never read, as nothing has to be taken out of it.
+//! The reader waits for all ears at once, by way of an epoll descriptor of its own: [`Ears`]. It is polled
+//! edge-triggered and never read, as nothing has to be taken out of it.
 //!
 //! * Crash of the ringer: its bell closes, which wakes the sleeper once.
 //! * Crash of the sleeper: ringing does nothing.
 //!
-//! A ring costs what a write to an eventfd does: 280 ns where nobody sleeps, against 1,000 ns for a byte sent. Each
-//! link has a doorbell of its own, so a peer can spoil the one that it rings, and no other.
+//! A ring costs what a write to an eventfd does: 280 ns where nobody sleeps, against 1,000 ns for a byte
+//! sent. Each link has a doorbell of its own, so a peer can spoil the one that it rings, and no other.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -86,8 +88,9 @@ impl Bell {
     /// One that a peer sent.
     ///
     /// # Errors
-    /// `InvalidData` where it is not a local stream socket (WIRE-1). Both questions are answered by the socket itself, which
-    /// a name under `/proc` is not, and only of local sockets is it known that shutting them waits for nobody.
+    /// `InvalidData` where it is not a local stream socket (WIRE-1). Both questions are answered by the
+    /// socket itself, which a name under `/proc` is not, and only of local sockets is it known that shutting
+    /// them waits for nobody.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let local = matches!(socket_domain(&fd), Ok(AddressFamily::UNIX));
         if !local || !matches!(socket_type(&fd), Ok(SocketType::STREAM)) {
@@ -156,7 +159,8 @@ mod tests {
         }
     }
 
-    // What a peer does with its end, or with a copy of it, neither keeps the ringer nor fills the sleeper's memory.
+    // What a peer does with its end, or with a copy of it, neither keeps the ringer nor fills the sleeper's
+    // memory.
     #[test]
     fn no_peer_makes_a_ringer_wait() {
         let ears = Ears::create().unwrap();

@@ -1,7 +1,7 @@
 //! A doorbell between the threads of one process: an eventfd that never blocks whoever rings it.
 //!
-//! It must not leave the process: who shares the open file can fill it and make it block. Between processes there is
-//! [`Bell`](super::Bell).
+//! It must not leave the process: who shares the open file can fill it and make it block. Between processes
+//! there is [`Bell`](super::Bell).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

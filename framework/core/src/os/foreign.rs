@@ -1,12 +1,13 @@
 //! Descriptors that another process sent, and how they are closed without waiting for that process.
 //!
-//! Closing the last descriptor of a file can wait for somebody: a TCP socket with a linger time waits until the other end
-//! has read, a file of a FUSE mount until its daemon has answered. A process of the node that means harm could send such a
-//! thing where a page or a chunk is expected. So a descriptor that came from a peer is closed on the spot only where its
-//! kind is known to close at once, and by a thread of its own otherwise.
+//! Closing the last descriptor of a file can wait for somebody: a TCP socket with a linger time waits until
+//! the other end has read, a file of a FUSE mount until its daemon has answered. A process of the node that
+//! means harm could send such a thing where a page or a chunk is expected. So a descriptor that came from a
+//! peer is closed on the spot only where its kind is known to close at once, and by a thread of its own
+//! otherwise.
 //!
-//! The node takes only memory and local sockets, which close at once. Of a GPU's chunk only the driver can say what it
-//! is, so a thread of its own closes such files.
+//! The node takes only memory and local sockets, which close at once. Of a GPU's chunk only the driver can
+//! say what it is, so a thread of its own closes such files.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -42,8 +43,8 @@ impl Drop for Foreign {
     }
 }
 
-/// Whether closing it waits for nobody: memory, or a local socket. Both questions are answered by the kernel alone, where
-/// asking for the attributes of a file would ask its file system.
+/// Whether closing it waits for nobody: memory, or a local socket. Both questions are answered by the kernel
+/// alone, where asking for the attributes of a file would ask its file system.
 pub fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     fcntl_get_seals(fd).is_ok() || matches!(socket_domain(fd), Ok(AddressFamily::UNIX))
 }
@@ -62,10 +63,12 @@ pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
     }
 }
 
-/// Drops something on a thread of its own, because that may wait for another process: descriptors, or a socket in which
-/// some may lie unread. Where the system has no thread to give, it is kept: a leak costs less than a node that stands.
+/// Drops something on a thread of its own, because that may wait for another process: descriptors, or a
+/// socket in which some may lie unread. Where the system has no thread to give, it is kept: a leak costs less
+/// than a node that stands.
 pub fn aside<T: Send + 'static>(held: T) {
-    // An error drops the closure, and with it what is held: so that is kept out of the closure until the thread is there.
+    // An error drops the closure, and with it what is held: so that is kept out of the closure until the
+    // thread is there.
     let (give, take) = std::sync::mpsc::sync_channel(1);
     let thread =
         std::thread::Builder::new().name("tensorpost-close".to_owned()).spawn(move || drop(take.recv()));

@@ -1,24 +1,24 @@
 //! Forks: a forked child of this process has a copy of all that is here, and must change nothing of it.
 //!
-//! A fork copies the memory and the descriptors of a process, and one of its threads. In the child a ring's position, an
-//! open question or a lease means nothing; a shared page would have two writers (ONE-WRITER); the threads that would answer
-//! are not there. So `pthread_atfork` notes each fork, and in the child
+//! A fork copies the memory and the descriptors of a process, and one of its threads. In the child a ring's
+//! position, an open question or a lease means nothing; a shared page would have two writers (ONE-WRITER);
+//! the threads that would answer are not there. So `pthread_atfork` notes each fork, and in the child
 //!
 //! * memory that this process writes for others is blank and private, or read-only ([`InForks`]);
-//! * descriptors that this process has for itself lead nowhere ([`Private`]): the other ends see the parent's end, and no
-//!   byte of a child comes to them;
+//! * descriptors that this process has for itself lead nowhere ([`Private`]): the other ends see the parent's
+//!   end, and no byte of a child comes to them;
 //! * each value that was made before knows that it is [inherited](Birth): calls on it are errors that say so
 //!   ([`INHERITED`]), and its drop does nothing ([`Inert`]);
 //! * statics, such as a thread that the process has once, are made anew ([`PerProcess`]).
 //!
-//! The first two hold whatever code the child runs. The others spare it locks of threads that are not there, and waits for
-//! such threads. The memory of tensors stays as it is: a child may read it.
+//! The first two hold whatever code the child runs. The others spare it locks of threads that are not there,
+//! and waits for such threads. The memory of tensors stays as it is: a child may read it.
 //!
-//! A child that executes another program at once needs none of this. `vfork` and `posix_spawn` call no handlers, and the
-//! thread that starts workers says so ([`forks_to_execute`]).
+//! A child that executes another program at once needs none of this. `vfork` and `posix_spawn` call no
+//! handlers, and the thread that starts workers says so ([`forks_to_execute`]).
 //!
-//! **Locks.** That of the registry, which a fork takes before it and gives back after it in both processes. The child
-//! allocates, logs and waits for nothing meanwhile.
+//! **Locks.** That of the registry, which a fork takes before it and gives back after it in both processes.
+//! The child allocates, logs and waits for nothing meanwhile.
 
 #![expect(unsafe_code, reason = "maps, and handlers of the C library")]
 
@@ -57,7 +57,8 @@ impl Birth {
         Self::now()
     }
 
-    /// As [`here`](Self::here), for a caller before whom something of the node's was made, so that forks are noticed.
+    /// As [`here`](Self::here), for a caller before whom something of the node's was made, so that forks are
+    /// noticed.
     #[inline]
     pub(crate) fn now() -> Self {
         Birth(FORKS.0.load(Ordering::Relaxed))
@@ -70,8 +71,8 @@ impl Birth {
     }
 }
 
-/// A value whose drop does nothing in a forked child: it would wait for threads that are not there, or end something of the
-/// parent's.
+/// A value whose drop does nothing in a forked child: it would wait for threads that are not there, or end
+/// something of the parent's.
 #[derive(Debug)]
 pub struct Inert<T> {
     birth: Birth,
@@ -120,7 +121,8 @@ impl<T> Drop for Inert<T> {
     }
 }
 
-/// A static that is made at the first use, and in a forked child again. The child leaves its parent's as it is.
+/// A static that is made at the first use, and in a forked child again. The child leaves its parent's as it
+/// is.
 pub struct PerProcess<T: 'static> {
     made: AtomicPtr<(Birth, T)>,
     make: fn() -> T,
@@ -174,8 +176,8 @@ pub enum InForks {
     ReadOnly,
 }
 
-/// A descriptor that leads to nothing in a forked child: the end of a socket for example, by which the other end sees this
-/// process's end.
+/// A descriptor that leads to nothing in a forked child: the end of a socket for example, by which the other
+/// end sees this process's end.
 #[derive(Debug)]
 pub struct Private<T: AsFd = OwnedFd> {
     fd: T,
@@ -235,14 +237,14 @@ impl<T: AsFd> AsFd for Private<T> {
 
 impl<T: AsFd> Drop for Private<T> {
     fn drop(&mut self) {
-        // Before it is closed, or its number could be another's when a child is told to close it. A child that is made
-        // between the two has it, as any other.
+        // Before it is closed, or its number could be another's when a child is told to close it. A child
+        // that is made between the two has it, as any other.
         self.forget();
     }
 }
 
-/// From here on the forks of the calling thread execute another program at once, and are not noticed. The thread has a table
-/// of descriptors of its own, in which nothing need be made [`Private`].
+/// From here on the forks of the calling thread execute another program at once, and are not noticed. The
+/// thread has a table of descriptors of its own, in which nothing need be made [`Private`].
 pub fn forks_to_execute() {
     EXECUTES.set(true);
 }
@@ -304,7 +306,8 @@ fn watch() {
     WATCHED.call_once(|| {
         // Miri knows no forks.
         #[cfg(not(miri))]
-        // SAFETY: the three functions are of this program, which is never unloaded, and do what may be done there.
+        // SAFETY: the three functions are of this program, which is never unloaded, and do what may be done
+        // there.
         let refused = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         #[cfg(miri)]
         let refused = 0;
@@ -329,8 +332,8 @@ unsafe extern "C" fn in_child() {
         // SAFETY: the lock was taken before the fork, by this thread.
         let registry = unsafe { &*REGISTRY.registry.get() };
         for (addr, len, how) in &registry.pages {
-            // SAFETY: the range is a mapping of this process, as long as it is in the registry. Its users go through
-            // atomics or raw addresses, and any bytes are valid for them.
+            // SAFETY: the range is a mapping of this process, as long as it is in the registry. Its users go
+            // through atomics or raw addresses, and any bytes are valid for them.
             unsafe { hide(*addr, *len, *how) };
         }
         if let Some(nothing) = &registry.nothing {
@@ -365,7 +368,8 @@ unsafe fn hide(addr: usize, len: usize, how: InForks) {
 }
 
 fn lock() {
-    // SAFETY: it is a lock that was made as the C library says, and stays where it is. This thread does not hold it.
+    // SAFETY: it is a lock that was made as the C library says, and stays where it is. This thread does not
+    // hold it.
     let locked = unsafe { libc::pthread_mutex_lock(REGISTRY.lock.get()) };
     debug_assert_eq!(locked, 0, "a plain lock is always taken");
 }

@@ -1,7 +1,8 @@
 //! Sleeping on a word of shared memory.
 //!
-//! The futexes are shared, not process-private: the kernel names the word by the memory behind it, so a sleeper
-//! and a waker may have it mapped at different addresses, and the sleeper may have it mapped read-only.
+//! The futexes are shared, not process-private: the kernel names the word by the memory behind it, so a
+//! sleeper and a waker may have it mapped at different addresses, and the sleeper may have it mapped
+//! read-only.
 
 use std::io;
 use std::sync::atomic::AtomicU32;
@@ -24,8 +25,8 @@ pub enum Woken {
 
 /// Sleeps while `word` holds `expected`, until woken or until `timeout` has passed (`None`: no limit).
 ///
-/// The kernel compares and goes to sleep in one step, so a store and a wake that come after the caller's own look
-/// at the word are not missed. Only reads the word.
+/// The kernel compares and goes to sleep in one step, so a store and a wake that come after the caller's own
+/// look at the word are not missed. Only reads the word.
 ///
 /// # Errors
 /// The kernel's error about an address that it cannot read. A timeout is no error.
@@ -40,7 +41,8 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> io::R
     }
 }
 
-/// Wakes everyone who sleeps on `word`, in every process; says how many. Only names the word, never touches it.
+/// Wakes everyone who sleeps on `word`, in every process; says how many. Only names the word, never touches
+/// it.
 pub fn wake_all(word: &AtomicU32) -> io::Result<usize> {
     Ok(rustix::thread::futex::wake(word, Flags::empty(), i32::MAX as u32)?)
 }
@@ -64,7 +66,8 @@ mod tests {
         std::thread::scope(|scope| {
             let sleeper =
                 scope.spawn(|| reader.watch32(64).unwrap().wait(0, Some(Duration::from_secs(20))).unwrap());
-            // The number woken says that the sleeper was really asleep, without a guess at how long that takes.
+            // The number woken says that the sleeper was really asleep, without a guess at how long that
+            // takes.
             while wake_all(word).unwrap() == 0 {
                 std::thread::yield_now();
             }

@@ -1,7 +1,7 @@
 //! Keeps what a process writes to its standard error before it is known to be well, for its parent.
 //!
-//! It is memory of a fixed size, which is the child's standard error at first; there the child puts [its own](give_back) in that
-//! place. **On a crash** before that, the words are here.
+//! It is memory of a fixed size, which is the child's standard error at first; there the child puts [its
+//! own](give_back) in that place. **On a crash** before that, the words are here.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

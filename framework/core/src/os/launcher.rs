@@ -1,13 +1,15 @@
 //! Starts processes from a thread whose table of descriptors is not the process's.
 //!
-//! A child begins with a copy of its parent's table, and its exec closes that copy, one descriptor after the other, before
-//! the program begins. Closing what a peer has sent can take as long as the peer likes (see [`foreign`](super::foreign)),
-//! and it is enough that such a descriptor was open for a moment while the child was made: then the child stands, and it
-//! is the start of another worker that fails. So the thread that makes children has a table of its own, from before the
-//! first descriptor of a peer: the standard streams, and what it is given for a child.
+//! A child begins with a copy of its parent's table, and its exec closes that copy, one descriptor after the
+//! other, before the program begins. Closing what a peer has sent can take as long as the peer likes (see
+//! [`foreign`](super::foreign)), and it is enough that such a descriptor was open for a moment while the
+//! child was made: then the child stands, and it is the start of another worker that fails. So the thread
+//! that makes children has a table of its own, from before the first descriptor of a peer: the standard
+//! streams, and what it is given for a child.
 //!
-//! There is one such table in a process. Each [`Launcher`] has a thread with it, because the kernel kills a child that
-//! asked for it ([`die_with_parent`](super::process::die_with_parent)) when the *thread* that made it ends.
+//! There is one such table in a process. Each [`Launcher`] has a thread with it, because the kernel kills a
+//! child that asked for it ([`die_with_parent`](super::process::die_with_parent)) when the *thread* that made
+//! it ends.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -31,7 +33,8 @@ type Job = (MakeChild, SyncSender<io::Result<Child>>);
 /// What starts one more launching thread.
 type Start = (Receiver<Job>, SyncSender<io::Result<JoinHandle<()>>>);
 
-/// The table that children are made from, as the rest of the process sees it. It lives as long as the process.
+/// The table that children are made from, as the rest of the process sees it. It lives as long as the
+/// process.
 static TABLE: PerProcess<Mutex<Option<Table>>> = PerProcess::new(|| Mutex::new(None));
 
 struct Table {
@@ -49,7 +52,8 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Starts the thread. The first one of a process makes the table too, so call it before a peer can send anything.
+    /// Starts the thread. The first one of a process makes the table too, so call it before a peer can send
+    /// anything.
     ///
     /// # Errors
     /// Where the system has no thread or no descriptors to give.
@@ -66,9 +70,9 @@ impl Launcher {
         Ok(Launcher { jobs: Some(jobs), thread: Some(thread) })
     }
 
-    /// Has `make` make a child, on the launcher's thread, of copies of the descriptors in `given`: of all, in their order,
-    /// under other numbers. Descriptors of this thread have no meaning in `make`, nor those of `make` here, so the child
-    /// must have no pipes. Waits until the child's program begins.
+    /// Has `make` make a child, on the launcher's thread, of copies of the descriptors in `given`: of all, in
+    /// their order, under other numbers. Descriptors of this thread have no meaning in `make`, nor those of
+    /// `make` here, so the child must have no pipes. Waits until the child's program begins.
     ///
     /// # Errors
     /// Those of `make`; where the descriptors cannot be sent.
@@ -157,8 +161,9 @@ fn make_child(from: &Seqpacket, make: MakeChild) -> io::Result<Child> {
 #[expect(unsafe_code, reason = "Rust knows one table of descriptors")]
 fn leave_table(kept: RawFd) -> io::Result<()> {
     let close_range = |first: RawFd, last: u32, flags: libc::c_uint| {
-        // SAFETY: with `CLOSE_RANGE_UNSHARE` it closes nothing of the process's table, and the second call is made only
-        // when this thread has left that. This thread owns no descriptor but `kept`, and it lends none from elsewhere.
+        // SAFETY: with `CLOSE_RANGE_UNSHARE` it closes nothing of the process's table, and the second call is
+        // made only when this thread has left that. This thread owns no descriptor but `kept`, and it lends
+        // none from elsewhere.
         match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -175,8 +180,8 @@ fn leave_table(kept: RawFd) -> io::Result<()> {
 /// The process's copy of a descriptor whose owner has left the process's table.
 #[expect(unsafe_code, reason = "it has no owner here any more")]
 fn own(number: RawFd) -> OwnedFd {
-    // SAFETY: the number was open when the table was copied and its owner can close it only in the copy, so it is open
-    // here and nobody else's.
+    // SAFETY: the number was open when the table was copied and its owner can close it only in the copy, so
+    // it is open here and nobody else's.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 

@@ -1,13 +1,13 @@
 //! A range of shared memory in this process's address space.
 //!
-//! Nothing hands out a `&[u8]` into it: another process may write there, and a Rust slice promises that nobody
-//! does. Access is by atomic words, or by copies made of relaxed atomic words, so that a peer that breaks the
-//! protocol can change what is read and can never make reading it undefined.
+//! Nothing hands out a `&[u8]` into it: another process may write there, and a Rust slice promises that
+//! nobody does. Access is by atomic words, or by copies made of relaxed atomic words, so that a peer that
+//! breaks the protocol can change what is read and can never make reading it undefined.
 //!
-//! The word functions come in two kinds. `word64` gives the atomic itself and only exists on a
-//! writable mapping; [`watch64`](Mapping::watch64) can only load, with a relaxed load and a fence, which is the one
-//! form of atomic access that Rust defines on read-only pages. Do not use 32-bit and 64-bit access on the same
-//! bytes at the same time, except to sleep on half a word.
+//! The word functions come in two kinds. `word64` gives the atomic itself and only exists on a writable
+//! mapping; [`watch64`](Mapping::watch64) can only load, with a relaxed load and a fence, which is the one
+//! form of atomic access that Rust defines on read-only pages. Do not use 32-bit and 64-bit access on the
+//! same bytes at the same time, except to sleep on half a word.
 
 #![expect(unsafe_code, reason = "maps memory and makes references to words in it")]
 
@@ -24,9 +24,9 @@ use serde::{Deserialize, Serialize};
 use super::fork::{self, InForks};
 use super::futex::{self, Woken};
 
-/// How a word that a peer writes is loaded before a fence that acquires. Of all atomic loads, Rust guarantees only relaxed ones on
-/// read-only pages (it may make the others a compare-exchange). ThreadSanitizer knows no fences, so under it the load acquires;
-/// on what it runs on, that is a plain load too.
+/// How a word that a peer writes is loaded before a fence that acquires. Of all atomic loads, Rust guarantees
+/// only relaxed ones on read-only pages (it may make the others a compare-exchange). ThreadSanitizer knows no
+/// fences, so under it the load acquires; on what it runs on, that is a plain load too.
 pub(crate) const BEFORE_FENCE: Ordering =
     if cfg!(tensorpost_tsan) { Ordering::Acquire } else { Ordering::Relaxed };
 
@@ -49,8 +49,8 @@ pub struct Mapping {
     kept_from_forks: bool,
 }
 
-// SAFETY: the mapping is owned by this value alone and stays in place until it is dropped; all access to it goes
-// through atomics, or through raw addresses whose users argue for themselves.
+// SAFETY: the mapping is owned by this value alone and stays in place until it is dropped; all access to it
+// goes through atomics, or through raw addresses whose users argue for themselves.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives out atomics and copies made of atomics, and `addr()` is only a number.
 unsafe impl Sync for Mapping {}
@@ -58,8 +58,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of `fd`, shared.
     ///
-    /// A descriptor from a peer must have passed [`memfd::check`](super::memfd::check): memory that can shrink
-    /// kills whoever reads it.
+    /// A descriptor from a peer must have passed [`memfd::check`](super::memfd::check): memory that can
+    /// shrink kills whoever reads it.
     ///
     /// # Errors
     /// `InvalidInput` where `len` is zero or more than the descriptor holds; otherwise what the kernel says.
@@ -73,13 +73,14 @@ impl Mapping {
             Access::ReadOnly => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        // SAFETY: the kernel picks a fresh range (null hint, no MAP_FIXED), so no existing memory is touched; the
-        // pages are shared and described by nothing but this value.
+        // SAFETY: the kernel picks a fresh range (null hint, no MAP_FIXED), so no existing memory is touched;
+        // the pages are shared and described by nothing but this value.
         let addr = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
         Ok(Mapping { addr: addr.cast(), len, access, kept_from_forks: false })
     }
 
-    /// As [`map`](Self::map), to write, for memory that this process alone writes (ONE-WRITER): its forked children do not.
+    /// As [`map`](Self::map), to write, for memory that this process alone writes (ONE-WRITER): its forked
+    /// children do not.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -107,7 +108,8 @@ impl Mapping {
         self.access
     }
 
-    /// The 64-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping read-only.
+    /// The 64-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping
+    /// read-only.
     pub(crate) fn word64(&self, offset: usize) -> Option<&AtomicU64> {
         if self.access == Access::ReadOnly {
             return None;
@@ -118,7 +120,8 @@ impl Mapping {
         Some(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
-    /// The 32-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping read-only.
+    /// The 32-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping
+    /// read-only.
     pub(crate) fn word32(&self, offset: usize) -> Option<&AtomicU32> {
         if self.access == Access::ReadOnly {
             return None;
@@ -131,8 +134,8 @@ impl Mapping {
     /// The 64-bit word at byte `offset`, to read only; `None` where it is out of range or unaligned.
     pub fn watch64(&self, offset: usize) -> Option<Watched64<'_>> {
         let at = self.place(offset, size_of::<AtomicU64>())?;
-        // SAFETY: in range, aligned and mapped for as long as `self` lives; the wrapper only does relaxed loads,
-        // which are defined on read-only pages too.
+        // SAFETY: in range, aligned and mapped for as long as `self` lives; the wrapper only does relaxed
+        // loads, which are defined on read-only pages too.
         Some(Watched64 { word: unsafe { AtomicU64::from_ptr(at.cast()) } })
     }
 
@@ -157,8 +160,8 @@ impl Mapping {
             let skip = at % 8;
             let take = rest.len().min(8 - skip);
             let (now, later) = rest.split_at(take);
-            // SAFETY: `at` is inside the mapping, and so is its word: a mapping is made of whole pages. Mapped
-            // writable (checked above) for as long as `self` lives.
+            // SAFETY: `at` is inside the mapping, and so is its word: a mapping is made of whole pages.
+            // Mapped writable (checked above) for as long as `self` lives.
             let word = unsafe { AtomicU64::from_ptr(self.addr.add(at - skip).cast()) };
             if let Ok(whole) = <[u8; 8]>::try_from(now) {
                 word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
@@ -177,7 +180,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Copies from byte `offset` into `bytes`. Not atomic as a whole: read it after an acquire load of some word.
+    /// Copies from byte `offset` into `bytes`. Not atomic as a whole: read it after an acquire load of some
+    /// word.
     ///
     /// # Errors
     /// `InvalidInput` where the range is not inside the mapping.
@@ -218,8 +222,8 @@ impl Drop for Mapping {
         if self.kept_from_forks {
             fork::forget_mapping(self.addr);
         }
-        // SAFETY: the range was mapped by `map` and nothing that borrows from `self` is left. Users of the raw
-        // address keep the mapping alive, by the contract of the functions that take it.
+        // SAFETY: the range was mapped by `map` and nothing that borrows from `self` is left. Users of the
+        // raw address keep the mapping alive, by the contract of the functions that take it.
         let unmapped = unsafe { munmap(self.addr.cast::<c_void>(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
     }

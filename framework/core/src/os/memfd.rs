@@ -1,8 +1,8 @@
 //! Anonymous shared memory with seals.
 //!
-//! Every memfd here is sealed against shrinking and growing from the start, so that nobody who maps it can be hit
-//! by `SIGBUS` when the other side misbehaves. A page with one writer (ONE-WRITER) is also sealed against future
-//! writable mappings once its writer has mapped it.
+//! Every memfd here is sealed against shrinking and growing from the start, so that nobody who maps it can be
+//! hit by `SIGBUS` when the other side misbehaves. A page with one writer (ONE-WRITER) is also sealed against
+//! future writable mappings once its writer has mapped it.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -62,7 +62,8 @@ impl Memfd {
         Ok(Memfd { fd })
     }
 
-    /// Forbids every writable mapping made from now on, and further seals; mappings that exist keep their access.
+    /// Forbids every writable mapping made from now on, and further seals; mappings that exist keep their
+    /// access.
     ///
     /// Called by the one writer after it mapped the memory (ONE-WRITER). Doing it twice is fine.
     pub fn seal_future_write(&self) -> io::Result<()> {
@@ -109,7 +110,8 @@ pub fn read_only_fd(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// A read-only descriptor that many get: it is opened once, by way of `/proc`, which costs ten times what another one of it does.
+/// A read-only descriptor that many get: it is opened once, by way of `/proc`, which costs ten times what
+/// another one of it does.
 #[derive(Debug, Default)]
 pub struct ReadOnlyFd(OnceLock<OwnedFd>);
 

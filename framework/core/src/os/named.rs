@@ -1,5 +1,5 @@
-//! Packet sockets that other processes can find: by an abstract name, which is gone with the process however that ends, or
-//! by a path with the mode 0600. And who is at the other end of one.
+//! Packet sockets that other processes can find: by an abstract name, which is gone with the process however
+//! that ends, or by a path with the mode 0600. And who is at the other end of one.
 //!
 //! Nothing here waits but [`connect`] to a listener whose queue is full, for a second at most.
 
@@ -65,7 +65,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `place`. A path that a process has left behind is taken over; one that somebody listens at is not.
+    /// Listens at `place`. A path that a process has left behind is taken over; one that somebody listens at
+    /// is not.
     ///
     /// # Errors
     /// `AddrInUse` where somebody listens there, or the file is no socket.
@@ -161,8 +162,8 @@ fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
 pub fn peer(fd: BorrowedFd<'_>) -> io::Result<Peer> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the descriptor is open while it is borrowed, and the kernel writes at most `length` bytes into a structure of
-    // that size, which any bits are valid for.
+    // SAFETY: the descriptor is open while it is borrowed, and the kernel writes at most `length` bytes into
+    // a structure of that size, which any bits are valid for.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),

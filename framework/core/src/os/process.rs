@@ -23,9 +23,9 @@ pub fn resident_bytes() -> u64 {
 
 /// Asks the kernel to kill this process when its parent, whose number is `parent`, ends.
 ///
-/// The signal comes when the parent's *thread* that spawned this process ends, so spawn from a thread that lives
-/// as long as the process. Call it first thing in the child: it does not survive `exec` of a set-user-id program,
-/// and a child of this process does not inherit it.
+/// The signal comes when the parent's *thread* that spawned this process ends, so spawn from a thread that
+/// lives as long as the process. Call it first thing in the child: it does not survive `exec` of a
+/// set-user-id program, and a child of this process does not inherit it.
 ///
 /// # Errors
 /// `NotFound` where the parent is gone already: end the process then.
@@ -38,8 +38,8 @@ pub fn die_with_parent(parent: u32) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::NotFound, format!("the parent process {parent} has ended")))
 }
 
-/// What process lists and debuggers show is called so: 15 bytes. Of a longer name the end is kept that tells it from its
-/// likes: `tp:segmenta.12`.
+/// What process lists and debuggers show is called so: 15 bytes. Of a longer name the end is kept that tells
+/// it from its likes: `tp:segmenta.12`.
 fn shown_as(name: &str) -> CString {
     const MOST: usize = 15;
     let plain: String = name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
@@ -74,8 +74,8 @@ pub struct PidFd {
 }
 
 impl PidFd {
-    /// Opens the process with the number `pid`, which must be a child that was not waited for yet; otherwise the
-    /// number may be somebody else's by now.
+    /// Opens the process with the number `pid`, which must be a child that was not waited for yet; otherwise
+    /// the number may be somebody else's by now.
     pub fn open(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(PidFd { fd: pidfd_open(pid, PidfdFlags::empty())? })

@@ -1,7 +1,7 @@
 //! Sleeps that end on time.
 //!
-//! The kernel may end a thread's sleep late by the thread's timer slack, 50 us unless set otherwise, to wake several
-//! threads at once.
+//! The kernel may end a thread's sleep late by the thread's timer slack, 50 us unless set otherwise, to wake
+//! several threads at once.
 
 use std::num::NonZeroU64;
 
@@ -10,8 +10,8 @@ use rustix::thread::{current_timer_slack, set_current_timer_slack};
 /// The slack of a thread that is in a hurry, in nanoseconds; 0 would mean the usual one.
 const LEAST: NonZeroU64 = NonZeroU64::MIN;
 
-/// While this is there, sleeps of this thread end within a microsecond or so of their time; afterwards as before. Where
-/// the system refuses, nothing changes.
+/// While this is there, sleeps of this thread end within a microsecond or so of their time; afterwards as
+/// before. Where the system refuses, nothing changes.
 #[derive(Debug)]
 pub struct Punctual {
     before: Option<NonZeroU64>,

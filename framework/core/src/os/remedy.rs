@@ -1,7 +1,8 @@
 //! What to do about an error of the system that says that it has too little of something.
 //!
-//! The system's words name what is missing and not which limit to raise. Errors of this crate that carry one of the system's
-//! add it. The doctor finds the same lacks before anything fails; each remedy is one text, and both give it.
+//! The system's words name what is missing and not which limit to raise. Errors of this crate that carry one
+//! of the system's add it. The doctor finds the same lacks before anything fails; each remedy is one text,
+//! and both give it.
 
 use std::io;
 

@@ -1,8 +1,9 @@
 //! Sockets that keep packets whole and carry descriptors.
 //!
-//! When the other end is closed or its process dies, `recv` first gives what was already sent and then a packet of
-//! length 0; `send` fails with `BrokenPipe` and raises no signal. A packet or a set of descriptors that does not
-//! fit is an error, and every descriptor that did arrive with it is closed: nothing is ever cut short in silence.
+//! When the other end is closed or its process dies, `recv` first gives what was already sent and then a
+//! packet of length 0; `send` fails with `BrokenPipe` and raises no signal. A packet or a set of descriptors
+//! that does not fit is an error, and every descriptor that did arrive with it is closed: nothing is ever cut
+//! short in silence.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -34,7 +35,8 @@ pub struct ReceivedPacket {
     pub len: usize,
     /// The descriptors that came with it, in the order they were sent, close-on-exec.
     pub fds: Vec<OwnedFd>,
-    /// This process has no room for more open files, so the descriptors are lost: `fds` is empty although some were sent.
+    /// This process has no room for more open files, so the descriptors are lost: `fds` is empty although
+    /// some were sent.
     pub starved: bool,
 }
 
@@ -105,8 +107,8 @@ impl Seqpacket {
         self.recv_with(buffer, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
 
-    /// As [`try_recv`](Self::try_recv), into the beginning of `buffer`, which is not touched behind the packet: for who receives many. A
-    /// packet that is longer than `buffer` is over the limits.
+    /// As [`try_recv`](Self::try_recv), into the beginning of `buffer`, which is not touched behind the
+    /// packet: for who receives many. A packet that is longer than `buffer` is over the limits.
     pub(crate) fn try_recv_into(&self, buffer: &mut [u8]) -> io::Result<ReceivedPacket> {
         self.recv_into(buffer, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
@@ -166,8 +168,8 @@ impl Seqpacket {
         }
         let cut = received.flags.contains(ReturnFlags::CTRUNC);
         if cut && !received.flags.contains(ReturnFlags::TRUNC) && fds.len() < MAX_PACKET_FDS {
-            // There was room here for more of them: it is this process that may not open any more, and no fault of the
-            // sender's.
+            // There was room here for more of them: it is this process that may not open any more, and no
+            // fault of the sender's.
             super::foreign::close(fds);
             return Ok(ReceivedPacket { len: received.bytes, fds: Vec::new(), starved: true });
         }

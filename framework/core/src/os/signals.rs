@@ -1,10 +1,12 @@
 //! Signals that are the node's business, in its workers.
 //!
-//! A service manager, a scheduler or a container's end sends `SIGTERM` to all processes at once, and a closed terminal `SIGHUP`. The node
-//! lets everything under way finish then, so a worker does nothing of its own: it ends when the node says so, by `SIGKILL`, or with it.
+//! A service manager, a scheduler or a container's end sends `SIGTERM` to all processes at once, and a closed
+//! terminal `SIGHUP`. The node lets everything under way finish then, so a worker does nothing of its own: it
+//! ends when the node says so, by `SIGKILL`, or with it.
 //!
-//! A signal that comes while a worker starts waits until the worker [leaves it to the node](leave_to_node). What a worker starts by
-//! `exec` has the system's own ways again. What is forked from it ends as it would have without this: pools end their processes so.
+//! A signal that comes while a worker starts waits until the worker [leaves it to the node](leave_to_node).
+//! What a worker starts by `exec` has the system's own ways again. What is forked from it ends as it would
+//! have without this: pools end their processes so.
 
 #![expect(unsafe_code, reason = "Rust has no handlers of signals, and no way between fork and exec")]
 
@@ -32,7 +34,8 @@ unsafe impl Send for Before {}
 // SAFETY: as above.
 unsafe impl Sync for Before {}
 
-/// Called between any two instructions, so it calls only what may be called there: `getpid`, `sigaction` and `raise`.
+/// Called between any two instructions, so it calls only what may be called there: `getpid`, `sigaction` and
+/// `raise`.
 extern "C" fn left_to_node(signal: c_int) {
     // SAFETY: it takes nothing.
     if unsafe { libc::getpid() } == WORKER.load(Ordering::Relaxed) {
@@ -40,7 +43,8 @@ extern "C" fn left_to_node(signal: c_int) {
     }
     let known = SIGNALS.iter().position(|known| *known == signal).and_then(|at| BEFORE[at].get());
     if let Some(Before(before)) = known {
-        // SAFETY: the kernel gave it for this signal. The second comes when this handler has returned, which blocks it.
+        // SAFETY: the kernel gave it for this signal. The second comes when this handler has returned, which
+        // blocks it.
         unsafe {
             libc::sigaction(signal, before, std::ptr::null_mut());
             libc::raise(signal);
@@ -74,15 +78,17 @@ pub(crate) fn hold_back(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(block) }
 }
 
-/// From here on this process, which a node has started, leaves these signals to its node. To be called on its main thread, first of all.
+/// From here on this process, which a node has started, leaves these signals to its node. To be called on its
+/// main thread, first of all.
 pub(crate) fn leave_to_node() {
     // SAFETY: it takes nothing.
     WORKER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     let set = set();
     for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
         let mut found = MaybeUninit::<sigaction>::zeroed();
-        // SAFETY: zeros are a value of this struct, whose fields are filled; the handler is of the form that no flag changes. The old
-        // action is written where the call succeeds, and it does for signals that exist and can be handled.
+        // SAFETY: zeros are a value of this struct, whose fields are filled; the handler is of the form that
+        // no flag changes. The old action is written where the call succeeds, and it does for signals that
+        // exist and can be handled.
         unsafe {
             if libc::sigaction(signal, std::ptr::null(), found.as_mut_ptr()) != 0 {
                 continue;

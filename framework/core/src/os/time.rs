@@ -5,9 +5,9 @@ use std::time::Duration;
 use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: the same number in every process of the machine at the same moment, so the age of what
-/// another process has made is a difference, whoever sets the clock of the day. [`Metrics::at`] is of this clock. No system
-/// call where the kernel offers the clock in user space.
+/// Nanoseconds of `CLOCK_MONOTONIC`: the same number in every process of the machine at the same moment, so
+/// the age of what another process has made is a difference, whoever sets the clock of the day.
+/// [`Metrics::at`] is of this clock. No system call where the kernel offers the clock in user space.
 ///
 /// [`Metrics::at`]: crate::observe::metrics::Metrics::at
 #[inline]
@@ -24,8 +24,8 @@ pub fn since_boot() -> Duration {
     Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned() as u32)
 }
 
-/// Sleeps until so long after the machine's start, or a little shorter: a signal ends it. A machine that was suspended meanwhile
-/// ends it as it wakes.
+/// Sleeps until so long after the machine's start, or a little shorter: a signal ends it. A machine that was
+/// suspended meanwhile ends it as it wakes.
 pub fn sleep_until_since_boot(at: Duration) {
     // What no clock comes to is the longest that the kernel knows.
     let at = Timespec::try_from(at).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });

@@ -1,6 +1,6 @@
-//! Threads that the process cannot do without. When such a thread panics, what it was about to do is never done, and
-//! others wait for it, in this process and beyond. So a worker then tells its node and ends, and its waiters are
-//! released as after any death (DEATH-1).
+//! Threads that the process cannot do without. When such a thread panics, what it was about to do is never
+//! done, and others wait for it, in this process and beyond. So a worker then tells its node and ends, and
+//! its waiters are released as after any death (DEATH-1).
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -27,9 +27,9 @@ pub enum Blame {
 static HOOK: OnceLock<(Birth, Hook)> = OnceLock::new();
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Sets the hook that is called, once, when this process cannot go on. It gets the reason and ends the process soon. It
-/// may be called under locks, so it must not block. The first hook stays. A program of the user's, which is not ours to
-/// end, has none.
+/// Sets the hook that is called, once, when this process cannot go on. It gets the reason and ends the
+/// process soon. It may be called under locks, so it must not block. The first hook stays. A program of the
+/// user's, which is not ours to end, has none.
 pub fn on_failure(hook: impl Fn(&str, Blame) + Send + Sync + 'static) {
     let _ = HOOK.set((Birth::here(), Box::new(hook)));
 }
@@ -60,8 +60,8 @@ pub fn await_end() -> ! {
     }
 }
 
-/// Starts a thread that the process cannot do without. If `body` panics, a worker ends; any other program is aborted, for
-/// the panic is the framework's own fault and nothing sound can follow.
+/// Starts a thread that the process cannot do without. If `body` panics, a worker ends; any other program is
+/// aborted, for the panic is the framework's own fault and nothing sound can follow.
 ///
 /// # Errors
 /// As for [`thread::Builder::spawn`].

@@ -1,22 +1,24 @@
 //! Clock writes that a device had no room for when they were due.
 //!
-//! About a thousand operations fit behind one that waits; after that, the CUDA driver blocks whoever submits another. A
-//! handle that is dropped owes a clock write and must not block (LEASE-2), so with much ahead of it, the write is put off.
-//! Nothing is lost: the write that is made later has the value of the last ticket that was given out, and so stands for
-//! all of them. It is made here when the stream has moved on, or by the stream itself before it waits for anything else: a
-//! write must stay in front of every later wait of its stream, or two streams could wait for each other.
+//! About a thousand operations fit behind one that waits; after that, the CUDA driver blocks whoever submits
+//! another. A handle that is dropped owes a clock write and must not block (LEASE-2), so with much ahead of
+//! it, the write is put off. Nothing is lost: the write that is made later has the value of the last ticket
+//! that was given out, and so stands for all of them. It is made here when the stream has moved on, or by the
+//! stream itself before it waits for anything else: a write must stay in front of every later wait of its
+//! stream, or two streams could wait for each other.
 //!
-//! The thread is there only while something is late. It keeps the streams, so one that is dropped meanwhile writes first.
+//! The thread is there only while something is late. It keeps the streams, so one that is dropped meanwhile
+//! writes first.
 //!
 //! Used by streams, which put themselves here, and at the end of the process, which waits for what is late.
 //!
 //! **Locks.** The list may be locked under a stream's state; no state is locked under the list.
 //!
-//! **On a crash** of this process the node releases its clocks. **On cancellation** nothing happens: a write that was put
-//! here is made.
+//! **On a crash** of this process the node releases its clocks. **On cancellation** nothing happens: a write
+//! that was put here is made.
 //!
-//! The driver's thousand includes kernels that users launch, which nobody here sees: 500 of them behind one wait can
-//! still make a drop wait.
+//! The driver's thousand includes kernels that users launch, which nobody here sees: 500 of them behind one
+//! wait can still make a drop wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +46,8 @@ struct State {
 }
 
 impl LateWriter {
-    /// Sees to it that the stream makes the write that it owes; false where that is not possible. Does not block.
+    /// Sees to it that the stream makes the write that it owes; false where that is not possible. Does not
+    /// block.
     pub(super) fn put(self: &Arc<Self>, stream: &Stream) -> bool {
         let mut state = self.state.lock();
         if !state.runs {
@@ -72,8 +75,8 @@ impl LateWriter {
 
     fn run(&self) {
         loop {
-            // Not under the lock: a stream that is locked may be about to put itself here. Nobody puts one here again
-            // that is still late.
+            // Not under the lock: a stream that is locked may be about to put itself here. Nobody puts one
+            // here again that is still late.
             let streams = std::mem::take(&mut self.state.lock().streams);
             let late: Vec<Stream> = streams.iter().filter(|stream| !stream.write_late()).cloned().collect();
             let mut state = self.state.lock();

@@ -1,24 +1,25 @@
-//! A stream as the rest of the framework sees it: a place to put work in order, with a clock that others wait for.
+//! A stream as the rest of the framework sees it: a place to put work in order, with a clock that others wait
+//! for.
 //!
-//! A [`Ticket`] of a stream stands for everything that was put on it before [`Stream::ticket`] was called. Tickets of
-//! one turn share one clock value and one write (see `turn`): asking twice costs nothing. A stream waits for the
-//! tickets of others in `wait`; where a device has no room for a clock write, `late` makes it later; what the streams of
-//! a process share is in `own`.
+//! A [`Ticket`] of a stream stands for everything that was put on it before [`Stream::ticket`] was called.
+//! Tickets of one turn share one clock value and one write (see `turn`): asking twice costs nothing. A stream
+//! waits for the tickets of others in `wait`; where a device has no room for a clock write, `late` makes it
+//! later; what the streams of a process share is in `own`.
 //!
-//! Used by leases and tensors, which note each use, by actors, whose handlers each work on one, and by the transport,
-//! which ends turns.
+//! Used by leases and tensors, which note each use, by actors, whose handlers each work on one, and by the
+//! transport, which ends turns.
 //!
-//! **Invariants.** CLOCK-1 and DEATH-3, in `wait`. Clock values of a stream are written in order, and a write stays in front
-//! of every wait that was asked for after its ticket was given out, but for those inside the same turn. LEASE-2: a
-//! ticket is given out without waiting for the device.
+//! **Invariants.** CLOCK-1 and DEATH-3, in `wait`. Clock values of a stream are written in order, and a write
+//! stays in front of every wait that was asked for after its ticket was given out, but for those inside the
+//! same turn. LEASE-2: a ticket is given out without waiting for the device.
 //!
 //! **Locks**, in the order in which they nest: a stream's state, its log, the table of what is tainted (see
-//! `clock/marking.rs`). A stream's list of waits stands where the log does. The late writer's list and a stream's failure
-//! may be locked under the state, with nothing under them. The driver may be called, and may block, with the state locked:
-//! so the log has a lock of its own, and whoever marks takes no state.
+//! `clock/marking.rs`). A stream's list of waits stands where the log does. The late writer's list and a
+//! stream's failure may be locked under the state, with nothing under them. The driver may be called, and may
+//! block, with the state locked: so the log has a lock of its own, and whoever marks takes no state.
 //!
-//! **On a crash** of this process the node releases its clocks. **On cancellation** nothing is taken back: what was enqueued
-//! stays, and a stream that is dropped does its work to the end.
+//! **On a crash** of this process the node releases its clocks. **On cancellation** nothing is taken back:
+//! what was enqueued stays, and a stream that is dropped does its work to the end.
 
 mod late;
 mod own;
@@ -82,7 +83,8 @@ struct State {
     late: bool,
     /// Per clock the highest value this stream waits for already.
     waited: HashMap<(ProcessId, u16), u64>,
-    /// The turn in which the first ticket was given out since the stream was marked; the inner `None`: outside of any.
+    /// The turn in which the first ticket was given out since the stream was marked; the inner `None`:
+    /// outside of any.
     marked_in: Option<Option<u64>>,
 }
 
@@ -144,10 +146,10 @@ impl Stream {
         Ok(stream)
     }
 
-    /// A new stream, or, where the device has no more of them ([`Backend::stream_limit`]), one of this process's that is
-    /// there already. Work of several users on one stream is right, only later than it might be: a wait is enqueued
-    /// after the work that it waits for, so what stands in front of anything was enqueued before it, and nothing goes
-    /// round in circles.
+    /// A new stream, or, where the device has no more of them ([`Backend::stream_limit`]), one of this
+    /// process's that is there already. Work of several users on one stream is right, only later than it
+    /// might be: a wait is enqueued after the work that it waits for, so what stands in front of anything was
+    /// enqueued before it, and nothing goes round in circles.
     ///
     /// # Errors
     /// As for [`new`](Self::new); [`DeviceError::NoStream`] where those that there are were all dropped.
@@ -225,9 +227,10 @@ impl Stream {
         Ticket { process: self.0.process, slot: self.0.slot, value: self.0.log.next() }
     }
 
-    /// A marked stream goes on behind the marked range once no use can be left that was checked before the marking and
-    /// is still to be enqueued: when it has given out a ticket since, and is used in another turn than that (outside of
-    /// turns: at the next use). A handler's stream does so earlier, in [`begin`](Self::begin).
+    /// A marked stream goes on behind the marked range once no use can be left that was checked before the
+    /// marking and is still to be enqueued: when it has given out a ticket since, and is used in another turn
+    /// than that (outside of turns: at the next use). A handler's stream does so earlier, in
+    /// [`begin`](Self::begin).
     fn leave_range_if_new(&self, state: &mut State) {
         let turn = turn::current();
         if state.marked_in.is_some_and(|marked_in| turn.is_none() || marked_in != turn) {
@@ -258,8 +261,8 @@ impl Stream {
         }
     }
 
-    /// Enqueues the write that is owed, or, where that could mean to wait for the device, leaves it to the late writer
-    /// (LEASE-2): one write stands for every ticket that was given out until it is made.
+    /// Enqueues the write that is owed, or, where that could mean to wait for the device, leaves it to the
+    /// late writer (LEASE-2): one write stands for every ticket that was given out until it is made.
     fn write(&self, state: &mut State) {
         if state.late {
             return;
@@ -285,16 +288,18 @@ impl Stream {
         self.next_value(state);
         let advance = [StreamOp::Advance(state.written)];
         let Err(error) = self.0.backend.submit(&advance) else { return };
-        // It may only have reported a failure of earlier work, which it does once; the write is owed all the same.
+        // It may only have reported a failure of earlier work, which it does once; the write is owed all the
+        // same.
         tracing::error!(clock = self.0.slot, %error, "work on a stream failed");
         if let Err(error) = self.0.backend.submit(&advance) {
-            // The device is lost to this process; whoever waits is released by the death certificate (DEATH-1).
+            // The device is lost to this process; whoever waits is released by the death certificate
+            // (DEATH-1).
             tracing::error!(clock = self.0.slot, %error, "a clock write could not be enqueued");
         }
     }
 
-    /// Has `put` enqueue work that advances the clock by itself to the value that it is given, behind all of it; the ticket for
-    /// that work, and for all before. Waits while very much is ahead (MBX-2).
+    /// Has `put` enqueue work that advances the clock by itself to the value that it is given, behind all of
+    /// it; the ticket for that work, and for all before. Waits while very much is ahead (MBX-2).
     ///
     /// # Errors
     /// Those of `put`, which is not called where the stream has failed. The clock is advanced all the same.
@@ -345,8 +350,8 @@ impl Stream {
         self.0.domain.mark_now(self.0.slot, by);
     }
 
-    /// Waits put on this stream so far, because something was not ready, and how long it stood in them where the device
-    /// tells: a GPU does not.
+    /// Waits put on this stream so far, because something was not ready, and how long it stood in them where
+    /// the device tells: a GPU does not.
     pub fn waits(&self) -> (u64, Option<Duration>) {
         (self.0.waits.load(Ordering::Relaxed), self.0.backend.waited())
     }

@@ -1,16 +1,17 @@
-//! What the streams of this process share: who has which clock, what each was put to wait for, and the thread that makes
-//! late writes.
+//! What the streams of this process share: who has which clock, what each was put to wait for, and the thread
+//! that makes late writes.
 //!
-//! Used by [`Stream`] itself, by threads that wait for a ticket of their own process, by hang reports and at the end of
-//! the process.
+//! Used by [`Stream`] itself, by threads that wait for a ticket of their own process, by hang reports and at
+//! the end of the process.
 //!
-//! **Invariant.** A wait inside the process first has the write that it waits for enqueued. Inside a turn writes are put
-//! off, and a thread that waited for a write of its own would wait for ever.
+//! **Invariant.** A wait inside the process first has the write that it waits for enqueued. Inside a turn
+//! writes are put off, and a thread that waited for a write of its own would wait for ever.
 //!
-//! **Locks.** The list of streams is locked to find a stream, and released before that stream's state is locked.
+//! **Locks.** The list of streams is locked to find a stream, and released before that stream's state is
+//! locked.
 //!
-//! **On a crash** of this process it goes with the process. **On cancellation** nothing happens: streams are held weakly
-//! here, and one that is dropped leaves only its waits, which its work still stands in.
+//! **On a crash** of this process it goes with the process. **On cancellation** nothing happens: streams are
+//! held weakly here, and one that is dropped leaves only its waits, which its work still stands in.
 
 use std::sync::Arc;
 
@@ -89,8 +90,8 @@ impl OwnStreams {
     }
 }
 
-/// Waits until everything is done that the streams of this process were told to do, those included that were dropped. For
-/// a process that ends in order, when nobody uses its streams any more.
+/// Waits until everything is done that the streams of this process were told to do, those included that were
+/// dropped. For a process that ends in order, when nobody uses its streams any more.
 pub(crate) fn finish_own_work(domain: &ClockDomain) {
     loop {
         domain.await_promised();

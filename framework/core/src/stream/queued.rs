@@ -1,14 +1,15 @@
-//! The waits that were put on each stream of this process, on every device, in order. Hang reports read them. A GPU
-//! does not say where its streams stand; its own clock and the clocks that it waits for do, so the GPU is asked
-//! nothing. There is no such list in a node without a limit for hangs.
+//! The waits that were put on each stream of this process, on every device, in order. Hang reports read them.
+//! A GPU does not say where its streams stand; its own clock and the clocks that it waits for do, so the GPU
+//! is asked nothing. There is no such list in a node without a limit for hangs.
 //!
 //! Used by streams, which note their waits, and by hang reports, which read them ([`waiting`]).
 //!
-//! **Locks.** Each stream has a lock of its own here, held for a few comparisons of clocks. No call of the driver is made
-//! under it: the holder of the stream's state may be blocked in the driver, behind the very wait that is to be reported.
+//! **Locks.** Each stream has a lock of its own here, held for a few comparisons of clocks. No call of the
+//! driver is made under it: the holder of the stream's state may be blocked in the driver, behind the very
+//! wait that is to be reported.
 //!
-//! **On a crash** of this process nobody asks for its waits any more. **On cancellation** nothing happens: a wait that was
-//! put on a stream stays on it.
+//! **On a crash** of this process nobody asks for its waits any more. **On cancellation** nothing happens: a
+//! wait that was put on a stream stays on it.
 
 use std::collections::VecDeque;
 
@@ -25,7 +26,8 @@ const PRUNE_AT: usize = 16;
 /// Most waits that are kept of one stream (MBX-2). Later ones are left out: a stream stands at an early one.
 const MOST: usize = 1024;
 
-/// The waits of one stream; for as long as the process lives, because a stream may be dropped while its work goes on.
+/// The waits of one stream; for as long as the process lives, because a stream may be dropped while its work
+/// goes on.
 #[derive(Debug, Default)]
 pub(super) struct Queued(Mutex<Waits>);
 
@@ -39,8 +41,8 @@ struct Waits {
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     ticket: Ticket,
-    /// The stream's last clock write that was put on it before: with that done, it has come to the wait, or to kernels
-    /// just before it.
+    /// The stream's last clock write that was put on it before: with that done, it has come to the wait, or
+    /// to kernels just before it.
     behind: u64,
 }
 
@@ -51,8 +53,8 @@ pub(super) struct Stands {
     pub(super) device: DeviceId,
 }
 
-/// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value. Waits
-/// for nobody. Empty where the node detects no hangs.
+/// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value.
+/// Waits for nobody. Empty where the node detects no hangs.
 pub(crate) fn waiting(domain: &ClockDomain) -> Vec<WaitProbe> {
     let hang_probe = |waits_in: WaitsIn, ticket: Ticket| WaitProbe {
         waits_in,
@@ -83,8 +85,8 @@ impl Queued {
         self.0.lock().device = Some(device);
     }
 
-    /// Waits are about to be put on the stream, whose last clock write before them is `behind`. Returns how many were
-    /// noted, for [`take_back`](Self::take_back).
+    /// Waits are about to be put on the stream, whose last clock write before them is `behind`. Returns how
+    /// many were noted, for [`take_back`](Self::take_back).
     pub(super) fn put(
         &self,
         tickets: impl Iterator<Item = Ticket>,
@@ -116,7 +118,8 @@ impl Queued {
         while waits.queue.front().is_some_and(|wait| is_over(&wait.ticket)) {
             waits.queue.pop_front();
         }
-        // What is in front of the wait may take its time as well; then nobody is to blame but the stream's own process.
+        // What is in front of the wait may take its time as well; then nobody is to blame but the stream's
+        // own process.
         let at = waits.queue.front().filter(|wait| passed(shows, wait.behind))?.ticket;
         Some(Stands { at, device: waits.device? })
     }
@@ -162,8 +165,8 @@ mod tests {
         assert_eq!(stands(&queued, 2, 9), None);
     }
 
-    /// A device that shows nothing of its streams, as a GPU: what they stand at is known all the same, in waits for data
-    /// and in those for order.
+    /// A device that shows nothing of its streams, as a GPU: what they stand at is known all the same, in
+    /// waits for data and in those for order.
     #[test]
     fn a_stream_that_says_nothing_is_seen_by_its_clock() {
         let id = |slot| ProcessId::new(slot, 0).expect("a small slot");

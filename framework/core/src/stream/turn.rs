@@ -1,18 +1,19 @@
 //! A turn: one handler call with everything that it sent and dropped.
 //!
-//! Inside a turn the clock writes of a stream, and the publishing of frames, are put off to its end, so that a handler
-//! that sends ten messages costs one clock write and one published tail per receiver. A turn is a guard on the thread:
-//! it ends when the guard drops, on a panic too, so that nothing that was put off is ever forgotten. Turns do not nest;
-//! an inner one is part of the outer one.
+//! Inside a turn the clock writes of a stream, and the publishing of frames, are put off to its end, so that
+//! a handler that sends ten messages costs one clock write and one published tail per receiver. A turn is a
+//! guard on the thread: it ends when the guard drops, on a panic too, so that nothing that was put off is
+//! ever forgotten. Turns do not nest; an inner one is part of the outer one.
 //!
-//! At the end of a turn clock writes are enqueued first, then tails are published: those of return rings before those
-//! of frames, so that a message about a drop does not overtake the drop.
+//! At the end of a turn clock writes are enqueued first, then tails are published: those of return rings
+//! before those of frames, so that a message about a drop does not overtake the drop.
 //!
-//! Used by actors, which open a turn for each handler, by the reader of the transport and by whoever returns leases; streams
-//! and links put their work off to its end. There are no locks: all of it belongs to the thread.
+//! Used by actors, which open a turn for each handler, by the reader of the transport and by whoever returns
+//! leases; streams and links put their work off to its end. There are no locks: all of it belongs to the
+//! thread.
 //!
-//! **On a crash** of this process what was put off is gone with it, and nobody was told of it. **On cancellation** nothing
-//! is lost: the guard drops.
+//! **On a crash** of this process what was put off is gone with it, and nobody was told of it. **On
+//! cancellation** nothing is lost: the guard drops.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -97,8 +98,8 @@ impl Drop for Turn {
     }
 }
 
-/// Notes the time on the monotonic clock, in nanoseconds, which the opener of the turn has just read. A user to whom
-/// one handler more or less does not matter need not read the clock again.
+/// Notes the time on the monotonic clock, in nanoseconds, which the opener of the turn has just read. A user
+/// to whom one handler more or less does not matter need not read the clock again.
 pub(crate) fn note_time(now: u64) {
     TIME.set(Some(now));
 }
@@ -170,8 +171,8 @@ pub(super) fn defer(stream: &Stream) -> bool {
     })
 }
 
-/// Calls `end` when the turn ends, once however often it is asked for; false when no turn is open, or `owned`, which is
-/// asked for the same value once a turn, has none.
+/// Calls `end` when the turn ends, once however often it is asked for; false when no turn is open, or
+/// `owned`, which is asked for the same value once a turn, has none.
 pub(crate) fn at_end<E: TurnEnd>(end: &E, owned: impl FnOnce() -> Option<Arc<E>>) -> bool {
     TURN.with_borrow_mut(|turn| {
         let Some(open) = turn.as_mut().filter(|open| !open.is_inherited()) else { return false };

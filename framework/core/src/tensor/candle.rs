@@ -1,8 +1,8 @@
 //! Tensors to and from candle, on its CPU, with one copy each way.
 //!
-//! A storage of candle's is a `Vec` that it frees itself, so what comes to it is copied into one, and what goes from it is copied
-//! into the pool, from where it is sent without another. A tensor on a GPU goes through the host: candle's own GPU support
-//! links CUDA when it is built, and cannot work on our streams.
+//! A storage of candle's is a `Vec` that it frees itself, so what comes to it is copied into one, and what
+//! goes from it is copied into the pool, from where it is sent without another. A tensor on a GPU goes
+//! through the host: candle's own GPU support links CUDA when it is built, and cannot work on our streams.
 
 use candle_core::{CpuStorage, Device, Storage, WithDType};
 
@@ -18,8 +18,8 @@ fn by_candle(error: candle_core::Error) -> TensorError {
 }
 
 impl DeviceStream {
-    /// The tensor in candle, on the CPU, whatever its strides and whether it is on the host or on this stream's device. Blocks until
-    /// its data is there.
+    /// The tensor in candle, on the CPU, whatever its strides and whether it is on the host or on this
+    /// stream's device. Blocks until its data is there.
     ///
     /// ```
     /// use candle_core::Device;

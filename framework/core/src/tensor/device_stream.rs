@@ -20,8 +20,9 @@ use crate::lease::pool::{Allocation, PoolStats};
 use crate::lease::{Pool, PoolError};
 use crate::stream::Stream;
 
-/// Memory and a stream on one device. Clones share both; [`with_new_stream`](Self::with_new_stream) gives another
-/// stream. On the host device the stream is a worker thread, and [`run`](Self::run) puts closures on it.
+/// Memory and a stream on one device. Clones share both; [`with_new_stream`](Self::with_new_stream) gives
+/// another stream. On the host device the stream is a worker thread, and [`run`](Self::run) puts closures on
+/// it.
 #[derive(Clone, Debug)]
 pub struct DeviceStream {
     pool: Arc<Pool>,
@@ -31,8 +32,9 @@ pub struct DeviceStream {
 
 impl DeviceStream {
     inside! {
-        /// The pool's device with a new stream, or with one that this process has already where the device has no more of
-        /// them (six on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)). The log says so then.
+        /// The pool's device with a new stream, or with one that this process has already where the device
+        /// has no more of them (six on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)). The log
+        /// says so then.
         ///
         /// # Errors
         /// The process has no clock left, or the device refuses.
@@ -45,8 +47,8 @@ impl DeviceStream {
     /// The same memory with a stream that nobody else has.
     ///
     /// # Errors
-    /// The process has no clock left, the device has no more streams ([`DeviceError::NoStream`] names the variable to
-    /// raise), or it refuses.
+    /// The process has no clock left, the device has no more streams ([`DeviceError::NoStream`] names the
+    /// variable to raise), or it refuses.
     ///
     /// [`DeviceError::NoStream`]: crate::device::DeviceError::NoStream
     pub fn with_new_stream(&self) -> Result<Self, TensorError> {
@@ -61,8 +63,8 @@ impl DeviceStream {
         }
     }
 
-    /// How often the stream had to wait for others so far, and how long it has stood in such waits, where the device can tell
-    /// that at no cost.
+    /// How often the stream had to wait for others so far, and how long it has stood in such waits, where the
+    /// device can tell that at no cost.
     pub fn waits(&self) -> (u64, Option<Duration>) {
         self.stream.waits()
     }
@@ -72,9 +74,10 @@ impl DeviceStream {
         self.pool.stats()
     }
 
-    /// Makes work that the caller puts on the stream by itself wait until the tensor's data is there, and the memory's reuse
-    /// wait for that work (CLOCK-1, CLOCK-2); enqueue it before anything else is done with the stream. Returns the address of
-    /// the first element of the *allocation*; the layout's offset is not added.
+    /// Makes work that the caller puts on the stream by itself wait until the tensor's data is there, and the
+    /// memory's reuse wait for that work (CLOCK-1, CLOCK-2); enqueue it before anything else is done with the
+    /// stream. Returns the address of the first element of the *allocation*; the layout's offset is not
+    /// added.
     ///
     /// # Errors
     /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), a tensor of another node, or a
@@ -83,7 +86,8 @@ impl DeviceStream {
         tensor.read_on(&self.stream)
     }
 
-    /// [`begin_read`](Self::begin_read) for work that writes the tensor: it comes after all other use of the memory.
+    /// [`begin_read`](Self::begin_read) for work that writes the tensor: it comes after all other use of the
+    /// memory.
     ///
     /// # Errors
     /// As for [`begin_read`](Self::begin_read).
@@ -166,8 +170,8 @@ impl DeviceStream {
         let bytes = tensor.layout().packed_bytes(dtype)? as u64;
         let address = tensor.write_on(&self.stream)?;
         let keep = smallvec![tensor.lease().writable()?.1];
-        // SAFETY: the allocation is `bytes` long, packed from its start, writable and this tensor's alone; `write_on`
-        // has put the stream behind every other use, and its reuse behind the stream.
+        // SAFETY: the allocation is `bytes` long, packed from its start, writable and this tensor's alone;
+        // `write_on` has put the stream behind every other use, and its reuse behind the stream.
         unsafe { self.stream.backend().fill(address, bytes, 0, keep)? };
         Ok(tensor)
     }
@@ -189,8 +193,8 @@ impl DeviceStream {
         Ok(tensor)
     }
 
-    /// Reads the elements of a tensor on this device in row-major order, whatever its strides. Blocks until they are
-    /// there.
+    /// Reads the elements of a tensor on this device in row-major order, whatever its strides. Blocks until
+    /// they are there.
     ///
     /// # Errors
     /// Another dtype or device, data that will not come.
@@ -205,10 +209,12 @@ impl DeviceStream {
             let room = &mut elements.spare_capacity_mut()[..tensor.len()];
             room.fill(MaybeUninit::zeroed());
             let length = size_of_val(room);
-            // SAFETY: these are the bytes of the room, which have all been written, and nobody else refers to them while `bytes` is there.
+            // SAFETY: these are the bytes of the room, which have all been written, and nobody else refers to
+            // them while `bytes` is there.
             let bytes = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast::<u8>(), length) };
             self.bring(tensor, bytes)?;
-            // SAFETY: there is room for so many, and they were written. Elements of all types but `bool` may have any bytes.
+            // SAFETY: there is room for so many, and they were written. Elements of all types but `bool` may
+            // have any bytes.
             unsafe { elements.set_len(tensor.len()) };
             return Ok(elements);
         }
@@ -226,7 +232,8 @@ impl DeviceStream {
         Ok(elements)
     }
 
-    /// Copies the memory that a tensor on this device spans into `bytes`, which are as long. Blocks until it is there.
+    /// Copies the memory that a tensor on this device spans into `bytes`, which are as long. Blocks until it
+    /// is there.
     ///
     /// # Errors
     /// Data that will not come.
@@ -258,8 +265,8 @@ impl DeviceStream {
         Ok(copy)
     }
 
-    /// Stacks tensors of one dtype and shape, on this device, into one packed tensor with an axis more in front, by one
-    /// copy each.
+    /// Stacks tensors of one dtype and shape, on this device, into one packed tensor with an axis more in
+    /// front, by one copy each.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -292,8 +299,8 @@ impl DeviceStream {
                 return Err(TensorError::Length { shape: first.shape().to_vec(), wanted, given });
             }
             in_reach(tensor.device(), self)?;
-            // SAFETY: every tensor has as many bytes as the first, so together they fill the new allocation, which is
-            // this function's alone.
+            // SAFETY: every tensor has as many bytes as the first, so together they fill the new allocation,
+            // which is this function's alone.
             to = unsafe { self.copy_to(tensor, to, stacked.lease().writable()?.1)? };
         }
         Ok(stacked)
@@ -302,8 +309,8 @@ impl DeviceStream {
     /// Copies a tensor's elements, packed, to `to`, and returns the address behind them.
     ///
     /// # Safety
-    /// There is room for all of them in memory that `mapping` keeps mapped, which this stream may write, and the tensor
-    /// is on this device.
+    /// There is room for all of them in memory that `mapping` keeps mapped, which this stream may write, and
+    /// the tensor is on this device.
     unsafe fn copy_to(
         &self,
         tensor: &Tensor,
@@ -330,8 +337,8 @@ impl DeviceStream {
         let bytes = tensor.layout().packed_bytes(tensor.dtype())? as u64;
         let to = tensor.write_on(&self.stream)?;
         let keep: Keep = smallvec![tensor.lease().writable()?.1];
-        // SAFETY: the tensor is packed from its allocation's start, writable and this one's alone; the caller's slice of
-        // as many elements is borrowed, and freed in stream order by cudarc.
+        // SAFETY: the tensor is packed from its allocation's start, writable and this one's alone; the
+        // caller's slice of as many elements is borrowed, and freed in stream order by cudarc.
         unsafe { self.stream.backend().copy(to, source, bytes, keep)? };
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Element types: what one element of a tensor is, and how the type is named in memory, on the wire and in text.
+//! Element types: what one element of a tensor is, and how the type is named in memory, on the wire and in
+//! text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -42,8 +43,8 @@ pub enum DType {
     F32 = 12,
     /// IEEE 754 binary64.
     F64 = 13,
-    /// A float of 8 bits with 4 of exponent, without infinities: `float8_e4m3fn`. Rust has no type for it, nor for those below: their
-    /// elements go as bytes.
+    /// A float of 8 bits with 4 of exponent, without infinities: `float8_e4m3fn`. Rust has no type for it,
+    /// nor for those below: their elements go as bytes.
     F8E4M3 = 14,
     /// A float of 8 bits with 5 of exponent: `float8_e5m2`.
     F8E5M2 = 15,
@@ -165,9 +166,9 @@ impl FromStr for DType {
 
 /// A Rust type that is the element of a tensor.
 ///
-/// Sealed: each implementor is exactly one [`DType`], with its size and alignment. The `bytemuck` bounds let host
-/// access cast between bytes and elements without `unsafe`: no implementor has padding, and only `bool` has
-/// bytes that are not a value.
+/// Sealed: each implementor is exactly one [`DType`], with its size and alignment. The `bytemuck` bounds let
+/// host access cast between bytes and elements without `unsafe`: no implementor has padding, and only `bool`
+/// has bytes that are not a value.
 pub trait Element:
     Scalar<ScalarSum = <Self as Element>::Sum>
     + bytemuck::NoUninit
@@ -179,14 +180,14 @@ pub trait Element:
     /// The element type that `Self` is.
     const DTYPE: DType;
 
-    /// What [`Tensor::sum`](super::Tensor::sum) gives: `u64` for `bool` and unsigned integers, `i64` for signed ones, `f64` for
-    /// floats.
+    /// What [`Tensor::sum`](super::Tensor::sum) gives: `u64` for `bool` and unsigned integers, `i64` for
+    /// signed ones, `f64` for floats.
     type Sum: Element;
 
     /// Whether `bytes`, a whole number of elements, may be read as `&[Self]`.
     ///
-    /// True for every type but `bool`, for which a byte other than 0 and 1 would be undefined behaviour. Whoever
-    /// makes a `&[bool]` of memory that something else wrote asks here first.
+    /// True for every type but `bool`, for which a byte other than 0 and 1 would be undefined behaviour.
+    /// Whoever makes a `&[bool]` of memory that something else wrote asks here first.
     fn validate(_bytes: &[u8]) -> bool {
         true
     }

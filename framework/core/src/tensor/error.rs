@@ -143,8 +143,8 @@ pub enum TensorError {
     /// There was no memory.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The data depends on work that a process had not done when it died: it will never be there (DEATH-3). Nothing
-    /// was read and nothing enqueued.
+    /// The data depends on work that a process had not done when it died: it will never be there (DEATH-3).
+    /// Nothing was read and nothing enqueued.
     #[error(
         "the tensor's data was lost with {by}: it depends on work that {by} had not done when it died; make it again"
     )]

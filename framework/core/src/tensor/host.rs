@@ -1,7 +1,7 @@
 //! The elements of a host tensor as Rust slices.
 //!
-//! These calls block the thread until the data is there: they are where a user asks to see it. Nothing on the path of a
-//! message comes through here.
+//! These calls block the thread until the data is there: they are where a user asks to see it. Nothing on the
+//! path of a message comes through here.
 
 #![expect(
     unsafe_code,
@@ -43,8 +43,8 @@ pub(super) fn check<T: Element>(
 /// The elements at `address + range`.
 ///
 /// # Safety
-/// The range lies in mapped host memory that stays mapped, and that nobody writes, for as long as `'a`; its start is
-/// aligned for `T` and its length a multiple of `T`'s size.
+/// The range lies in mapped host memory that stays mapped, and that nobody writes, for as long as `'a`; its
+/// start is aligned for `T` and its length a multiple of `T`'s size.
 pub(super) unsafe fn elements<'a, T: Element>(
     address: u64,
     range: &std::ops::Range<usize>,
@@ -58,8 +58,8 @@ pub(super) unsafe fn elements<'a, T: Element>(
     if !T::validate(bytes) {
         return Err(TensorError::NotBool);
     }
-    // SAFETY: the caller's promise; the bytes were just found to be values of `T`, and alignment holds because the
-    // allocation starts at a multiple of 512 bytes and offsets are whole elements.
+    // SAFETY: the caller's promise; the bytes were just found to be values of `T`, and alignment holds
+    // because the allocation starts at a multiple of 512 bytes and offsets are whole elements.
     Ok(unsafe { std::slice::from_raw_parts(start.cast::<T>(), range.len() / size_of::<T>()) })
 }
 
@@ -114,12 +114,14 @@ impl Tensor {
         let range = check::<T>(self.device(), self.dtype, &self.layout)?;
         self.wait(None)?;
         // SAFETY: the layout was checked against the allocation when the tensor was made, the lease keeps the
-        // allocation and its mapping for as long as `self` is borrowed, and while a `Tensor` exists nobody writes its
-        // memory: the one writer froze it, and its last write has passed (CLOCK-1). Dtype and packing were checked.
+        // allocation and its mapping for as long as `self` is borrowed, and while a `Tensor` exists nobody
+        // writes its memory: the one writer froze it, and its last write has passed (CLOCK-1). Dtype and
+        // packing were checked.
         unsafe { elements(self.lease.address(), &range) }
     }
 
-    /// A copy of the elements of a host tensor in row-major order, whatever its strides. Blocks until they are there.
+    /// A copy of the elements of a host tensor in row-major order, whatever its strides. Blocks until they
+    /// are there.
     ///
     /// # Errors
     /// Another dtype, a tensor that is not on the host, data that will not come.
@@ -218,14 +220,14 @@ impl TensorMut {
         let range = check::<T>(self.device(), self.dtype(), self.layout())?;
         self.wait(None)?;
         let (address, _mapping) = self.lease().writable()?;
-        // SAFETY: the layout lies in the allocation and does not overlap itself; the lease, which also keeps the
-        // writable mapping, is borrowed mutably with `self`; nobody else has the memory (ONE-WRITER), and queued work
-        // was waited for.
+        // SAFETY: the layout lies in the allocation and does not overlap itself; the lease, which also keeps
+        // the writable mapping, is borrowed mutably with `self`; nobody else has the memory (ONE-WRITER), and
+        // queued work was waited for.
         unsafe { elements_mut(address, &range) }
     }
 
-    /// Every element from the first that the layout touches to the last, those between included, to write. Those between
-    /// are nobody else's: a `TensorMut` is the only handle on its allocation.
+    /// Every element from the first that the layout touches to the last, those between included, to write.
+    /// Those between are nobody else's: a `TensorMut` is the only handle on its allocation.
     pub(super) fn span_slice_mut<T: Element>(&mut self) -> Result<&mut [T], TensorError> {
         let span = self.layout().span();
         let row = Layout::contiguous(&[span.len()])?.with_offset(span.start)?;
@@ -283,7 +285,8 @@ impl TensorMut {
         let range = check_bytes(self.device(), self.dtype(), self.layout())?;
         self.wait(None)?;
         let (address, _mapping) = self.lease().writable()?;
-        // SAFETY: as for `as_mut_slice`. What is written may be no value of the dtype; whoever reads it as such looks.
+        // SAFETY: as for `as_mut_slice`. What is written may be no value of the dtype; whoever reads it as
+        // such looks.
         unsafe { elements_mut(address, &range) }
     }
 }

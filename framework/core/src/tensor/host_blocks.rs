@@ -3,11 +3,12 @@
 use super::layout::ContiguousRuns;
 use super::{Element, Tensor, TensorError};
 
-/// Elements of a block. What is computed block by block comes out the same for packed and for strided tensors.
+/// Elements of a block. What is computed block by block comes out the same for packed and for strided
+/// tensors.
 pub(super) const BLOCK: usize = 1024;
 
-/// Blocks of [`BLOCK`] elements; the last may be shorter. Long packed runs are lent as they are, and the others copied
-/// together.
+/// Blocks of [`BLOCK`] elements; the last may be shorter. Long packed runs are lent as they are, and the
+/// others copied together.
 #[derive(Debug)]
 pub(super) struct Blocks<'t, T> {
     /// From the first element that the layout touches, at the offset `first`, to the last.

@@ -1,9 +1,9 @@
 //! Host kernels: closures that run on a host stream, in order with everything else on it.
 //!
-//! `stream.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| …)` is to a host stream what a kernel
-//! launch is to a CUDA stream: the call returns at once, the closure sees plain slices later, when what the stream
-//! waits for has come. The tensors need not outlive the call: their memory is not used again before the stream has
-//! passed.
+//! `stream.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| …)` is to a host stream what a
+//! kernel launch is to a CUDA stream: the call returns at once, the closure sees plain slices later, when
+//! what the stream waits for has come. The tensors need not outlive the call: their memory is not used again
+//! before the stream has passed.
 
 #![expect(unsafe_code, reason = "a queued closure gets slices over memory that the stream's order protects")]
 
@@ -86,8 +86,9 @@ impl<T: Element> KernelArg for ReadArg<'_, T> {
     }
 
     unsafe fn view<'k>(bound: &Bound) -> Result<&'k [T], TensorError> {
-        // SAFETY: on the stream, in order: the writer's clock has passed (CLOCK-1), and the memory is not used again
-        // before this stream's clock has (CLOCK-2), though every handle may be gone. `bound` keeps it mapped.
+        // SAFETY: on the stream, in order: the writer's clock has passed (CLOCK-1), and the memory is not
+        // used again before this stream's clock has (CLOCK-2), though every handle may be gone. `bound` keeps
+        // it mapped.
         unsafe { elements(bound.address, &bound.range) }
     }
 
@@ -109,8 +110,9 @@ impl<T: Element> KernelArg for WriteArg<'_, T> {
     }
 
     unsafe fn view<'k>(bound: &Bound) -> Result<&'k mut [T], TensorError> {
-        // SAFETY: as above; and whoever reads or writes this memory elsewhere waits for this stream's clock first, or
-        // is on this stream, which runs one closure at a time. Two arguments cannot be one tensor: `&mut`.
+        // SAFETY: as above; and whoever reads or writes this memory elsewhere waits for this stream's clock
+        // first, or is on this stream, which runs one closure at a time. Two arguments cannot be one tensor:
+        // `&mut`.
         unsafe { elements_mut(bound.address, &bound.range) }
     }
 
@@ -211,9 +213,9 @@ impl DeviceStream {
     /// ```
     ///
     /// # Errors
-    /// An argument of another dtype, not packed, or not on this device; one that is lost with a process; a stream that
-    /// is not the host's. A closure that panics is reported by the next call on the stream. One that depends on data
-    /// that turns out to be lost with a process is not run.
+    /// An argument of another dtype, not packed, or not on this device; one that is lost with a process; a
+    /// stream that is not the host's. A closure that panics is reported by the next call on the stream. One
+    /// that depends on data that turns out to be lost with a process is not run.
     pub fn run<A, F>(&self, args: A, kernel: F) -> Result<(), TensorError>
     where
         A: KernelArgs,

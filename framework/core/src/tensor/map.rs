@@ -1,7 +1,7 @@
 //! Element by element: new tensors out of host tensors, and host tensors changed in place.
 //!
-//! All of it runs on the calling thread, after the data is there, and is done when the call returns. Work that is to go on
-//! while the caller does something else belongs on a stream ([`DeviceStream::run`]).
+//! All of it runs on the calling thread, after the data is there, and is done when the call returns. Work
+//! that is to go on while the caller does something else belongs on a stream ([`DeviceStream::run`]).
 //!
 //! A closure that panics leaves a new tensor unmade, and one that was changed in place half changed.
 
@@ -10,8 +10,8 @@ use super::{DType, DeviceStream, Element, Tensor, TensorError, TensorMut};
 use crate::ids::DeviceId;
 
 impl Tensor {
-    /// A packed tensor of the same shape with `f` of each element of this host tensor, whatever its strides. `f` sees the
-    /// elements in row-major order. The memory comes from `stream`, a stream of the host.
+    /// A packed tensor of the same shape with `f` of each element of this host tensor, whatever its strides.
+    /// `f` sees the elements in row-major order. The memory comes from `stream`, a stream of the host.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -28,7 +28,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Another dtype than `f` takes, a tensor or stream that is not on the host, data that will not come, no memory.
+    /// Another dtype than `f` takes, a tensor or stream that is not on the host, data that will not come, no
+    /// memory.
     pub fn map<T: Element, U: Element>(
         &self,
         stream: &DeviceStream,
@@ -47,7 +48,8 @@ impl Tensor {
         Ok(mapped)
     }
 
-    /// [`map`](Self::map) with two tensors of one shape: `f` of each element and the one in the same place of `other`.
+    /// [`map`](Self::map) with two tensors of one shape: `f` of each element and the one in the same place of
+    /// `other`.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -88,7 +90,8 @@ impl Tensor {
 }
 
 impl TensorMut {
-    /// Puts `f` of each element of this host tensor in the element's place, whatever the strides, in row-major order.
+    /// Puts `f` of each element of this host tensor in the element's place, whatever the strides, in
+    /// row-major order.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -104,7 +107,8 @@ impl TensorMut {
     /// ```
     ///
     /// # Errors
-    /// Another dtype than `f` takes, a tensor that is not on the host, earlier work on it that came to nothing.
+    /// Another dtype than `f` takes, a tensor that is not on the host, earlier work on it that came to
+    /// nothing.
     pub fn map_in_place<T: Element>(&mut self, mut f: impl FnMut(T) -> T) -> Result<(), TensorError> {
         let (layout, first) = (*self.layout(), self.layout().span().start);
         let elements = self.span_slice_mut::<T>()?;
@@ -133,7 +137,8 @@ impl TensorMut {
     /// ```
     ///
     /// # Errors
-    /// As for [`map_in_place`](Self::map_in_place), for either tensor, and [`TensorError::Shapes`] for shapes that differ.
+    /// As for [`map_in_place`](Self::map_in_place), for either tensor, and [`TensorError::Shapes`] for shapes
+    /// that differ.
     pub fn zip_map_in_place<T: Element, U: Element>(
         &mut self,
         other: &Tensor,

@@ -1,12 +1,14 @@
 //! Tensors: a piece of device memory with a dtype, a shape and strides.
 //!
-//! **On drop** the handle lets its lease go; when it was the last in the process, the lease goes back to its owner,
-//! ordered behind everything that this process's streams still do with the memory. Dropping never blocks.
+//! **On drop** the handle lets its lease go; when it was the last in the process, the lease goes back to its
+//! owner, ordered behind everything that this process's streams still do with the memory. Dropping never
+//! blocks.
 //!
-//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only, cheap to
-//! clone, and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write at the same time. A
-//! `Tensor` of which no clone is left in any process becomes a `TensorMut` again by [`Tensor::into_mut`], so that one
-//! buffer can pass through a whole pipeline in place (ONE-WRITER: the holder of the `TensorMut` is the writer).
+//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only,
+//! cheap to clone, and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write
+//! at the same time. A `Tensor` of which no clone is left in any process becomes a `TensorMut` again by
+//! [`Tensor::into_mut`], so that one buffer can pass through a whole pipeline in place (ONE-WRITER: the
+//! holder of the `TensorMut` is the writer).
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -23,13 +25,15 @@
 //! # }
 //! ```
 //!
-//! Small things on host tensors need no kernel: [`Tensor::map`], [`zip_map`](Tensor::zip_map), [`sum`](Tensor::sum) and its like,
-//! [`cast`](Tensor::cast), [`TensorMut::map_in_place`], and with the feature `ndarray` views with all that `ndarray` can do.
+//! Small things on host tensors need no kernel: [`Tensor::map`], [`zip_map`](Tensor::zip_map),
+//! [`sum`](Tensor::sum) and its like, [`cast`](Tensor::cast), [`TensorMut::map_in_place`], and with the
+//! feature `ndarray` views with all that `ndarray` can do.
 //!
-//! Work on a tensor goes through a stream ([`DeviceStream`]). Every way to use one on a stream first makes the stream
-//! wait for the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it
-//! (CLOCK-2). The handler's stream has waited before the handler begins; asking twice costs nothing. A stream
-//! of another node of the process can do neither, and is refused; copies are made all the same, see `nodes`.
+//! Work on a tensor goes through a stream ([`DeviceStream`]). Every way to use one on a stream first makes
+//! the stream wait for the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse
+//! waits for it (CLOCK-2). The handler's stream has waited before the handler begins; asking twice costs
+//! nothing. A stream of another node of the process can do neither, and is refused; copies are made all the
+//! same, see `nodes`.
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -254,8 +258,8 @@ impl Tensor {
         self.lease.handles() == 1 && self.lease.is_sole()
     }
 
-    /// The writable form, if no other handle on the memory is left in any process; no bytes are copied. Later work on
-    /// `stream`'s stream waits for the uses that others made of it.
+    /// The writable form, if no other handle on the memory is left in any process; no bytes are copied. Later
+    /// work on `stream`'s stream waits for the uses that others made of it.
     ///
     /// # Errors
     /// [`NotSole`] gives the tensor back and says what is in the way.
@@ -264,8 +268,9 @@ impl Tensor {
         TensorMut::from_tensor(self, stream)
     }
 
-    /// Whether the data is there, on its way, or lost with a process. Never blocks. Neither `Ready` nor `Tainted`
-    /// changes any more, except that a process which was stopped while another died is believed again when it goes on.
+    /// Whether the data is there, on its way, or lost with a process. Never blocks. Neither `Ready` nor
+    /// `Tainted` changes any more, except that a process which was stopped while another died is believed
+    /// again when it goes on.
     pub fn status(&self) -> TensorStatus {
         if let Some(Tainted { by, .. }) = self.taint() {
             return TensorStatus::Tainted { by };
@@ -284,8 +289,9 @@ impl Tensor {
     }
 
     inside! {
-        /// Makes work on `stream` from here on wait until the data is there, and the memory's reuse wait for that work.
-        /// Returns the address of the first element of the *allocation*; the layout's offset is not added.
+        /// Makes work on `stream` from here on wait until the data is there, and the memory's reuse wait for
+        /// that work. Returns the address of the first element of the *allocation*; the layout's offset is
+        /// not added.
         ///
         /// Enqueue the work before anything else is done with the stream.
         ///

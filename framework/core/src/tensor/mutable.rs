@@ -13,8 +13,8 @@ use crate::lease::Lease;
 use crate::lease::handle::Unordered;
 use crate::stream::Stream;
 
-/// A tensor that only its holder can see, and so may write. It cannot be sent: [`freeze`](Self::freeze) it first, or
-/// [`split`](Self::split) it and send the parts.
+/// A tensor that only its holder can see, and so may write. It cannot be sent: [`freeze`](Self::freeze) it
+/// first, or [`split`](Self::split) it and send the parts.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -116,7 +116,8 @@ impl TensorMut {
             return Err(TensorError::from(tainted).into());
         }
         let (address, _) = tensor.lease.writable().map_err(TensorError::from)?;
-        // Readers in other processes may still use the memory; the new writer's stream waits for them (CLOCK-2).
+        // Readers in other processes may still use the memory; the new writer's stream waits for them
+        // (CLOCK-2).
         let uses = tensor.lease.recorded_uses();
         stream.clocked().wait_in_order(uses).map_err(TensorError::from)?;
         stream.clocked().wait(tensor.ready).map_err(TensorError::from)?;
@@ -170,8 +171,8 @@ impl TensorMut {
         &self.first_element
     }
 
-    /// The read-only form, which can be cloned and sent. Work that was put on streams before goes on; readers wait for
-    /// it on their streams.
+    /// The read-only form, which can be cloned and sent. Work that was put on streams before goes on; readers
+    /// wait for it on their streams.
     pub fn freeze(self) -> Tensor {
         let ready = self.last_write();
         Tensor::from_parts(self.lease.clone(), self.dtype, self.layout, ready)
@@ -192,16 +193,16 @@ impl TensorMut {
     }
 
     inside! {
-        /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and the memory's reuse wait
-        /// for that work. Returns the writable address of the first element of the *allocation*; the layout's offset is not
-        /// added.
+        /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and the
+        /// memory's reuse wait for that work. Returns the writable address of the first element of the
+        /// *allocation*; the layout's offset is not added.
         ///
         /// Enqueue the work before anything else is done with the stream.
         ///
         /// # Errors
-        /// [`TensorError::Tainted`] where what was written before depends on work that a process had not done when it died
-        /// (make another tensor then), a stream of another node, a refusal of the device, memory that cannot
-        /// be mapped writable.
+        /// [`TensorError::Tainted`] where what was written before depends on work that a process had not done
+        /// when it died (make another tensor then), a stream of another node, a refusal of the device, memory
+        /// that cannot be mapped writable.
         pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
             let address = self.await_on(stream)?;
             self.lease.written_on(stream);

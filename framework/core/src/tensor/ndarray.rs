@@ -1,8 +1,8 @@
 //! Host tensors as `ndarray` arrays, without a copy.
 //!
-//! The views have the whole algebra of `ndarray`: operators, axes, products, `Zip`. A program that names its types
-//! depends on the same `ndarray` (0.17). `ndarray` panics where shapes do not agree; [`Tensor::zip_map`] and its like give an
-//! error.
+//! The views have the whole algebra of `ndarray`: operators, axes, products, `Zip`. A program that names its
+//! types depends on the same `ndarray` (0.17). `ndarray` panics where shapes do not agree;
+//! [`Tensor::zip_map`] and its like give an error.
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, IntoDimension, IxDyn, ShapeBuilder, StrideShape};
 
@@ -38,7 +38,8 @@ impl Tensor {
 }
 
 impl TensorMut {
-    /// The tensor as an array view over the same memory, strides kept, to write. Blocks until earlier work on it is done.
+    /// The tensor as an array view over the same memory, strides kept, to write. Blocks until earlier work on
+    /// it is done.
     ///
     /// ```
     /// use ndarray::Zip;
@@ -81,7 +82,8 @@ fn strided(layout: &Layout) -> StrideShape<IxDyn> {
 }
 
 impl DeviceStream {
-    /// A tensor with the elements of an array in its logical (row-major) order; one copy, into the tensor's memory.
+    /// A tensor with the elements of an array in its logical (row-major) order; one copy, into the tensor's
+    /// memory.
     ///
     /// # Errors
     /// As for [`from_slice`](DeviceStream::from_slice).

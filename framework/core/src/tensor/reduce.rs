@@ -1,7 +1,8 @@
 //! One number out of all elements of a host tensor.
 //!
-//! The result is the same for the same elements in whatever strides. Whoever wants it along an axis slices first, or takes
-//! `ndarray`'s `sum_axis` and its like on [`view_array`](Tensor::view_array) (feature `ndarray`).
+//! The result is the same for the same elements in whatever strides. Whoever wants it along an axis slices
+//! first, or takes `ndarray`'s `sum_axis` and its like on [`view_array`](Tensor::view_array) (feature
+//! `ndarray`).
 
 use super::host_blocks::Blocks;
 use super::scalar::Scalar;
@@ -10,8 +11,8 @@ use super::{Element, Tensor, TensorError};
 impl Tensor {
     /// The sum of the elements of a host tensor; 0 where there are none. Blocks until they are there.
     ///
-    /// Integers are added as `u64` or `i64`, bools as 0 and 1, floats as `f64` in an order of its own that depends on the
-    /// number of elements alone.
+    /// Integers are added as `u64` or `i64`, bools as 0 and 1, floats as `f64` in an order of its own that
+    /// depends on the number of elements alone.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -30,8 +31,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Another dtype, a tensor that is not on the host, data that will not come; [`TensorError::SumOverflow`] where a sum of
-    /// integers does not fit; a broadcast of more than 1 GiB.
+    /// Another dtype, a tensor that is not on the host, data that will not come; [`TensorError::SumOverflow`]
+    /// where a sum of integers does not fit; a broadcast of more than 1 GiB.
     pub fn sum<T: Element>(&self) -> Result<T::Sum, TensorError> {
         T::scalar_sum(self.total::<T>()?).ok_or(TensorError::SumOverflow { dtype: T::DTYPE })
     }
@@ -61,8 +62,8 @@ impl Tensor {
         self.first_best("maximum", |element, best: T| element > best).map(|(_, element)| element)
     }
 
-    /// Where in row-major order the largest element of a host tensor is, or the first of them if there are several, or the
-    /// first NaN if there is one. Blocks until they are there.
+    /// Where in row-major order the largest element of a host tensor is, or the first of them if there are
+    /// several, or the first NaN if there is one. Blocks until they are there.
     ///
     /// # Errors
     /// As for [`min`](Self::min).

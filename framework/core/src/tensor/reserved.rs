@@ -1,5 +1,5 @@
-//! Memory whose last users are waited for on the host, and not on a stream: for the gateway to other hosts, whose streams wait for
-//! nothing that has not passed (HOST-7).
+//! Memory whose last users are waited for on the host, and not on a stream: for the gateway to other hosts,
+//! whose streams wait for nothing that has not passed (HOST-7).
 
 use std::task::Waker;
 
@@ -34,7 +34,8 @@ impl DeviceStream {
         Ok(Reserved { allocation, dtype, layout })
     }
 
-    /// The tensor, when nobody uses the memory any more (CLOCK-2). Blocks until then, and puts no wait on the stream.
+    /// The tensor, when nobody uses the memory any more (CLOCK-2). Blocks until then, and puts no wait on the
+    /// stream.
     ///
     /// # Errors
     /// As for [`empty`](Self::empty).

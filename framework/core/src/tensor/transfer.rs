@@ -1,7 +1,7 @@
 //! Elements into a tensor that is there already: from a slice of the host's, or from another tensor.
 //!
-//! [`DeviceStream::from_slice`] and [`DeviceStream::copy`] make a tensor of their own; these fill one that was waited
-//! for with [`DeviceStream::empty_when_free`], or a part of one.
+//! [`DeviceStream::from_slice`] and [`DeviceStream::copy`] make a tensor of their own; these fill one that
+//! was waited for with [`DeviceStream::empty_when_free`], or a part of one.
 
 #![expect(unsafe_code, reason = "copies between raw addresses, whose ranges the leases vouch for")]
 
@@ -14,8 +14,8 @@ use super::{DType, DeviceStream, Element, Tensor, TensorError, TensorMut};
 use crate::device::Keep;
 
 impl DeviceStream {
-    /// Fills a packed tensor of this device with elements in row-major order. They may be used again when this returns;
-    /// the tensor has them when the stream gets there.
+    /// Fills a packed tensor of this device with elements in row-major order. They may be used again when
+    /// this returns; the tensor has them when the stream gets there.
     ///
     /// # Errors
     /// Another dtype, device or number of elements, a tensor that is not packed, a device that refuses.
@@ -29,17 +29,19 @@ impl DeviceStream {
         }
         let to = self.packed_start(tensor)?;
         let keep = smallvec![tensor.lease().writable()?.1];
-        // SAFETY: the layout lies in the allocation and is packed, so there is room for exactly these elements from its
-        // first; it is writable and this tensor's alone, and `write_on` has put the stream behind every other use, and
-        // its reuse behind the stream.
+        // SAFETY: the layout lies in the allocation and is packed, so there is room for exactly these
+        // elements from its first; it is writable and this tensor's alone, and `write_on` has put the stream
+        // behind every other use, and its reuse behind the stream.
         unsafe { self.clocked().backend().upload(to, bytemuck::cast_slice(elements), keep)? };
         Ok(())
     }
 
-    /// As [`upload`](Self::upload), for elements of any type as the bytes that they are, such as those of a file.
+    /// As [`upload`](Self::upload), for elements of any type as the bytes that they are, such as those of a
+    /// file.
     ///
     /// # Errors
-    /// Another device or number of bytes, bytes that are no `bool`, a tensor that is not packed, a device that refuses.
+    /// Another device or number of bytes, bytes that are no `bool`, a tensor that is not packed, a device
+    /// that refuses.
     pub fn upload_bytes(&self, tensor: &mut TensorMut, bytes: &[u8]) -> Result<(), TensorError> {
         let (wanted, given) = (tensor.layout().packed_bytes(tensor.dtype())?, bytes.len());
         if wanted != given {
@@ -55,8 +57,8 @@ impl DeviceStream {
         Ok(())
     }
 
-    /// The bytes of a tensor on this device, its elements in row-major order whatever its strides: what a file holds. Blocks
-    /// until they are there.
+    /// The bytes of a tensor on this device, its elements in row-major order whatever its strides: what a
+    /// file holds. Blocks until they are there.
     ///
     /// # Errors
     /// Another device, data that will not come.
@@ -68,9 +70,10 @@ impl DeviceStream {
         Ok(bytes)
     }
 
-    /// Copies a tensor of this device, whatever its strides, into a packed one: its elements in row-major order become
-    /// those from `at` on. So several tensors are gathered into one, with one copy each where they are
-    /// packed. For a source of another node than the stream this blocks, as [`copy`](Self::copy) does.
+    /// Copies a tensor of this device, whatever its strides, into a packed one: its elements in row-major
+    /// order become those from `at` on. So several tensors are gathered into one, with one copy each where
+    /// they are packed. For a source of another node than the stream this blocks, as [`copy`](Self::copy)
+    /// does.
     ///
     /// ```
     /// use tensorpost::prelude::*;

@@ -1,9 +1,10 @@
 //! Several processes' transports in one process.
 //!
 //! Nothing moves unless the test says so: a transport looks at its links when it is polled, and
-//! [`Cluster::run_until_idle`] polls all of them until nothing is left to do. The node's part is played by the node's
-//! own broker. Each transport has its own clock page, pool and memory files, and shares nothing with the others but
-//! what it exports to them, exactly as between processes; only a process's *end* is played.
+//! [`Cluster::run_until_idle`] polls all of them until nothing is left to do. The node's part is played by
+//! the node's own broker. Each transport has its own clock page, pool and memory files, and shares nothing
+//! with the others but what it exports to them, exactly as between processes; only a process's *end* is
+//! played.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -95,7 +96,8 @@ impl Cluster {
     /// `n` processes with a pool of 64 MiB of host memory each.
     ///
     /// # Panics
-    /// Here and below: where the operating system gives no memory or descriptors, and for an index out of range.
+    /// Here and below: where the operating system gives no memory or descriptors, and for an index out of
+    /// range.
     pub fn new(n: usize) -> Self {
         Self::with_pools(n, PoolOptions { budget: 64 << 20, first_chunk: 1 << 20 })
     }
@@ -105,8 +107,8 @@ impl Cluster {
         Self::with_device(n, options, HostBackend::new)
     }
 
-    /// `n` processes on a device of another kind; `device` makes the backend of each. Give them host memory as well, by
-    /// `transport.pool`, if they are to send bodies larger than a ring takes.
+    /// `n` processes on a device of another kind; `device` makes the backend of each. Give them host memory
+    /// as well, by `transport.pool`, if they are to send bodies larger than a ring takes.
     pub fn with_device<B: Backend>(n: usize, options: PoolOptions, device: impl Fn() -> Arc<B>) -> Self {
         let hub = Hub::start();
         let members = (0..n).map(|index| {
@@ -305,8 +307,8 @@ impl Cluster {
         Waiter::join(self.transport(from), to.location).expect("its process lives")
     }
 
-    /// The process `i` ends here and now: it is never polled again, its messages stay where they are, and the others are
-    /// told.
+    /// The process `i` ends here and now: it is never polled again, its messages stay where they are, and the
+    /// others are told.
     pub fn end(&self, i: usize) {
         *self.members[i].ended.lock() = true;
         self.hub.ended(self.process(i));
@@ -319,8 +321,8 @@ impl Cluster {
         self.hub.fence(self.process(i))
     }
 
-    /// What the node sends to process `i` waits, as in the control socket of a process that is stopped. The test should
-    /// not poll it either.
+    /// What the node sends to process `i` waits, as in the control socket of a process that is stopped. The
+    /// test should not poll it either.
     pub fn stop(&self, i: usize) {
         self.hub.stops(self.process(i));
     }
@@ -342,8 +344,9 @@ impl Cluster {
         self.hub.wait_until_idle();
     }
 
-    /// The process `i` crashes here and now: as [`end`](Self::end), and what it had not published is never seen, its clocks
-    /// stand still, and nothing that is dropped of it later (tensors, replies, futures) is noticed by anybody.
+    /// The process `i` crashes here and now: as [`end`](Self::end), and what it had not published is never
+    /// seen, its clocks stand still, and nothing that is dropped of it later (tensors, replies, futures) is
+    /// noticed by anybody.
     pub fn abandon(&self, i: usize) {
         self.transport(i).abandon();
         self.end(i);
@@ -404,13 +407,14 @@ impl Cluster {
         })
     }
 
-    /// How many different forwards of one of `i`'s allocations nobody has taken yet, and how many holds on it are unproven.
+    /// How many different forwards of one of `i`'s allocations nobody has taken yet, and how many holds on it
+    /// are unproven.
     pub fn forwards(&self, i: usize, id: LeaseId) -> (usize, u32) {
         self.stream(i).pool().forwards(id)
     }
 
-    /// Passes the bytes of the next frame from process `from` to process `to` through `tamper`; everything else about
-    /// the frame (what its sender remembers of it, its leases) stays honest.
+    /// Passes the bytes of the next frame from process `from` to process `to` through `tamper`; everything
+    /// else about the frame (what its sender remembers of it, its leases) stays honest.
     pub fn tamper_next(
         &self,
         from: usize,
@@ -421,7 +425,8 @@ impl Cluster {
         link.tamper_next(super::forge::Tamper(Box::new(tamper)));
     }
 
-    /// Writes `bytes` into the ring from process `from` to process `to` as a frame; false where there is no room.
+    /// Writes `bytes` into the ring from process `from` to process `to` as a frame; false where there is no
+    /// room.
     ///
     /// # Panics
     /// There is no link between them: see [`connect`](Self::connect).
@@ -429,7 +434,8 @@ impl Cluster {
         self.link(from, to).forge_frame(bytes)
     }
 
-    /// Writes `notice` into the return ring from process `from` to process `to`; false where there is no room.
+    /// Writes `notice` into the return ring from process `from` to process `to`; false where there is no
+    /// room.
     ///
     /// # Panics
     /// As [`forge_frame`](Self::forge_frame).
@@ -449,7 +455,8 @@ impl Cluster {
         self.transport(i).look_for_idle() != LookAgain::Never
     }
 
-    /// Process `i` moves rings whose peers have taken fresh memory, as its reader does when it has nothing else to do.
+    /// Process `i` moves rings whose peers have taken fresh memory, as its reader does when it has nothing
+    /// else to do.
     pub fn move_rings(&self, i: usize) {
         self.transport(i).move_rings_if_due();
     }
@@ -466,7 +473,8 @@ impl Cluster {
         memory
     }
 
-    /// Process `from` marks its data ring to process `to`, or its return ring, as going on in memory that it has not offered.
+    /// Process `from` marks its data ring to process `to`, or its return ring, as going on in memory that it
+    /// has not offered.
     pub fn forge_move(&self, from: usize, to: usize, data: bool) {
         self.link(from, to).move_unoffered(data);
     }

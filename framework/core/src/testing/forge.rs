@@ -1,7 +1,7 @@
 //! Frames and notices that no honest process would send, with everything right but what is wrong on purpose.
 //!
-//! [`Cluster::tamper_next`](super::Cluster::tamper_next) hands a test the bytes of a real frame; [`reseal`] has its
-//! checksum made right again, so that what is changed has to be found for what it is.
+//! [`Cluster::tamper_next`](super::Cluster::tamper_next) hands a test the bytes of a real frame; [`reseal`]
+//! has its checksum made right again, so that what is changed has to be found for what it is.
 
 use crate::clock::Ticket;
 use crate::ids::ProcessId;
@@ -30,7 +30,8 @@ impl Tamper {
     }
 }
 
-/// In the place of a checksum: it is to be made right when the frame is written, for the number that it has then.
+/// In the place of a checksum: it is to be made right when the frame is written, for the number that it has
+/// then.
 const RESEAL: [u8; 4] = *b"SEAL";
 
 /// Has the checksum of a frame made right when it is written. A frame too short to have one stays as it is.
@@ -87,7 +88,8 @@ impl Field {
     }
 }
 
-/// Every field of a frame with that many leases and tensors; those of a layout are words without a name of their own.
+/// Every field of a frame with that many leases and tensors; those of a layout are words without a name of
+/// their own.
 pub fn fields(leases: usize, tensors: usize) -> Vec<Field> {
     let header = [
         ("magic", 4),

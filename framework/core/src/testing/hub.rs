@@ -1,5 +1,5 @@
-//! The node's part between the transports of a [`Cluster`](super::Cluster): the node's own broker, fed by a queue in
-//! place of sockets, on a thread of its own, so that a transport that waits for an answer gets one.
+//! The node's part between the transports of a [`Cluster`](super::Cluster): the node's own broker, fed by a
+//! queue in place of sockets, on a thread of its own, so that a transport that waits for an answer gets one.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -251,7 +251,8 @@ impl Hub {
             self.deliver(delivery);
         }
         for ping in pings {
-            // Behind what the process has said so far, as on its socket. Refused only when the hub is closing.
+            // Behind what the process has said so far, as on its socket. Refused only when the hub is
+            // closing.
             let _ = self.say(ping.to, Said::Pong(ping.number));
         }
     }

@@ -51,7 +51,8 @@ impl<M> Target<M> {
     }
 }
 
-/// A message that arrived. Dropping it drops its receipt: the message is done with, and its sender gets the credit.
+/// A message that arrived. Dropping it drops its receipt: the message is done with, and its sender gets the
+/// credit.
 #[derive(Debug)]
 pub struct Received<M> {
     /// The message, with its tensors.

@@ -1,8 +1,8 @@
 //! What a process uses, so that a test can show that it comes back.
 //!
-//! [`leaks`](fn@leaks) takes a snapshot of the calling process: what the operating system has open for it, and what its
-//! transports hold. Two of them are compared with [`Usage::growth`]. It can be sent, so an actor can answer with that
-//! of its worker.
+//! [`leaks`](fn@leaks) takes a snapshot of the calling process: what the operating system has open for it,
+//! and what its transports hold. Two of them are compared with [`Usage::growth`]. It can be sent, so an actor
+//! can answer with that of its worker.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -52,8 +52,8 @@ pub struct Usage {
     pub threads: usize,
     /// Processes that this one has started and that have not been reaped, by name.
     pub children: BTreeMap<String, usize>,
-    /// What the transports hold: allocations of each pool that somebody has a lease on, leases on memory of each other
-    /// process, mapped chunks of others, links, asks without an answer, messages not done with.
+    /// What the transports hold: allocations of each pool that somebody has a lease on, leases on memory of
+    /// each other process, mapped chunks of others, links, asks without an answer, messages not done with.
     pub held: BTreeMap<String, usize>,
     /// Bytes of the pools' chunks, by device. They grow to what was needed at once, and stay.
     pub chunk_bytes: BTreeMap<String, u64>,
@@ -89,8 +89,8 @@ const KEPT: usize = 2 * MAX_DEAD_PAGES;
 
 impl Usage {
     /// What `later` has more of than this, in words; empty when nothing was left behind. Not counted are
-    /// [`resident`](Self::resident) bytes, which are never exact, and the clocks of dead processes, of which a few
-    /// stay for a while.
+    /// [`resident`](Self::resident) bytes, which are never exact, and the clocks of dead processes, of which
+    /// a few stay for a while.
     pub fn growth(&self, later: &Usage) -> Vec<String> {
         let mut grown = Vec::new();
         compare("descriptors of ", &self.descriptors, &later.descriptors, &mut grown);

@@ -2,9 +2,9 @@
 //!
 //! For programs, what `api.rs` shows of it: [`fault`], `leaks`, and the beginning of a test under libtest.
 //!
-//! For tests of devices, of the transport and of the framework itself: `cluster` runs the transports of several
-//! processes in one process, so that a test sees every step of a lease's way and can stop between any two. `forge`
-//! writes what no honest process would (WIRE-1), and `fuzz` has the oracles of the fuzz targets.
+//! For tests of devices, of the transport and of the framework itself: `cluster` runs the transports of
+//! several processes in one process, so that a test sees every step of a lease's way and can stop between any
+//! two. `forge` writes what no honest process would (WIRE-1), and `fuzz` has the oracles of the fuzz targets.
 
 pub use crate::fault;
 

@@ -87,7 +87,8 @@ fn destination<M>(to: &Target<M>, kind: Kind, correlation: u64) -> Destination {
     Destination { kind, index, actor, correlation, key, has_context: false }
 }
 
-/// A message that was encoded and has all that it needs; its value has been dropped. Dropping it gives all back.
+/// A message that was encoded and has all that it needs; its value has been dropped. Dropping it gives all
+/// back.
 #[derive(Debug)]
 pub struct Prepared {
     transport: Arc<Transport>,
@@ -234,7 +235,8 @@ impl Waiter {
         }
     }
 
-    /// As [`remember`](Self::remember), and has the reader see before it sleeps that somebody waits, as a send does.
+    /// As [`remember`](Self::remember), and has the reader see before it sleeps that somebody waits, as a
+    /// send does.
     pub fn wait(&self) {
         self.remember();
         self.transport.wake_reader();

@@ -1,16 +1,17 @@
 //! The actors of this process: which mailbox is at which index, and how many messages are under way in them.
 //!
-//! Used by `incoming`, which delivers to them; by senders of this process, the short way; by the actors themselves, which
-//! come and go; and by the node, which asks whether the process is busy.
+//! Used by `incoming`, which delivers to them; by senders of this process, the short way; by the actors
+//! themselves, which come and go; and by the node, which asks whether the process is busy.
 //!
-//! **Invariants.** An index belongs to one actor at a time, and the largest mailbox that was ever at it is remembered: so
-//! many replies a peer may be owed (MBX-2). A message is open from its delivery until its receipt has dropped.
+//! **Invariants.** An index belongs to one actor at a time, and the largest mailbox that was ever at it is
+//! remembered: so many replies a peer may be owed (MBX-2). A message is open from its delivery until its
+//! receipt has dropped.
 //!
-//! **Locks.** `inboxes`, for reading inside the lock of [`Links`], and of a shard of the directory; never the other way
-//! round. Nothing that was in a place is dropped under it.
+//! **Locks.** `inboxes`, for reading inside the lock of [`Links`], and of a shard of the directory; never the
+//! other way round. Nothing that was in a place is dropped under it.
 //!
-//! **On a crash** of an actor its place is withdrawn, and each peer's credits say so. **On cancellation** of a handler its
-//! receipt drops, and the message is done with.
+//! **On a crash** of an actor its place is withdrawn, and each peer's credits say so. **On cancellation** of
+//! a handler its receipt drops, and the message is done with.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -32,7 +33,8 @@ pub(super) struct Actors {
     version: AtomicU64,
     #[cfg(any(test, feature = "inside"))]
     next: AtomicUsize,
-    /// Messages that peers have sent and that were delivered. Written by the reader alone, so that no lock of the bus is taken.
+    /// Messages that peers have sent and that were delivered. Written by the reader alone, so that no lock of
+    /// the bus is taken.
     delivered: AtomicUsize,
     /// Messages that senders of this process have handed over.
     handed_over: AtomicUsize,
@@ -112,15 +114,16 @@ impl Actors {
             std::mem::replace(&mut inboxes[index], Slot::Taken { inbox, most })
         };
         drop(before);
-        // Only now: a link that is made meanwhile reads the place (`tell_new`). And where nobody was before, too: a frame that
-        // named it too early has closed it.
+        // Only now: a link that is made meanwhile reads the place (`tell_new`). And where nobody was before,
+        // too: a frame that named it too early has closed it.
         for link in links.all().iter() {
             link.open_mailbox(index as u16, capacity);
         }
         Ok(())
     }
 
-    /// The actor at `index` is gone, or `away` and started anew: its senders are told, or wait for its next life.
+    /// The actor at `index` is gone, or `away` and started anew: its senders are told, or wait for its next
+    /// life.
     pub(super) fn withdraw(&self, index: u16, away: bool, links: &Links) {
         let slot = self.inboxes.write().get_mut(usize::from(index)).map(|slot| {
             let capacity = slot.capacity();
@@ -129,15 +132,16 @@ impl Actors {
         });
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
-        // Only now: a link that is made meanwhile reads the place, and closes the index by itself (`tell_new`).
+        // Only now: a link that is made meanwhile reads the place, and closes the index by itself
+        // (`tell_new`).
         for link in links.all().iter() {
             link.close(index, away);
             link.ring(wake_reasons::CREDIT);
         }
     }
 
-    /// The actor at `index` is gone, and another may come there. Its senders look where it is now; what is on its way still comes
-    /// to its mailbox, and its credits go on where they stand.
+    /// The actor at `index` is gone, and another may come there. Its senders look where it is now; what is on
+    /// its way still comes to its mailbox, and its credits go on where they stand.
     #[cfg(feature = "hosts")]
     pub(super) fn pause(&self, index: u16, links: &Links) {
         for link in links.all().iter() {
@@ -219,7 +223,8 @@ impl Actors {
 
     /// Messages delivered and not done with.
     pub(super) fn open(&self) -> usize {
-        // In this order: of a message that was done with by the first look, the second sees that it was delivered.
+        // In this order: of a message that was done with by the first look, the second sees that it was
+        // delivered.
         let done = self.done.load(Ordering::SeqCst);
         let handed_over = self.handed_over.load(Ordering::SeqCst);
         self.delivered.load(Ordering::Acquire).wrapping_add(handed_over).wrapping_sub(done)
@@ -231,8 +236,9 @@ const KEPT: usize = 8;
 
 /// Mailboxes that a reader has delivered to lately, so that it takes no lock for the next message.
 ///
-/// It lets go of them when a look begins, if any mailbox of the process has come or gone, and before it sleeps: so they outlive
-/// their actors by the time that it is busy at most, and are never dropped under a link's lock.
+/// It lets go of them when a look begins, if any mailbox of the process has come or gone, and before it
+/// sleeps: so they outlive their actors by the time that it is busy at most, and are never dropped under a
+/// link's lock.
 #[derive(Default)]
 pub(super) struct KeptInboxes {
     version: u64,
@@ -267,7 +273,8 @@ impl KeptInboxes {
             Some(at) => at,
             None if self.inboxes.len() == KEPT => return actors.inbox(index).map(Found::Now),
             None => {
-                // Another may have come since the version was read: then it is newer, and goes with the next refresh.
+                // Another may have come since the version was read: then it is newer, and goes with the next
+                // refresh.
                 self.inboxes.push((index, actors.inbox(index)?));
                 self.inboxes.len() - 1
             }

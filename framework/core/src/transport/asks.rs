@@ -1,15 +1,17 @@
 //! Asks on their way: who waits for which reply.
 //!
-//! Used by the sender, which notes its ask before the frame goes; by `incoming`, which takes it out for the reply; and by
-//! the end of a peer, which fails those that it owed.
+//! Used by the sender, which notes its ask before the frame goes; by `incoming`, which takes it out for the
+//! reply; and by the end of a peer, which fails those that it owed.
 //!
-//! **Invariants.** A number is given out once in a process's life. An ask is answered at most once: whoever takes it out
-//! of the table answers it, and nobody else can. A reply is taken only from the peer that was asked (WIRE-1).
+//! **Invariants.** A number is given out once in a process's life. An ask is answered at most once: whoever
+//! takes it out of the table answers it, and nobody else can. A reply is taken only from the peer that was
+//! asked (WIRE-1).
 //!
-//! **Locks.** The table's shards, never while an answer runs: an answer decodes, wakes a task, and may drop leases.
+//! **Locks.** The table's shards, never while an answer runs: an answer decodes, wakes a task, and may drop
+//! leases.
 //!
-//! **On a crash** of the peer its asks fail once the replies that it had posted are read. **On cancellation** the ask is
-//! taken out, and a reply that comes all the same is dropped.
+//! **On a crash** of the peer its asks fail once the replies that it had posted are read. **On cancellation**
+//! the ask is taken out, and a reply that comes all the same is dropped.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +34,8 @@ pub enum AskFailure {
     #[error("{0}")]
     ProcessExited(ExitedProcess),
     /// The reply would have to be waited for in a call in which nothing can be
-    /// ([`Env::without_waiting`](crate::actor::Env::without_waiting)), such as a handler or that of a pipeline's stage.
+    /// ([`Env::without_waiting`](crate::actor::Env::without_waiting)), such as a handler or that of a
+    /// pipeline's stage.
     #[error(
         "it was sent, and this call cannot wait for the reply: its thread is the one that reads it; in a stage, ask with \
          `out.ask(&address, message, ..)`; in an actor, await it in the future that the handler returns (`ResponseFuture`) or \
@@ -94,8 +97,8 @@ struct Pending {
     answer: Answer,
 }
 
-/// Spreads the numbers of asks. They are this process's own, and nobody else puts any into the table: so nobody can choose those that
-/// collide.
+/// Spreads the numbers of asks. They are this process's own, and nobody else puts any into the table: so
+/// nobody can choose those that collide.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spread(u64);
 
@@ -109,7 +112,8 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // 2^64 over the golden ratio: the high bits, by which the table parts, differ from one number to the next.
+        // 2^64 over the golden ratio: the high bits, by which the table parts, differ from one number to the
+        // next.
         self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
@@ -132,7 +136,8 @@ impl Asks {
         correlation
     }
 
-    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
+    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go
+    /// back.
     pub(super) fn forget(&self, correlation: u64) {
         self.pending.remove(&correlation);
     }

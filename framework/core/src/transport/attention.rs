@@ -1,17 +1,19 @@
-//! Which links a reader looks at, where it has many: those that had something lately each time, and of the quiet ones each in its
-//! turn. Without this every quiet link would be paid for by every message, 54 ns each (one H200's host).
+//! Which links a reader looks at, where it has many: those that had something lately each time, and of the
+//! quiet ones each in its turn. Without this every quiet link would be paid for by every message, 54 ns each
+//! (one H200's host).
 //!
 //! Used by the reader alone, which owns it.
 //!
 //! **Invariants.**
-//! * Each link is looked at at least once in [`TURNS`] looks, and at every look that asks for all of them, as the last one before
-//!   the reader sleeps does: nothing waits for a quiet link longer than that.
-//! * At each look another link is the first: where the same one always was, the last of eight senders that all send as fast as they can got 0.5 to 0.7 of
-//!   what the first one got.
+//! * Each link is looked at at least once in [`TURNS`] looks, and at every look that asks for all of them, as
+//!   the last one before the reader sleeps does: nothing waits for a quiet link longer than that.
+//! * At each look another link is the first: where the same one always was, the last of eight senders that
+//!   all send as fast as they can got 0.5 to 0.7 of what the first one got.
 //!
 //! **Locks.** None.
 //!
-//! **On a crash** of a peer nothing changes here until its link is gone. **On cancellation** nothing is lost: it is made anew.
+//! **On a crash** of a peer nothing changes here until its link is gone. **On cancellation** nothing is lost:
+//! it is made anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,15 +22,17 @@ use super::link::Link;
 use super::links::Links;
 use crate::ids::ProcessId;
 
-/// In so many looks each quiet link is looked at once. That is what a link that has been quiet pays for its first message: with a few dozen links
-/// some 5 us, with 248 some 25, of which the looks at all of them take more than half in whatever number of turns.
+/// In so many looks each quiet link is looked at once. That is what a link that has been quiet pays for its
+/// first message: with a few dozen links some 5 us, with 248 some 25, of which the looks at all of them take
+/// more than half in whatever number of turns.
 const TURNS: usize = 128;
 
 /// With so few links all are looked at each time.
 const FEW: usize = 8;
 
-/// A link is quiet after so many looks in vain, where it is the only lively one: longer than a reader looks before it sleeps. Where there are
-/// more they share them: where 249 had each of them so many, a process that has just met all others looked at little else.
+/// A link is quiet after so many looks in vain, where it is the only lively one: longer than a reader looks
+/// before it sleeps. Where there are more they share them: where 249 had each of them so many, a process that
+/// has just met all others looked at little else.
 const PATIENCE: u32 = 4096;
 
 /// Each has at least so many.
@@ -52,10 +56,12 @@ impl From<bool> for Found {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Attention {
-    /// The list that the indices below are of, with its version: to take it anew at each look would cost a lock.
+    /// The list that the indices below are of, with its version: to take it anew at each look would cost a
+    /// lock.
     list: Option<Arc<[Arc<Link>]>>,
     version: u64,
-    /// Whose links they are: what is known of them is kept where the list changes, and 249 of 250 links are not new when one is.
+    /// Whose links they are: what is known of them is kept where the list changes, and 249 of 250 links are
+    /// not new when one is.
     peers: HashMap<ProcessId, usize>,
     rounds: Rounds,
 }
@@ -121,8 +127,8 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// The same with `count` links, each of which had the index `before` of it. Those that had none are lively: whoever is new
-    /// may be about to say something.
+    /// The same with `count` links, each of which had the index `before` of it. Those that had none are
+    /// lively: whoever is new may be about to say something.
     fn changed(&self, count: usize, before: impl Fn(usize) -> Option<usize>) -> Self {
         let mut vain = vec![PATIENCE; self.is_lively.len()];
         self.lively.iter().for_each(|&(index, looks)| vain[index] = looks);

@@ -1,23 +1,24 @@
-//! Memory of other processes, mapped here: each chunk once to read, and once more to write where a tensor in it was
-//! handed over.
+//! Memory of other processes, mapped here: each chunk once to read, and once more to write where a tensor in
+//! it was handed over.
 //!
-//! What the living own stays mapped, so that a message costs no mapping, until they withdraw it. A chunk whose owner has ended, and from which no
-//! more frames come, is left to the leases on it: it is unmapped when the last of them goes, and the node is told, which
-//! closes its descriptors when nobody has the chunk mapped (see `node/chunks.rs`). A lease that is forwarded here later
-//! maps it again.
+//! What the living own stays mapped, so that a message costs no mapping, until they withdraw it. A chunk
+//! whose owner has ended, and from which no more frames come, is left to the leases on it: it is unmapped
+//! when the last of them goes, and the node is told, which closes its descriptors when nobody has the chunk
+//! mapped (see `node/chunks.rs`). A lease that is forwarded here later maps it again.
 //!
-//! Used by `incoming`, which asks for what a frame's leases need; by a lease that is to be written; by what the node
-//! answers; and by the reader, which lets go.
+//! Used by `incoming`, which asks for what a frame's leases need; by a lease that is to be written; by what
+//! the node answers; and by the reader, which lets go.
 //!
-//! **Invariants.** A question to the node stands as long as its entry says `Wanted`, so it is asked once. The node hears
-//! "unmapped" of a mapping before it is asked for the chunk again.
+//! **Invariants.** A question to the node stands as long as its entry says `Wanted`, so it is asked once. The
+//! node hears "unmapped" of a mapping before it is asked for the chunk again.
 //!
-//! **Locks.** `came`, then a shard of the table, then the lock of [`Links`] (in [`Chunks::loosen_if_due`]). Messages to the
-//! node go under a shard where their order is part of what they say. No mapping is dropped under a shard: that looks into
-//! the same table.
+//! **Locks.** `came`, then a shard of the table, then the lock of [`Links`] (in [`Chunks::loosen_if_due`]).
+//! Messages to the node go under a shard where their order is part of what they say. No mapping is dropped
+//! under a shard: that looks into the same table.
 //!
-//! **On a crash** of the node nothing more can be asked for, and what is missing stays so. **On cancellation** of
-//! [`Chunks::map_now`], which has a deadline, the answer that comes later is kept for whoever asks next.
+//! **On a crash** of the node nothing more can be asked for, and what is missing stays so. **On
+//! cancellation** of [`Chunks::map_now`], which has a deadline, the answer that comes later is kept for
+//! whoever asks next.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -127,8 +128,8 @@ impl Chunks {
                     return Chunk::Wanted;
                 }
                 Known::Mapped(mapping) => return Chunk::Mapped(Arc::clone(mapping)),
-                // An answer "there is none" is good for one question: a forged frame may have asked for a chunk before
-                // its owner made it (WIRE-1).
+                // An answer "there is none" is good for one question: a forged frame may have asked for a
+                // chunk before its owner made it (WIRE-1).
                 Known::Missing(why) => {
                     let why = Arc::clone(why);
                     entry.remove();
@@ -138,7 +139,8 @@ impl Chunks {
                     if let Some(mapping) = mapping.upgrade() {
                         return Chunk::Mapped(mapping);
                     }
-                    // It is being unmapped. The new question stands for that mapping's end too (see `unmapped`).
+                    // It is being unmapped. The new question stands for that mapping's end too (see
+                    // `unmapped`).
                     entry.replace_entry(Known::Wanted);
                 }
             },
@@ -163,7 +165,8 @@ impl Chunks {
     ) -> Result<Arc<ChunkMapping>, DeviceError> {
         let deadline = Instant::now() + PATIENCE;
         let _mapping = Mapping::begin(self, wakeups);
-        // Before the question: an answer is told under this lock, so none comes between the look and the wait.
+        // Before the question: an answer is told under this lock, so none comes between the look and the
+        // wait.
         let mut came = self.came.0.lock();
         loop {
             match self.get(chunk, access, control) {
@@ -203,8 +206,8 @@ impl Chunks {
         }
     }
 
-    /// A frame that named `chunk` was rejected: what was asked for it alone is forgotten (MBX-2), or a peer could fill the
-    /// table with names of chunks that there never were.
+    /// A frame that named `chunk` was rejected: what was asked for it alone is forgotten (MBX-2), or a peer
+    /// could fill the table with names of chunks that there never were.
     pub(super) fn forget_missing(&self, chunk: ChunkId) {
         for writable in [false, true] {
             if let Entry::Occupied(mut entry) = self.known.entry((chunk, writable)) {
@@ -229,8 +232,8 @@ impl Chunks {
         drop(before);
     }
 
-    /// The owner of a chunk says that nobody holds anything in it. It is left to the leases on it: none, or the owner lies, and they
-    /// are good as long as they are here.
+    /// The owner of a chunk says that nobody holds anything in it. It is left to the leases on it: none, or
+    /// the owner lies, and they are good as long as they are here.
     pub(super) fn withdrawn(&self, chunk: ChunkId) {
         let mut loose = Vec::new();
         for writable in [false, true] {
@@ -245,7 +248,8 @@ impl Chunks {
         drop(loose);
     }
 
-    /// A process ended: when nothing is on its way that needs them, its chunks are left to the leases on them.
+    /// A process ended: when nothing is on its way that needs them, its chunks are left to the leases on
+    /// them.
     pub(super) fn loosen(&self) {
         self.loosen.store(true, Ordering::Release);
     }
@@ -275,8 +279,8 @@ impl Chunks {
         drop(loose);
     }
 
-    /// A mapping of a chunk has gone. The node hears of it unless the chunk is mapped again or asked for: then it is that
-    /// mapping whose end it hears of.
+    /// A mapping of a chunk has gone. The node hears of it unless the chunk is mapped again or asked for:
+    /// then it is that mapping whose end it hears of.
     fn unmapped(&self, chunk: ChunkId, access: Access, control: &dyn ControlChannel) {
         let key = (chunk, access == Access::ReadWrite);
         if let Entry::Occupied(entry) = self.known.entry(key)

@@ -2,19 +2,20 @@
 //!
 //! Used by whoever needs a link to a peer, and by what the node passes on of the peer.
 //!
-//! **Invariants.** There is one link per peer, and one per slot that anything goes to. A life of a slot gets a link only
-//! when the life before is known to have ended (WIRE-1: a frame can name any process).
+//! **Invariants.** There is one link per peer, and one per slot that anything goes to. A life of a slot gets
+//! a link only when the life before is known to have ended (WIRE-1: a frame can name any process).
 //!
-//! **Locks.** That of [`Links`](super::links::Links) for writing while a link is made; inside of it the places of actors
-//! for reading, and the new link's credits. Nothing is sent to the node under it.
+//! **Locks.** That of [`Links`](super::links::Links) for writing while a link is made; inside of it the
+//! places of actors for reading, and the new link's credits. Nothing is sent to the node under it.
 //!
-//! **For want** of memory or descriptors, here, at the peer or in the node, a link of which one half was refused goes on both
-//! sides, and whoever waits for it is told who lacks what ([`LinkRefused`]). It had not been open on either: who refuses a
-//! half has not said that it was taken, or has sent none of its own. The next use makes another. Who refuses what was open lies, and is given up.
+//! **For want** of memory or descriptors, here, at the peer or in the node, a link of which one half was
+//! refused goes on both sides, and whoever waits for it is told who lacks what ([`LinkRefused`]). It had not
+//! been open on either: who refuses a half has not said that it was taken, or has sent none of its own. The
+//! next use makes another. Who refuses what was open lies, and is given up.
 //!
-//! **On a crash** of the peer before its half has come the link never opens, and goes with the word of its end. **On
-//! cancellation**, and where this thread unwinds, a link whose half was not sent is taken out again; one whose half was
-//! sent stays.
+//! **On a crash** of the peer before its half has come the link never opens, and goes with the word of its
+//! end. **On cancellation**, and where this thread unwinds, a link whose half was not sent is taken out
+//! again; one whose half was sent stays.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -31,8 +32,8 @@ use crate::ids::{ActorId, ProcessId};
 use crate::os::{BadMemfd, remedy};
 use crate::transport::control_channel::{LinkMessage, Location, ToNode};
 
-/// How long who starts an actor waits for the link to its process, and between two looks at it. It takes a millisecond where both
-/// processes run.
+/// How long who starts an actor waits for the link to its process, and between two looks at it. It takes a
+/// millisecond where both processes run.
 const LINK_WAIT: Duration = Duration::from_secs(1);
 const LINK_LOOK: Duration = Duration::from_micros(100);
 
@@ -79,8 +80,8 @@ pub(crate) enum NoLink {
 }
 
 impl Transport {
-    /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of its slot has
-    /// not. It may not be open yet.
+    /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of
+    /// its slot has not. It may not be open yet.
     pub(crate) fn link(&self, peer: ProcessId) -> Option<Arc<Link>> {
         self.link_or_lack(peer).ok()
     }
@@ -94,8 +95,8 @@ impl Transport {
         Ok(link)
     }
 
-    /// Blocks until the link to where an actor lives is open, so that the first message finds it. Not for long: its process may be busy.
-    /// Not to be called on the thread that reads.
+    /// Blocks until the link to where an actor lives is open, so that the first message finds it. Not for
+    /// long: its process may be busy. Not to be called on the thread that reads.
     pub(crate) fn await_link(&self, actor: ActorId, location: Location) {
         if location.process == self.me || self.meets_foreign(actor) {
             return;
@@ -123,8 +124,8 @@ impl Transport {
         let (mut is_new, mut lack) = (false, None);
         let link = self.links.replace(peer, |known| match known {
             Some(link) if link.peer == peer => Some(Arc::clone(link)),
-            // WIRE-1: a frame can name any process. Another life of the slot takes this one's place only when this one is
-            // known to have ended.
+            // WIRE-1: a frame can name any process. Another life of the slot takes this one's place only when
+            // this one is known to have ended.
             Some(link) if !self.lifecycle.exited.contains(link.peer) => None,
             _ => {
                 is_new = true;
@@ -143,14 +144,14 @@ impl Transport {
             self.links.unpublished_notices(),
             self.links.due(),
         )?);
-        // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after, and then its
-        // withdrawal finds this link (`Actors::withdraw`).
+        // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after,
+        // and then its withdrawal finds this link (`Actors::withdraw`).
         self.actors.tell_new(&link);
         Ok(link)
     }
 
-    /// Sends this process's half of a link that is new. Where that fails the link is taken out again, and the peer's half is refused, if
-    /// that was taken meanwhile.
+    /// Sends this process's half of a link that is new. Where that fails the link is taken out again, and the
+    /// peer's half is refused, if that was taken meanwhile.
     fn send_half(&self, link: &Arc<Link>) -> Result<(), std::io::Error> {
         let sent = self.try_send_half(link);
         if let Err(error) = &sent {
@@ -174,8 +175,8 @@ impl Transport {
                 self.control.send(route, descriptors).map_err(std::io::Error::other)
             })
         });
-        // From here on the peer connects to it and answers. Without the link that answer would make another one, in whose
-        // rings nobody reads: the node passes one half on.
+        // From here on the peer connects to it and answers. Without the link that answer would make another
+        // one, in whose rings nobody reads: the node passes one half on.
         ScopeGuard::into_inner(unsent);
         if sent.is_ok() {
             fault::point("transport.link.sent");
@@ -221,7 +222,8 @@ impl Transport {
         };
         let (mut link, mut is_new) = find_or_make()?;
         if link.refused().get().is_some() {
-            // The peer has heard of it, and this is its next half, before the thread that refused it has taken it out.
+            // The peer has heard of it, and this is its next half, before the thread that refused it has
+            // taken it out.
             self.links.remove(&link);
             (link, is_new) = find_or_make()?;
         }
@@ -291,8 +293,8 @@ impl Transport {
         self.void(&link, why, None);
     }
 
-    /// A link that never opens goes. Whoever waits for it is told why, and the next use makes another. Unless the peer knows, the half of its
-    /// with that number is refused, or the one that was taken, if one was.
+    /// A link that never opens goes. Whoever waits for it is told why, and the next use makes another. Unless
+    /// the peer knows, the half of its with that number is refused, or the one that was taken, if one was.
     fn void(&self, link: &Link, why: LinkRefused, to_peer: Option<(Option<u64>, WhyRefused)>) {
         let taken = link.refuse(why);
         // While the link is still there: who would make another sends its half behind this.

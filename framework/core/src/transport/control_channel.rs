@@ -1,11 +1,11 @@
 //! What a process's transport and the node say to each other.
 //!
-//! The transport never talks to a socket: it hands a [`ToNode`] to its [`ControlChannel`] and is handed [`FromNode`]s.
-//! In a worker it is the control socket; in the node's own process it is the supervisor's queue. Either may be called
-//! on any thread and neither waits for the other side.
+//! The transport never talks to a socket: it hands a [`ToNode`] to its [`ControlChannel`] and is handed
+//! [`FromNode`]s. In a worker it is the control socket; in the node's own process it is the supervisor's
+//! queue. Either may be called on any thread and neither waits for the other side.
 //!
-//! Order: what one process sends through its control channel arrives at the node in that order, and what the node sends
-//! to one process arrives in that order. The link handshake of `transport/link.rs` relies on it.
+//! Order: what one process sends through its control channel arrives at the node in that order, and what the
+//! node sends to one process arrives in that order. The link handshake of `transport/link.rs` relies on it.
 
 use std::os::fd::OwnedFd;
 
@@ -22,16 +22,16 @@ use crate::transport::lifecycle::{Lifecycle, ProcessDown, Whereabouts};
 /// From a process to the node. Descriptors travel beside it, in the order that each variant names.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ToNode {
-    /// Pass `link_message`, with all descriptors, to the process `to`. If there is no such process any more, the node
-    /// answers [`FromNode::Exited`]; if there never was one, [`FromNode::Nobody`].
+    /// Pass `link_message`, with all descriptors, to the process `to`. If there is no such process any more,
+    /// the node answers [`FromNode::Exited`]; if there never was one, [`FromNode::Nobody`].
     Route {
         /// The process to pass it to.
         to: ProcessId,
         /// What to pass.
         link_message: LinkMessage,
     },
-    /// The half `number` of `peer` is not taken, and this process has none for `peer`: both are void, and the next use of
-    /// the link on either side begins anew. Passed on as [`FromNode::LinkRefused`].
+    /// The half `number` of `peer` is not taken, and this process has none for `peer`: both are void, and the
+    /// next use of the link on either side begins anew. Passed on as [`FromNode::LinkRefused`].
     RefuseLink {
         /// Who sent the half.
         peer: ProcessId,
@@ -40,8 +40,8 @@ pub enum ToNode {
         /// Why.
         why: WhyRefused,
     },
-    /// A new chunk exists. Descriptors: one to map read-only, one to map writable. The node keeps both until nobody can
-    /// hold a lease in the chunk any more, so a chunk outlives its owner (LEASE-4).
+    /// A new chunk exists. Descriptors: one to map read-only, one to map writable. The node keeps both until
+    /// nobody can hold a lease in the chunk any more, so a chunk outlives its owner (LEASE-4).
     PublishChunk {
         /// Its name.
         chunk: ChunkId,
@@ -57,8 +57,8 @@ pub enum ToNode {
         /// How it will be mapped.
         access: Access,
     },
-    /// A chunk that [`FromNode::Chunk`] brought is not mapped (any more), because no lease on it is left here. Only of
-    /// chunks whose owner has ended or withdrawn them: others stay mapped.
+    /// A chunk that [`FromNode::Chunk`] brought is not mapped (any more), because no lease on it is left
+    /// here. Only of chunks whose owner has ended or withdrawn them: others stay mapped.
     Unmapped {
         /// Its name.
         chunk: ChunkId,
@@ -70,7 +70,8 @@ pub enum ToNode {
         /// Its name, which no other chunk is given.
         chunk: ChunkId,
     },
-    /// Everything that a process which ended had posted to this one was read (LEASE-4). Answers [`FromNode::Exited`].
+    /// Everything that a process which ended had posted to this one was read (LEASE-4). Answers
+    /// [`FromNode::Exited`].
     Drained {
         /// The process that ended.
         process: ProcessId,
@@ -120,7 +121,8 @@ pub enum ToNode {
         /// From [`FromNode::Fence`].
         ticket: u64,
     },
-    /// What this host's gateway says of others. Last, so that the form of the rest is that of a build without it.
+    /// What this host's gateway says of others. Last, so that the form of the rest is that of a build without
+    /// it.
     #[cfg(feature = "hosts")]
     Hosts(FromGateway),
 }
@@ -139,14 +141,15 @@ pub struct Named {
 /// From one process to another, by way of the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum LinkMessage {
-    /// Here is my half of the link between us. Descriptors: the sender's clock page, its wake page, its words for you, the
-    /// memory of its rings to you, the bell with which you ring it. Once you have mapped it you say so in your words for me.
+    /// Here is my half of the link between us. Descriptors: the sender's clock page, its wake page, its words
+    /// for you, the memory of its rings to you, the bell with which you ring it. Once you have mapped it you
+    /// say so in your words for me.
     Link {
         /// Greater than zero, and than that of every half before: who has mapped it, or refuses it, names it.
         number: u64,
     },
-    /// Here is fresh memory for my rings to you, in which they go on once they say so. Descriptors: one. Over a link that
-    /// stands, and again when the last was answered.
+    /// Here is fresh memory for my rings to you, in which they go on once they say so. Descriptors: one. Over
+    /// a link that stands, and again when the last was answered.
     Rings {
         /// Greater than that of every such memory before: the answer names it.
         number: u64,
@@ -170,8 +173,8 @@ pub enum FromNode {
         /// What it says.
         link_message: LinkMessage,
     },
-    /// The half `number` that was for `peer` leads to no link: `by`, which is the peer or the node, lacks something for it.
-    /// What the peer had sent is void too.
+    /// The half `number` that was for `peer` leads to no link: `by`, which is the peer or the node, lacks
+    /// something for it. What the peer had sent is void too.
     LinkRefused {
         /// Whom it was for.
         peer: ProcessId,
@@ -214,8 +217,8 @@ pub enum FromNode {
         /// Where it is.
         at: Whereabouts,
     },
-    /// An actor of another host, which nobody here has used for long, has no place here any more. Whoever wants to send to it asks
-    /// again.
+    /// An actor of another host, which nobody here has used for long, has no place here any more. Whoever
+    /// wants to send to it asks again.
     Unplaced {
         /// The actor.
         actor: ActorId,
@@ -227,8 +230,8 @@ pub enum FromNode {
     },
     /// Why a process ended, and what becomes of its actors. Comes before its [`Exited`](FromNode::Exited).
     ProcessDown(ProcessDown),
-    /// The answer to [`ToNode::Watch`]. Each [`Lifecycle`](FromNode::Lifecycle) of the actor that comes after it happened
-    /// after it.
+    /// The answer to [`ToNode::Watch`]. Each [`Lifecycle`](FromNode::Lifecycle) of the actor that comes after
+    /// it happened after it.
     Watching {
         /// From the request.
         ticket: u64,
@@ -251,8 +254,8 @@ pub enum FromNode {
         /// The actor under that name, and its location.
         found: Option<Named>,
     },
-    /// What is to be known about deaths before anything that depends on the dead is released (DEATH-3). Answered by
-    /// [`ToNode::Tainted`]. A process that joins is told everything, before any other message.
+    /// What is to be known about deaths before anything that depends on the dead is released (DEATH-3).
+    /// Answered by [`ToNode::Tainted`]. A process that joins is told everything, before any other message.
     Taint(TaintUpdate),
     /// The clocks of a process that died were released (DEATH-1).
     ClocksReleased {

@@ -1,11 +1,12 @@
 //! The marks of wake-ups that were put off: that there are some, and for each link which.
 //!
-//! Used by whoever publishes something and does not ring, and by the reader, which rings when it finds nothing to do. Why a
-//! ring is put off, and until when: [`wake_reasons`](super::wake_reasons).
+//! Used by whoever publishes something and does not ring, and by the reader, which rings when it finds
+//! nothing to do. Why a ring is put off, and until when: [`wake_reasons`](super::wake_reasons).
 //!
-//! **Invariants.** A wake-up is never lost. Whoever puts a ring off marks it and then looks whether the reader is parked;
-//! the reader says that it parks and then looks at the marks. Between the two stands a fence on both sides (DEFERRED), so
-//! one of them sees the other. `tests/loom_doorbell.rs` explores this file.
+//! **Invariants.** A wake-up is never lost. Whoever puts a ring off marks it and then looks whether the
+//! reader is parked; the reader says that it parks and then looks at the marks. Between the two stands a
+//! fence on both sides (DEFERRED), so one of them sees the other. `tests/loom_doorbell.rs` explores this
+//! file.
 //!
 //! **Locks.** None. **On a crash** and **on cancellation** see `wakeups`.
 
@@ -32,7 +33,8 @@ impl Deferred {
         self.is_parked.load(Ordering::Relaxed)
     }
 
-    /// The reader is about to sleep. What is put off from now on wakes it; what was before is seen by its next look.
+    /// The reader is about to sleep. What is put off from now on wakes it; what was before is seen by its
+    /// next look.
     pub(crate) fn park(&self) {
         self.is_parked.store(true, Ordering::Relaxed);
         // DEFERRED: pairs with the fence in `mark`.
@@ -44,8 +46,8 @@ impl Deferred {
         self.is_parked.store(false, Ordering::Relaxed);
     }
 
-    /// Whether something is due. It is taken by that: what is put off meanwhile marks it again, so this comes before the look
-    /// at the links.
+    /// Whether something is due. It is taken by that: what is put off meanwhile marks it again, so this comes
+    /// before the look at the links.
     pub(crate) fn take(&self) -> bool {
         self.is_due.load(Ordering::Relaxed) && self.is_due.swap(false, Ordering::AcqRel)
     }
@@ -72,13 +74,14 @@ impl DeferredFor {
         self.0.fetch_or(what, Ordering::AcqRel);
     }
 
-    /// Takes what is due. What was published with it, by whichever thread, comes before whatever follows: the fence of the
-    /// ringer.
+    /// Takes what is due. What was published with it, by whichever thread, comes before whatever follows: the
+    /// fence of the ringer.
     pub(crate) fn take(&self) -> u8 {
         self.0.swap(0, Ordering::AcqRel)
     }
 
-    /// As [`take`](Self::take), for a peer that is rung for something else anyway: mostly nothing is due then.
+    /// As [`take`](Self::take), for a peer that is rung for something else anyway: mostly nothing is due
+    /// then.
     pub(crate) fn clear(&self) {
         if self.0.load(Ordering::Relaxed) != 0 {
             self.take();

@@ -1,27 +1,28 @@
 //! Where actors are, and names for them: what the node said, and questions to it.
 //!
-//! An address remembers one location. What is known here replaces it: an actor that was restarted is elsewhere, and one
-//! that is being restarted is nowhere for a while, during which its senders wait in its queue. That queue goes with the
-//! actor from life to life, so those who wait keep their order (MBX-1).
+//! An address remembers one location. What is known here replaces it: an actor that was restarted is
+//! elsewhere, and one that is being restarted is nowhere for a while, during which its senders wait in its
+//! queue. That queue goes with the actor from life to life, so those who wait keep their order (MBX-1).
 //!
-//! Used by [`Route`](super::route) for each message where anything has ever moved, by what the node says, and by the
-//! actors of this process, which go away and come back.
+//! Used by [`Route`](super::route) for each message where anything has ever moved, by what the node says, and
+//! by the actors of this process, which go away and come back.
 //!
-//! **Invariants.** What the node said last is true, and replaces what an address remembers. An actor has one queue here for
-//! all its lives. Whoever waits in it is woken by each change (MOVED: what is known is seen by whoever sees that there is
-//! something).
+//! **Invariants.** What the node said last is true, and replaces what an address remembers. An actor has one
+//! queue here for all its lives. Whoever waits in it is woken by each change (MOVED: what is known is seen by
+//! whoever sees that there is something).
 //!
-//! An actor of another host is where the node says, from the first message on: its address has a place that means something at
-//! its home alone (HOST-2), and what reaches it from here is a mailbox of this host's gateway. One that has no place there any more
-//! *rests*: whoever sends to it next has the node asked again, and waits in the queue that it had (MBX-1). Of those that rest, and of
-//! those that have ended, the last [`MAX_RESTING`] are known; who sends to another has the node asked too (MBX-2). One that
+//! An actor of another host is where the node says, from the first message on: its address has a place that
+//! means something at its home alone (HOST-2), and what reaches it from here is a mailbox of this host's
+//! gateway. One that has no place there any more *rests*: whoever sends to it next has the node asked again,
+//! and waits in the queue that it had (MBX-1). Of those that rest, and of those that have ended, the last
+//! [`MAX_RESTING`] are known; who sends to another has the node asked too (MBX-2). One that
 //! [roams](ActorId::roams) is asked for in the same way, on all hosts.
 //!
-//! **Locks.** `resting`, then a shard of the table, then those of [`Actors`] and [`Links`], and a queue's locations. Nobody is woken
-//! under a shard, and nothing is sent to the node under one.
+//! **Locks.** `resting`, then a shard of the table, then those of [`Actors`] and [`Links`], and a queue's
+//! locations. Nobody is woken under a shard, and nothing is sent to the node under one.
 //!
-//! **On a crash** of an actor's process the node says whether it comes back; until then its senders wait here. **On
-//! cancellation** of a registration or a lookup the answer finds nobody, and is dropped.
+//! **On a crash** of an actor's process the node says whether it comes back; until then its senders wait
+//! here. **On cancellation** of a registration or a lookup the answer finds nobody, and is dropped.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,7 +52,8 @@ pub(super) struct Directory {
     known: DashMap<ActorId, Known>,
     /// Whether there is any, so that a send need not look where nothing ever moved.
     moved: AtomicBool,
-    /// Actors of other hosts that rest or have ended, those that do for longest first. One may be in it that does neither any more.
+    /// Actors of other hosts that rest or have ended, those that do for longest first. One may be in it that
+    /// does neither any more.
     resting: Mutex<VecDeque<ActorId>>,
     next: AtomicU64,
     registrations: DashMap<u64, oneshot::Sender<Result<(), ActorId>>>,
@@ -171,7 +173,8 @@ impl Directory {
         actor.host() != self.host.load(Ordering::Relaxed) || actor.roams()
     }
 
-    /// Whether an actor lives on another host, or may. From the first such on, routes are looked up: none of its addresses leads there.
+    /// Whether an actor lives on another host, or may. From the first such on, routes are looked up: none of
+    /// its addresses leads there.
     pub(super) fn meets_foreign(&self, actor: ActorId) -> bool {
         let foreign = self.is_foreign(actor);
         if foreign {
@@ -181,7 +184,8 @@ impl Directory {
         foreign
     }
 
-    /// As [`way_to`](Self::way_to), for a message. Where an actor of another host is not known yet, the node is asked.
+    /// As [`way_to`](Self::way_to), for a message. Where an actor of another host is not known yet, the node
+    /// is asked.
     pub(super) fn way_for(
         &self,
         actor: ActorId,
@@ -234,8 +238,8 @@ impl Directory {
         }
     }
 
-    /// The way to `actor`, whose process at `location` cannot be written to. Where this process has not heard what
-    /// became of it, because it is younger than that, the node is asked.
+    /// The way to `actor`, whose process at `location` cannot be written to. Where this process has not heard
+    /// what became of it, because it is younger than that, the node is asked.
     pub(super) fn way_after(
         &self,
         actor: ActorId,
@@ -245,35 +249,36 @@ impl Directory {
         actors: &Actors,
         control: &dyn ControlChannel,
     ) -> Way {
-        // Once more: between the sender's look and its attempt the node may have said where the actor is now. Only a way
-        // that leads to the same process again has to be explained; with the queue that came along, if the node said it.
+        // Once more: between the sender's look and its attempt the node may have said where the actor is now.
+        // Only a way that leads to the same process again has to be explained; with the queue that came
+        // along, if the node said it.
         let known = match self.way_to(actor, location) {
             Way::To(now, queue) if now.process == location.process => queue,
             other => return other,
         };
         let process = location.process;
         let link = links.in_slot_of(process);
-        // The node has said that the actor lives in a life of the slot for which there is no link, because the life before
-        // still has the slot: the node told of the actor first. This is looked at before anything says that the process is
-        // gone, because nothing of the new life is known here yet.
+        // The node has said that the actor lives in a life of the slot for which there is no link, because
+        // the life before still has the slot: the node told of the actor first. This is looked at before
+        // anything says that the process is gone, because nothing of the new life is known here yet.
         if let Some(queue) = &known
             && link.as_ref().is_some_and(|link| link.peer < process && !lifecycle.exited.contains(link.peer))
         {
             // This process is about to hear that an earlier life of the slot has ended, and looks again then.
             return Way::Later(queue.clone());
         }
-        // A peer that broke the protocol lives, and its actors with it: they are lost to this process alone, and the node
-        // would say that they are where they were.
+        // A peer that broke the protocol lives, and its actors with it: they are lost to this process alone,
+        // and the node would say that they are where they were.
         let broken = link.is_some_and(|link| link.peer == process && link.is_broken())
             && !lifecycle.exited.contains(process);
-        // In each of these cases there is nothing more to hear: the node has named this very location; or the peer
-        // lives, and was given up; or the node has said how the process ended, and before that which of its actors come
-        // back. A stopped reader would hear no answer.
+        // In each of these cases there is nothing more to hear: the node has named this very location; or the
+        // peer lives, and was given up; or the node has said how the process ended, and before that which of
+        // its actors come back. A stopped reader would hear no answer.
         if known.is_some() || broken || lifecycle.exited.how(process).is_some() || lifecycle.is_stopped() {
             return Way::Exited(self.exited(process, actor, lifecycle));
         }
-        // The process ended before this one began to listen. First the entry, then the question: the answer finds the
-        // queue of whoever waits. Who comes second finds the entry, and does not ask again.
+        // The process ended before this one began to listen. First the entry, then the question: the answer
+        // finds the queue of whoever waits. Who comes second finds the entry, and does not ask again.
         let queue = self.queue_at(actor, location, links, actors);
         let way = match self.known.entry(actor) {
             Entry::Occupied(entry) => return entry.get().way(),
@@ -328,7 +333,8 @@ impl Directory {
         actors: &Actors,
         lifecycle: &ProcessLifecycle,
     ) {
-        // The actors first, and then how the process ended: who finds the latter (`way_after`) has missed none of them.
+        // The actors first, and then how the process ended: who finds the latter (`way_after`) has missed
+        // none of them.
         for (actor, location) in &process_down.restarting {
             self.note(*actor, Whereabouts::Restarting(*location), links, actors);
         }
@@ -365,8 +371,9 @@ impl Directory {
         self.moved.store(true, Ordering::Release);
         queue.wake_front();
         if is_new {
-            // Whoever saw that it is away before the node said a word of it, waits at its last location. Where that
-            // was, is not known here: those in front of all queues look again, and wake who is behind them.
+            // Whoever saw that it is away before the node said a word of it, waits at its last location.
+            // Where that was, is not known here: those in front of all queues look again, and wake who is
+            // behind them.
             links.all().iter().for_each(|link| link.wake_all_fronts());
         }
     }
@@ -448,13 +455,14 @@ impl Directory {
         }
     }
 
-    /// An actor of this process failed and is started anew: those who wait for it in this process go on waiting, in the
-    /// queue that its mailbox had.
+    /// An actor of this process failed and is started anew: those who wait for it in this process go on
+    /// waiting, in the queue that its mailbox had.
     pub(super) fn goes_away(&self, actor: ActorId, location: Location, links: &Links, actors: &Actors) {
         self.note(actor, Whereabouts::Restarting(location), links, actors);
     }
 
-    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the name.
+    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the
+    /// name.
     pub(super) async fn register(
         &self,
         name: String,
@@ -536,8 +544,8 @@ mod tests {
         drop(place);
     }
 
-    /// A sender that found an actor away waits in the queue of its link. The first that the node says of that actor is that
-    /// it does not come back.
+    /// A sender that found an actor away waits in the queue of its link. The first that the node says of that
+    /// actor is that it does not come back.
     #[test]
     fn the_first_word_of_an_actor_wakes_who_waits_at_its_last_location() {
         for at in [Whereabouts::GaveUp(EndReason::Exit(3)), Whereabouts::Nowhere] {

@@ -1,12 +1,12 @@
 //! Sleep and wake across processes, without a word that both sides write (ONE-WRITER).
 //!
-//! The consumer's page has one word that only the consumer writes: even while it is awake, odd while it sleeps or
-//! is about to, and never the same odd number twice. A producer that has published something looks at it and rings
-//! (see [`Bell`](crate::os::Bell), which is the caller's part) only for a sleeper, and once for each of its sleeps. Any number
-//! of producers can ring one sleeper.
+//! The consumer's page has one word that only the consumer writes: even while it is awake, odd while it
+//! sleeps or is about to, and never the same odd number twice. A producer that has published something looks
+//! at it and rings (see [`Bell`](crate::os::Bell), which is the caller's part) only for a sleeper, and once
+//! for each of its sleeps. Any number of producers can ring one sleeper.
 //!
-//! No wake-up is lost as long as both sides keep to the order below (`tests/loom_doorbell.rs` has it explored, and
-//! takes each step away in turn):
+//! No wake-up is lost as long as both sides keep to the order below (`tests/loom_doorbell.rs` has it
+//! explored, and takes each step away in turn):
 //!
 //! | sleeper | ringer |
 //! |---|---|
@@ -15,16 +15,19 @@
 //! | wait for the bell | if true: ring |
 //! | [`Sleeper::awake`], then look at the sources | |
 //!
-//! A ring must not be taken back after the second look, or it is lost. Nothing takes rings back: the ears are polled
-//! edge-triggered and never read.
+//! A ring must not be taken back after the second look, or it is lost. Nothing takes rings back: the ears are
+//! polled edge-triggered and never read.
 //!
 //! A sleeper that dies asleep costs each producer one ring. A ringer that dies between publishing and ringing
-//! leaves the sleeper asleep with something to read: whoever learns of the death looks at its rings once more. A
-//! wrong value in the word, from a broken consumer, costs rings too many or that consumer's own wake-up.
+//! leaves the sleeper asleep with something to read: whoever learns of the death looks at its rings once
+//! more. A wrong value in the word, from a broken consumer, costs rings too many or that consumer's own
+//! wake-up.
 //!
-//! A producer that waits for room in a full ring is a sleeper in the same way, with the consumer as its ringer.
+//! A producer that waits for room in a full ring is a sleeper in the same way, with the consumer as its
+//! ringer.
 //!
-//! The word is an epoch and not a flag: the ringer would have to clear a flag, and the word would have two writers.
+//! The word is an epoch and not a flag: the ringer would have to clear a flag, and the word would have two
+//! writers.
 
 use std::marker::PhantomData;
 
@@ -49,8 +52,8 @@ impl<P: Platform, O: Orders> Sleeper<P, O> {
     }
 
     /// Says "I sleep". The caller looks at every source again before it does, and where it finds something it
-    /// calls [`awake`](Self::awake) instead of sleeping. Calling it again without `awake` starts another sleep,
-    /// with another ring due.
+    /// calls [`awake`](Self::awake) instead of sleeping. Calling it again without `awake` starts another
+    /// sleep, with another ring due.
     #[inline]
     pub fn prepare(&mut self) {
         self.set(self.epoch.wrapping_add(1) | 1);
@@ -97,9 +100,9 @@ impl<P: Platform, O: Orders> Ringer<P, O> {
         Ringer { word, rung: AtomicU64::new(0), orders: PhantomData }
     }
 
-    /// Whether the caller has to ring, after it published something. Says so once for each sleep, so
-    /// the caller has to do it then. Of several threads one is told: that one's ring makes the sleeper look at every source, and
-    /// it looks again, behind a fence, before it sleeps the next time.
+    /// Whether the caller has to ring, after it published something. Says so once for each sleep, so the
+    /// caller has to do it then. Of several threads one is told: that one's ring makes the sleeper look at
+    /// every source, and it looks again, behind a fence, before it sleeps the next time.
     #[inline]
     pub fn should_ring(&self) -> bool {
         if O::RINGER_FENCE {

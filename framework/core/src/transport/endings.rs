@@ -1,18 +1,20 @@
 //! Ends: of a link, when the peer broke the protocol; of a peer, when its process has exited.
 //!
-//! A peer's end comes in steps, in this order: the node says that it has gone, and nothing goes to it any more
-//! ([`on_process_exited`](Transport::on_process_exited)); the reader reads to the end what it had posted, gives the
-//! link up, parts with it, and tells the node ([`part_with`](Transport::part_with)); and when everybody has, the node
-//! has it reclaimed: its leases are dropped ([`reclaim`](Transport::reclaim)). Used by the reader and by what the node
-//! says.
+//! A peer's end comes in steps, in this order: the node says that it has gone, and nothing goes to it any
+//! more ([`on_process_exited`](Transport::on_process_exited)); the reader reads to the end what it had
+//! posted, gives the link up, parts with it, and tells the node ([`part_with`](Transport::part_with)); and
+//! when everybody has, the node has it reclaimed: its leases are dropped ([`reclaim`](Transport::reclaim)).
+//! Used by the reader and by what the node says.
 //!
-//! **Invariants.** LEASE-4: no lease of the dead is dropped before everything that it had posted is read, and none that it
-//! was granted behind that stays. Its asks fail only once the replies that it had posted are read.
+//! **Invariants.** LEASE-4: no lease of the dead is dropped before everything that it had posted is read, and
+//! none that it was granted behind that stays. Its asks fail only once the replies that it had posted are
+//! read.
 //!
-//! **Locks.** None across two steps. What a link let go of is dropped without its locks: leases go with it, over others.
+//! **Locks.** None across two steps. What a link let go of is dropped without its locks: leases go with it,
+//! over others.
 //!
-//! **On a crash** of this process in between the node counts it as one that has read everything. **On cancellation**
-//! nothing happens: nothing here waits.
+//! **On a crash** of this process in between the node counts it as one that has read everything. **On
+//! cancellation** nothing happens: nothing here waits.
 
 use super::Transport;
 use super::link::Link;
@@ -24,7 +26,8 @@ use crate::transport::control_channel::ToNode;
 impl Transport {
     /// Has nothing more to do with a peer that broke the protocol, or has ended and was read to the end.
     pub(crate) fn give_up(&self, link: &Link) {
-        // First nothing more goes out or in: a send that is committed behind this looks after what it left (`commit`).
+        // First nothing more goes out or in: a send that is committed behind this looks after what it left
+        // (`commit`).
         link.break_off();
         if link.is_connected() && !link.has_exited() {
             self.lifecycle.leave_unread();
@@ -37,8 +40,8 @@ impl Transport {
         link.note_given_up();
     }
 
-    /// The last of a peer that ended and was read to the end, or will not be read any more: its link goes, and the node
-    /// hears of it. For the reader, when it has [given the link up](Self::give_up).
+    /// The last of a peer that ended and was read to the end, or will not be read any more: its link goes,
+    /// and the node hears of it. For the reader, when it has [given the link up](Self::give_up).
     pub(super) fn part_with(&self, link: &Link) {
         fault::point("transport.drained");
         self.links.remove(link);
@@ -47,8 +50,9 @@ impl Transport {
         self.say_drained(link.peer);
     }
 
-    /// Lets go of what was to go over a link that is broken: replies that found no room, and leases kept until the peer
-    /// has passed their frames. It never will, or its own hold is on its way to the owner (LEASE-3). True if there was any.
+    /// Lets go of what was to go over a link that is broken: replies that found no room, and leases kept
+    /// until the peer has passed their frames. It never will, or its own hold is on its way to the owner
+    /// (LEASE-3). True if there was any.
     pub(super) fn let_go(&self, link: &Link) -> bool {
         let (in_flight, outbox) = link.take_unsent();
         // Dropped here, without the lock: leases go with them, over other links.
@@ -77,8 +81,8 @@ impl Transport {
         }
     }
 
-    /// Everybody has read what the process had posted: every hold that it forwarded is in its owner's lease table or
-    /// ring, so its own leases can go (LEASE-4). What it owned stays with whoever holds it.
+    /// Everybody has read what the process had posted: every hold that it forwarded is in its owner's lease
+    /// table or ring, so its own leases can go (LEASE-4). What it owned stays with whoever holds it.
     pub(super) fn reclaim(&self, process: ProcessId) {
         // The holds that its last frames led to, before its leases go (LEASE-3).
         Surroundings::drain_returns(self);
@@ -87,8 +91,9 @@ impl Transport {
         self.memory.evict(process);
     }
 
-    /// Drops what `process` was granted after its leases had been dropped: by a send that had claimed its frame before
-    /// (LEASE-4). The grant came behind the eviction in the pool's lock, and so this look comes behind the note.
+    /// Drops what `process` was granted after its leases had been dropped: by a send that had claimed its
+    /// frame before (LEASE-4). The grant came behind the eviction in the pool's lock, and so this look comes
+    /// behind the note.
     pub(super) fn evict_if_reclaimed(&self, process: ProcessId) {
         if self.lifecycle.exited.is_reclaimed(process) {
             self.memory.evict(process);

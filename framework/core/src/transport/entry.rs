@@ -1,8 +1,10 @@
-//! The entries of a return ring: what a holder tells an owner. 64 bytes: kind and counts, the lease, tickets, checksum.
+//! The entries of a return ring: what a holder tells an owner. 64 bytes: kind and counts, the lease, tickets,
+//! checksum.
 //!
-//! Used by `returns`, on both sides. **Invariants.** WIRE-1: an entry is believed only with its checksum, and where each of
-//! its fields can be what it says; what it says of leases is for the lease table to check. **Locks.** None. **On a
-//! crash** between the write of an entry and the move of the tail nobody sees it. **On cancellation** nothing happens.
+//! Used by `returns`, on both sides. **Invariants.** WIRE-1: an entry is believed only with its checksum, and
+//! where each of its fields can be what it says; what it says of leases is for the lease table to check.
+//! **Locks.** None. **On a crash** between the write of an entry and the move of the tail nobody sees it.
+//! **On cancellation** nothing happens.
 
 use crate::clock::Ticket;
 use crate::ids::{ChunkId, ProcessId};
@@ -20,7 +22,8 @@ pub(crate) enum Notice {
     Hold { chunk: u32, entry: u32, generation: u32, by: ProcessId },
     /// The writer is about to pass the reader's memory on to this process, which will post a hold.
     Forward { chunk: u32, entry: u32, generation: u32, to: ProcessId },
-    /// The writer could not read the frame that ends at this position of its inbound ring, and took none of its leases.
+    /// The writer could not read the frame that ends at this position of its inbound ring, and took none of
+    /// its leases.
     Rejected { end: u64 },
     /// Behind this the ring is in the memory that the writer has offered last (`link/renewal.rs`).
     Moved,

@@ -1,12 +1,12 @@
 //! Which processes have exited, as far as this one knows.
 //!
-//! A process parts with the link of a dead peer when it has read it to the end: descriptors, rings and queues go. One
-//! number per slot says which lives have ended, because the next life begins only after the last has ended. A process
-//! that joined later learns of the ends before it from its own life, and from the lives that make links to it: memory
-//! of earlier lives is memory of the dead (LEASE-4).
+//! A process parts with the link of a dead peer when it has read it to the end: descriptors, rings and queues
+//! go. One number per slot says which lives have ended, because the next life begins only after the last has
+//! ended. A process that joined later learns of the ends before it from its own life, and from the lives that
+//! make links to it: memory of earlier lives is memory of the dead (LEASE-4).
 //!
-//! Part of the process's [lifecycle](super::process). **Invariants.** What is noted here is never taken back. **Locks.**
-//! Those of two small tables, and nothing inside of them; what each message asks is atomic.
+//! Part of the process's [lifecycle](super::process). **Invariants.** What is noted here is never taken back.
+//! **Locks.** Those of two small tables, and nothing inside of them; what each message asks is atomic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,15 +24,16 @@ use crate::transport::lifecycle::ProcessDown;
 /// Between two looks whether a process that lives was read so far.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// The processes that exited. A slot's lives follow each other, so the last one that ended stands for all before it,
-/// and thousands of deaths take no more room than one.
+/// The processes that exited. A slot's lives follow each other, so the last one that ended stands for all
+/// before it, and thousands of deaths take no more room than one.
 #[derive(Debug)]
 pub(super) struct ExitedProcesses {
     /// By slot: one more than the incarnation of the last life that ended.
     by_slot: Box<[AtomicU64]>,
     /// By slot, in the same way: the last life that was reclaimed.
     reclaimed: Box<[AtomicU64]>,
-    /// Names that the node had never heard of. Each is good for one question: there may be such a process later (WIRE-1).
+    /// Names that the node had never heard of. Each is good for one question: there may be such a process
+    /// later (WIRE-1).
     nobody: DashMap<ProcessId, ()>,
     /// What the node said of the last life of each slot that ended.
     how: DashMap<usize, Arc<ProcessDown>>,
@@ -59,7 +60,8 @@ impl ExitedProcesses {
         }
     }
 
-    /// `process` is a life of its slot: all before it have ended. Nobody tells that to a process that joined later.
+    /// `process` is a life of its slot: all before it have ended. Nobody tells that to a process that joined
+    /// later.
     pub(super) fn note_before(&self, process: ProcessId) {
         if let Some(last) = self.by_slot.get(process.slot()) {
             last.fetch_max(u64::from(process.incarnation()), Ordering::AcqRel);
@@ -100,8 +102,8 @@ impl ExitedProcesses {
 
     /// The node says that there never was such a process.
     pub(super) fn note_nobody(&self, process: ProcessId) {
-        // MBX-2: an answer that nobody asks for any more is forgotten with the others; asking again costs a link
-        // message.
+        // MBX-2: an answer that nobody asks for any more is forgotten with the others; asking again costs a
+        // link message.
         if self.nobody.len() >= MAX_PROCESSES {
             self.nobody.clear();
         }
@@ -115,8 +117,9 @@ impl ExitedProcesses {
 }
 
 impl Transport {
-    /// Resolves when all that `process` had sent to this one by now was delivered: all that there is, where it has ended. What
-    /// others tell of it, or of an actor in it, may come before that, over their own links.
+    /// Resolves when all that `process` had sent to this one by now was delivered: all that there is, where
+    /// it has ended. What others tell of it, or of an actor in it, may come before that, over their own
+    /// links.
     pub(crate) async fn until_read(&self, process: ProcessId) {
         let mut sent_by_now = None;
         loop {
@@ -131,7 +134,8 @@ impl Transport {
                     if link.has_taken(*sent_by_now.get_or_insert_with(|| link.sent_by_now())) {
                         return;
                     }
-                    // A reader that takes frames tells nobody: that would cost each batch, and this is asked after a death.
+                    // A reader that takes frames tells nobody: that would cost each batch, and this is asked
+                    // after a death.
                     tokio::select! {
                         () = read => {}
                         () = sleep(LOOK_AGAIN) => {}
@@ -140,7 +144,8 @@ impl Transport {
                 }
                 Some(_) => {}
                 None if self.lifecycle.exited.contains(process) => return,
-                // Who joined later was not told of it. The node answers whoever asks for a link that there is nobody.
+                // Who joined later was not told of it. The node answers whoever asks for a link that there is
+                // nobody.
                 None => drop(self.link(process)),
             }
             read.await;

@@ -1,11 +1,13 @@
 //! Fences: the node asks this process to say when all that others had sent to it by now was delivered.
 //!
-//! Used by the node before it sends something that must not overtake the last messages of a process that has ended, which this one reads
-//! over another link. The reader looks after each of its looks, so a fence costs nothing where there is none.
+//! Used by the node before it sends something that must not overtake the last messages of a process that has
+//! ended, which this one reads over another link. The reader looks after each of its looks, so a fence costs
+//! nothing where there is none.
 //!
 //! **Locks.** One, and the links' `inbound` inside of it, which the reader does not hold when it comes here.
 //!
-//! **On a crash** of a peer what it had posted is read to the end. **On cancellation** the answer finds nobody.
+//! **On a crash** of a peer what it had posted is read to the end. **On cancellation** the answer finds
+//! nobody.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,21 +1,24 @@
-//! Leases on memory of a third process: what their owner is told before they are passed on, and what it makes of that.
+//! Leases on memory of a third process: what their owner is told before they are passed on, and what it makes
+//! of that.
 //!
-//! Who passes a lease on posts a notice to its owner, which the owner can see before the frame, and so the hold that the frame
-//! leads to, can be seen by anybody. Room for it is taken with the claim, so a send never waits in the middle. A message with no
-//! leases of others has nothing to do with any of this.
+//! Who passes a lease on posts a notice to its owner, which the owner can see before the frame, and so the
+//! hold that the frame leads to, can be seen by anybody. Room for it is taken with the claim, so a send never
+//! waits in the middle. A message with no leases of others has nothing to do with any of this.
 //!
-//! The owner reads rings one after the other, so it may read the hold before the notice. Such a hold stands open until every
-//! ring was drained once more ([`Transport::settle_holds`]); the [lease table](crate::lease::table) keeps the counts.
+//! The owner reads rings one after the other, so it may read the hold before the notice. Such a hold stands
+//! open until every ring was drained once more ([`Transport::settle_holds`]); the [lease
+//! table](crate::lease::table) keeps the counts.
 //!
 //! Used by `outgoing` on the one side, by `returns` and `incoming` on the other.
 //!
-//! **Invariants.** A forward is visible to the owner before its frame is written. WIRE-1: a hold gives its process nothing before
-//! it is proven. MBX-2: of forwards that an owner has not read, a process has no more than `MAX_FORWARDS`.
+//! **Invariants.** A forward is visible to the owner before its frame is written. WIRE-1: a hold gives its
+//! process nothing before it is proven. MBX-2: of forwards that an owner has not read, a process has no more
+//! than `MAX_FORWARDS`.
 //!
 //! **Locks.** `notices_out` of each owner's link, alone; for settling, those of a drain, and none across it.
 //!
-//! **On a crash** of the forwarder behind its notice the count goes when it is reclaimed. **On cancellation** of a send its claim
-//! gives the room back.
+//! **On a crash** of the forwarder behind its notice the count goes when it is reclaimed. **On cancellation**
+//! of a send its claim gives the room back.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -108,7 +111,8 @@ impl Transport {
         Ok(())
     }
 
-    /// Settles what a drain left open, if it did: true if there was anything. Not to be called under a link's `notices_in`.
+    /// Settles what a drain left open, if it did: true if there was anything. Not to be called under a link's
+    /// `notices_in`.
     pub(super) fn settle_if_open(&self) -> bool {
         let open = self.memory.take_unsettled();
         if open {
@@ -117,7 +121,8 @@ impl Transport {
         open
     }
 
-    /// Drains every ring, and decides on the holds that were unproven before: whoever forwarded them had said so by then.
+    /// Drains every ring, and decides on the holds that were unproven before: whoever forwarded them had said
+    /// so by then.
     pub(super) fn settle_holds(&self) {
         let pools = self.memory.pools();
         let passes: SmallVec<[_; 4]> = pools.iter().map(|pool| pool.begin_pass()).collect();

@@ -2,12 +2,13 @@
 //!
 //! Used by the thread that the control socket is read on, one message at a time.
 //!
-//! **Invariants.** Nothing here blocks. The reader is woken after each message, whatever it said: it looks at everything
-//! again, and whoever waited for the message need not know of the others.
+//! **Invariants.** Nothing here blocks. The reader is woken after each message, whatever it said: it looks at
+//! everything again, and whoever waited for the message need not know of the others.
 //!
 //! **Locks.** None across a call; see the parts.
 //!
-//! **On a crash** of the node nothing comes any more. **On cancellation** nothing happens: this does not wait.
+//! **On a crash** of the node nothing comes any more. **On cancellation** nothing happens: this does not
+//! wait.
 
 use std::os::fd::OwnedFd;
 
@@ -75,8 +76,8 @@ impl Transport {
         self.wakeups.wake_reader();
     }
 
-    /// Takes what the node sends whose descriptors are lost, because this process may open no more files. False where it
-    /// cannot go on without them. Any thread; never blocks.
+    /// Takes what the node sends whose descriptors are lost, because this process may open no more files.
+    /// False where it cannot go on without them. Any thread; never blocks.
     #[allow(clippy::wrong_self_convention, reason = "as for `from_node`")]
     pub fn from_node_starved(&self, message: &FromNode) -> bool {
         match message {

@@ -1,7 +1,8 @@
-//! A thread that waits for what peers send, and reads for the process meanwhile, where there are cores to spare ([`Role`](super::role::Role)).
+//! A thread that waits for what peers send, and reads for the process meanwhile, where there are cores to
+//! spare ([`Role`](super::role::Role)).
 //!
-//! For threads of other languages: those of Rust's actors are the reader's own. Such a thread takes what comes for others too, and wakes them, as
-//! the reader does.
+//! For threads of other languages: those of Rust's actors are the reader's own. Such a thread takes what
+//! comes for others too, and wakes them, as the reader does.
 //!
 //! **Invariants.** As of the [reader](super::reader).
 //!
@@ -23,7 +24,8 @@ pub struct Helper<'a> {
 }
 
 impl Transport {
-    /// This thread reads from the first [look](Helper::look) on that finds the reader willing, until what is returned drops.
+    /// This thread reads from the first [look](Helper::look) on that finds the reader willing, until what is
+    /// returned drops.
     pub fn help_to_read(self: &Arc<Self>) -> Helper<'_> {
         Helper { transport: self, reads: None, _wants: self.role.want() }
     }

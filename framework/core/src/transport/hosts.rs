@@ -1,7 +1,8 @@
 //! What the node and its gateway say to each other, over the gateway's control channel.
 //!
-//! The gateway is a worker that speaks to other hosts. The node decides, as for all actors, where an actor of another host is
-//! reached from here: at a place in the gateway, whose mailbox passes on what comes. And it says what other hosts ask of this one.
+//! The gateway is a worker that speaks to other hosts. The node decides, as for all actors, where an actor of
+//! another host is reached from here: at a place in the gateway, whose mailbox passes on what comes. And it
+//! says what other hosts ask of this one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,15 +71,16 @@ pub(crate) fn starter_of(host: u16) -> ActorId {
     ActorId::numbered(host, 1)
 }
 
-/// A message to a starter, as its own gateway passes it on: the number of the host that it has come from, and it, as a pair in
-/// MessagePack. So no host can ask in another's name.
+/// A message to a starter, as its own gateway passes it on: the number of the host that it has come from, and
+/// it, as a pair in MessagePack. So no host can ask in another's name.
 pub(crate) fn from_host(host: u16, message: &[u8]) -> Vec<u8> {
     // An array of two, and a number of 16 bits (MessagePack: fixarray, uint 16).
     let [high, low] = host.to_be_bytes();
     [&[0x92, 0xcd, high, low], message].concat()
 }
 
-/// What all processes of a host have sent and received among themselves, and whether anything is under way there.
+/// What all processes of a host have sent and received among themselves, and whether anything is under way
+/// there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostActivity {
     /// Messages that they have handed to each other.
@@ -123,10 +125,11 @@ impl Gone {
 /// From the node to its gateway.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ToGateway {
-    /// Become a gateway; answered by [`FromGateway::Began`]. Where it follows another, the socket at which that one listened comes along.
+    /// Become a gateway; answered by [`FromGateway::Began`]. Where it follows another, the socket at which
+    /// that one listened comes along.
     Begin(Box<Beginning>),
-    /// Somebody here wants to send to these actors of other hosts. Answered for each by [`FromGateway::Reached`] or
-    /// [`FromGateway::OutOfReach`].
+    /// Somebody here wants to send to these actors of other hosts. Answered for each by
+    /// [`FromGateway::Reached`] or [`FromGateway::OutOfReach`].
     Reach {
         /// Which.
         actors: Vec<ActorId>,
@@ -143,8 +146,8 @@ pub enum ToGateway {
         /// Which.
         actor: ActorId,
     },
-    /// An actor of another host is to have a place, and there is none. Answered by [`FromGateway::Rests`], as soon as there is one
-    /// that nobody uses.
+    /// An actor of another host is to have a place, and there is none. Answered by [`FromGateway::Rests`], as
+    /// soon as there is one that nobody uses.
     MakeRoom,
     /// The answer to [`FromGateway::Rests`]: nobody here knows the place any more.
     Rested {
@@ -153,7 +156,8 @@ pub enum ToGateway {
         /// Whether somebody here wants to hear what happens to it.
         told: bool,
     },
-    /// Somebody here wants to hear what happens to these actors of other hosts, which was told to the gateway before.
+    /// Somebody here wants to hear what happens to these actors of other hosts, which was told to the gateway
+    /// before.
     Watch {
         /// Which.
         actors: Vec<ActorId>,
@@ -174,16 +178,19 @@ pub enum ToGateway {
         /// The device that the tensors of its messages are brought to, or the GPU that it works on.
         device: Option<DeviceId>,
     },
-    /// On the home of an actor that roams: it lives on this host from now on. Also the answer to [`FromGateway::WantLocal`].
+    /// On the home of an actor that roams: it lives on this host from now on. Also the answer to
+    /// [`FromGateway::WantLocal`].
     LivesOn {
         /// Which.
         actor: ActorId,
         /// The number of that host.
         host: u16,
     },
-    /// On the home of actors that roam, for a gateway that follows another: on which hosts they live, with the numbers of these.
+    /// On the home of actors that roam, for a gateway that follows another: on which hosts they live, with
+    /// the numbers of these.
     Lives(Vec<(ActorId, u16)>),
-    /// The answer to [`FromGateway::WantGuests`]: behind a [`ToGateway::Local`] for each that does not live here.
+    /// The answer to [`FromGateway::WantGuests`]: behind a [`ToGateway::Local`] for each that does not live
+    /// here.
     Guests {
         /// From the question.
         host: u16,
@@ -197,8 +204,8 @@ pub enum ToGateway {
         /// Its GPU.
         device: DeviceId,
     },
-    /// The head: ask all other hosts what is under way there, because the node shuts down. Answered by [`FromGateway::Drained`] for
-    /// each.
+    /// The head: ask all other hosts what is under way there, because the node shuts down. Answered by
+    /// [`FromGateway::Drained`] for each.
     Drain {
         /// Echoed in the answers.
         round: u64,
@@ -212,7 +219,8 @@ pub enum ToGateway {
         /// Of this host.
         activity: HostActivity,
     },
-    /// An agent: somebody here wants this name, which nobody on another host may have then. Answered by [`FromGateway::Claimed`].
+    /// An agent: somebody here wants this name, which nobody on another host may have then. Answered by
+    /// [`FromGateway::Claimed`].
     Claim {
         /// Echoed in the answer.
         ticket: u64,
@@ -224,7 +232,8 @@ pub enum ToGateway {
         /// The name.
         name: String,
     },
-    /// An agent: all names that actors of this host have, some at a time, for a head that may not have heard of some that are free.
+    /// An agent: all names that actors of this host have, some at a time, for a head that may not have heard
+    /// of some that are free.
     Names {
         /// Some of them.
         names: Vec<String>,
@@ -254,8 +263,8 @@ pub enum ToGateway {
 /// From the gateway to its node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum FromGateway {
-    /// Whether this host is of its node now, as which number and in which life. With it come what outlives the gateway: its page
-    /// (`transport/works_until.rs`), and the socket at which it listens.
+    /// Whether this host is of its node now, as which number and in which life. With it come what outlives
+    /// the gateway: its page (`transport/works_until.rs`), and the socket at which it listens.
     Began {
         /// Why not.
         result: Result<(u16, u64), String>,
@@ -290,8 +299,8 @@ pub enum FromGateway {
         /// Which.
         actor: ActorId,
     },
-    /// Nobody has sent to this one for longest, and nothing is on its way to it: it gives its place up. Answered by
-    /// [`ToGateway::Rested`].
+    /// Nobody has sent to this one for longest, and nothing is on its way to it: it gives its place up.
+    /// Answered by [`ToGateway::Rested`].
     Rests {
         /// Which.
         actor: ActorId,
@@ -335,13 +344,15 @@ pub enum FromGateway {
         /// Why not.
         result: Result<(), NameRefused>,
     },
-    /// Another host asks for this actor; answered by [`ToGateway::Local`], or where it roams and lives elsewhere by
-    /// [`ToGateway::LivesOn`], as soon as it lives somewhere. Of one that roams this host asks, too.
+    /// Another host asks for this actor; answered by [`ToGateway::Local`], or where it roams and lives
+    /// elsewhere by [`ToGateway::LivesOn`], as soon as it lives somewhere. Of one that roams this host asks,
+    /// too.
     WantLocal {
         /// Which.
         actor: ActorId,
     },
-    /// Actors that roam live here, as their home says, which wants to hear what happens to them. Answered by [`ToGateway::Guests`].
+    /// Actors that roam live here, as their home says, which wants to hear what happens to them. Answered by
+    /// [`ToGateway::Guests`].
     WantGuests {
         /// Their home.
         host: u16,
@@ -462,13 +473,14 @@ pub struct Settings {
     pub nixl: Nixl,
 }
 
-/// Whether tensors in GPU memory go to other hosts by [NIXL](https://github.com/ai-dynamo/nixl), from memory of one GPU into memory of
-/// the other; see [`Hosts::nixl`](crate::api::hosts::Hosts::nixl).
+/// Whether tensors in GPU memory go to other hosts by [NIXL](https://github.com/ai-dynamo/nixl), from memory
+/// of one GPU into memory of the other; see [`Hosts::nixl`](crate::api::hosts::Hosts::nixl).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Nixl {
     /// Never: all goes by gRPC.
     #[default]
     Off,
-    /// Where both hosts say so, the library is there, and 32 MiB were seen to take less time than by all lanes of gRPC.
+    /// Where both hosts say so, the library is there, and 32 MiB were seen to take less time than by all
+    /// lanes of gRPC.
     WhereFaster,
 }

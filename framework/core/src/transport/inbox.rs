@@ -1,15 +1,15 @@
 //! What a transport delivers to, and what comes with a delivery.
 //!
-//! Used by `incoming`, which delivers; by the actor layer, which implements [`Inbox`]; and by senders of this process,
-//! which take [`LocalCredits`].
+//! Used by `incoming`, which delivers; by the actor layer, which implements [`Inbox`]; and by senders of this
+//! process, which take [`LocalCredits`].
 //!
-//! **Invariants.** MBX-2: a message has a credit from the moment it is sent until its [`Receipt`] drops. Each ask is
-//! answered once, by a reply or by a refusal.
+//! **Invariants.** MBX-2: a message has a credit from the moment it is sent until its [`Receipt`] drops. Each
+//! ask is answered once, by a reply or by a refusal.
 //!
 //! **Locks.** None but a queue's own, when somebody is woken.
 //!
-//! **On a crash** of the actor's handler the receipt drops while the thread unwinds, and says so. **On cancellation** of the
-//! handler's future it drops, and refuses.
+//! **On a crash** of the actor's handler the receipt drops while the thread unwinds, and says so. **On
+//! cancellation** of the handler's future it drops, and refuses.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -45,7 +45,8 @@ pub trait Inbox: Send + Sync + 'static {
     /// Decodes a message and puts it into the mailbox. Called on the reader's thread; does not block.
     ///
     /// # Errors
-    /// The message is not one that the actor takes, or is malformed. Its leases went back; the receipt refuses.
+    /// The message is not one that the actor takes, or is malformed. Its leases went back; the receipt
+    /// refuses.
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered>;
 
     /// Takes a message of this process as it is: the short way. `message` is what the actor layer packs.
@@ -124,7 +125,8 @@ pub enum Refusal {
     Restarting,
     /// The message was not delivered, for this reason.
     Undelivered(String),
-    /// The handler panicked, or another one of the actor did before it had answered: a sentence, or nothing where that is not known.
+    /// The handler panicked, or another one of the actor did before it had answered: a sentence, or nothing
+    /// where that is not known.
     Panicked(String),
     /// The handler failed, as this says: one of another language, which has errors for that.
     Failed(String),
@@ -132,14 +134,17 @@ pub enum Refusal {
     NoReply,
     /// The reply could not be encoded, for this reason.
     BadReply(String),
-    /// A tensor of the message, or of the reply, depends on work that this process had not done when it died (DEATH-3).
+    /// A tensor of the message, or of the reply, depends on work that this process had not done when it died
+    /// (DEATH-3).
     Tainted(ProcessId),
     /// The actor lives on another host; this is what became of the message there, or with that host.
     OutOfReach(String),
-    /// The actor lives on another host, and the message did not come to it, for this reason: nobody has handled it.
+    /// The actor lives on another host, and the message did not come to it, for this reason: nobody has
+    /// handled it.
     NotPassedOn(String),
-    /// The actor lives on another host, and the gateway of one of the two hosts ended before the answer was there, as this says: whether
-    /// the message was handled, nobody knows. Asking again makes sense: another gateway takes its place.
+    /// The actor lives on another host, and the gateway of one of the two hosts ended before the answer was
+    /// there, as this says: whether the message was handled, nobody knows. Asking again makes sense: another
+    /// gateway takes its place.
     GatewayEnded(String),
 }
 
@@ -196,8 +201,8 @@ impl Drop for EndsByPanic {
     }
 }
 
-/// Ties a delivered message to its sender: dropping it hands the sender's credit back and, where a reply was asked for
-/// and not given, says that none will come. The message is done with then.
+/// Ties a delivered message to its sender: dropping it hands the sender's credit back and, where a reply was
+/// asked for and not given, says that none will come. The message is done with then.
 #[derive(Debug)]
 pub struct Receipt {
     transport: Arc<Transport>,
@@ -246,7 +251,8 @@ impl Receipt {
         self
     }
 
-    /// Whether the sender asks for whatever is newer than what it has ([`Kind::Follow`](crate::message::wire::Kind::Follow)).
+    /// Whether the sender asks for whatever is newer than what it has
+    /// ([`Kind::Follow`](crate::message::wire::Kind::Follow)).
     #[cfg(feature = "hosts")]
     pub(crate) fn follows(&self) -> bool {
         self.follows
@@ -272,7 +278,8 @@ impl Receipt {
         self.correlation.is_some()
     }
 
-    /// The reply only says that the message is done with, and nobody waits for it alone: it is told with the credits.
+    /// The reply only says that the message is done with, and nobody waits for it alone: it is told with the
+    /// credits.
     pub(crate) fn acknowledge(&mut self) {
         self.acknowledges = true;
     }

@@ -1,25 +1,27 @@
 //! Frames in.
 //!
-//! A frame is copied out of the ring, checked (WIRE-1), and taken in two steps: first a look whether everything is there
-//! that its leases need (a mapping of each chunk, an open link to each owner, room for a hold); if not, the frame stays
-//! where it is, what is missing is asked for, and the reader comes back. Then its leases are adopted, all of them, and
-//! from there on they are values: whatever becomes of the message, they go back (LEASE-2). The hold on memory of a third
-//! process is posted before the cursor moves past the frame (LEASE-3).
+//! A frame is copied out of the ring, checked (WIRE-1), and taken in two steps: first a look whether
+//! everything is there that its leases need (a mapping of each chunk, an open link to each owner, room for a
+//! hold); if not, the frame stays where it is, what is missing is asked for, and the reader comes back. Then
+//! its leases are adopted, all of them, and from there on they are values: whatever becomes of the message,
+//! they go back (LEASE-2). The hold on memory of a third process is posted before the cursor moves past the
+//! frame (LEASE-3).
 //!
-//! A rejected frame is answered. A receiver that cannot read a frame cannot know its leases either, so it posts the
-//! frame's end position back. The sender remembers the grants and takes them out of its lease table.
+//! A rejected frame is answered. A receiver that cannot read a frame cannot know its leases either, so it
+//! posts the frame's end position back. The sender remembers the grants and takes them out of its lease
+//! table.
 //!
 //! Used by the reader alone.
 //!
-//! **Invariants.** WIRE-1: nothing of a frame is believed before it is checked; a bad one drops the frame, returns its
-//! leases and is counted. LEASE-2, LEASE-3 as above. MBX-1: frames of a link are taken in order, so one that waits holds up
-//! those behind it. MBX-2: who sends more than its credits is given up.
+//! **Invariants.** WIRE-1: nothing of a frame is believed before it is checked; a bad one drops the frame,
+//! returns its leases and is counted. LEASE-2, LEASE-3 as above. MBX-1: frames of a link are taken in order,
+//! so one that waits holds up those behind it. MBX-2: who sends more than its credits is given up.
 //!
-//! **Locks.** The link's `inbound` is held throughout, and everything else inside of it; see [`link`](super::link). The
-//! mailbox's decoding runs under it, and no handler.
+//! **Locks.** The link's `inbound` is held throughout, and everything else inside of it; see
+//! [`link`](super::link). The mailbox's decoding runs under it, and no handler.
 //!
-//! **On a crash** of the sender its frames are taken to the end. **On cancellation** of the reader, between two looks, frames
-//! stay where they are.
+//! **On a crash** of the sender its frames are taken to the end. **On cancellation** of the reader, between
+//! two looks, frames stay where they are.
 
 mod delivery;
 
@@ -77,7 +79,8 @@ pub struct FrameBuffer {
     tables: Tables,
 }
 
-/// Mappings of the dead's chunks. They go with the last lease on them, which another thread may drop at any moment.
+/// Mappings of the dead's chunks. They go with the last lease on them, which another thread may drop at any
+/// moment.
 type Mappings = SmallVec<[Arc<ChunkMapping>; 2]>;
 
 type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
@@ -101,7 +104,8 @@ impl Transport {
                 Ok(None) => break,
                 Ok(Some(end)) => {
                     if !self.take_frame(link, inbound, (&mut *buffer, &mut *inboxes), end) {
-                        // It stays in the ring, and is looked at again with each look of the reader until it is taken.
+                        // It stays in the ring, and is looked at again with each look of the reader until it
+                        // is taken.
                         link.set_stuck(true);
                         break;
                     }
@@ -130,7 +134,8 @@ impl Transport {
         link.set_unfinished(left == 0);
         if any {
             fault::point("transport.take.cursor");
-            // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.
+            // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the
+            // cursor.
             inbound.data.publish_head();
             link.ring(wake_reasons::ROOM);
         }
@@ -193,10 +198,10 @@ impl Transport {
 
     /// Whether everything is there that the leases need.
     ///
-    /// Nothing is taken yet: a frame may be looked at many times before it is. What is missing does not end the look, so
-    /// that everything is asked for at once and the frame waits for the slowest answer, and not for one after the other. What
-    /// can never be there ends it: a link too that the frame has waited for and that was refused, or every look would ask for
-    /// it again.
+    /// Nothing is taken yet: a frame may be looked at many times before it is. What is missing does not end
+    /// the look, so that everything is asked for at once and the frame waits for the slowest answer, and not
+    /// for one after the other. What can never be there ends it: a link too that the frame has waited for and
+    /// that was refused, or every look would ask for it again.
     fn look<'a>(
         &self,
         link: &Arc<Link>,
@@ -210,8 +215,8 @@ impl Transport {
         let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
         for entry in entries {
             let owner = entry.id.chunk.owner;
-            // First the clocks, for memory of this process too. A wait for one that ran back, that nobody has promised to advance
-            // so far, or that nobody knows, lasts for ever or not at all.
+            // First the clocks, for memory of this process too. A wait for one that ran back, that nobody has
+            // promised to advance so far, or that nobody knows, lasts for ever or not at all.
             if let Some(ready) = entry.ready
                 && let Some(page) = self.domain.page_of(ready.process)
             {
@@ -239,7 +244,8 @@ impl Transport {
                 // Its certificate says whether the data is there.
                 && !self.domain.knows_end_of(&ready)
             {
-                // Its page comes with a link to it. Without that, the clock could not be waited for (CLOCK-1).
+                // Its page comes with a link to it. Without that, the clock could not be waited for
+                // (CLOCK-1).
                 match self.link_or_lack(ready.process) {
                     Ok(link) if !link.is_open() => {
                         awaits.push(Arc::clone(link.refused()));
@@ -295,9 +301,10 @@ impl Transport {
                     return Look::Never(self.no_chunk(entry.id.chunk, &why));
                 }
             };
-            // Last who counts the lease. Memory of a process that ended stays valid (LEASE-4), and nobody counts its leases
-            // any more; but its mapping may go with the last of them at any moment, so it is kept until they are adopted.
-            // What the sender itself owns it has granted. Of a third process a hold is to be posted.
+            // Last who counts the lease. Memory of a process that ended stays valid (LEASE-4), and nobody
+            // counts its leases any more; but its mapping may go with the last of them at any moment, so it
+            // is kept until they are adopted. What the sender itself owns it has granted. Of a third process
+            // a hold is to be posted.
             if self.has_exited(owner) {
                 kept.push(mapping);
             } else if owner != link.peer {
@@ -331,7 +338,8 @@ impl Transport {
                 }
             }
         }
-        // By owner and not by lease: a ring with room for one hold need not have it for all that the frame needs.
+        // By owner and not by lease: a ring with room for one hold need not have it for all that the frame
+        // needs.
         for (owners, count) in holds {
             if !owners.is_open() {
                 awaits.push(Arc::clone(owners.refused()));
@@ -354,8 +362,8 @@ impl Transport {
         format!("chunk {} of {} {why}{ended}", chunk.index, chunk.owner)
     }
 
-    /// Whether `process` may be a life of its slot that this process has not heard of yet: the node will say when the one
-    /// before has ended.
+    /// Whether `process` may be a life of its slot that this process has not heard of yet: the node will say
+    /// when the one before has ended.
     fn may_come(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         process.slot() != self.me.slot()
@@ -363,8 +371,9 @@ impl Transport {
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 
-    /// Whether `process` may be an earlier life of its slot whose end nobody has told this process: a link to a later one is
-    /// being made, and opens when that one is there, or goes when the node says that there is none.
+    /// Whether `process` may be an earlier life of its slot whose end nobody has told this process: a link to
+    /// a later one is being made, and opens when that one is there, or goes when the node says that there is
+    /// none.
     fn may_have_ended(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         known.is_some_and(|link| link.peer.incarnation() > process.incarnation() && !link.is_connected())
@@ -410,8 +419,8 @@ impl Transport {
     fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
         let pool = self.memory.pool_of(id)?;
         let adopted = match pool.adopt(id, link.peer, sole, in_parts) {
-            // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this process has
-            // looked at before it saw the frame. What has come since is there to be read.
+            // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this
+            // process has looked at before it saw the frame. What has come since is there to be read.
             Err(LeaseTableError::NotHeld { .. }) => {
                 self.drain_link_returns(link);
                 // And where the hold is not proven yet, it is now.
@@ -432,8 +441,8 @@ impl Transport {
         }
     }
 
-    /// Counts a frame that was taken. The reader alone does, under the link's lock: whoever sees it counted, and that the link is
-    /// not locked any more, sees what has become of it.
+    /// Counts a frame that was taken. The reader alone does, under the link's lock: whoever sees it counted,
+    /// and that the link is not locked any more, sees what has become of it.
     fn count_received(&self) {
         let count = self.counters.received.load(Ordering::Relaxed).wrapping_add(1);
         self.counters.received.store(count, Ordering::Release);
@@ -469,7 +478,8 @@ impl Transport {
             }
         };
         let tickets = adopted.iter().filter_map(|(_, ready)| *ready).collect();
-        // The tensors are the only ones on their leases from here on: whoever gets them may hand them over at once.
+        // The tensors are the only ones on their leases from here on: whoever gets them may hand them over at
+        // once.
         drop(adopted);
         match frame.header.kind {
             Kind::Send | Kind::Ask | Kind::Follow => {
@@ -484,8 +494,8 @@ impl Transport {
         }
     }
 
-    /// A frame that is taken and goes nowhere: its sender has counted it as sent, so it counts as received, or a shutdown
-    /// would wait for it until its deadline.
+    /// A frame that is taken and goes nowhere: its sender has counted it as sent, so it counts as received,
+    /// or a shutdown would wait for it until its deadline.
     fn reject_frame(&self, link: &Link, fault: Fault, why: &dyn Display) {
         self.count_received();
         self.reject(link, fault, why);

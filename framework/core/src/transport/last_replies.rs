@@ -1,10 +1,11 @@
-//! A process that is about to end sends the replies first that have found no room, or whose link was not open yet: the asks were
-//! handled, and whoever asked is to hear of it.
+//! A process that is about to end sends the replies first that have found no room, or whose link was not open
+//! yet: the asks were handled, and whoever asked is to hear of it.
 //!
-//! The reader sends such replies, and looks after each of its looks whether all have gone, so this costs nothing where nobody waits.
+//! The reader sends such replies, and looks after each of its looks whether all have gone, so this costs
+//! nothing where nobody waits.
 //!
-//! **Locks.** That of the waker, and nothing inside of it. **On a crash** of a peer its replies count no more. **On cancellation** the
-//! replies stay where they are.
+//! **Locks.** That of the waker, and nothing inside of it. **On a crash** of a peer its replies count no
+//! more. **On cancellation** the replies stay where they are.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +24,9 @@ pub(super) struct LastReplies {
 }
 
 impl Transport {
-    /// Resolves when no reply waits to be sent to a peer that lives. On the reader's thread, which goes on reading meanwhile, when no actor
-    /// is left; one caller at a time. A peer that does not read lets it wait for ever.
+    /// Resolves when no reply waits to be sent to a peer that lives. On the reader's thread, which goes on
+    /// reading meanwhile, when no actor is left; one caller at a time. A peer that does not read lets it wait
+    /// for ever.
     pub(crate) async fn last_replies(&self) {
         poll_fn(|context| {
             *self.last_replies.waker.lock() = Some(context.waker().clone());

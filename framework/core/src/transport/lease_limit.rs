@@ -1,7 +1,8 @@
 //! How many leases of one process another may hold (MBX-2), and what is said where that is reached.
 //!
-//! A sender whose message lacks leases waits as for room in a mailbox, but no handler makes that room: the process that keeps the
-//! tensors has to let go of some. So the error of the sender, that of a receiver which waits in vain, the log and the console name the limit.
+//! A sender whose message lacks leases waits as for room in a mailbox, but no handler makes that room: the
+//! process that keeps the tensors has to let go of some. So the error of the sender, that of a receiver which
+//! waits in vain, the log and the console name the limit.
 //!
 //! Used by `outgoing` and `incoming`, which meet the limit, and by the texts of errors. **Locks.** None.
 //! **On a crash** of the holder its leases come back (LEASE-4).
@@ -62,8 +63,8 @@ impl Transport {
         }
     }
 
-    /// A frame waits because the owner's ring has no room for so many more holds. Where that is because this process holds too many
-    /// leases, the log says so now and then.
+    /// A frame waits because the owner's ring has no room for so many more holds. Where that is because this
+    /// process holds too many leases, the log says so now and then.
     #[cold]
     pub(super) fn note_no_room_for_holds(&self, from: ProcessId, owners: &Arc<Link>, holds: usize) {
         if owners.held() + 2 * holds < MAX_FORWARDED || !owners.tells_limit() {

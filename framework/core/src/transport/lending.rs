@@ -1,11 +1,11 @@
-//! Messages that wait until enough of this process's own memory has come back, where there is a bound for what may be out: see
-//! `lease/pool/lending.rs`.
+//! Messages that wait until enough of this process's own memory has come back, where there is a bound for
+//! what may be out: see `lease/pool/lending.rs`.
 //!
 //! In the gateway, messages from other hosts also wait until there is memory for their bodies.
 //!
-//! Used by a claim, which asks, and by senders that wait, which are woken by a pool as well as by the link: what comes back may
-//! come from any process. Without a bound, which is the case in every process without a program in another language, it costs a load or two
-//! where a send waits.
+//! Used by a claim, which asks, and by senders that wait, which are woken by a pool as well as by the link:
+//! what comes back may come from any process. Without a bound, which is the case in every process without a
+//! program in another language, it costs a load or two where a send waits.
 //!
 //! **Locks.** Those of pools, one after the other.
 
@@ -19,8 +19,8 @@ use crate::message::codec::Encoded;
 
 #[cfg(feature = "foreign")]
 impl Transport {
-    /// From now on messages with tensors of this process wait while more than the `share`-th part of the budget of a pool is
-    /// with other processes.
+    /// From now on messages with tensors of this process wait while more than the `share`-th part of the
+    /// budget of a pool is with other processes.
     pub fn bound_lending(&self, share: u64) {
         self.memory.bound_lending(share);
     }
@@ -49,8 +49,8 @@ impl Transport {
         })
     }
 
-    /// Whether bodies may be written into memory before it is asked whether they may go: where lending has a bound, memory that comes
-    /// back of a body that did not go would be what its sender waits for.
+    /// Whether bodies may be written into memory before it is asked whether they may go: where lending has a
+    /// bound, memory that comes back of a body that did not go would be what its sender waits for.
     pub(super) fn fills_bodies(&self) -> bool {
         !self.memory.bounds_lending()
     }
@@ -70,8 +70,9 @@ impl Transport {
 }
 
 impl Transport {
-    /// Memory for a large body. In the gateway a message waits for it: it was accepted on another host, and nobody would send it again.
-    /// One that has tensors does not: those that have a part of their memory would wait for each other.
+    /// Memory for a large body. In the gateway a message waits for it: it was accepted on another host, and
+    /// nobody would send it again. One that has tensors does not: those that have a part of their memory
+    /// would wait for each other.
     pub(super) fn body_lease(
         &self,
         destination: &Destination,
@@ -117,7 +118,8 @@ impl Transport {
         self.memory.pools().iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned()))
     }
 
-    /// Has `waker` be woken when memory comes back that a message was refused for. True where some has come back since `stamp`.
+    /// Has `waker` be woken when memory comes back that a message was refused for. True where some has come
+    /// back since `stamp`.
     #[inline]
     pub(crate) fn wake_when_lent_returns(&self, stamp: u64, waker: &Waker) -> bool {
         if !(self.bounds_lending() || self.bodies_wait()) {

@@ -1,8 +1,8 @@
 //! What processes are told of the lives of others: why one ended, and whether it comes back.
 //!
 //! An actor keeps its id for good; its location is of one life. The node says why a process is down *before*
-//! it says that the process has exited, so whoever sees a broken link knows already what becomes of the actors behind
-//! it (DEATH-2). [`Lifecycle`] is what those are told who watch one actor.
+//! it says that the process has exited, so whoever sees a broken link knows already what becomes of the
+//! actors behind it (DEATH-2). [`Lifecycle`] is what those are told who watch one actor.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
@@ -29,7 +29,8 @@ pub enum EndReason {
     Signal(i32),
     /// The GPU's driver reported an error that costs the process its context.
     GpuFault(String),
-    /// The process could not go on, as this says: a closure on a host stream has panicked, or a thread of the framework's own.
+    /// The process could not go on, as this says: a closure on a host stream has panicked, or a thread of the
+    /// framework's own.
     Broken(String),
     /// The node ended it, for this reason.
     KilledByNode(String),
@@ -37,13 +38,13 @@ pub enum EndReason {
     Hung(String),
     /// An actor that it is linked to went down, as this says.
     Linked(String),
-    /// Others of its group failed, or of its GPU under [`Sharing::Mps`](crate::node::Sharing::Mps), as this says;
-    /// they restart together.
+    /// Others of its group failed, or of its GPU under [`Sharing::Mps`](crate::node::Sharing::Mps), as this
+    /// says; they restart together.
     Group(String),
     /// It ended before anybody asked, too long ago for the node to remember why.
     Forgotten,
-    /// It lives on another host, which cannot be reached any more, or never could, as this says. What became of it there, nobody
-    /// here knows.
+    /// It lives on another host, which cannot be reached any more, or never could, as this says. What became
+    /// of it there, nobody here knows.
     OutOfReach(String),
     /// It was between two lives, for whatever reason, when the node shut down: no other follows.
     NodeStopped,
@@ -98,8 +99,9 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// What happens to an actor that somebody watches. Each end of a life is one event, and each later life too. The actor is
-/// told by its id, which [`Address::actor`](crate::actor::Address::actor) has; it is the same in all its lives.
+/// What happens to an actor that somebody watches. Each end of a life is one event, and each later life too.
+/// The actor is told by its id, which [`Address::actor`](crate::actor::Address::actor) has; it is the same in
+/// all its lives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate)]
 #[non_exhaustive]
@@ -120,7 +122,8 @@ pub enum Lifecycle {
         /// The life: 0 was the first.
         incarnation: u32,
     },
-    /// A life of it has ended, and its restarts are used up, or the node shuts down, or its host is lost. This was the last event.
+    /// A life of it has ended, and its restarts are used up, or the node shuts down, or its host is lost.
+    /// This was the last event.
     GaveUp {
         /// The actor.
         actor: ActorId,

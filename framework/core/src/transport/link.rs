@@ -1,10 +1,11 @@
 //! A link: everything between this process and one peer.
 //!
-//! **Made** on first use by either side, in two link messages through the node: each sends its half (a descriptor of
-//! what it writes), and says in it which half of the other's it has mapped. A process sends frames and posts holds only
-//! over a link whose peer has said that: only then is what it writes seen by a peer that drains its rings
-//! (LEASE-3). Who cannot take a half does not say so and refuses it: a link of which one half was refused has
-//! never been open on either side, goes on both, and the next use makes another.
+//! **Made** on first use by either side, in two link messages through the node: each sends its half (a
+//! descriptor of what it writes), and says in it which half of the other's it has mapped. A process sends
+//! frames and posts holds only over a link whose peer has said that: only then is what it writes seen by a
+//! peer that drains its rings (LEASE-3). Who cannot take a half does not say so and refuses it: a link of
+//! which one half was refused has never been open on either side, goes on both, and the next use makes
+//! another.
 //!
 //! A link has parts, each with its state and its locks in its file:
 //!
@@ -18,9 +19,10 @@
 //! | `senders` | who waits here for room there |
 //! | `renewal` | fresh memory for rings that are idle, that to the peer and that from it |
 //!
-//! **Locks**, in the order in which they may nest: `inbound` (receiver); `notices_in` (leases); then, none of them inside
-//! another, `out` (sender), `notices_out` (leases), credits, `guests` (senders), the two of renewal, and a pool's own. Nothing of the user's runs
-//! under any of them but `inbound`, under which messages are decoded. The one of the refusals is a leaf.
+//! **Locks**, in the order in which they may nest: `inbound` (receiver); `notices_in` (leases); then, none of
+//! them inside another, `out` (sender), `notices_out` (leases), credits, `guests` (senders), the two of
+//! renewal, and a pool's own. Nothing of the user's runs under any of them but `inbound`, under which
+//! messages are decoded. The one of the refusals is a leaf.
 //!
 //! **On a crash** of the peer see `endings`. **On cancellation** of a send its claim gives everything back.
 
@@ -84,8 +86,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// `number` is that of this process's half; `with_unpublished` counts its links with notices that are not published, and `with_due` those
-    /// with anything that is due.
+    /// `number` is that of this process's half; `with_unpublished` counts its links with notices that are not
+    /// published, and `with_due` those with anything that is due.
     pub(crate) fn new(
         peer: ProcessId,
         number: u64,

@@ -1,17 +1,19 @@
 //! All links of a process.
 //!
-//! Used by every send (the link to a peer), by the reader at every look (all of them), and by whoever tells all peers.
+//! Used by every send (the link to a peer), by the reader at every look (all of them), and by whoever tells
+//! all peers.
 //!
-//! **Invariants.** A slot has one link that anything is sent over. Links to earlier lives of it stay beside that until they
-//! are read to the end. A link that was taken out is dropped by whoever has it last.
+//! **Invariants.** A slot has one link that anything is sent over. Links to earlier lives of it stay beside
+//! that until they are read to the end. A link that was taken out is dropped by whoever has it last.
 //!
-//! A reader's thread keeps the list that its reader looks at ([`Links::keep`]), so that what is sent on that thread takes no lock. It is
-//! let go of before the reader sleeps, or a link would outlive its end by that.
+//! A reader's thread keeps the list that its reader looks at ([`Links::keep`]), so that what is sent on that
+//! thread takes no lock. It is let go of before the reader sleeps, or a link would outlive its end by that.
 //!
-//! **Locks.** One, for reading on the way of a message from other threads. Inside of it, for writing: whatever `make` takes in
-//! [`Links::replace`], see `connect`.
+//! **Locks.** One, for reading on the way of a message from other threads. Inside of it, for writing:
+//! whatever `make` takes in [`Links::replace`], see `connect`.
 //!
-//! **On a crash** of a peer its link stays until the reader parts with it. **On cancellation** nothing happens.
+//! **On a crash** of a peer its link stays until the reader parts with it. **On cancellation** nothing
+//! happens.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -106,7 +108,8 @@ impl Links {
         self.state.read().by_slot.get(peer.slot()).and_then(Clone::clone)
     }
 
-    /// Keeps the list with that number for what is sent on this thread, until it is [let go of](Self::let_go_of_kept).
+    /// Keeps the list with that number for what is sent on this thread, until it is [let go
+    /// of](Self::let_go_of_kept).
     pub(super) fn keep(&self, list: &Arc<[Arc<Link>]>, version: u64) {
         drop(KEPT.replace(Some(Kept { of: self.id, version, list: Arc::clone(list) })));
     }
@@ -180,8 +183,8 @@ impl Links {
     }
 
     /// The link in the slot of `peer` as `make` leaves it, given the one that is there, which is kept among
-    /// [`all`](Self::all) until it is [removed](Self::remove). Everybody else sees the link that was there before, or the
-    /// result. `None` where the slot cannot be, or `make` returned none; then nothing changes.
+    /// [`all`](Self::all) until it is [removed](Self::remove). Everybody else sees the link that was there
+    /// before, or the result. `None` where the slot cannot be, or `make` returned none; then nothing changes.
     pub(super) fn replace(
         &self,
         peer: ProcessId,

@@ -1,14 +1,16 @@
-//! Credits within a process: how many messages of its own wait in a mailbox, and who waits for one to be done with.
+//! Credits within a process: how many messages of its own wait in a mailbox, and who waits for one to be done
+//! with.
 //!
 //! Used by senders of the actor's process, which take a credit, and by the mailbox, which hands it back.
 //!
-//! **Invariants.** MBX-2: no more credits are out than the mailbox holds. Who hands one back asks after that whether
-//! anybody waits (WAITING, see [`waiting`](super::waiting)). `tests/loom_senders.rs` explores this file.
+//! **Invariants.** MBX-2: no more credits are out than the mailbox holds. Who hands one back asks after that
+//! whether anybody waits (WAITING, see [`waiting`](super::waiting)). `tests/loom_senders.rs` explores this
+//! file.
 //!
 //! **Locks.** None but a queue's own, when somebody is woken.
 //!
-//! **On a crash** of the actor its mailbox is [closed](LocalCredits::close). **On cancellation** of a send its place in the
-//! queue is given up.
+//! **On a crash** of the actor its mailbox is [closed](LocalCredits::close). **On cancellation** of a send
+//! its place in the queue is given up.
 
 use std::sync::OnceLock;
 
@@ -19,8 +21,8 @@ use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct LocalCredits {
     capacity: u32,
-    /// The low half: messages that are not handled yet; the high one: how many were, modulo 2^32. In one word, because
-    /// handing a credit back changes both.
+    /// The low half: messages that are not handled yet; the high one: how many were, modulo 2^32. In one
+    /// word, because handing a credit back changes both.
     counts: AtomicU64,
     /// [`OPEN`], [`SHUT`] or [`COMES_BACK`].
     closed: AtomicU32,

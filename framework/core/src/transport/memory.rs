@@ -1,16 +1,17 @@
 //! Memory: the pools that this process lends from, and the chunks of others that it has mapped.
 //!
-//! Used by `outgoing` (large bodies), `incoming` (mappings, leases that come back), `returns` (notices about leases), the
-//! end of a process (evictions), and whoever allocates.
+//! Used by `outgoing` (large bodies), `incoming` (mappings, leases that come back), `returns` (notices about
+//! leases), the end of a process (evictions), and whoever allocates.
 //!
-//! **Invariants.** There is one pool per device, and it is never dropped while the process lives, so a lease always finds
-//! its lease table (LEASE-1). Each pool numbers its chunks from a range of its own.
+//! **Invariants.** There is one pool per device, and it is never dropped while the process lives, so a lease
+//! always finds its lease table (LEASE-1). Each pool numbers its chunks from a range of its own.
 //!
-//! **Locks.** `pools`, then a pool's own. [`Chunks`] has its own, see there; none of them is taken inside of `pools`, nor
-//! the other way round.
+//! **Locks.** `pools`, then a pool's own. [`Chunks`] has its own, see there; none of them is taken inside of
+//! `pools`, nor the other way round.
 //!
-//! **On a crash** of a process its leases are evicted from every pool, once everything that it had posted was read
-//! (LEASE-4). **On cancellation** nothing happens: nobody waits here but in [`Chunks::map_now`], with a deadline.
+//! **On a crash** of a process its leases are evicted from every pool, once everything that it had posted was
+//! read (LEASE-4). **On cancellation** nothing happens: nobody waits here but in [`Chunks::map_now`], with a
+//! deadline.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -116,7 +117,8 @@ impl Memory {
         Ok(self.pool(&backend, options))
     }
 
-    /// From now on messages wait that would take a pool past this share of its budget; the first to say so is right.
+    /// From now on messages wait that would take a pool past this share of its budget; the first to say so is
+    /// right.
     #[cfg(feature = "foreign")]
     pub(super) fn bound_lending(&self, share: u64) {
         // Under the lock: a pool that is made meanwhile has its bound from here or from there.
@@ -159,7 +161,8 @@ impl Memory {
         pool.ok_or_else(|| format!("chunk {} is not in any pool of this process", id.chunk.index))
     }
 
-    /// Closes what was given back. For the reader, when it has found something, and for whoever looks how things stand.
+    /// Closes what was given back. For the reader, when it has found something, and for whoever looks how
+    /// things stand.
     pub(super) fn close_emptied(&self) {
         // The load first: after most messages there is nothing.
         if self.emptied.load(Ordering::Relaxed) && self.emptied.swap(false, Ordering::AcqRel) {
@@ -167,8 +170,8 @@ impl Memory {
         }
     }
 
-    /// As [`close_emptied`](Self::close_emptied), and waits for what another thread is about to close, for so long at
-    /// most.
+    /// As [`close_emptied`](Self::close_emptied), and waits for what another thread is about to close, for so
+    /// long at most.
     pub(super) fn close_emptied_with_all(&self, patience: Duration) {
         self.pools().iter().for_each(|pool| pool.close_emptied_with_all(patience));
     }

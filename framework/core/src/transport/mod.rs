@@ -1,6 +1,8 @@
-//! A process's transport: its links to all peers, the memory that it lends and borrows, and the mailboxes it serves.
+//! A process's transport: its links to all peers, the memory that it lends and borrows, and the mailboxes it
+//! serves.
 //!
-//! Used by the actor layer (addresses, mailboxes), by the node's side of a process, and by each lease on memory of others.
+//! Used by the actor layer (addresses, mailboxes), by the node's side of a process, and by each lease on
+//! memory of others.
 //!
 //! # The way of a message
 //! Read the files in this order; none is come back to.
@@ -18,13 +20,13 @@
 //! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
 //! | handler | `actor/inbox.rs`, `actor/handles.rs` |
 //!
-//! And back: a credit or a reply from the receipt in `inbox` through `outgoing`, leases through `returns`. Of leases on a third
-//! process's memory that process is told by `forwards`.
+//! And back: a credit or a reply from the receipt in `inbox` through `outgoing`, leases through `returns`. Of
+//! leases on a third process's memory that process is told by `forwards`.
 //!
 //! # The parts
-//! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes across parts
-//! (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`, `from_node`, `endings`, `route`) owns nothing
-//! and takes no lock of its own.
+//! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes
+//! across parts (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`,
+//! `from_node`, `endings`, `route`) owns nothing and takes no lock of its own.
 //!
 //! | part | owns |
 //! |---|---|
@@ -38,8 +40,8 @@
 //! | `lifecycle`, `ended`, `watching` | who has ended, who watches, how far this process is itself |
 //!
 //! # Invariants
-//! Each part names those that it upholds. Of all of them: nobody waits here for another process, but for a thread that maps
-//! a chunk, with a deadline; and shared memory has one writer (ONE-WRITER, see `pages`).
+//! Each part names those that it upholds. Of all of them: nobody waits here for another process, but for a
+//! thread that maps a chunk, with a deadline; and shared memory has one writer (ONE-WRITER, see `pages`).
 //!
 //! # Locks
 //! In the order in which they may nest; what stands on one line is never taken inside another of that line.
@@ -49,18 +51,20 @@
 //! 3. a shard of the directory, of the asks, or of the chunks; a link's `notices_in`; the watchers' two;
 //! 4. all links, for writing (`connect`) or reading;
 //! 5. the places of actors; the pools; a link's `lacks`;
-//! 6. a link's `out`, `notices_out`, credits, `guests`; a queue's places; a pool's own; the ringer of a doorbell.
+//! 6. a link's `out`, `notices_out`, credits, `guests`; a queue's places; a pool's own; the ringer of a
+//!    doorbell.
 //!
-//! A message to the node may be sent under 1 to 3 and a pool's own. Nothing of the user's runs under any but 1, and under
-//! that only the decoding of messages.
+//! A message to the node may be sent under 1 to 3 and a pool's own. Nothing of the user's runs under any but
+//! 1, and under that only the decoding of messages.
 //!
 //! # On a crash, and on cancellation
-//! On a crash of a peer its link breaks: its senders get their messages back, its asks fail; `endings` has the steps. On a
-//! crash of this process what it published is still read. A cancelled send gives its place in the queue up, and nothing was
-//! sent; a dropped ask is taken out, and its reply is dropped.
+//! On a crash of a peer its link breaks: its senders get their messages back, its asks fail; `endings` has
+//! the steps. On a crash of this process what it published is still read. A cancelled send gives its place in
+//! the queue up, and nothing was sent; a dropped ask is taken out, and its reply is dropped.
 //!
-//! It knows no tensor. [`ring`] and [`doorbell`] are the protocols in shared memory, [`spin`] says when to stop
-//! polling, [`control_channel`] is what it asks of the node, [`lifecycle`] what the node says of processes that exited.
+//! It knows no tensor. [`ring`] and [`doorbell`] are the protocols in shared memory, [`spin`] says when to
+//! stop polling, [`control_channel`] is what it asks of the node, [`lifecycle`] what the node says of
+//! processes that exited.
 
 mod actors;
 pub mod asks;
@@ -205,7 +209,8 @@ pub struct TransportStats {
     pub received: u64,
     /// Frames and notices refused because they were malformed or forged (WIRE-1).
     pub rejected: u64,
-    /// Messages that no actor took, or that no handler was given because a tensor in them was lost with a process.
+    /// Messages that no actor took, or that no handler was given because a tensor in them was lost with a
+    /// process.
     pub dead_letters: u64,
     /// Bytes of tensors that went along as leases instead of being copied.
     pub bytes_not_copied: u64,
@@ -242,7 +247,8 @@ impl Transport {
         self.memory.set_gpu_budget(budget);
     }
 
-    /// Opens the transport of process `me`, whose control channel is `control`, with the pages that the node gave it.
+    /// Opens the transport of process `me`, whose control channel is `control`, with the pages that the node
+    /// gave it.
     ///
     /// # Errors
     /// The operating system gives no memory or descriptors.
@@ -282,7 +288,8 @@ impl Transport {
         Ok(transport)
     }
 
-    /// Whether this process was forked from the one that it serves: nothing is sent, answered or given back here.
+    /// Whether this process was forked from the one that it serves: nothing is sent, answered or given back
+    /// here.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
@@ -334,8 +341,8 @@ impl Transport {
         }
     }
 
-    /// What the process and its actors have done. Memory that peers have given back is counted as given back, whether or
-    /// not the reader has seen it.
+    /// What the process and its actors have done. Memory that peers have given back is counted as given back,
+    /// whether or not the reader has seen it.
     pub fn metrics(&self) -> ProcessMetrics {
         self.take_in_returns();
         let stats = self.stats();
@@ -365,13 +372,14 @@ impl Transport {
         HangProbe { actors: self.actors.sights(), waits: stream::waiting(&self.domain) }
     }
 
-    /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
+    /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go
+    /// out.
     pub fn is_busy(&self) -> bool {
         self.actors.open() > 0 || self.links.are_waited_for() || self.links.are_busy()
     }
 
-    /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up
-    /// a peer.
+    /// Whether messages to it, which their senders have counted, will never be read though nobody has died:
+    /// it has given up a peer.
     pub(crate) fn leaves_unread(&self) -> bool {
         self.lifecycle.leaves_unread()
     }
@@ -418,7 +426,8 @@ impl Transport {
         self.asks.expect(peer, actor, answer)
     }
 
-    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
+    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go
+    /// back.
     pub(crate) fn forget_ask(&self, correlation: u64) {
         if self.is_inherited() {
             return;
@@ -444,8 +453,8 @@ impl Transport {
         self.gate.get()
     }
 
-    /// In the gateway: the mailbox for a message that names a place which its actor, of another host, has no more; and how many of
-    /// such one process can have sent to it.
+    /// In the gateway: the mailbox for a message that names a place which its actor, of another host, has no
+    /// more; and how many of such one process can have sent to it.
     #[cfg(feature = "hosts")]
     fn late_inbox(&self, index: u16, actor: ActorId) -> Option<(Arc<dyn inbox::Inbox>, u32)> {
         let gate = self.gate().filter(|_| self.directory.is_foreign(actor))?;
@@ -473,8 +482,8 @@ impl Transport {
         self.directory.meets_foreign(actor)
     }
 
-    /// The place that an address should remember: of one that is elsewhere now, the new one. Of an actor of another host it is the
-    /// place that the address came with, which means something there alone (HOST-2).
+    /// The place that an address should remember: of one that is elsewhere now, the new one. Of an actor of
+    /// another host it is the place that the address came with, which means something there alone (HOST-2).
     pub(crate) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
         self.directory.location_of(actor, remembered)
     }
@@ -484,13 +493,14 @@ impl Transport {
         self.directory.exited(process, actor, &self.lifecycle)
     }
 
-    /// An actor of this process failed and is started anew: those who wait for it in this process go on waiting, in the
-    /// queue that its mailbox had.
+    /// An actor of this process failed and is started anew: those who wait for it in this process go on
+    /// waiting, in the queue that its mailbox had.
     pub(crate) fn goes_away(&self, actor: ActorId, location: Location) {
         self.directory.goes_away(actor, location, &self.links, &self.actors);
     }
 
-    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the name.
+    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the
+    /// name.
     pub(crate) async fn register(
         &self,
         name: String,
@@ -542,8 +552,8 @@ impl Transport {
         Ok(index as u16)
     }
 
-    /// Gives an actor the location `index`, which the node chose. What was meant for an earlier actor there carries
-    /// that one's identity, and does not reach the new one.
+    /// Gives an actor the location `index`, which the node chose. What was meant for an earlier actor there
+    /// carries that one's identity, and does not reach the new one.
     ///
     /// # Errors
     /// [`TransportError::TooManyActors`].
@@ -593,8 +603,8 @@ impl Transport {
         self.this.upgrade()
     }
 
-    /// Ends a forked child that has come back to its parent's code, from a handler for example: the actors are the
-    /// parent's, and peers know one process.
+    /// Ends a forked child that has come back to its parent's code, from a handler for example: the actors
+    /// are the parent's, and peers know one process.
     pub(crate) fn end_fork(&self, status: i32) {
         if self.is_inherited() {
             fork::end(status);

@@ -1,26 +1,28 @@
 //! Frames out.
 //!
-//! A frame goes in two steps. [`Transport::claim`] takes everything that it needs (credit, room in the ring, room for its
-//! leases to come back) or nothing, while the sender still has the value. Then the sender drops the value, and
-//! [`Transport::commit`] writes the frame: only now can be seen which leases have no handle left in this process, and so
-//! were moved all the way.
+//! A frame goes in two steps. [`Transport::claim`] takes everything that it needs (credit, room in the ring,
+//! room for its leases to come back) or nothing, while the sender still has the value. Then the sender drops
+//! the value, and [`Transport::commit`] writes the frame: only now can be seen which leases have no handle
+//! left in this process, and so were moved all the way.
 //!
-//! A process looks at a peer's words only when it has to: each look takes the cache line away from the one who writes
-//! it. A sender counts its own credits and its own room, and looks at the receiver's count and cursor when those are
-//! used up. Whether an actor takes messages at all is a word apart, which changes once in a life.
+//! A process looks at a peer's words only when it has to: each look takes the cache line away from the one
+//! who writes it. A sender counts its own credits and its own room, and looks at the receiver's count and
+//! cursor when those are used up. Whether an actor takes messages at all is a word apart, which changes once
+//! in a life.
 //!
-//! Used by `actor/sending.rs` for messages, by a receipt ([`inbox`](super::inbox)) for replies, and by the reader for
-//! replies that found no room.
+//! Used by `actor/sending.rs` for messages, by a receipt ([`inbox`](super::inbox)) for replies, and by the
+//! reader for replies that found no room.
 //!
-//! **Invariants.** LEASE-1: what is granted is in the lease table before the frame is written. LEASE-3: leases of
-//! others are kept until the peer has passed the frame. MBX-2: a reply keeps its ask's credit until it has gone, so no
-//! more replies wait than the peer may ask.
+//! **Invariants.** LEASE-1: what is granted is in the lease table before the frame is written. LEASE-3:
+//! leases of others are kept until the peer has passed the frame. MBX-2: a reply keeps its ask's credit until
+//! it has gone, so no more replies wait than the peer may ask.
 //!
-//! **Locks.** The sender side's `out` for the claim, and once more for the write; between the two, a pool's for each lease.
-//! None inside another. A frame of a body alone takes `out` once, for both ([`Transport::send_plain`]).
+//! **Locks.** The sender side's `out` for the claim, and once more for the write; between the two, a pool's
+//! for each lease. None inside another. A frame of a body alone takes `out` once, for both
+//! ([`Transport::send_plain`]).
 //!
-//! **On a crash** of the peer the claim fails, or the commit finds the link broken and lets go of everything by itself.
-//! **On cancellation** a claim drops and gives everything back; a commit is not interrupted.
+//! **On a crash** of the peer the claim fails, or the commit finds the link broken and lets go of everything
+//! by itself. **On cancellation** a claim drops and gives everything back; a commit is not interrupted.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -87,7 +89,8 @@ pub(crate) enum NotNow {
     RingFull,
     /// The process holds as many leases of this one as it may.
     LeasesOut,
-    /// As much of this process's memory is with others as may be; or, in the gateway, there is none for its body.
+    /// As much of this process's memory is with others as may be; or, in the gateway, there is none for its
+    /// body.
     MemoryOut,
 }
 
@@ -115,8 +118,8 @@ pub(crate) enum TransmitError {
 }
 
 impl Transport {
-    /// Sends a message the long way. `expect` notes the ask, where it is one, and gives its number, which is returned. On an
-    /// error `message` is as it was, and `expect` was not called.
+    /// Sends a message the long way. `expect` notes the ask, where it is one, and gives its number, which is
+    /// returned. On an error `message` is as it was, and `expect` was not called.
     pub(crate) fn send<M: Serialize>(
         &self,
         link: &Arc<Link>,
@@ -128,8 +131,8 @@ impl Transport {
         // Before the work of encoding.
         link.may_send(&destination)?;
         let Some(value) = message.as_ref() else { return Ok(None) };
-        // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
-        // write. It ends, and publishes the frame, when this returns.
+        // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are
+        // one clock write. It ends, and publishes the frame, when this returns.
         let turn = Turn::begin();
         let mut encoded = self.encode(value, lists)?;
         if self.directory.meets_foreign(destination.actor) {
@@ -137,8 +140,8 @@ impl Transport {
             encoded.may_leave_host()?;
         }
         destination.has_context = encoded.append(TraceContext::current());
-        // A mere send of nothing but a short body needs no two steps: nothing of its value can be handed over. Nor a turn of its own,
-        // in which nothing was put off.
+        // A mere send of nothing but a short body needs no two steps: nothing of its value can be handed
+        // over. Nor a turn of its own, in which nothing was put off.
         if destination.kind == Kind::Send && encoded.is_plain() {
             drop(turn);
             let sent = self.send_plain(link, &destination, &encoded.body, wake_reasons::FRAMES);
@@ -148,7 +151,8 @@ impl Transport {
             return Ok(None);
         }
         let claim = self.claim(link, &destination, &encoded)?;
-        // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.
+        // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at
+        // once.
         let correlation = expect();
         destination.correlation = correlation.unwrap_or(0);
         // The value goes before the frame is written: what has no handle left then was moved all the way.
@@ -177,8 +181,8 @@ impl Transport {
         fault::point("transport.send.claim");
         link.check_open()?;
         let header = destination.header(false, body.len());
-        // Outside of a turn it is seen at once, which needs no lock of its own. Frames of other threads may lie before it, so
-        // returns go first.
+        // Outside of a turn it is seen at once, which needs no lock of its own. Frames of other threads may
+        // lie before it, so returns go first.
         let alone = !turn::is_open();
         #[cfg(any(test, feature = "testing"))]
         let alone = alone && !self.lifecycle.is_abandoned();
@@ -244,7 +248,8 @@ impl Transport {
         let body = match &encoded.filled {
             Some(filled) => Some(filled.lease()),
             None if in_lease => {
-                // Before: memory that comes back of a body that did not go would be what its sender waits for.
+                // Before: memory that comes back of a body that did not go would be what its sender waits
+                // for.
                 let may = link.may_claim(destination, bytes, owned, |error| self.corrupt(link, error));
                 may.inspect_err(lacking)?;
                 Some(self.body_lease(destination, encoded)?)
@@ -290,8 +295,8 @@ impl Transport {
         }
         let header = destination.header(claim.body().is_some(), bytes);
         let inline: &[u8] = if claim.body().is_some() { &[] } else { &body };
-        // Leases on this process's own memory go with the frame: the lease table has the grant. Others' are kept until
-        // the receiver has passed the frame, having posted its own hold before (LEASE-3).
+        // Leases on this process's own memory go with the frame: the lease table has the grant. Others' are
+        // kept until the receiver has passed the frame, having posted its own hold before (LEASE-3).
         let kept: SmallVec<[Lease; 2]> = leases
             .iter()
             .filter(|(lease, _)| lease.pool().is_none())
@@ -308,18 +313,22 @@ impl Transport {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
             self.note_sent(since, link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
         } else {
-            // The claim was for the worst case, so the ring is not what it was: nothing of this peer is believed any more.
+            // The claim was for the worst case, so the ring is not what it was: nothing of this peer is
+            // believed any more.
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(link);
         }
         Use::Encoded.give_back(body);
         fault::point("transport.send.written");
-        // After the frame is written: with these may go the last local lease, and its last uses into the lease table.
+        // After the frame is written: with these may go the last local lease, and its last uses into the
+        // lease table.
         Gathered { leases, tensors }.give_back();
-        // After the write, and not before: whoever breaks the link sets the mark first, and then takes what is in the ring's
-        // books. So either that one has found this frame's leases there, or the mark is seen here.
+        // After the write, and not before: whoever breaks the link sets the mark first, and then takes what
+        // is in the ring's books. So either that one has found this frame's leases there, or the mark is seen
+        // here.
         if link.is_broken() {
-            // It broke between the claim and now, and asks were failed before this one was among them, or after.
+            // It broke between the claim and now, and asks were failed before this one was among them, or
+            // after.
             self.let_go(link);
             self.fail_asks(link.peer);
             self.evict_if_reclaimed(link.peer);
@@ -344,9 +353,9 @@ impl Transport {
         let mut sole = lease.hand_over(link.peer, shared);
         let mut ready = ready;
         if sole {
-            // A new writer waits for everything that was done with the memory, a reader only for its data. Reads that
-            // other processes have released and not finished are joined too; without a stream to join them there is no
-            // hand-over, only a loan.
+            // A new writer waits for everything that was done with the memory, a reader only for its data.
+            // Reads that other processes have released and not finished are joined too; without a stream to
+            // join them there is no hand-over, only a loan.
             let mut uses = lease.recorded_uses();
             uses.retain(|ticket| !self.domain.passed(ticket).unwrap_or(true));
             sole = uses.is_empty() || lease.join_uses(uses);
@@ -364,7 +373,8 @@ impl Transport {
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole, in_parts: false }
     }
 
-    /// For memory of which parts are in the frame. `given` is whether the message had the only handle on each.
+    /// For memory of which parts are in the frame. `given` is whether the message had the only handle on
+    /// each.
     fn entry_for_parts(
         &self,
         link: &Link,
@@ -393,8 +403,8 @@ impl Transport {
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole: false, in_parts }
     }
 
-    /// Sends a reply, and hands the credit of `asked`, the mailbox of the actor that was asked, back when it went;
-    /// where there is no room now, the reader sends it when there is.
+    /// Sends a reply, and hands the credit of `asked`, the mailbox of the actor that was asked, back when it
+    /// went; where there is no room now, the reader sends it when there is.
     ///
     /// A reply that only `acknowledges` wakes the sender when its credit does.
     pub(crate) fn reply(
@@ -424,8 +434,8 @@ impl Transport {
         self.hand_back_with(link, asked, wake_reasons::CREDIT);
     }
 
-    /// As [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for the reason `what` of the
-    /// [`wake_reasons`].
+    /// As [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for the reason `what` of
+    /// the [`wake_reasons`].
     fn hand_back_with(&self, link: &Arc<Link>, asked: Option<Credit>, what: u8) {
         #[cfg(any(test, feature = "testing"))]
         if self.lifecycle.is_abandoned() {
@@ -450,8 +460,8 @@ impl Transport {
         self.publish_before_answer(link);
         let destination =
             Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, has_context: false };
-        // A reply does not overtake those that wait. Replies need no order, but the first ones have waited longest.
-        // It only acknowledges: it is published quietly, and its credit says when to ring for both.
+        // A reply does not overtake those that wait. Replies need no order, but the first ones have waited
+        // longest. It only acknowledges: it is published quietly, and its credit says when to ring for both.
         let is_quiet = acknowledges && asked.is_some();
         let due = if is_quiet { wake_reasons::deferred(wake_reasons::FRAMES) } else { wake_reasons::FRAMES };
         let sent = if link.has_backlog() {
@@ -461,8 +471,8 @@ impl Transport {
         } else {
             self.claim(link, &destination, &encoded).map(Some)
         };
-        // The credit of the ask goes back behind its reply, in whichever way that goes, and never before: it bounds the replies
-        // that wait (MBX-2).
+        // The credit of the ask goes back behind its reply, in whichever way that goes, and never before: it
+        // bounds the replies that wait (MBX-2).
         match sent {
             // Where somebody waits for it, the frame rings, and the credit goes along.
             Ok(claim) => {
@@ -476,8 +486,8 @@ impl Transport {
                     if is_quiet { wake_reasons::FRAMES } else { wake_reasons::CREDIT },
                 );
             }
-            // It cannot go now, and this thread must not wait: it may be a handler's, or the reader's. The reader sends it
-            // when there is room, and until then it keeps the credit (MBX-2).
+            // It cannot go now, and this thread must not wait: it may be a handler's, or the reader's. The
+            // reader sends it when there is room, and until then it keeps the credit (MBX-2).
             Err(TransmitError::NotNow(_) | TransmitError::Body { .. }) => {
                 let header = Header {
                     kind,
@@ -502,11 +512,13 @@ impl Transport {
                     self.counters.rejected.fetch_add(1, Ordering::Relaxed);
                     link.break_off();
                 }
-                // It may sleep without knowing that it is to be woken for room; and it gives a broken link up.
+                // It may sleep without knowing that it is to be woken for room; and it gives a broken link
+                // up.
                 self.wakeups.wake_reader();
             }
             Err(TransmitError::Exited(_)) => {} // Nobody is left to read it.
-            // It can never go as it is. A refusal says so in its place; where that was the refusal, only the credit is left.
+            // It can never go as it is. A refusal says so in its place; where that was the refusal, only the
+            // credit is left.
             Err(error) => {
                 tracing::error!(peer = %link.peer, %error, "a reply could not be sent");
                 if kind == Kind::Reply {
@@ -518,9 +530,10 @@ impl Transport {
         }
     }
 
-    /// Replies that one peer can have waiting here if it keeps to its credits (MBX-2): as many as it may ask of all actors
-    /// that there are or were, each of which keeps its ask's credit until it has gone. Those to actors that there are not
-    /// have no mailbox to be counted in, so this is where a peer that ignores the credits is found out.
+    /// Replies that one peer can have waiting here if it keeps to its credits (MBX-2): as many as it may ask
+    /// of all actors that there are or were, each of which keeps its ask's credit until it has gone. Those to
+    /// actors that there are not have no mailbox to be counted in, so this is where a peer that ignores the
+    /// credits is found out.
     fn most_replies(&self) -> usize {
         FEW_REPLIES + self.actors.capacities()
     }
@@ -567,8 +580,8 @@ impl Transport {
     }
 }
 
-/// The peer's lease into the lease table, where the memory is this process's own (LEASE-1); whether somebody else was
-/// ever given one.
+/// The peer's lease into the lease table, where the memory is this process's own (LEASE-1); whether somebody
+/// else was ever given one.
 fn grant(link: &Link, lease: &Lease, granted: &mut SmallVec<[crate::lease::LeaseId; 2]>) -> bool {
     let Some(pool) = lease.pool() else { return true };
     match pool.grant(lease.id(), link.peer) {

@@ -6,19 +6,21 @@
 //! | link memory | ordered pair | the sender | its tails, and of the other direction: which half it has mapped, its cursors, the credits that it grants, and which of its actors take messages |
 //! | ring memory | ordered pair | the sender | both rings |
 //!
-//! Everything of a link is in memory of its own, so that the next life of a peer's slot begins with zeros while the last
-//! one is still read to the end. The rings are apart from the words, because their memory is given back when they are idle, and
-//! that is possible only as a whole: see `link/renewal.rs`.
+//! Everything of a link is in memory of its own, so that the next life of a peer's slot begins with zeros
+//! while the last one is still read to the end. The rings are apart from the words, because their memory is
+//! given back when they are idle, and that is possible only as a whole: see `link/renewal.rs`.
 //!
-//! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable mapping, so a
-//! peer can read it and nothing else, whatever it tries.
+//! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable
+//! mapping, so a peer can read it and nothing else, whatever it tries.
 //!
-//! The capacity of a mailbox is per sending process. Credits are counters that only grow, one per actor, on the page
-//! that the *receiver* writes: "so many of yours are done with". Each has one writer, and there is no shared permit.
+//! The capacity of a mailbox is per sending process. Credits are counters that only grow, one per actor, on
+//! the page that the *receiver* writes: "so many of yours are done with". Each has one writer, and there is
+//! no shared permit.
 //!
-//! Used by `wakeups` (the wake page) and by each link's connection. **Locks.** None: words are atomic, and each ring
-//! has one writer and one reader. **On a crash** of the writer the memory stays as it is for as long as anybody has it
-//! mapped, so what it had posted can be read to the end. **On cancellation** nothing happens.
+//! Used by `wakeups` (the wake page) and by each link's connection. **Locks.** None: words are atomic, and
+//! each ring has one writer and one reader. **On a crash** of the writer the memory stays as it is for as
+//! long as anybody has it mapped, so what it had posted can be read to the end. **On cancellation** nothing
+//! happens.
 
 #![expect(unsafe_code, reason = "the words and bytes of the rings are made here, over mapped memory")]
 
@@ -80,9 +82,9 @@ impl Shared {
 
     fn word(&self, offset: usize) -> NativeWord {
         let at = self.location(offset).cast();
-        // SAFETY: offsets are constants and multiples of 8 below the mapped length; the mapping stays for as long as
-        // the word keeps it. Where it is read-only the word is only loaded: the kernel would stop anything else, and
-        // each constructor below hands it to the loading side.
+        // SAFETY: offsets are constants and multiples of 8 below the mapped length; the mapping stays for as
+        // long as the word keeps it. Where it is read-only the word is only loaded: the kernel would stop
+        // anything else, and each constructor below hands it to the loading side.
         unsafe { NativeWord::from_raw(at, self.mapping.clone()) }
     }
 
@@ -96,8 +98,8 @@ impl Shared {
     }
 
     fn bytes(&self, offset: usize, len: usize) -> NativeBytes {
-        // SAFETY: the range lies in the mapping, which `NativeBytes` keeps; each region is used by one producer or one
-        // consumer of this process: each `RingMemory` is taken apart once.
+        // SAFETY: the range lies in the mapping, which `NativeBytes` keeps; each region is used by one
+        // producer or one consumer of this process: each `RingMemory` is taken apart once.
         unsafe { NativeBytes::from_raw(self.location(offset), len, self.mapping.clone()) }
     }
 
@@ -174,7 +176,8 @@ impl LinkMemory {
         (self.0.word(DATA_HEAD), self.0.word(RETURN_HEAD))
     }
 
-    /// The number of the peer's half that the writer has mapped; zero before. From then on it sees what the peer writes.
+    /// The number of the peer's half that the writer has mapped; zero before. From then on it sees what the
+    /// peer writes.
     pub(crate) fn taken(&self) -> NativeWord {
         self.0.word(TAKEN)
     }
@@ -184,9 +187,9 @@ impl LinkMemory {
         self.0.words(CREDITS, MAX_ACTORS)
     }
 
-    /// How many messages of the peer each of the writer's actors takes at a time; [`NOBODY`](super::link::NOBODY),
-    /// [`CLOSED`](super::link::CLOSED) or [`AWAY`](super::link::AWAY) where there is none. Apart from the credits: each send looks at
-    /// it, and it changes once in a life.
+    /// How many messages of the peer each of the writer's actors takes at a time;
+    /// [`NOBODY`](super::link::NOBODY), [`CLOSED`](super::link::CLOSED) or [`AWAY`](super::link::AWAY) where
+    /// there is none. Apart from the credits: each send looks at it, and it changes once in a life.
     pub(crate) fn mailbox_states(&self) -> NativeWords {
         self.0.words(MAILBOX_STATES, MAX_ACTORS)
     }

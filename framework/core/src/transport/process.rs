@@ -1,16 +1,17 @@
-//! Lives and their ends: which processes have exited, who watches which actor, and how far this process is itself.
+//! Lives and their ends: which processes have exited, who watches which actor, and how far this process is
+//! itself.
 //!
-//! Used by the links (is the peer still there?), by the directory (what became of it?), by the reader (go on?), and by the
-//! actors of this process, which are told of a shutdown.
+//! Used by the links (is the peer still there?), by the directory (what became of it?), by the reader (go
+//! on?), and by the actors of this process, which are told of a shutdown.
 //!
-//! **Invariants.** An exit is remembered for good and never taken back: a slot's next life begins only after the last has
-//! ended (see [`ExitedProcesses`]). What is set here of this process itself is set once.
+//! **Invariants.** An exit is remembered for good and never taken back: a slot's next life begins only after
+//! the last has ended (see [`ExitedProcesses`]). What is set here of this process itself is set once.
 //!
-//! **Locks.** [`Watching`] has two of its own, taken one after the other, and sends to the node under one of them.
-//! Everything else is atomic.
+//! **Locks.** [`Watching`] has two of its own, taken one after the other, and sends to the node under one of
+//! them. Everything else is atomic.
 //!
-//! **On a crash** of a peer the node says so, and it is noted here before anything else is done about it. **On
-//! cancellation** of who waits for a shutdown nothing is left behind.
+//! **On a crash** of a peer the node says so, and it is noted here before anything else is done about it.
+//! **On cancellation** of who waits for a shutdown nothing is left behind.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,8 +58,8 @@ impl ProcessLifecycle {
         }
     }
 
-    /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up
-    /// a peer.
+    /// Whether messages to it, which their senders have counted, will never be read though nobody has died:
+    /// it has given up a peer.
     pub(super) fn leaves_unread(&self) -> bool {
         self.leaves_unread.load(Ordering::SeqCst)
     }

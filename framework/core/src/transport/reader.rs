@@ -1,26 +1,27 @@
 //! The reader: the one loop of a process that looks at everything its peers write.
 //!
-//! It polls while there is something, spins adaptively for a while, and then sleeps until its doorbell rings. Before it
-//! sleeps it says so on its wake page and looks once more: no wake-up is lost (see
+//! It polls while there is something, spins adaptively for a while, and then sleeps until its doorbell rings.
+//! Before it sleeps it says so on its wake page and looks once more: no wake-up is lost (see
 //! [`doorbell`](crate::transport::doorbell)).
 //!
 //! Of many links it looks at those that are [lively](super::attention).
 //!
-//! The reader looks at the two tails that a peer moves, and takes a lock only when one has moved; at the head in the
-//! ring to the peer only while a lease of a third process waits for it (`Link::look`).
+//! The reader looks at the two tails that a peer moves, and takes a lock only when one has moved; at the head
+//! in the ring to the peer only while a lease of a third process waits for it (`Link::look`).
 //!
-//! In a worker the reader runs on the thread of the actors, so a message costs no switch of threads; in the node it has
-//! a thread of its own. Actors started with `own_thread` have theirs.
+//! In a worker the reader runs on the thread of the actors, so a message costs no switch of threads; in the
+//! node it has a thread of its own. Actors started with `own_thread` have theirs.
 //!
-//! Run by one task or thread of the process: a worker's main thread, beside its actors, or a thread of the node's own.
+//! Run by one task or thread of the process: a worker's main thread, beside its actors, or a thread of the
+//! node's own.
 //!
-//! **Invariants.** No wake-up is lost. A link is looked at in one order: leases back, frames passed, replies out, frames
-//! in. The reader waits for no other process.
+//! **Invariants.** No wake-up is lost. A link is looked at in one order: leases back, frames passed, replies
+//! out, frames in. The reader waits for no other process.
 //!
 //! **Locks.** None across a look; each step takes those of its link.
 //!
-//! **On a crash** of a peer the reader reads to the end what it had posted, and then parts with it. **On cancellation**
-//! nothing is lost, see [`Transport::run`].
+//! **On a crash** of a peer the reader reads to the end what it had posted, and then parts with it. **On
+//! cancellation** nothing is lost, see [`Transport::run`].
 
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 
@@ -56,14 +57,16 @@ impl AsRawFd for Listening {
     }
 }
 
-/// The reader steps aside so often before it has the runtime look at its descriptors and timers, and wake whom
-/// `tokio::task::yield_now` put off: a system call.
+/// The reader steps aside so often before it has the runtime look at its descriptors and timers, and wake
+/// whom `tokio::task::yield_now` put off: a system call.
 const STEPS_PER_LOOK: u32 = 8;
 
-/// After so many looks at which there was something a reader that never parks looks for links that are idle: one clock is read.
+/// After so many looks at which there was something a reader that never parks looks for links that are idle:
+/// one clock is read.
 const LOOKS_PER_IDLE_LOOK: u32 = 1 << 16;
 
-/// So often the reader parks before it counts again on how many cores it may run: somebody may take some away.
+/// So often the reader parks before it counts again on how many cores it may run: somebody may take some
+/// away.
 const PARKS_PER_COUNT: u32 = 64;
 
 /// Whether threads that wait look for what comes, where somebody says so for the process.
@@ -142,8 +145,8 @@ impl Transport {
         self.look_at_links(buffer, &mut Kept::default(), false)
     }
 
-    /// Looks at all links if `heads`, and else at those whose turn it is. What peers have passed in their rings is looked at
-    /// only if `heads` or where that is waited for.
+    /// Looks at all links if `heads`, and else at those whose turn it is. What peers have passed in their
+    /// rings is looked at only if `heads` or where that is waited for.
     pub(super) fn look_at_links(
         self: &Arc<Self>,
         buffer: &mut FrameBuffer,
@@ -181,7 +184,8 @@ impl Transport {
             let exited = link.has_exited();
             // At each look: a send that had its claim may have put more there since.
             let any = self.let_go(link);
-            // A peer that lives keeps its link, so that its slot is known to be given up; one that has ended goes.
+            // A peer that lives keeps its link, so that its slot is known to be given up; one that has ended
+            // goes.
             if exited {
                 self.part_with(link);
             }
@@ -198,8 +202,9 @@ impl Transport {
         if moved.any || exited {
             // One turn: what the frames lead to here (leases back, refusals) is published together.
             let turn = Turn::begin();
-            // Leases back first: they may be what a reply, or a hold for a frame, waits for. Frames last: what they bring
-            // back is found in the lease table, and what they lead to finds the room that the others have made.
+            // Leases back first: they may be what a reply, or a hold for a frame, waits for. Frames last:
+            // what they bring back is found in the lease table, and what they lead to finds the room that the
+            // others have made.
             if moved.returns || exited {
                 any |= self.drain_link_returns(link);
             } else {
@@ -223,7 +228,8 @@ impl Transport {
         if !any && !link.is_made() { Found::NotYet } else { any.into() }
     }
 
-    /// For which wake reasons of a peer, other than frames, this process has to be woken; see [`wake_reasons`].
+    /// For which wake reasons of a peer, other than frames, this process has to be woken; see
+    /// [`wake_reasons`].
     fn wanted_wake_reasons(&self) -> u64 {
         let links = self.links.all();
         let credit = links.iter().any(|link| link.has_waiting());
@@ -233,25 +239,27 @@ impl Transport {
         bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
     }
 
-    /// Whether there are twice as many of `cores` as processes that this one knows of: there are some for a second thread of each.
+    /// Whether there are twice as many of `cores` as processes that this one knows of: there are some for a
+    /// second thread of each.
     fn has_cores_to_spare(&self, cores: usize) -> bool {
         cores >= 2 * (self.links.all().len() + 1)
     }
 
-    /// Whether the node has more processes than there are `cores`: one that looks is then in another's way, unless it gives way.
+    /// Whether the node has more processes than there are `cores`: one that looks is then in another's way,
+    /// unless it gives way.
     fn is_crowded(&self, cores: usize) -> bool {
         self.domain.processes().max(self.links.all().len() + 1) > cores
     }
 
-    /// Whether a thread that waits for a message may look for it instead of sleeping at once: there are cores for two threads of each
-    /// process.
+    /// Whether a thread that waits for a message may look for it instead of sleeping at once: there are cores
+    /// for two threads of each process.
     #[cfg(any(feature = "foreign", feature = "hosts"))]
     pub fn has_spare_cores(&self) -> bool {
         self.wakeups.has_spare_cores()
     }
 
-    /// Reads until [`stop`](Self::stop). One task or thread of the process runs it; the task stays on its thread, for whose sends it
-    /// keeps the list of links ([`Links::keep`](super::links::Links::keep)).
+    /// Reads until [`stop`](Self::stop). One task or thread of the process runs it; the task stays on its
+    /// thread, for whose sends it keeps the list of links ([`Links::keep`](super::links::Links::keep)).
     ///
     /// # Errors
     /// The doorbell cannot be waited for: there is no tokio runtime with I/O, or no descriptor left.
@@ -262,8 +270,8 @@ impl Transport {
     /// # Cancel safety
     /// Dropping it between two polls loses nothing; frames stay in their rings.
     pub async fn run(self: Arc<Self>) -> io::Result<()> {
-        // SAFETY: the descriptor is the transport's own, which the `Listening` keeps, and so is open for as long as the
-        // `AsyncFd` is there; it always names the same epoll instance.
+        // SAFETY: the descriptor is the transport's own, which the `Listening` keeps, and so is open for as
+        // long as the `AsyncFd` is there; it always names the same epoll instance.
         let ears =
             unsafe { AsyncFd::register_with_interest(Listening(Arc::clone(&self)), Interest::READABLE) }?;
         let wants = self.wakeups.wants_word();
@@ -277,7 +285,8 @@ impl Transport {
         // Whoever has been lent it gives it back.
         let mut reads = self.role.take();
         let (mut idle_looks, mut finds) = (IdleLooks::default(), 0_u32);
-        // One for all sleeps: to make one and to take it back would be paid for by each message that wakes the reader.
+        // One for all sleeps: to make one and to take it back would be paid for by each message that wakes
+        // the reader.
         let mut alarm = pin!(tokio::time::sleep(IDLE_LOOK));
         while !self.lifecycle.is_stopped() {
             self.end_fork(0);
@@ -323,9 +332,10 @@ impl Transport {
                     make_way(&mut steps).await;
                     spin.give_way();
                 }
-                // First what has time. Then in this order, none of which may change places: what it wants, that it is parked, that it sleeps, and
-                // then the last look. Whoever publishes something does so first and then reads these words, so it either
-                // sees them and rings, or the last look sees what it has published.
+                // First what has time. Then in this order, none of which may change places: what it wants,
+                // that it is parked, that it sleeps, and then the last look. Whoever publishes something does
+                // so first and then reads these words, so it either sees them and rings, or the last look
+                // sees what it has published.
                 Step::Park => {
                     let idle_look = self.give_back_idle(&mut idle_looks).map(Into::into);
                     if let Some(at) = idle_look.filter(|at| *at != alarm.deadline()) {
@@ -338,9 +348,10 @@ impl Transport {
                     self.wakeups.park();
                     // For the peers: from here on they ring.
                     sleeper.prepare();
-                    // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
-                    // seen here, or it came after the word was written and has written it (`want_progress`).
-                    // At all links, and with what peers have passed, because nobody rings for that.
+                    // What another thread has sent meanwhile, or the last look has found, may want progress
+                    // too. It is seen here, or it came after the word was written and has written it
+                    // (`want_progress`). At all links, and with what peers have passed, because nobody rings
+                    // for that.
                     let asleep =
                         !self.look_at_links(buffer, kept, true) && self.wanted_wake_reasons() & !wanted == 0;
                     if asleep && !self.lifecycle.is_stopped() {
@@ -348,7 +359,8 @@ impl Transport {
                         tokio::select! {
                             // Cleared, and looked at again anyway: the next ring is an edge of its own.
                             rung = ears.readable() => rung?.clear_ready(),
-                            // Another task of this thread, or another thread, goes on while the reader sleeps.
+                            // Another task of this thread, or another thread, goes on while the reader
+                            // sleeps.
                             () = self.wakeups.deferred_came() => {}
                             () = &mut alarm, if idle_look.is_some() => {}
                         }

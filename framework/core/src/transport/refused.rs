@@ -1,7 +1,7 @@
 //! Why there is no link: who lacks what for it, as the one who wanted it is told.
 //!
-//! Used by `connect`, and by what is sent over a link that was refused. No text of a peer's is in it: what a peer says is a
-//! number of the system's, and the words are this process's own (WIRE-1).
+//! Used by `connect`, and by what is sent over a link that was refused. No text of a peer's is in it: what a
+//! peer says is a number of the system's, and the words are this process's own (WIRE-1).
 
 use std::fmt;
 use std::io;

@@ -1,15 +1,17 @@
-//! Giving back what this process holds and does not use: memory of links that were busy, and of pools. This says when, and what is
-//! said to peers; how is in `link/renewal.rs` and `lease/pool/idle.rs`.
+//! Giving back what this process holds and does not use: memory of links that were busy, and of pools. This
+//! says when, and what is said to peers; how is in `link/renewal.rs` and `lease/pool/idle.rs`.
 //!
 //! Used by the reader, when it has nothing else to do, and by what the node passes on.
 //!
-//! **Invariants.** Nothing of this is on a message's way: the reader looks at its links for it when it is about to sleep, at most once
-//! in [`IDLE_LOOK`], and a process in which nothing has moved since does not wake up for it. A link that has been silent for that long
-//! is below [`IDLE_RING_BYTES`](crate::limits::IDLE_RING_BYTES) after two such looks, if its peer runs.
+//! **Invariants.** Nothing of this is on a message's way: the reader looks at its links for it when it is
+//! about to sleep, at most once in [`IDLE_LOOK`], and a process in which nothing has moved since does not
+//! wake up for it. A link that has been silent for that long is below
+//! [`IDLE_RING_BYTES`](crate::limits::IDLE_RING_BYTES) after two such looks, if its peer runs.
 //!
 //! **Locks.** See `link/renewal.rs`; messages to the node go under none of them.
 //!
-//! **On a crash** of a peer its link is no longer looked at. **On cancellation** of the reader the next one begins anew.
+//! **On a crash** of a peer its link is no longer looked at. **On cancellation** of the reader the next one
+//! begins anew.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -34,8 +36,8 @@ pub(super) struct IdleLooks {
 }
 
 impl IdleLooks {
-    /// Takes a look, if one is due by now. When the next one is, if there is to be one; `moved` changes when messages and memory have
-    /// moved.
+    /// Takes a look, if one is due by now. When the next one is, if there is to be one; `moved` changes when
+    /// messages and memory have moved.
     pub(super) fn turn(
         &mut self,
         moved: u64,
@@ -83,7 +85,8 @@ impl Transport {
         next
     }
 
-    /// Gives back what was idle at the last look and is now, and looks for what is. When it is worth to look again.
+    /// Gives back what was idle at the last look and is now, and looks for what is. When it is worth to look
+    /// again.
     pub(crate) fn look_for_idle(&self) -> LookAgain {
         // Holders that have let go need not have woken this process.
         self.take_in_returns();
@@ -98,8 +101,8 @@ impl Transport {
         }
     }
 
-    /// Looks at all links, and offers fresh memory for rings that are idle, and moves those whose peers have it. Whether there is
-    /// something that another look may find.
+    /// Looks at all links, and offers fresh memory for rings that are idle, and moves those whose peers have
+    /// it. Whether there is something that another look may find.
     fn look_for_idle_links(&self) -> bool {
         let (mut again, mut offers) = (false, 0);
         for link in self.links.all().iter() {

@@ -1,17 +1,19 @@
 //! Leases back to their owners, and the owners' side of it.
 //!
-//! A holder posts notices (releases, holds, rejections) to the owner's return ring, see [`entry`]; the owner takes them in
-//! and keeps its lease table. Used by each lease that drops, by `incoming` (holds), by the reader, and by a pool that
-//! wants to know how things stand.
+//! A holder posts notices (releases, holds, rejections) to the owner's return ring, see [`entry`]; the owner
+//! takes them in and keeps its lease table. Used by each lease that drops, by `incoming` (holds), by the
+//! reader, and by a pool that wants to know how things stand.
 //!
-//! **Invariants.** LEASE-2: a release never waits, and finds room. LEASE-3: a hold is visible before the cursor moves past
-//! the frame that it is for. A cursor is read before the notices that belong to it are drained.
+//! **Invariants.** LEASE-2: a release never waits, and finds room. LEASE-3: a hold is visible before the
+//! cursor moves past the frame that it is for. A cursor is read before the notices that belong to it are
+//! drained.
 //!
-//! **Locks.** A link's `notices_in` while its notices are taken in, and inside of it a pool's, and the link's `out`.
-//! `notices_out` for each notice, alone. Leases that a link let go of are dropped outside of all of them.
+//! **Locks.** A link's `notices_in` while its notices are taken in, and inside of it a pool's, and the link's
+//! `out`. `notices_out` for each notice, alone. Leases that a link let go of are dropped outside of all of
+//! them.
 //!
-//! **On a crash** of the owner there is no lease table any more, and a release is for nobody. **On cancellation**
-//! nothing happens.
+//! **On a crash** of the owner there is no lease table any more, and a release is for nobody. **On
+//! cancellation** nothing happens.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -90,8 +92,8 @@ impl Surroundings for Transport {
 }
 
 impl Transport {
-    /// Takes in what peers have posted about leases, and what they have passed. A release does not wake an owner that
-    /// sleeps, so whoever wants to know how things stand does this before he looks.
+    /// Takes in what peers have posted about leases, and what they have passed. A release does not wake an
+    /// owner that sleeps, so whoever wants to know how things stand does this before he looks.
     pub(crate) fn take_in_returns(&self) {
         let turn = Turn::begin();
         for link in self.links.all().iter().filter(|link| !link.is_broken()) {
@@ -102,13 +104,15 @@ impl Transport {
         self.memory.close_emptied();
     }
 
-    /// [`take_in_returns`](Self::take_in_returns) for the last time: what the reader is about to do is waited for too.
+    /// [`take_in_returns`](Self::take_in_returns) for the last time: what the reader is about to do is waited
+    /// for too.
     pub(crate) fn take_in_last_returns(&self) {
         self.take_in_returns();
         self.memory.close_emptied_with_all(LAST_RETURNS);
     }
 
-    /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
+    /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is
+    /// taken.
     pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
         #[cfg(any(test, feature = "testing"))]
         if self.lifecycle.is_abandoned() {
@@ -127,8 +131,8 @@ impl Transport {
         self.publish_soon(link, due);
     }
 
-    /// [`post_notice`](Self::post_notice), visible to the peer when this returns: something that has to be seen before a
-    /// cursor is. Whoever else may be about to publish the ring is not waited for.
+    /// [`post_notice`](Self::post_notice), visible to the peer when this returns: something that has to be
+    /// seen before a cursor is. Whoever else may be about to publish the ring is not waited for.
     pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
         self.post_notice(link, notice);
         #[cfg(any(test, feature = "testing"))]
@@ -138,8 +142,8 @@ impl Transport {
         link.publish_notices();
     }
 
-    /// Posts the hold on a third process's memory, visible at once: before the cursor moves past the frame that brought the
-    /// lease, and its forwarder lets go (LEASE-3).
+    /// Posts the hold on a third process's memory, visible at once: before the cursor moves past the frame
+    /// that brought the lease, and its forwarder lets go (LEASE-3).
     pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId, by: ProcessId) {
         self.post_notice_now(owners, entry::hold(id, by));
     }
@@ -223,7 +227,8 @@ impl Transport {
         moved
     }
 
-    /// WIRE-1: what is wrong with uses of `holder` that would never be over. The lease stays until its holder ends.
+    /// WIRE-1: what is wrong with uses of `holder` that would never be over. The lease stays until its holder
+    /// ends.
     fn never_over(&self, holder: ProcessId, uses: &[Ticket]) -> Option<String> {
         let page = self.domain.page_of(holder)?;
         let Ticket { slot, value, .. } = uses.iter().find(|of| !page.is_promised(of.slot, of.value))?;
@@ -254,8 +259,8 @@ impl Transport {
         }
     }
 
-    /// Drops the kept leases of frames that the peer has passed. The cursor is read before the return ring is drained, so
-    /// that the rejection of a frame is seen before its grants are forgotten.
+    /// Drops the kept leases of frames that the peer has passed. The cursor is read before the return ring is
+    /// drained, so that the rejection of a frame is seen before its grants are forgotten.
     pub(super) fn retire_in_flight(&self, link: &Arc<Link>, heads: bool) -> bool {
         let Some(consumed) = link.consumed_if_due(heads) else { return false };
         let consumed = match consumed {
@@ -267,7 +272,8 @@ impl Transport {
                 return true;
             }
         };
-        // Between the two locks, and behind the cursor: the peer posts a rejection before it passes the frame.
+        // Between the two locks, and behind the cursor: the peer posts a rejection before it passes the
+        // frame.
         let drained = self.drain_link_returns(link);
         let passed = link.take_passed(consumed);
         // Dropped outside of the lock: this lets leases go, on other links too.

@@ -1,19 +1,22 @@
-//! Who reads: the reader, or for a while another thread of the process, which waits for what comes and has a core to look with.
+//! Who reads: the reader, or for a while another thread of the process, which waits for what comes and has a
+//! core to look with.
 //!
-//! What comes for a thread that waits on its own would cross from the reader's core to that thread's; read there, it does not. What is read
-//! with ([`Looking`]) is one value that goes from hand to hand: whoever holds it reads, so there is one reader at a time, and what the last one
-//! wrote is seen by the next.
+//! What comes for a thread that waits on its own would cross from the reader's core to that thread's; read
+//! there, it does not. What is read with ([`Looking`]) is one value that goes from hand to hand: whoever
+//! holds it reads, so there is one reader at a time, and what the last one wrote is seen by the next.
 //!
 //! * Only a reader that looks lends it. One that sleeps has said so to the peers, who ring for it alone.
-//! * The reader of a process stays awake while it is lent, for as long as it would look itself; then it sleeps until it is back, without saying
-//!   so to the peers: somebody looks.
+//! * The reader of a process stays awake while it is lent, for as long as it would look itself; then it
+//!   sleeps until it is back, without saying so to the peers: somebody looks.
 //! * Whoever wants it and has no core just then keeps nobody from it: the reader looks in between.
 //!
-//! **Invariants.** One reads at a time. It is never lost: it comes back where a thread unwinds, and where the reader is cancelled.
+//! **Invariants.** One reads at a time. It is never lost: it comes back where a thread unwinds, and where the
+//! reader is cancelled.
 //!
 //! **Locks.** One, for as long as it takes to move a pointer. Nothing is done with links under it.
 //!
-//! **On a panic** of a look on a thread that is not the reader's the process ends, as with one on the reader's.
+//! **On a panic** of a look on a thread that is not the reader's the process ends, as with one on the
+//! reader's.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -60,7 +63,8 @@ impl Role {
         self.wanted.load(Ordering::Relaxed) > 0
     }
 
-    /// As the reader takes it at its `step`-th step without it: not from those who want it, but for one look in many.
+    /// As the reader takes it at its `step`-th step without it: not from those who want it, but for one look
+    /// in many.
     pub(super) fn take_for_reader(&self, step: u32) -> Option<Reads<'_>> {
         if self.is_wanted() && !step.is_multiple_of(STEPS_PER_LOOK) { None } else { self.take() }
     }

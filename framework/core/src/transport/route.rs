@@ -1,15 +1,17 @@
-//! The way of one message to its mailbox: looked up before the first attempt, and again when the actor was not found.
+//! The way of one message to its mailbox: looked up before the first attempt, and again when the actor was
+//! not found.
 //!
-//! Used by `actor/sending.rs` alone. A route is a snapshot: it names one life of the actor, and says whether another look
-//! leads to the same.
+//! Used by `actor/sending.rs` alone. A route is a snapshot: it names one life of the actor, and says whether
+//! another look leads to the same.
 //!
-//! **Invariants.** Whoever waits, waits in the queue of its route, and an actor has one queue for all its lives; so who
-//! follows an actor from one route to the next keeps its place (MBX-1).
+//! **Invariants.** Whoever waits, waits in the queue of its route, and an actor has one queue for all its
+//! lives; so who follows an actor from one route to the next keeps its place (MBX-1).
 //!
-//! **Locks.** None is held beyond a call. As long as no actor of the node has moved, the directory is not asked at all.
+//! **Locks.** None is held beyond a call. As long as no actor of the node has moved, the directory is not
+//! asked at all.
 //!
-//! **On a crash** of the actor's process the link in a route is broken, and the attempt says so. **On cancellation** a
-//! route is dropped, and nothing is left of it.
+//! **On a crash** of the actor's process the link in a route is broken, and the attempt says so. **On
+//! cancellation** a route is dropped, and nothing is left of it.
 
 use std::sync::Arc;
 
@@ -169,7 +171,8 @@ impl Route {
         }
     }
 
-    /// Whether a message on this way may lack leases: then only the reader finds those that the peer has given back.
+    /// Whether a message on this way may lack leases: then only the reader finds those that the peer has
+    /// given back.
     pub(crate) fn may_lack_leases(&self) -> bool {
         matches!(self, Route::Long(link, ..) if link.may_lack_leases())
     }

@@ -1,37 +1,42 @@
 //! How long to look before sleeping.
 //!
 //! Waking a halted core costs far more than a message (33 µs of 37 on the machine measured), so a reader that
-//! finds nothing looks again for about as long as a wake-up costs before it parks: at most it doubles the price.
-//! A budget below that is bistable. A fixed one is a waste where the peer shares the core or is silent (52 µs a
-//! hop), so a spin in vain is followed by parks without one, 4 at first and twice as many each time up to 256; a
-//! spin that finds something starts over.
+//! finds nothing looks again for about as long as a wake-up costs before it parks: at most it doubles the
+//! price. A budget below that is bistable. A fixed one is a waste where the peer shares the core or is silent
+//! (52 µs a hop), so a spin in vain is followed by parks without one, 4 at first and twice as many each time
+//! up to 256; a spin that finds something starts over.
 //!
-//! **What comes at intervals** is worth waiting for longer: a neighbour that works for 100 µs on each item would have to wake this
-//! process for each, at its own cost of 5 to 8 µs, and where a message goes round many processes, all of which sleep, each of them waits for the
-//! wake-ups of all. A reader that may be [patient](Spin::set_patient) expects the next spell to be as long as the longest of the last ones
-//! was, and looks for twice as long, if that is at most about [`PATIENCE`].
+//! **What comes at intervals** is worth waiting for longer: a neighbour that works for 100 µs on each item
+//! would have to wake this process for each, at its own cost of 5 to 8 µs, and where a message goes round
+//! many processes, all of which sleep, each of them waits for the wake-ups of all. A reader that may be
+//! [patient](Spin::set_patient) expects the next spell to be as long as the longest of the last ones was, and
+//! looks for twice as long, if that is at most about [`PATIENCE`].
 //!
-//! **It gives way** ([`Step::GiveWay`]) while it looks for longer than a wake-up takes, and from the first look on where there are more
-//! processes than cores: whoever else wants its core has it. Where that takes [long](AWAY), somebody works there, and the reader
-//! would wait for the end of its turn with what has come: it sleeps, and looks the less often the longer that took.
+//! **It gives way** ([`Step::GiveWay`]) while it looks for longer than a wake-up takes, and from the first
+//! look on where there are more processes than cores: whoever else wants its core has it. Where that takes
+//! [long](AWAY), somebody works there, and the reader would wait for the end of its turn with what has come:
+//! it sleeps, and looks the less often the longer that took.
 //!
-//! The price is a core that looks where nobody else wants it, for up to 1 ms at a time, and only while things come that often.
+//! The price is a core that looks where nobody else wants it, for up to 1 ms at a time, and only while things
+//! come that often.
 
 use std::time::{Duration, Instant};
 
 /// Time to look for: about one wake-up.
 pub const BUDGET: Duration = Duration::from_micros(50);
 
-/// The longest that a patient reader looks for. A message that goes round 16 processes that sleep comes back after 0.4 to 0.6 ms (16 cores with an
-/// H100), and after 50 us where they look.
+/// The longest that a patient reader looks for. A message that goes round 16 processes that sleep comes back
+/// after 0.4 to 0.6 ms (16 cores with an H100), and after 50 us where they look.
 pub const PATIENCE: Duration = Duration::from_millis(1);
 
-/// Whoever gets the core back later than this after it gave way shares it with somebody who works: to be woken costs less. Where it is
-/// crowded it takes twice as long: several that look, and have something now and then, take turns there.
+/// Whoever gets the core back later than this after it gave way shares it with somebody who works: to be
+/// woken costs less. Where it is crowded it takes twice as long: several that look, and have something now
+/// and then, take turns there.
 pub const AWAY: Duration = BUDGET;
 
-/// So many parks without a look for each [`AWAY`] that the core was somebody else's, up to [`MAX_SKIP`]. A turn of 3 ms that something
-/// waited for is then a hundredth of the spells, and one of 50 us, which a neighbour that looks has now and then, a few.
+/// So many parks without a look for each [`AWAY`] that the core was somebody else's, up to [`MAX_SKIP`]. A
+/// turn of 3 ms that something waited for is then a hundredth of the spells, and one of 50 us, which a
+/// neighbour that looks has now and then, a few.
 const PARKS_PER_AWAY: u32 = 4;
 
 /// Polls between two yields to the runtime, so that what the reader waits for can run on the same thread.
@@ -49,7 +54,8 @@ pub enum Step {
     Poll,
     /// Let the runtime run its other tasks, then look again.
     Yield,
-    /// Let the runtime run its other tasks, and other processes run on this core ([`Spin::give_way`]), then look again.
+    /// Let the runtime run its other tasks, and other processes run on this core ([`Spin::give_way`]), then
+    /// look again.
     GiveWay,
     /// Sleep: [`Sleeper::prepare`](super::doorbell::Sleeper::prepare), one more look, wait for the bell.
     Park,
@@ -153,8 +159,8 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
-    /// Lets other processes run on this core, as [`Step::GiveWay`] wants it. What else this thread does is not somebody else's, so it is
-    /// not done in here.
+    /// Lets other processes run on this core, as [`Step::GiveWay`] wants it. What else this thread does is
+    /// not somebody else's, so it is not done in here.
     pub fn give_way(&mut self) {
         self.give_way_by(std::thread::yield_now);
     }
@@ -179,17 +185,20 @@ impl<C: FnMut() -> Instant> Spin<C> {
             self.penalty = 0;
         }
         if let Some(began) = self.spell.take() {
-            // Within the budget: no need to know it better, and a look at the clock costs as much as a few polls.
+            // Within the budget: no need to know it better, and a look at the clock costs as much as a few
+            // polls.
             let soon = look
                 .is_some_and(|look| look.since == began && (!look.gives_way || look.polls < POLLS_PER_YIELD));
             let spell = if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
-            // Short ones come in between, with credits and acknowledgements: the longest counts, and is forgotten slowly.
+            // Short ones come in between, with credits and acknowledgements: the longest counts, and is
+            // forgotten slowly.
             let spell = spell.min(PATIENCE * 2);
             self.expected = if spell > self.expected { spell } else { (self.expected * 7 + spell) / 8 };
         }
     }
 
-    /// How long a patient reader looks, where that is worth it: twice as long as is expected, and where that is too long somewhat less.
+    /// How long a patient reader looks, where that is worth it: twice as long as is expected, and where that
+    /// is too long somewhat less.
     fn patience(&self) -> Option<Duration> {
         let is_worth_it = self.patient && self.expected + self.expected / 2 <= PATIENCE;
         is_worth_it.then(|| (self.expected * 2).min(PATIENCE))
@@ -359,8 +368,8 @@ mod tests {
         assert!(look(AWAY) > POLLS_PER_YIELD as usize + 1, "a turn of one that looks, too");
     }
 
-    /// As where a message goes round many that sleep: each sees it after the time of all wake-ups, and none of them may be
-    /// the one that does not look because it has looked in vain before.
+    /// As where a message goes round many that sleep: each sees it after the time of all wake-ups, and none
+    /// of them may be the one that does not look because it has looked in vain before.
     #[test]
     fn who_is_patient_looks_again_as_soon_as_it_is_worth_it() {
         let now = Cell::new(Instant::now());
@@ -375,7 +384,8 @@ mod tests {
         assert!(looked[20..].iter().all(|looked| *looked), "{looked:?}");
     }
 
-    /// Looks until it parks or has looked for `spell`, and then finds something; whether it was still looking.
+    /// Looks until it parks or has looked for `spell`, and then finds something; whether it was still
+    /// looking.
     fn wait_for(spin: &mut Spin<impl FnMut() -> Instant>, now: &Cell<Instant>, spell: Duration) -> bool {
         let until = now.get() + spell;
         let mut parked = false;

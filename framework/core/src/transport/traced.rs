@@ -1,8 +1,8 @@
-//! What the transport notes for a trace: frames out and frames in. A frame is named by where it ends in its ring, which
-//! both sides know, so that a send is linked to its delivery without a word more on the wire.
+//! What the transport notes for a trace: frames out and frames in. A frame is named by where it ends in its
+//! ring, which both sides know, so that a send is linked to its delivery without a word more on the wire.
 //!
-//! Used by `outgoing` and `incoming`. **Locks.** None: notes go into a ring of this process. **On a crash** what was noted
-//! is still there, in memory that the node has mapped.
+//! Used by `outgoing` and `incoming`. **Locks.** None: notes go into a ring of this process. **On a crash**
+//! what was noted is still there, in memory that the node has mapped.
 
 use super::Transport;
 use super::link::Link;

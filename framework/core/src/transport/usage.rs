@@ -43,8 +43,8 @@ impl Transport {
         count("messages not done with".to_owned(), self.actors.open());
     }
 
-    /// From now on this process changes nothing that others can see: neither rings and clocks nor the node. What it
-    /// still does, and what is dropped, concerns only itself.
+    /// From now on this process changes nothing that others can see: neither rings and clocks nor the node.
+    /// What it still does, and what is dropped, concerns only itself.
     pub(crate) fn abandon(&self) {
         self.lifecycle.abandon();
         self.domain.freeze();

@@ -1,19 +1,22 @@
 //! Senders that wait, first come first served.
 //!
-//! One queue per mailbox. A sender that found no credit or room takes a place; only the one in front may try again, and
-//! newcomers queue behind it, so messages of one process to one mailbox keep the order of their sending (MBX-1). A place
-//! is given up when its value drops, so a cancelled send holds nobody up.
+//! One queue per mailbox. A sender that found no credit or room takes a place; only the one in front may try
+//! again, and newcomers queue behind it, so messages of one process to one mailbox keep the order of their
+//! sending (MBX-1). A place is given up when its value drops, so a cancelled send holds nobody up.
 //!
-//! Used by `actor/sending.rs`, which waits; by a link and by [`LocalCredits`](super::local_credits::LocalCredits), which wake.
+//! Used by `actor/sending.rs`, which waits; by a link and by
+//! [`LocalCredits`](super::local_credits::LocalCredits), which wake.
 //!
-//! **Invariants.** Whoever hands something back asks whether anybody waits, and whoever waits looks once more for what it
-//! lacks after it has joined (WAITING): one of the two sees the other. A queue is counted in one counter at a time.
+//! **Invariants.** Whoever hands something back asks whether anybody waits, and whoever waits looks once more
+//! for what it lacks after it has joined (WAITING): one of the two sees the other. A queue is counted in one
+//! counter at a time.
 //!
 //! `tests/loom_senders.rs` explores this file.
 //!
 //! **Locks.** `places`, and nothing inside of it. A waker is called without it.
 //!
-//! **On a crash** of the receiver the one in front is woken, and finds out. **On cancellation** the next one is woken.
+//! **On a crash** of the receiver the one in front is woken, and finds out. **On cancellation** the next one
+//! is woken.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -33,7 +36,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Places {
-    /// Senders that wait in this queue and in those that it is counted with: those that somebody has polled, and so can be woken.
+    /// Senders that wait in this queue and in those that it is counted with: those that somebody has polled,
+    /// and so can be woken.
     counted: Arc<AtomicUsize>,
     /// What the one in front saw before it last tried.
     seen: u64,
@@ -49,7 +53,8 @@ pub(crate) struct PlaceInQueue {
 }
 
 impl Queue {
-    /// A queue whose waiting senders are counted in `waiting` too, so that a reader need not look at each queue.
+    /// A queue whose waiting senders are counted in `waiting` too, so that a reader need not look at each
+    /// queue.
     pub(crate) fn counted_in(waiting: &Arc<AtomicUsize>) -> Self {
         let queue = Queue::default();
         queue.count_in(waiting);
@@ -77,8 +82,8 @@ impl Queue {
 
     /// Whether nobody waits.
     pub(crate) fn is_empty(&self) -> bool {
-        // WAITING: pairs with `join`. Who joined before this was called is seen, and who joins now looks for what it lacks
-        // once more, after it has: it finds what the caller has published before.
+        // WAITING: pairs with `join`. Who joined before this was called is seen, and who joins now looks for
+        // what it lacks once more, after it has: it finds what the caller has published before.
         self.0.waiting.load(Ordering::SeqCst) == 0
     }
 
@@ -139,7 +144,8 @@ impl PlaceInQueue {
                 Some(known) => known.clone_from(waker),
                 None => {
                     *place = Some(waker.clone());
-                    // Before this sender looks again at what it lacks, and then wakes the reader if it has to.
+                    // Before this sender looks again at what it lacks, and then wakes the reader if it has
+                    // to.
                     counted.fetch_add(1, Ordering::Release);
                 }
             }

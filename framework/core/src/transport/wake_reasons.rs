@@ -1,4 +1,5 @@
-//! What is new for a peer, and whom it is worth waking for. Ringing a doorbell is a system call, so there are kinds:
+//! What is new for a peer, and whom it is worth waking for. Ringing a doorbell is a system call, so there are
+//! kinds:
 //!
 //! | wake reason | wakes |
 //! |---|---|
@@ -9,20 +10,23 @@
 //!
 //! Used by whoever publishes, see `publish`, and by the reader, which says what it wants.
 //!
-//! What a process wants to be woken for is the word `wants` of its wake page, in the same bits; frames need no wish.
+//! What a process wants to be woken for is the word `wants` of its wake page, in the same bits; frames need
+//! no wish.
 //!
-//! **A deferred wake-up** is of something that is published at once, so whoever is awake sees it at once; only the
-//! doorbell waits. It is for credits, and replies that only acknowledge, of which the next few make one ring: the
-//! sender still has most of a mailbox under way. Three things end the delay, so nobody is left asleep whom it concerns:
+//! **A deferred wake-up** is of something that is published at once, so whoever is awake sees it at once;
+//! only the doorbell waits. It is for credits, and replies that only acknowledge, of which the next few make
+//! one ring: the sender still has most of a mailbox under way. Three things end the delay, so nobody is left
+//! asleep whom it concerns:
 //!
-//! 1. Half of the mailbox was handed back since the sender was told, or [`TELL_EVERY`] has passed and one more is.
+//! 1. Half of the mailbox was handed back since the sender was told, or [`TELL_EVERY`] has passed and one
+//!    more is.
 //! 2. The bell is rung for anything else.
-//! 3. The reader finds nothing to do (`Transport::poll`). It always comes to that: who puts off a ring says so in
-//!    `Wakeups::deferred`, which the reader looks at after every look in vain and after it has said that it is parked,
-//!    and wakes it if it is parked (`Wakeups::defer_wakeup`).
+//! 3. The reader finds nothing to do (`Transport::poll`). It always comes to that: who puts off a ring says
+//!    so in `Wakeups::deferred`, which the reader looks at after every look in vain and after it has said
+//!    that it is parked, and wakes it if it is parked (`Wakeups::defer_wakeup`).
 //!
-//! A doorbell that wakes is a system call in the middle of the ringer's work. While its neighbours sleep, a busy stage
-//! rings once an item, for the item that it hands on; where cores are plenty they do not sleep.
+//! A doorbell that wakes is a system call in the middle of the ringer's work. While its neighbours sleep, a
+//! busy stage rings once an item, for the item that it hands on; where cores are plenty they do not sleep.
 
 use std::time::Duration;
 
@@ -52,13 +56,15 @@ const _: () = assert!((FRAMES | CREDIT | ROOM).ilog2() < KINDS);
 /// A process that is to be woken for everything.
 pub(crate) const ALL: u64 = (CREDIT | ROOM) as u64;
 
-/// Whether a process that says in `wants` what it is to be woken for is to be woken for `what`, which was published before.
+/// Whether a process that says in `wants` what it is to be woken for is to be woken for `what`, which was
+/// published before.
 pub(crate) fn is_wanted<P: Platform, O: Orders>(what: u8, wants: &P::Word) -> bool {
     if what & FRAMES != 0 {
         return true;
     }
     if O::WANTS_FENCE {
-        // WANTS: pairs with the fence in the reader's `Sleeper::prepare`, which comes after it has written the word.
+        // WANTS: pairs with the fence in the reader's `Sleeper::prepare`, which comes after it has written
+        // the word.
         P::fence_seq_cst();
     }
     wants.load(Ordering::Relaxed) & u64::from(what) != 0
@@ -67,7 +73,7 @@ pub(crate) fn is_wanted<P: Platform, O: Orders>(what: u8, wants: &P::Word) -> bo
 /// Mailboxes below this size tell their senders of each credit: there is nothing to gather.
 pub(crate) const LEAST_GATHERED: u32 = 4;
 
-/// Who has not told a sender of a credit for so long tells it of the next one, however much of the mailbox is left. Long
-/// against the price of a ring, so that slow handlers lose nothing by it; and their senders are told of each message, as
-/// they were before.
+/// Who has not told a sender of a credit for so long tells it of the next one, however much of the mailbox is
+/// left. Long against the price of a ring, so that slow handlers lose nothing by it; and their senders are
+/// told of each message, as they were before.
 pub(crate) const TELL_EVERY: Duration = Duration::from_millis(1);

@@ -1,16 +1,18 @@
 //! Who is woken, and when: the reader of this process, and, put off, the peers.
 //!
-//! Each process has one reader, which sleeps on the doorbells of all its links (`Ears`). Its wake page tells the peers
-//! that it sleeps, and what it wants to be woken for. This part owns both, and the mark that something was published that
-//! nobody was rung for ([`wake_reasons`] has the rules). Used by the reader, by `publish`, by senders that wait, and by
-//! whoever hears from the node.
+//! Each process has one reader, which sleeps on the doorbells of all its links (`Ears`). Its wake page tells
+//! the peers that it sleeps, and what it wants to be woken for. This part owns both, and the mark that
+//! something was published that nobody was rung for ([`wake_reasons`] has the rules). Used by the reader, by
+//! `publish`, by senders that wait, and by whoever hears from the node.
 //!
-//! **Invariants.** A wake-up is never lost ([`Deferred`]). The words of the wake page have one writer, this process (ONE-WRITER).
+//! **Invariants.** A wake-up is never lost ([`Deferred`]). The words of the wake page have one writer, this
+//! process (ONE-WRITER).
 //!
 //! **Locks.** None. Everything here may be called under any lock.
 //!
-//! **On a crash** the kernel shuts the doorbells, and the node tells the peers. **On cancellation** of a parked reader
-//! its mark that it is parked stays, and `Notify` keeps the wake-up for the next reader, which looks at everything first anyway.
+//! **On a crash** the kernel shuts the doorbells, and the node tells the peers. **On cancellation** of a
+//! parked reader its mark that it is parked stays, and `Notify` keeps the wake-up for the next reader, which
+//! looks at everything first anyway.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -59,8 +61,9 @@ impl Wakeups {
         })
     }
 
-    /// Memory of this process has come back. Wakes the reader where it has looked for what is idle for the last time; at all other
-    /// times one load. Where this and that cross nobody is told until the next time: it only takes longer.
+    /// Memory of this process has come back. Wakes the reader where it has looked for what is idle for the
+    /// last time; at all other times one load. Where this and that cross nobody is told until the next time:
+    /// it only takes longer.
     pub(super) fn note_memory_moved(&self) {
         if self.is_all_idle.load(Ordering::Relaxed) && self.is_all_idle.swap(false, Ordering::AcqRel) {
             self.memory_moved.fetch_add(1, Ordering::Relaxed);
@@ -127,7 +130,8 @@ impl Wakeups {
         }
     }
 
-    /// From now on peers' progress wakes this process. Called before what the progress is waited for is published.
+    /// From now on peers' progress wakes this process. Called before what the progress is waited for is
+    /// published.
     pub(super) fn want_progress(&self) {
         let wants = self.wake_page.wants();
         if wants.load(Ordering::Relaxed) & u64::from(wake_reasons::ROOM) == 0 {
@@ -136,16 +140,16 @@ impl Wakeups {
         }
     }
 
-    /// Something was published that nobody was rung for. The reader rings when it finds nothing to do: soon, if it is not
-    /// parked. It says that it is before it looks for this for the last time.
+    /// Something was published that nobody was rung for. The reader rings when it finds nothing to do: soon,
+    /// if it is not parked. It says that it is before it looks for this for the last time.
     pub(super) fn defer_wakeup(&self) {
         if self.deferred.mark() {
             self.deferred_came.notify_one();
         }
     }
 
-    /// The reader is about to sleep. What is deferred from now on wakes it; what was before is seen by its next
-    /// look.
+    /// The reader is about to sleep. What is deferred from now on wakes it; what was before is seen by its
+    /// next look.
     pub(super) fn park(&self) {
         self.deferred.park();
     }

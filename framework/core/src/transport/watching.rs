@@ -1,13 +1,14 @@
 //! Who in this process watches which actor.
 //!
-//! The node tells a process once what happens to an actor, however many watch it here. Who begins to watch is told first
-//! if the actor is down, in the node's answer; events that come before that are not for it.
+//! The node tells a process once what happens to an actor, however many watch it here. Who begins to watch is
+//! told first if the actor is down, in the node's answer; events that come before that are not for it.
 //!
-//! **Locks.** `asked`, then nothing; `watchers`, then nothing. What is sent to the node about watching goes under `asked`,
-//! so that the node hears it in the order in which it was true. Watchers are told, and dropped, without a lock.
+//! **Locks.** `asked`, then nothing; `watchers`, then nothing. What is sent to the node about watching goes
+//! under `asked`, so that the node hears it in the order in which it was true. Watchers are told, and
+//! dropped, without a lock.
 //!
-//! **On a crash** of the watched its end is the event. **On cancellation** a watcher says at the next event that it wants
-//! no more.
+//! **On a crash** of the watched its end is the event. **On cancellation** a watcher says at the next event
+//! that it wants no more.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +19,8 @@ use crate::ids::ActorId;
 use crate::transport::control_channel::{ControlChannel, ToNode};
 use crate::transport::lifecycle::Lifecycle;
 
-/// Takes an event, and says whether it wants more. `true`: it was so before the watching began. Called on the thread that
-/// the node's messages come on; must not wait.
+/// Takes an event, and says whether it wants more. `true`: it was so before the watching began. Called on the
+/// thread that the node's messages come on; must not wait.
 pub(crate) type Tell = Box<dyn Fn(&Lifecycle, bool) -> bool + Send + Sync>;
 
 /// Somebody who watches.
@@ -41,7 +42,8 @@ impl Watching {
     /// From now on `watcher` is told what happens to `actor`. When the node has ended it is dropped.
     pub(super) fn watch(&self, actor: ActorId, watcher: Watcher, control: &dyn ControlChannel) {
         let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        // Sent under the lock, as the word that nobody watches any more is: the node hears the two in this order.
+        // Sent under the lock, as the word that nobody watches any more is: the node hears the two in this
+        // order.
         let mut asked = self.asked.lock();
         if control.send(ToNode::Watch { ticket, actor }, Vec::new()).is_ok() {
             asked.insert(ticket, (actor, watcher));

@@ -1,19 +1,23 @@
 //! Until when the workers of an agent may work (HOST-10): a page with one moment of the boot clock.
 //!
-//! The head may start the next lives of an agent's actors on other hosts once it has not heard that agent for some time, and before
-//! that the agent's workers have to end. Their node ends them when its gateway says so, but either may be stopped, and a machine may
-//! be suspended. So each worker looks by itself, on a thread that does nothing else: it sleeps until that moment, and ends its process
-//! unless the moment has moved on. On a message's way nobody looks.
+//! The head may start the next lives of an agent's actors on other hosts once it has not heard that agent for
+//! some time, and before that the agent's workers have to end. Their node ends them when its gateway says so,
+//! but either may be stopped, and a machine may be suspended. So each worker looks by itself, on a thread
+//! that does nothing else: it sleeps until that moment, and ends its process unless the moment has moved on.
+//! On a message's way nobody looks.
 //!
-//! The gateway makes the page when its host has joined, and moves the moment with each beat that the head answers. It gives the page
-//! to its node, which hands it to every worker and looks at it too. A gateway that follows another begins with the moment of that one and
-//! makes a page of its own, because nobody else may write the first; the node hands it to all workers again. On a head no moment is
-//! looked at; its page has the last number that a host was given, so that the next gateway gives none a second time. A node of one
+//! The gateway makes the page when its host has joined, and moves the moment with each beat that the head
+//! answers. It gives the page to its node, which hands it to every worker and looks at it too. A gateway that
+//! follows another begins with the moment of that one and makes a page of its own, because nobody else may
+//! write the first; the node hands it to all workers again. On a head no moment is looked at; its page has
+//! the last number that a host was given, so that the next gateway gives none a second time. A node of one
 //! host has no page.
 //!
-//! **Invariants.** ONE-WRITER: the gateway writes it, all others map it read-only. WIRE-1: who takes it checks size, seals and header.
+//! **Invariants.** ONE-WRITER: the gateway writes it, all others map it read-only. WIRE-1: who takes it
+//! checks size, seals and header.
 //!
-//! **On the gateway's crash**, and while it is stopped, the moment stays, and comes, unless the next gateway has an answer before.
+//! **On the gateway's crash**, and while it is stopped, the moment stays, and comes, unless the next gateway
+//! has an answer before.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,7 +58,8 @@ pub(crate) enum BadWorksUntil {
 }
 
 impl WorksUntil {
-    /// The gateway's own, which nobody else can map writable. Its moment has passed until it is [moved](Self::set).
+    /// The gateway's own, which nobody else can map writable. Its moment has passed until it is
+    /// [moved](Self::set).
     #[cfg(any(test, feature = "hosts"))]
     pub(crate) fn create() -> io::Result<Arc<Self>> {
         let memfd = Memfd::create("tensorpost-works-until", BYTES as u64)?;
@@ -88,7 +93,8 @@ impl WorksUntil {
         memfd::read_only_fd(self.fd.as_fd())
     }
 
-    /// Moves the moment, to so long after the machine's start; on a page that this process does not write, nothing happens.
+    /// Moves the moment, to so long after the machine's start; on a page that this process does not write,
+    /// nothing happens.
     #[cfg(any(test, feature = "hosts"))]
     pub(crate) fn set(&self, until: Duration) {
         let nanoseconds = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
@@ -138,7 +144,8 @@ impl Present {
         Arc::new(Present(Mutex::new(page)))
     }
 
-    /// Another gateway has this one. It began with the moment of the last, so who sleeps until that need not be woken.
+    /// Another gateway has this one. It began with the moment of the last, so who sleeps until that need not
+    /// be woken.
     pub(crate) fn replace(&self, page: Arc<WorksUntil>) {
         *self.0.lock() = page;
     }

@@ -1,5 +1,5 @@
-//! Frames and notices that no honest process sends (WIRE-1): each is counted, harms nobody else, and every lease of the
-//! honest side comes back.
+//! Frames and notices that no honest process sends (WIRE-1): each is counted, harms nobody else, and every
+//! lease of the honest side comes back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -83,7 +83,8 @@ impl Scene {
         assert_eq!(sent.iter().sum::<u64>(), received.iter().sum::<u64>(), "{sent:?} {received:?}");
     }
 
-    /// Nothing of anybody's is left behind, and B and C still serve each other and whoever they have not given up.
+    /// Nothing of anybody's is left behind, and B and C still serve each other and whoever they have not
+    /// given up.
     fn assert_well(&self, what: &str) {
         self.cluster.run_until_idle();
         drop((self.at_b.take(), self.at_c.take()));
@@ -235,8 +236,8 @@ fn harms_nobody_else(field: Field, value: u64) {
     assert!(played.is_ok(), "{what}");
 }
 
-/// A tensor that is never there is none, whichever process is to be waited for: B would wait for ever, and tell the node that
-/// it waits for C.
+/// A tensor that is never there is none, whichever process is to be waited for: B would wait for ever, and
+/// tell the node that it waits for C.
 #[test]
 fn a_tensor_that_nobody_promised_is_refused() {
     let field = |name| forge::fields(2, 2).into_iter().find(|field| field.name == name).expect("a lease");

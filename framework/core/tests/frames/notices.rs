@@ -1,5 +1,5 @@
-//! Notices in a return ring that no honest process writes (WIRE-1): they are counted, and the lease table stays right
-//! (LEASE-1).
+//! Notices in a return ring that no honest process writes (WIRE-1): they are counted, and the lease table
+//! stays right (LEASE-1).
 
 use std::sync::Arc;
 use tensorpost_core::clock::Ticket;
@@ -221,7 +221,8 @@ fn a_use_that_never_ends_keeps_one_block_only() {
     assert_eq!(next.to_vec::<f32>().expect("other memory"), [1.0, 2.0, 3.0]);
 }
 
-/// MBX-2: no honest process can have more leases than its return ring can give back. One that takes more is given up.
+/// MBX-2: no honest process can have more leases than its return ring can give back. One that takes more is
+/// given up.
 #[test]
 fn holds_without_end_are_given_up() {
     let scene = Scene::new();

@@ -1,5 +1,5 @@
-//! Forged parts of split tensors (WIRE-1): no process ever has two writers of an element, and no join takes a part that
-//! was made up (ONE-WRITER).
+//! Forged parts of split tensors (WIRE-1): no process ever has two writers of an element, and no join takes a
+//! part that was made up (ONE-WRITER).
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use tensorpost_core::tensor::part::JoinReason;
 use tensorpost_core::tensor::{Tensor, TensorMut, TensorPart};
 use tensorpost_core::testing::{Cluster, Target, TestInbox, forge};
 
-/// Two processes; the second has two of the three parts of a tensor of the first, a column each. The third part, of two
-/// columns, is still with the first.
+/// Two processes; the second has two of the three parts of a tensor of the first, a column each. The third
+/// part, of two columns, is still with the first.
 struct Scene {
     cluster: Cluster,
     to: Target<TensorPart>,

@@ -1,5 +1,5 @@
-//! Serde lets safe code write what a part of a split tensor looks like in a body, and read a part from what is no message
-//! (SAFE-1). Neither makes a second writer of an element that somebody else has (ONE-WRITER).
+//! Serde lets safe code write what a part of a split tensor looks like in a body, and read a part from what
+//! is no message (SAFE-1). Neither makes a second writer of an element that somebody else has (ONE-WRITER).
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser};
@@ -61,7 +61,8 @@ fn halves() -> (Cluster, TensorPart, TensorPart) {
     (cluster, first, second)
 }
 
-/// Sends half of a tensor as `disguise` writes it; the other half stays. Nothing arrives, and both halves are whole again.
+/// Sends half of a tensor as `disguise` writes it; the other half stays. Nothing arrives, and both halves are
+/// whole again.
 fn is_not_sent<M: Serialize>(disguise: impl Fn(TensorPart) -> M, undo: impl Fn(M) -> TensorPart) {
     let (cluster, first, second) = halves();
     let (to, inbox) = cluster.inbox::<Vec<TensorPart>>(1, 8);

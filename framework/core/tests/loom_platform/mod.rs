@@ -60,8 +60,8 @@ struct Cells(Vec<Cell<u64>>);
     reason = "sharing unsynchronised cells between the model's threads is what is under test"
 )]
 mod shared {
-    // SAFETY: loom runs one thread of a model at a time, and panics on the first access to a cell that another
-    // thread's access does not happen before.
+    // SAFETY: loom runs one thread of a model at a time, and panics on the first access to a cell that
+    // another thread's access does not happen before.
     unsafe impl Sync for super::Cells {}
     // SAFETY: as above; the cells are plain numbers.
     unsafe impl Send for super::Cells {}
@@ -105,8 +105,8 @@ impl Bytes for LoomBytes {
     }
 }
 
-/// The eventfd: a ring before the sleep is kept, and several are as one. (Loom's parking is no good for this: its
-/// `unpark` also ends a `join`.)
+/// The eventfd: a ring before the sleep is kept, and several are as one. (Loom's parking is no good for this:
+/// its `unpark` also ends a `join`.)
 #[derive(Clone)]
 #[allow(dead_code, reason = "not every model sleeps")]
 pub(crate) struct Bell(Arc<(Mutex<bool>, Condvar)>);
@@ -131,8 +131,8 @@ impl Bell {
     }
 }
 
-/// Explores every interleaving, or those with at most `preemptions` switches away from a thread that could have gone
-/// on and any number of the others.
+/// Explores every interleaving, or those with at most `preemptions` switches away from a thread that could
+/// have gone on and any number of the others.
 pub(crate) fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -141,7 +141,8 @@ pub(crate) fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync
 
 /// Runs `model` and returns what loom found wrong with it.
 ///
-/// Panics where loom found nothing: then the barrier that was taken away was never needed, or the model is blind.
+/// Panics where loom found nothing: then the barrier that was taken away was never needed, or the model is
+/// blind.
 pub(crate) fn failure_of(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) -> String {
     let found = panic::catch_unwind(AssertUnwindSafe(|| explore(preemptions, model)))
         .expect_err("loom found nothing wrong without the barrier");

@@ -1,8 +1,9 @@
-//! Loom's in the place of the crate's `sync` module, for the files of the crate that a model compiles as they are.
+//! Loom's in the place of the crate's `sync` module, for the files of the crate that a model compiles as they
+//! are.
 //!
-//! Loom takes a sequentially consistent access for one that acquires and releases, so here such an access has a fence beside
-//! it, as on machines that have no such accesses. What a model takes away it says in [`Weaker`], for all that runs in
-//! it: then loom has to find a failure, or the order was never needed.
+//! Loom takes a sequentially consistent access for one that acquires and releases, so here such an access has
+//! a fence beside it, as on machines that have no such accesses. What a model takes away it says in
+//! [`Weaker`], for all that runs in it: then loom has to find a failure, or the order was never needed.
 
 use std::cell::Cell;
 use std::fmt;

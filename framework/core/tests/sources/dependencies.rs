@@ -1,5 +1,5 @@
-//! Dependencies inside the crate point one way, along [`ORDER`]: a module names only those before it, and those of
-//! [`BESIDE`]. The test reads what the sources name. There are no exceptions.
+//! Dependencies inside the crate point one way, along [`ORDER`]: a module names only those before it, and
+//! those of [`BESIDE`]. The test reads what the sources name. There are no exceptions.
 //!
 //! Bounds stand in one place too: in `limits.rs`, and in `node/limits.rs` those of the node.
 
@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each module may use those before it. (`device` stands behind `clock`, because a device's stream advances a clock, and a
-/// clock knows no device.)
+/// Each module may use those before it. (`device` stands behind `clock`, because a device's stream advances a
+/// clock, and a clock knows no device.)
 const ORDER: &[&str] = &[
     "limits",
     "os",
@@ -106,8 +106,8 @@ fn may_use(module: &str, target: &str) -> bool {
     BESIDE.iter().any(|(beside, _)| *beside == target) || place(target).is_some_and(|target| target < own)
 }
 
-/// The modules that a file names by `crate::…`. What tests name is left out, and so is what only the feature `testing`
-/// compiles.
+/// The modules that a file names by `crate::…`. What tests name is left out, and so is what only the feature
+/// `testing` compiles.
 fn named(file: &str, text: &str) -> BTreeSet<String> {
     let mut targets = BTreeSet::new();
     let mut lines = text.lines().map(str::trim);

@@ -1,4 +1,5 @@
-//! Arithmetic on host tensors against plain loops, for every element type, on packed, strided, repeated and empty views.
+//! Arithmetic on host tensors against plain loops, for every element type, on packed, strided, repeated and
+//! empty views.
 
 use std::fmt::Debug;
 use std::sync::LazyLock;
@@ -412,7 +413,8 @@ mod with_ndarray {
     }
 }
 
-/// Rust has no type for floats of 8 bits and complex numbers: they are made, sent and read as bytes, and no sum or cast takes them.
+/// Rust has no type for floats of 8 bits and complex numbers: they are made, sent and read as bytes, and no
+/// sum or cast takes them.
 #[test]
 fn every_dtype_goes_from_process_to_process() {
     let cluster = Cluster::new(2);

@@ -1,5 +1,5 @@
-//! Tensors to and from another library of the process, as a library of C sees them: leases are kept while it has a tensor, and
-//! its own memory is let go of when nobody here uses it any more.
+//! Tensors to and from another library of the process, as a library of C sees them: leases are kept while it
+//! has a tensor, and its own memory is let go of when nobody here uses it any more.
 
 #![expect(unsafe_code, reason = "the other library is one of C")]
 

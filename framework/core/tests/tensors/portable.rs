@@ -1,5 +1,6 @@
-//! What programs in other languages have to write, byte for byte: the texts, keys and frames of portable messages. They are kept
-//! in `../portable/`, one file for each message; a change of one is a change of the wire.
+//! What programs in other languages have to write, byte for byte: the texts, keys and frames of portable
+//! messages. They are kept in `../portable/`, one file for each message; a change of one is a change of the
+//! wire.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -106,7 +107,8 @@ struct Golden {
     key: String,
     /// The value in MessagePack.
     body: String,
-    /// The frame of a send to actor 7, which is at 2 in its process. Each lease is said to be of chunk 1 of the node.
+    /// The frame of a send to actor 7, which is at 2 in its process. Each lease is said to be of chunk 1 of
+    /// the node.
     frame: String,
 }
 
@@ -167,8 +169,8 @@ fn compare<M: GpuMessage + Portable>(file: &str, message: &M) {
     );
 }
 
-/// What the Python package wrote (`framework/python/tests/test_golden.py`): the value of these bytes, which are written as they
-/// were.
+/// What the Python package wrote (`framework/python/tests/test_golden.py`): the value of these bytes, which
+/// are written as they were.
 fn written_by_python<M: GpuMessage + Portable>(name: &str, tensors: &[Tensor]) -> M {
     #[derive(Deserialize)]
     struct Written {

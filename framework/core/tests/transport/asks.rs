@@ -1,4 +1,5 @@
-//! Asks and their replies: the tensors of a reply are leases like any others, whoever is left to take them (LEASE-2).
+//! Asks and their replies: the tensors of a reply are leases like any others, whoever is left to take them
+//! (LEASE-2).
 
 use tensorpost_core::tensor::Tensor;
 use tensorpost_core::testing::Cluster;
@@ -152,7 +153,8 @@ fn replies_to_a_process_that_does_not_read_wait_for_it() {
     assert_clean(&cluster);
 }
 
-/// DEATH-2: the asker is another thread than the reader, which hears of the end when room was claimed and nothing written.
+/// DEATH-2: the asker is another thread than the reader, which hears of the end when room was claimed and
+/// nothing written.
 #[test]
 fn an_ask_that_is_written_after_its_receiver_was_given_up_fails() {
     let cluster = Cluster::new(2);

@@ -1,4 +1,5 @@
-//! Everything is bounded (MBX-2): mailboxes, rings, leases and pools, and what waits at a bound goes on in order (MBX-1).
+//! Everything is bounded (MBX-2): mailboxes, rings, leases and pools, and what waits at a bound goes on in
+//! order (MBX-1).
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,8 @@ fn a_mailbox_takes_its_capacity_from_each_sender() {
     assert_eq!(at_other.take_one().message, 1);
 }
 
-/// WIRE-1: anybody may have written what an address says of a mailbox. Its own process says how much it takes.
+/// WIRE-1: anybody may have written what an address says of a mailbox. Its own process says how much it
+/// takes.
 #[test]
 fn an_address_that_lies_about_a_mailbox_costs_nobody_a_link() {
     let cluster = Cluster::new(2);
@@ -202,8 +204,8 @@ fn a_process_holds_no_more_than_its_share_of_leases() {
     assert_eq!(cluster.leases(0), 0);
 }
 
-/// MBX-2 for leases that others forwarded: a process takes no hold for which the owner's ring might lack room. The frame
-/// waits where it is, and goes on when the owner has read.
+/// MBX-2 for leases that others forwarded: a process takes no hold for which the owner's ring might lack
+/// room. The frame waits where it is, and goes on when the owner has read.
 #[test]
 fn holds_that_the_owner_has_not_read_stay_bounded() {
     // Each forwards as much as it can before the owner has read that it does.
@@ -327,7 +329,8 @@ fn a_full_pool_says_who_holds_its_bytes() {
     assert_eq!(cluster.leases(0), 0);
 }
 
-/// What a pool has taken of its budget can be sent, to the last tensor: its chunks are few, and the node knows each.
+/// What a pool has taken of its budget can be sent, to the last tensor: its chunks are few, and the node
+/// knows each.
 #[test]
 fn the_last_tensor_of_a_budget_can_be_sent() {
     // After six chunks 20 MiB are left, less than the next would be.

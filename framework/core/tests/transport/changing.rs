@@ -1,4 +1,5 @@
-//! WIRE-1 against a sender that changes a body while it is read: a large one lies in memory that the sender can write.
+//! WIRE-1 against a sender that changes a body while it is read: a large one lies in memory that the sender
+//! can write.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -31,7 +32,8 @@ struct Changing {
     rest: Vec<u8>,
 }
 
-/// Changes each body that lies in shared memory which this process can write, as every process of a cluster in one can.
+/// Changes each body that lies in shared memory which this process can write, as every process of a cluster
+/// in one can.
 fn change() -> usize {
     let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem").expect("its memory");
     let maps = fs::read_to_string("/proc/self/maps").expect("its mappings");

@@ -1,5 +1,5 @@
-//! Streams wait for streams, never the host (CLOCK-1), and memory is not used again under a stream that still uses it
-//! (CLOCK-2).
+//! Streams wait for streams, never the host (CLOCK-1), and memory is not used again under a stream that still
+//! uses it (CLOCK-2).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -137,7 +137,8 @@ fn one_tensor_pools() -> PoolOptions {
     PoolOptions { budget: 4 * COUNT as u64, first_chunk: 4 * COUNT as u64 }
 }
 
-/// CLOCK-2. The memory is handed out again while a holder's stream still has to read it, and the new user's stream waits.
+/// CLOCK-2. The memory is handed out again while a holder's stream still has to read it, and the new user's
+/// stream waits.
 #[test]
 fn memory_is_not_written_under_a_holders_stream() {
     let cluster = Cluster::with_pools(2, one_tensor_pools());
@@ -159,8 +160,8 @@ fn memory_is_not_written_under_a_holders_stream() {
     assert_eq!(reused.to_vec::<f32>().expect("data"), vec![2.0; COUNT]);
 }
 
-/// The same without the wait: what the test above would see if CLOCK-2 did not hold. The new user's stream is told
-/// nothing of the reader, and the reader sees the new data.
+/// The same without the wait: what the test above would see if CLOCK-2 did not hold. The new user's stream is
+/// told nothing of the reader, and the reader sees the new data.
 #[test]
 #[expect(unsafe_code, reason = "a write that no safe function makes")]
 fn without_the_wait_a_reader_sees_the_next_ones_data() {
@@ -180,8 +181,9 @@ fn without_the_wait_a_reader_sees_the_next_ones_data() {
     let address = allocation.lease.address();
     let stream = cluster.stream(0).with_new_stream().expect("a stream");
     let keep = Keep::from_iter([Arc::clone(allocation.lease.mapping())]);
-    // SAFETY: the allocation is that long and writable. It is *not* ordered with the other process's stream, which is
-    // what is shown; that stream waits for the gate all the while, so nobody reads these bytes before the gate opens.
+    // SAFETY: the allocation is that long and writable. It is *not* ordered with the other process's stream,
+    // which is what is shown; that stream waits for the gate all the while, so nobody reads these bytes
+    // before the gate opens.
     unsafe { stream.clocked().backend().fill(address, 4 * COUNT as u64, 0x40, keep) }.expect("a host stream");
     stream.synchronize().expect("it has nothing to wait for");
     let saw = gate.open_and_see();

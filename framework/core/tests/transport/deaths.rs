@@ -1,5 +1,5 @@
-//! What a death leaves behind in the streams of others (DEATH-1, DEATH-3), step by step: several transports in one
-//! process, and the node's own broker between them.
+//! What a death leaves behind in the streams of others (DEATH-1, DEATH-3), step by step: several transports
+//! in one process, and the node's own broker between them.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -228,7 +228,8 @@ fn a_late_delivery_is_tainted_and_an_earlier_good_one_is_not() {
     let good = fill(cluster.stream(0), 1.0);
     is_good(&good, 1.0);
     cluster.send(0, &inboxes[1].0, good);
-    // What was handed over is ready when its giver's last use is over: a clock write more, of a stream that is a thread.
+    // What was handed over is ready when its giver's last use is over: a clock write more, of a stream that
+    // is a thread.
     cluster.stream(0).synchronize().expect("nobody has died");
     let gate = Gate::close(cluster.stream(0));
     cluster.send(0, &inboxes[1].0, fill(cluster.stream(0), 5.0));
@@ -238,7 +239,8 @@ fn a_late_delivery_is_tainted_and_an_earlier_good_one_is_not() {
     let [first, second] = <[_; 2]>::try_from(inboxes[1].1.take()).expect("both arrive");
     is_good(&first.message, 1.0);
     is_lost(second.message.to_vec::<f32>(), &cluster, 0);
-    // A process that had no link with the dead gets its memory from a third; the certificate says what it is worth.
+    // A process that had no link with the dead gets its memory from a third; the certificate says what it is
+    // worth.
     let forwarded = pass(&cluster, &inboxes, 1, 3, first.message);
     is_good(&forwarded, 1.0);
     assert!(cluster.try_send(1, &inboxes[3].0, second.message).is_err(), "it is not sent on");
@@ -265,7 +267,8 @@ fn a_forwarded_tensor_is_tainted_wherever_it_is() {
     drop(gate);
 }
 
-/// LEASE-4: who joined when the owner had ended was not told of it, and knows no more than that it makes a link to a later life.
+/// LEASE-4: who joined when the owner had ended was not told of it, and knows no more than that it makes a
+/// link to a later life.
 #[test]
 fn memory_of_an_earlier_life_is_taken_once_the_next_is_there() {
     let (mut cluster, inboxes) = cluster(3);
@@ -294,7 +297,8 @@ fn memory_of_an_earlier_life_is_taken_once_the_next_is_there() {
     is_good(&inbox.take_one().message, 5.0);
 }
 
-/// LEASE-1: an owner that was given up here counts no lease of this process, and may write its memory again at any time.
+/// LEASE-1: an owner that was given up here counts no lease of this process, and may write its memory again
+/// at any time.
 #[test]
 fn memory_of_one_that_was_given_up_is_refused() {
     let (cluster, inboxes) = cluster(3);
@@ -352,8 +356,9 @@ fn two_deaths_are_two_certificates() {
     }
 }
 
-/// DEATH-3: a certificate comes before the word that its process has ended, though the round of another death is on.
-/// Here a stopped process holds that round up, and a message between two that live names a clock of the second dead.
+/// DEATH-3: a certificate comes before the word that its process has ended, though the round of another death
+/// is on. Here a stopped process holds that round up, and a message between two that live names a clock of
+/// the second dead.
 #[test]
 fn a_death_in_the_round_of_another_loses_no_message_between_the_living() {
     let cluster = Cluster::new(5);
@@ -385,7 +390,8 @@ fn a_death_in_the_round_of_another_loses_no_message_between_the_living() {
     is_good(&got[0].message, 5.0);
 }
 
-/// A third process that is stopped keeps nobody waiting, is not believed meanwhile, and believes nothing itself.
+/// A third process that is stopped keeps nobody waiting, is not believed meanwhile, and believes nothing
+/// itself.
 #[test]
 fn a_stopped_process_holds_nobody_up_and_is_believed_again() {
     let (cluster, inboxes) = cluster(4);

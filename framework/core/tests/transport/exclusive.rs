@@ -1,5 +1,5 @@
-//! Exclusive hand-over: a tensor moved all the way becomes writable, and one with a handle left anywhere does not
-//! (ONE-WRITER).
+//! Exclusive hand-over: a tensor moved all the way becomes writable, and one with a handle left anywhere does
+//! not (ONE-WRITER).
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -182,7 +182,8 @@ fn a_tensor_in_a_reply_that_waits_cannot_be_written() {
     assert_eq!(reply.to_vec::<f32>().expect("data"), [1.0, 2.0, 3.0, 4.0]);
 }
 
-/// CLOCK-2 for a hand-over: the new writer also waits for readers that have let go, but whose streams still read.
+/// CLOCK-2 for a hand-over: the new writer also waits for readers that have let go, but whose streams still
+/// read.
 #[test]
 fn a_new_writer_waits_for_the_readers_before_it() {
     let cluster = Cluster::new(3);

@@ -1,5 +1,5 @@
-//! WIRE-1 for the link messages that make a link, and for the clocks behind it: a peer that sends descriptors of
-//! something else, or whose clocks run back, is given up, with the reason, and nobody else notices.
+//! WIRE-1 for the link messages that make a link, and for the clocks behind it: a peer that sends descriptors
+//! of something else, or whose clocks run back, is given up, with the reason, and nobody else notices.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! What a peer says about memory that it was not lent (WIRE-1, ONE-WRITER): the owner believes a hold only where somebody who
-//! holds the memory has forwarded it, and memory that comes back only in the form in which this process can have it. The bytes are
-//! compared, not only the counts.
+//! What a peer says about memory that it was not lent (WIRE-1, ONE-WRITER): the owner believes a hold only
+//! where somebody who holds the memory has forwarded it, and memory that comes back only in the form in which
+//! this process can have it. The bytes are compared, not only the counts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -329,7 +329,8 @@ fn nobody_forwards_what_it_does_not_hold() {
     assert_eq!(scene.cluster.leases(OWNER), 0);
 }
 
-/// The forwarder says nothing to the owner: then that is its lie, and whoever believed it keeps what it has itself.
+/// The forwarder says nothing to the owner: then that is its lie, and whoever believed it keeps what it has
+/// itself.
 #[test]
 fn whom_a_silent_forwarder_lied_to_loses_nothing_else() {
     let scene = Scene::new();

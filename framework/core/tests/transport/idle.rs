@@ -1,5 +1,5 @@
-//! Links that were busy and are silent: the memory of their rings comes back, and nothing that is sent meanwhile, or held, is lost
-//! over it.
+//! Links that were busy and are silent: the memory of their rings comes back, and nothing that is sent
+//! meanwhile, or held, is lost over it.
 
 use std::sync::Arc;
 
@@ -220,7 +220,8 @@ fn who_lacks_descriptors_refuses_and_is_asked_again() {
     scene.is_clean();
 }
 
-/// WIRE-1: whoever says that a ring goes on in memory that nobody has seen is given up, and it costs nobody else anything.
+/// WIRE-1: whoever says that a ring goes on in memory that nobody has seen is given up, and it costs nobody
+/// else anything.
 #[test]
 fn a_move_to_memory_that_was_not_offered_ends_the_link() {
     for data in [true, false] {

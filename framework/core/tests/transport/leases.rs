@@ -1,5 +1,5 @@
-//! The way of a lease through several processes: who is in the owner's lease table at each step, and that every way
-//! ends with one release (LEASE-1, LEASE-2, LEASE-3).
+//! The way of a lease through several processes: who is in the owner's lease table at each step, and that
+//! every way ends with one release (LEASE-1, LEASE-2, LEASE-3).
 
 use std::sync::{Arc, Mutex};
 
@@ -92,8 +92,9 @@ impl<'de> Deserialize<'de> for Meanwhile {
     }
 }
 
-/// LEASE-3 where a hold and the frame that follows from it come by two rings: C's hold on A's memory is posted after A has
-/// looked at C's returns, and C's frame with that memory in it is there before A has looked at C's frames.
+/// LEASE-3 where a hold and the frame that follows from it come by two rings: C's hold on A's memory is
+/// posted after A has looked at C's returns, and C's frame with that memory in it is there before A has
+/// looked at C's frames.
 #[test]
 fn what_comes_back_to_its_owner_is_known_from_a_hold_that_came_behind_the_look() {
     let cluster = Arc::new(Cluster::new(3));
@@ -126,7 +127,8 @@ fn what_comes_back_to_its_owner_is_known_from_a_hold_that_came_behind_the_look()
     assert_clean(&cluster, 3);
 }
 
-/// LEASE-2: a release does not wake an owner that sleeps, so whoever asks it how things stand has it look first.
+/// LEASE-2: a release does not wake an owner that sleeps, so whoever asks it how things stand has it look
+/// first.
 #[test]
 fn metrics_count_what_was_given_back_though_nobody_has_read() {
     let cluster = Cluster::new(2);
@@ -390,7 +392,8 @@ fn the_leases_of_a_process_that_ended_are_dropped_by_their_owners() {
     assert_eq!(cluster.leases(0), 4);
     cluster.end(1);
     cluster.run_until_idle();
-    // What it had sent is still read, and the next holder is in the lease table before its leases go (LEASE-3).
+    // What it had sent is still read, and the next holder is in the lease table before its leases go
+    // (LEASE-3).
     let got = at_c.take_one();
     assert_eq!(cluster.shares(0, got.message.lease().id()), shares(0, &[(cluster.process(2), 1)]));
     assert_eq!(cluster.leases(0), 1, "{}", cluster.stream(0).pool().holders());
@@ -420,8 +423,8 @@ fn what_was_on_its_way_to_a_process_that_ended_goes_back() {
     assert_clean(&cluster, 2);
 }
 
-/// LEASE-4: a sender takes what its frame needs, its receiver dies and is reclaimed, and then the sender grants it a
-/// lease.
+/// LEASE-4: a sender takes what its frame needs, its receiver dies and is reclaimed, and then the sender
+/// grants it a lease.
 #[test]
 fn a_lease_that_is_granted_after_the_reclaim_is_dropped() {
     let cluster = Cluster::new(2);
@@ -461,8 +464,8 @@ fn memory_of_an_earlier_life_is_good_in_the_next() {
     assert_eq!(cluster.chunks_mapped(again), 0, "it is unmapped with the last lease");
 }
 
-/// LEASE-4: a process that joined after the owner had ended knows the owner's next life by a link, and the owner by
-/// nothing.
+/// LEASE-4: a process that joined after the owner had ended knows the owner's next life by a link, and the
+/// owner by nothing.
 #[test]
 fn memory_of_an_earlier_life_is_good_for_who_joined_after_it() {
     let mut cluster = Cluster::new(3);

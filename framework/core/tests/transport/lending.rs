@@ -1,5 +1,5 @@
-//! Messages wait while too much of their sender's memory is out, in a process that has such a bound (MBX-2): nothing is lost, in
-//! order, and who frees the memory wakes who waits, whoever that is.
+//! Messages wait while too much of their sender's memory is out, in a process that has such a bound (MBX-2):
+//! nothing is lost, in order, and who frees the memory wakes who waits, whoever that is.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -91,7 +91,8 @@ fn who_is_ahead_waits_for_bytes_and_not_for_the_mailbox_alone() {
     cluster.run_until_idle();
     assert!(matches!(poll(&mut next, &woken), Poll::Ready(Ok(()))));
     cluster.run_until_idle();
-    // Both came. What an address sends has another key than what a cluster does, which is all that this mailbox takes.
+    // Both came. What an address sends has another key than what a cluster does, which is all that this
+    // mailbox takes.
     assert_eq!((at_b.len(), at_b.refused().len()), (0, 2), "{:?}", at_b.refused());
     cluster.run_until_idle();
     assert_eq!(pool.lending().0, 0);
@@ -101,8 +102,8 @@ fn who_is_ahead_waits_for_bytes_and_not_for_the_mailbox_alone() {
 #[gpu_message(crate = tensorpost_core)]
 struct Blob(Vec<u8>);
 
-/// A body that does not stand in the frame is out, too, until the receiver has copied it. One that did not go is no memory that has come
-/// back: its sender would try again at once, for ever.
+/// A body that does not stand in the frame is out, too, until the receiver has copied it. One that did not go
+/// is no memory that has come back: its sender would try again at once, for ever.
 #[test]
 fn large_bodies_wait_as_tensors_do() {
     const BODY: usize = 200 << 10;
@@ -128,8 +129,8 @@ fn large_bodies_wait_as_tensors_do() {
     assert!(matches!(poll(&mut sending, &woken), Poll::Ready(Ok(()))));
 }
 
-/// What a body was copied to comes back where it cannot go yet: that is no memory that its sender waits for. One that looked again for that
-/// would never be done here.
+/// What a body was copied to comes back where it cannot go yet: that is no memory that its sender waits for.
+/// One that looked again for that would never be done here.
 #[test]
 fn a_large_body_waits_for_room_without_a_look_of_its_own() {
     let cluster = Cluster::with_pools(2, PoolOptions { budget: 8 << 20, first_chunk: 8 << 20 });

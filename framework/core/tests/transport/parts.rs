@@ -1,5 +1,5 @@
-//! Split tensors: several processes write one tensor, each its own elements, and it is whole again without a copy
-//! (ONE-WRITER, CLOCK-1, CLOCK-2, LEASE-2, LEASE-4). What is forged is in `frames/parts.rs`.
+//! Split tensors: several processes write one tensor, each its own elements, and it is whole again without a
+//! copy (ONE-WRITER, CLOCK-1, CLOCK-2, LEASE-2, LEASE-4). What is forged is in `frames/parts.rs`.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -31,7 +31,8 @@ fn add(part: &mut TensorPart, stream: &DeviceStream, what: f32) {
         .expect("a host stream");
 }
 
-/// Has three processes add 100, 200 and 300 to the parts that they get in turn, and puts the tensor together in the first.
+/// Has three processes add 100, 200 and 300 to the parts that they get in turn, and puts the tensor together
+/// in the first.
 fn round_trip(split: impl Fn(TensorMut) -> Vec<TensorPart>) -> Vec<f32> {
     let cluster = Cluster::new(4);
     let [(home, at_home), workers @ ..] = inboxes::<4>(&cluster);
@@ -205,7 +206,8 @@ fn what_cannot_be_split_comes_back() {
     assert_eq!((one.len(), TensorMut::join(one, stream).expect("it").len()), (1, 1));
 }
 
-/// CLOCK-1 on the way out and on the way back: nobody waits on the host, and nobody sees an element too early.
+/// CLOCK-1 on the way out and on the way back: nobody waits on the host, and nobody sees an element too
+/// early.
 #[test]
 fn writers_and_the_join_wait_for_who_had_the_part_before() {
     let cluster = Cluster::new(2);
@@ -265,7 +267,8 @@ fn a_part_waits_for_its_own_writers_only() {
     open.send(()).expect("it waits");
 }
 
-/// Parts that different streams write, in one message: on the wire they have one lease, and one ticket for all.
+/// Parts that different streams write, in one message: on the wire they have one lease, and one ticket for
+/// all.
 #[test]
 fn parts_in_one_message_wait_for_the_writers_of_each() {
     let cluster = Cluster::new(3);
@@ -289,7 +292,8 @@ fn parts_in_one_message_wait_for_the_writers_of_each() {
     });
     cluster.send(0, &to_b, parts);
     cluster.run_until_idle();
-    // One of the three is used on the way, and waits for the others' writers too, because the lease has one ticket.
+    // One of the three is used on the way, and waits for the others' writers too, because the lease has one
+    // ticket.
     let mut received = at_b.take_one().message;
     add(&mut received[0], cluster.stream(1), 10.0);
     cluster.send(1, &to_c, received);

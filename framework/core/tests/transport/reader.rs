@@ -81,8 +81,8 @@ fn a_sleeping_owner_reads_before_its_peers_run_out_of_room() {
     assert!(touched < 2 * RETURN_BACKLOG * 64, "{touched} bytes");
 }
 
-/// Who forwards a tensor keeps its own lease until the receiver has passed the frame, and must not sleep through that,
-/// though another thread sent it: somebody may wait for the memory.
+/// Who forwards a tensor keeps its own lease until the receiver has passed the frame, and must not sleep
+/// through that, though another thread sent it: somebody may wait for the memory.
 #[test]
 fn a_sleeping_forwarder_lets_go() {
     let cluster = Cluster::with_pools(3, PoolOptions { budget: 64 << 10, first_chunk: 64 << 10 });
@@ -139,8 +139,9 @@ async fn until_asleep(cluster: &Cluster, i: usize) {
     }
 }
 
-/// A credit that is not rung for, because most of the mailbox is under way, is the last one for a while: the receiver has
-/// nothing else to do, and its reader sleeps already. Then it rings; nobody waits for the next message in vain.
+/// A credit that is not rung for, because most of the mailbox is under way, is the last one for a while: the
+/// receiver has nothing else to do, and its reader sleeps already. Then it rings; nobody waits for the next
+/// message in vain.
 #[test]
 fn deferred_credits_are_rung_for_when_the_receiver_is_idle() {
     const CAPACITY: u32 = 8;
@@ -236,7 +237,8 @@ fn senders_of_any_mailbox_come_through() {
     }
 }
 
-/// A look takes so many frames of a process and then turns to others; the rest is taken though nothing more comes.
+/// A look takes so many frames of a process and then turns to others; the rest is taken though nothing more
+/// comes.
 #[test]
 fn what_a_look_leaves_is_taken_by_the_next() {
     const MANY: u32 = 1000;
@@ -253,8 +255,8 @@ fn what_a_look_leaves_is_taken_by_the_next() {
     assert_eq!(first + inbox.take().len(), MANY as usize);
 }
 
-/// Who forwards a tensor keeps its own lease until the receiver has passed the frame (LEASE-3), and notices that also while
-/// other links keep it busy: the owner may wait for the memory.
+/// Who forwards a tensor keeps its own lease until the receiver has passed the frame (LEASE-3), and notices
+/// that also while other links keep it busy: the owner may wait for the memory.
 #[test]
 fn a_busy_forwarder_lets_go() {
     let cluster = Cluster::new(3);

@@ -1,5 +1,5 @@
-//! A failure of earlier work on a stream is reported, and loses no order (CLOCK-1, CLOCK-2): in each case here something
-//! unrelated has failed on the stream that is to wait for the others, and nobody was told yet.
+//! A failure of earlier work on a stream is reported, and loses no order (CLOCK-1, CLOCK-2): in each case
+//! here something unrelated has failed on the stream that is to wait for the others, and nobody was told yet.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Once};

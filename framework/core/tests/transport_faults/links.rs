@@ -1,5 +1,5 @@
-//! A link whose half could not be sent is made anew by the next use, and one whose half was sent stays. What is written into one is
-//! counted first.
+//! A link whose half could not be sent is made anew by the next use, and one whose half was sent stays. What
+//! is written into one is counted first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -22,7 +22,8 @@ fn half_a_link_that_was_not_sent_is_sent_by_the_next_use() {
     assert_eq!(inbox.take_one().message, 2);
 }
 
-/// The peer has connected to it. With another one in its place this process would send into a ring that nobody reads.
+/// The peer has connected to it. With another one in its place this process would send into a ring that
+/// nobody reads.
 #[test]
 fn half_a_link_that_was_sent_opens_though_its_sender_panicked() {
     let _alone = alone();
@@ -42,8 +43,8 @@ fn half_a_link_that_was_sent_opens_though_its_sender_panicked() {
     assert!(!cluster.gave_up(0, 1) && !cluster.gave_up(1, 0));
 }
 
-/// A shutdown waits until all frames that were sent are taken, and counts both. One that is taken and was not counted would stand
-/// for another that is still under way.
+/// A shutdown waits until all frames that were sent are taken, and counts both. One that is taken and was not
+/// counted would stand for another that is still under way.
 #[test]
 fn a_frame_is_counted_before_its_peer_can_take_it() {
     let _alone = alone();

@@ -29,8 +29,8 @@ fn look_while(cluster: &Cluster, i: usize, point: &'static str, meanwhile: impl 
     });
 }
 
-/// LEASE-4: a chunk of the dead is mapped for as long as somebody has a lease on it. The last lease is dropped between the
-/// look whether the chunk is there and the adoption.
+/// LEASE-4: a chunk of the dead is mapped for as long as somebody has a lease on it. The last lease is
+/// dropped between the look whether the chunk is there and the adoption.
 #[test]
 fn a_chunk_of_the_dead_stays_for_the_frame_that_was_looked_at() {
     let _alone = alone();

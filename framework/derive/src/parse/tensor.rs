@@ -12,15 +12,16 @@ use syn::{
 use super::container::key;
 use crate::ir::{DType, Device, TensorCheck};
 
-/// Most dimensions of a tensor: `tensorpost::tensor::MAX_RANK`, which a compile test of `tensorpost` compares.
+/// Most dimensions of a tensor: `tensorpost::tensor::MAX_RANK`, which a compile test of `tensorpost`
+/// compares.
 pub(super) const MAX_RANK: usize = 8;
 
 /// Reads the `#[tensor(..)]` attribute of the field called `label`, if it has one.
 ///
 /// # Errors
 ///
-/// Each names the field: a second attribute, one that asks for nothing, an unknown or repeated key, or a value
-/// that is not allowed.
+/// Each names the field: a second attribute, one that asks for nothing, an unknown or repeated key, or a
+/// value that is not allowed.
 pub(super) fn parse(label: &str, attrs: &[Attribute]) -> syn::Result<Option<TensorCheck>> {
     let mut attrs = attrs.iter().filter(|attr| attr.path().is_ident("tensor"));
     let Some(attr) = attrs.next() else { return Ok(None) };
@@ -137,8 +138,8 @@ fn shape(label: &str, value: ParseStream<'_>) -> syn::Result<Vec<Option<Expr>>> 
     entries.into_iter().map(|entry| dimension(label, entry)).collect()
 }
 
-/// One entry: `_`, or an expression of type `usize`. A literal that cannot be one is refused here, where the field
-/// can be named; anything else is for the compiler to type.
+/// One entry: `_`, or an expression of type `usize`. A literal that cannot be one is refused here, where the
+/// field can be named; anything else is for the compiler to type.
 fn dimension(label: &str, entry: Expr) -> syn::Result<Option<Expr>> {
     let wrong = |entry: &Expr| {
         Err(syn::Error::new_spanned(

@@ -152,8 +152,8 @@ impl Container {
                 "content" if is_enum => content = reading.text(meta),
                 "from" | "try_from" => from = reading.text(meta).map(|ty| (ty, meta)),
                 "into" => into = reading.text(meta).map(|ty| (ty, meta)),
-                // A type's own name is not on the wire; the others are about code, and about what cannot come from who has the
-                // same schema.
+                // A type's own name is not on the wire; the others are about code, and about what cannot come
+                // from who has the same schema.
                 "rename" | "bound" | "crate" | "expecting" | "deny_unknown_fields" => {}
                 other => reading.refuse_key(meta, other),
             }

@@ -14,7 +14,8 @@ impl Bits {
         Bits { words: vec![0; len.div_ceil(64) as usize], len, set: 0 }
     }
 
-    /// From the words of another's; `None` where they are too few or too many, or a bit behind the last is set.
+    /// From the words of another's; `None` where they are too few or too many, or a bit behind the last is
+    /// set.
     pub fn from_words(words: Vec<u64>, len: u64) -> Option<Self> {
         let used = len % 64;
         let tail = words.last().copied().unwrap_or(0);

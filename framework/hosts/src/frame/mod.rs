@@ -1,8 +1,9 @@
-//! What two gateways say to each other, once each knows who the other is: the frames of the control stream and the pieces of the
-//! lanes. [`encode`] and [`decode`] make bytes of them, and frames of bytes.
+//! What two gateways say to each other, once each knows who the other is: the frames of the control stream
+//! and the pieces of the lanes. [`encode`] and [`decode`] make bytes of them, and frames of bytes.
 //!
-//! All that must not be lost has a number and is sent again after a broken connection: [`Body`]. What is only of the moment has
-//! none: [`Frame::Ack`] and the beats. Nor has what may be lost: a host's [log](Frame::Log).
+//! All that must not be lost has a number and is sent again after a broken connection: [`Body`]. What is only
+//! of the moment has none: [`Frame::Ack`] and the beats. Nor has what may be lost: a host's
+//! [log](Frame::Log).
 
 mod bits;
 mod wire;
@@ -46,7 +47,8 @@ pub enum Frame {
     Log(Log),
 }
 
-/// Records of a host's log, one behind the other. They are numbered, so that the other side sees how many did not come.
+/// Records of a host's log, one behind the other. They are numbered, so that the other side sees how many did
+/// not come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
     /// The number of the first, from 1; without any, that of the next that there will be.
@@ -68,7 +70,8 @@ pub struct Hello {
     pub gateway: Gateway,
     /// To which gateway; [`Gateway::UNKNOWN`] before the other side has said which it is.
     pub to_gateway: Gateway,
-    /// Counts the connections that the dialling host has tried; the other says the same number. The highest is in force.
+    /// Counts the connections that the dialling host has tried; the other says the same number. The highest
+    /// is in force.
     pub attempt: u64,
     /// What it has of the session.
     pub resume: Resume,
@@ -93,8 +96,8 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Bytes that a message takes of a [`Resume`], whose spans have so many pieces each: its number and how many spans, and for each of them its length and
-    /// its words ([`Bits`]).
+    /// Bytes that a message takes of a [`Resume`], whose spans have so many pieces each: its number and how
+    /// many spans, and for each of them its length and its words ([`Bits`]).
     pub fn bytes_of(pieces: impl Iterator<Item = u64>) -> usize {
         pieces.fold(10, |bytes, pieces| bytes + 8 + 8 * pieces.div_ceil(64) as usize)
     }
@@ -128,7 +131,8 @@ pub struct Post {
     pub target: Target,
     /// What only the two gateways read: its key, its body, the layouts of its tensors.
     pub head: Bytes,
-    /// The bytes of each of its spans, which travel in pieces: the memory that its tensors see, and a large body.
+    /// The bytes of each of its spans, which travel in pieces: the memory that its tensors see, and a large
+    /// body.
     pub spans: Vec<u64>,
 }
 

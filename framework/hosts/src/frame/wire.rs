@@ -1,9 +1,9 @@
-//! The form of the frames. All numbers are little-endian; a frame begins with a byte that says what it is, and gRPC says where it
-//! ends.
+//! The form of the frames. All numbers are little-endian; a frame begins with a byte that says what it is,
+//! and gRPC says where it ends.
 //!
-//! WIRE-1: each count is compared with its limit and with the bytes that are left before anything is made for it, so a frame
-//! makes its reader keep no more than a few times its own length. What [`decode`] returns is well-formed; whether the other side
-//! may say it is for the [session](crate::session).
+//! WIRE-1: each count is compared with its limit and with the bytes that are left before anything is made for
+//! it, so a frame makes its reader keep no more than a few times its own length. What [`decode`] returns is
+//! well-formed; whether the other side may say it is for the [session](crate::session).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut, TryGetError};
 

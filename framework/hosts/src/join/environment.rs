@@ -1,7 +1,7 @@
 //! Which host of a node this process is, by the variables of whatever started it.
 //!
-//! The role is a number that the starter gives: it never comes from a comparison of host names, which one machine has several of. No
-//! variable of a starter makes several hosts of a program that was started once.
+//! The role is a number that the starter gives: it never comes from a comparison of host names, which one
+//! machine has several of. No variable of a starter makes several hosts of a program that was started once.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
@@ -18,11 +18,13 @@ use crate::limits::{JOIN_DEADLINE, MAX_HOSTS, PORT};
 pub const HEAD: &str = "TENSORPOST_HEAD";
 /// Where the head listens: an address, `address:port`, or `:port`.
 pub const LISTEN: &str = "TENSORPOST_LISTEN";
-/// Under which address the other hosts reach this one, where that is not the one that the head sees: `host[:port]`.
+/// Under which address the other hosts reach this one, where that is not the one that the head sees:
+/// `host[:port]`.
 pub const ADVERTISE: &str = "TENSORPOST_ADVERTISE";
 /// The headless service of a StatefulSet or an indexed Job of Kubernetes.
 pub const SERVICE: &str = "TENSORPOST_SERVICE";
-/// A file, or a pipe, that gets a line with the number of this host as soon as it is one of its node: see [`tell_starter`].
+/// A file, or a pipe, that gets a line with the number of this host as soon as it is one of its node: see
+/// [`tell_starter`].
 pub const JOINED_FILE: &str = "TENSORPOST_JOINED_FILE";
 
 /// The part of a host in its node.
@@ -43,10 +45,11 @@ pub struct Hosts {
     pub head: String,
     /// How many hosts were started, the head among them, where the starter says so.
     pub count: Option<u16>,
-    /// Under which address others reach this host, where it says so: `host:port`; the port of a listener where it has 0.
+    /// Under which address others reach this host, where it says so: `host:port`; the port of a listener
+    /// where it has 0.
     pub advertise: Option<String>,
-    /// The port that an agent listens at, where it is free: the one of all hosts where a starter has put one on each machine, so that
-    /// firewalls and probes know it; 0 for a free one where several may be on one.
+    /// The port that an agent listens at, where it is free: the one of all hosts where a starter has put one
+    /// on each machine, so that firewalls and probes know it; 0 for a free one where several may be on one.
     pub port: u16,
     /// How long it tries to join.
     pub join_deadline: Duration,
@@ -172,7 +175,8 @@ impl Variables<'_> {
     fn slurm(&self) -> Found {
         const NODES: &str = "SLURM_JOB_NUM_NODES";
         const RANK: &str = "SLURM_NODEID";
-        // A shell of `salloc`, and the script of `sbatch`, are of a job and of no step: one process, not one a host.
+        // A shell of `salloc`, and the script of `sbatch`, are of a job and of no step: one process, not one
+        // a host.
         let (Some(count), Some(_)) = (self.number(NODES)?, self.text("SLURM_STEP_ID")) else {
             return Ok(None);
         };
@@ -229,8 +233,8 @@ impl Variables<'_> {
     }
 }
 
-/// Tells whoever started this process that it is the host with this number now, if [`JOINED_FILE`] is set. A pipe that nobody reads
-/// (any more) is nobody who wants to know.
+/// Tells whoever started this process that it is the host with this number now, if [`JOINED_FILE`] is set. A
+/// pipe that nobody reads (any more) is nobody who wants to know.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -1,8 +1,10 @@
-//! How hosts become one node: [which host this is](Hosts), what an agent asks, and how the head numbers who joins.
+//! How hosts become one node: [which host this is](Hosts), what an agent asks, and how the head numbers who
+//! joins.
 //!
-//! An agent says its life, its name and where it listens, behind an [introduction](crate::introduction). The head gives it a number
-//! that no other host had, and says who is there. Who asks again with the same life, because an answer was lost, gets the same
-//! number; who was given up asks with another life and gets another number.
+//! An agent says its life, its name and where it listens, behind an [introduction](crate::introduction). The
+//! head gives it a number that no other host had, and says who is there. Who asks again with the same life,
+//! because an answer was lost, gets the same number; who was given up asks with another life and gets another
+//! number.
 
 mod environment;
 mod roster;
@@ -25,7 +27,8 @@ pub struct Request {
     pub name: String,
     /// The port that it listens at.
     pub port: u16,
-    /// `host:port` under which others reach it, where that is not what the head sees. A port 0 stands for that of its listener.
+    /// `host:port` under which others reach it, where that is not what the head sees. A port 0 stands for
+    /// that of its listener.
     pub advertise: Option<String>,
 }
 
@@ -52,8 +55,8 @@ pub struct Admitted {
 }
 
 impl Request {
-    /// Where others reach who asks this from `from`. What the head sees is right but for translated addresses; then the host says
-    /// it itself.
+    /// Where others reach who asks this from `from`. What the head sees is right but for translated
+    /// addresses; then the host says it itself.
     pub fn address(&self, from: SocketAddr) -> String {
         match &self.advertise {
             None => SocketAddr::new(from.ip().to_canonical(), self.port).to_string(),

@@ -46,7 +46,8 @@ impl Roster {
         Roster { head, state: Mutex::default() }
     }
 
-    /// That of a head whose gateway follows another: with those who are there, and the last number that was given.
+    /// That of a head whose gateway follows another: with those who are there, and the last number that was
+    /// given.
     pub fn resuming(head: HostLife, members: Vec<Member>, last: u16) -> Self {
         let last = members.iter().map(|member| member.who.host.0).fold(last, u16::max);
         Roster { head, state: Mutex::new(State { members, last, closed: false }) }

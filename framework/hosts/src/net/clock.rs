@@ -1,8 +1,9 @@
 //! How far the head's clock is from that of an agent, by the beats that the head answers.
 //!
-//! An answer says when it was given. That was some time between the beat and the answer's arrival; so the middle of that time is wrong by
-//! half of it at most, whatever the network does. Of the latest answers the one counts that is right to the least, with what clocks may
-//! have drifted since. One that contradicts what was measured before makes it void: a machine was suspended.
+//! An answer says when it was given. That was some time between the beat and the answer's arrival; so the
+//! middle of that time is wrong by half of it at most, whatever the network does. Of the latest answers the
+//! one counts that is right to the least, with what clocks may have drifted since. One that contradicts what
+//! was measured before makes it void: a machine was suspended.
 
 use std::collections::VecDeque;
 

@@ -84,7 +84,8 @@ impl Dial {
                     wait = BACKOFF.0;
                     peer.cut_of(link).await;
                 }
-                // Both sides end a session. Where the other was first, it refuses the attempt that was under way.
+                // Both sides end a session. Where the other was first, it refuses the attempt that was under
+                // way.
                 Err(DialError::Refused { .. }) if peer.is_over() => return Ok(()),
                 Err(refused @ DialError::Refused { .. }) => return Err(refused),
                 Err(error) => {
@@ -97,8 +98,9 @@ impl Dial {
         Ok(())
     }
 
-    /// Asks the head to be taken in, again and again until the deadline: a name may not be known yet, and a head not be up. With
-    /// the moment before it was asked, from which an [`Agent`](crate::verdict::Agent) counts.
+    /// Asks the head to be taken in, again and again until the deadline: a name may not be known yet, and a
+    /// head not be up. With the moment before it was asked, from which an [`Agent`](crate::verdict::Agent)
+    /// counts.
     ///
     /// # Errors
     /// The head refuses, which is told at once; or it was not reached in time.

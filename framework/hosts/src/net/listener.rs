@@ -42,7 +42,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address, in the present runtime of tokio; lanes go on in `threads`. A head has an `admission` for those who join.
+    /// Listens at an address, in the present runtime of tokio; lanes go on in `threads`. A head has an
+    /// `admission` for those who join.
     ///
     /// # Errors
     /// The address cannot be listened at, or must not without a key (HOST-12).
@@ -60,7 +61,8 @@ impl Listener {
         Self::on(socket, security, introduction, peers, refused, admission, threads).await
     }
 
-    /// As [`start`](Self::start), with a socket that listens already: that of the gateway before. Who has connected meanwhile waits in it.
+    /// As [`start`](Self::start), with a socket that listens already: that of the gateway before. Who has
+    /// connected meanwhile waits in it.
     ///
     /// # Errors
     /// As there.
@@ -121,7 +123,8 @@ impl Listener {
         self.address
     }
 
-    /// The socket, for a listener that is to follow this one: as long as somebody has it, nobody who connects is refused.
+    /// The socket, for a listener that is to follow this one: as long as somebody has it, nobody who connects
+    /// is refused.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.outlives.as_fd()
     }
@@ -179,8 +182,8 @@ impl Ways {
             Ok(stream) => stream,
             Err(error) => return self.refused.note(Kind::Garbage, from, &error),
         };
-        // A refusal is counted before its connection closes, so that whoever sees the end finds the count. `open` is that connection;
-        // where it took too long, `shaking` has it.
+        // A refusal is counted before its connection closes, so that whoever sees the end finds the count.
+        // `open` is that connection; where it took too long, `shaking` has it.
         let mut shaking = std::pin::pin!(Io::accept(stream, From { address: from, user }, &self.security));
         match place.within(timeout_at(until.into(), shaking.as_mut())).await {
             Some(Ok(Ok(io))) => match Arc::clone(&self.places).try_acquire_owned() {

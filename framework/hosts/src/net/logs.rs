@@ -1,11 +1,12 @@
 //! The log of an agent, on its way to the head: what may be lost, and holds up nothing.
 //!
-//! A peer has one of these for each direction, under its lock. [`Sending`] keeps a few frames until there is nothing else to send, or
-//! there was none for a while; [`Hearing`] is what the head makes of an agent's. A connection that breaks may lose some; nothing is
-//! sent again.
+//! A peer has one of these for each direction, under its lock. [`Sending`] keeps a few frames until there is
+//! nothing else to send, or there was none for a while; [`Hearing`] is what the head makes of an agent's. A
+//! connection that breaks may lose some; nothing is sent again.
 //!
-//! **Invariants.** HOST-9: both ends keep so many bytes. Who says more than an agent may in the time that there was breaks the
-//! protocol, and its connection is cut (WIRE-1): nobody else pays for it. What did not come is counted by the numbers of the records.
+//! **Invariants.** HOST-9: both ends keep so many bytes. Who says more than an agent may in the time that
+//! there was breaks the protocol, and its connection is cut (WIRE-1): nobody else pays for it. What did not
+//! come is counted by the numbers of the records.
 
 use std::collections::VecDeque;
 
@@ -51,7 +52,8 @@ pub(super) struct Sending {
     frames: VecDeque<Log>,
     bytes: usize,
     last: Option<Moment>,
-    /// Up to where records were dropped that the other side may not hear of by what waits: it is told with a frame of none.
+    /// Up to where records were dropped that the other side may not hear of by what waits: it is told with a
+    /// frame of none.
     dropped: Option<u64>,
 }
 
@@ -87,7 +89,8 @@ impl Sending {
 #[derive(Debug)]
 pub(super) struct Hearing {
     allowance: Allowance,
-    /// The number that comes next; `None` where that is not known, because another gateway has heard those before.
+    /// The number that comes next; `None` where that is not known, because another gateway has heard those
+    /// before.
     next: Option<u64>,
     frames: VecDeque<Log>,
     bytes: usize,

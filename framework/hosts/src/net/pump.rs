@@ -1,5 +1,5 @@
-//! What moves frames between a peer and a connection of it. Each of these ends with its connection, and any that ends otherwise ends the
-//! connection: control stream and the lanes that it needs are up together.
+//! What moves frames between a peer and a connection of it. Each of these ends with its connection, and any
+//! that ends otherwise ends the connection: control stream and the lanes that it needs are up together.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! The gRPC service of a host: a control stream and lanes, both in either direction.
 //!
-//! Whoever comes here has shown the key. The first two messages of a control stream are an [introduction](Introduction) and a
-//! greeting; the first of a lane is the greeting of its connection, without a resume. Each has [`INTRODUCTION`] to say them.
+//! Whoever comes here has shown the key. The first two messages of a control stream are an
+//! [introduction](Introduction) and a greeting; the first of a lane is the greeting of its connection,
+//! without a resume. Each has [`INTRODUCTION`] to say them.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -35,7 +36,8 @@ use crate::session::Violation;
 pub struct Peers(Mutex<HashMap<HostId, Arc<Peer>>>);
 
 impl Peers {
-    /// Takes connections of this peer from now on, in place of an earlier life of its host. Whether there is room.
+    /// Takes connections of this peer from now on, in place of an earlier life of its host. Whether there is
+    /// room.
     pub fn add(&self, peer: Arc<Peer>) -> bool {
         let host = peer.with(|session| session.peer().host);
         let mut all = self.0.lock();
@@ -59,7 +61,8 @@ impl Peers {
 pub(super) const CONTROL: &str = "/tensorpost.Hosts/Control";
 pub(super) const JOIN: &str = "/tensorpost.Hosts/Join";
 
-/// Takes hosts in, on the head: who asks, and from where. It may begin to [take connections](Peers::add) of it before it answers.
+/// Takes hosts in, on the head: who asks, and from where. It may begin to [take connections](Peers::add) of
+/// it before it answers.
 pub type Admission = dyn Fn(&Request, SocketAddr) -> Result<Admitted, NotAdmitted> + Send + Sync;
 
 /// What both methods need.
@@ -175,8 +178,9 @@ impl Hosts {
         }
     }
 
-    /// A connection that broke, or was silent, before it said who it is. It counts as garbage does, but its end may be honest, on a
-    /// machine or behind a network that was slow: a host that takes the answer for a refusal gives this one up for good.
+    /// A connection that broke, or was silent, before it said who it is. It counts as garbage does, but its
+    /// end may be honest, on a machine or behind a network that was slow: a host that takes the answer for a
+    /// refusal gives this one up for good.
     fn not_heard(&self, from: SocketAddr, why: &str) -> Status {
         self.refused.note(Kind::Garbage, from, &why);
         Status::unavailable(why)

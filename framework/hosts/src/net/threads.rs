@@ -1,9 +1,11 @@
 //! Threads for lanes, so that no message waits while the bytes of a tensor are encrypted, copied and sent.
 //!
-//! Used by [`Dial`](super::Dial) and [`Listener`](super::Listener). Each thread has a runtime of its own, and a lane stays on one, with
-//! its socket, its TLS and its HTTP/2. The lanes of a connection are spread over all of them.
+//! Used by [`Dial`](super::Dial) and [`Listener`](super::Listener). Each thread has a runtime of its own, and
+//! a lane stays on one, with its socket, its TLS and its HTTP/2. The lanes of a connection are spread over
+//! all of them.
 //!
-//! *When they are dropped*, the lanes end with their threads, which are waited for: none of them uses memory after that.
+//! *When they are dropped*, the lanes end with their threads, which are waited for: none of them uses memory
+//! after that.
 
 use std::io;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! What is looked at of a peer's metadata before NIXL reads it.
 //!
-//! The form is NIXL's own (`nixlSerDes`, seen in 1.3 to 1.5): a mark, then fields of a tag, a length of 8 bytes, so many bytes, and a bar.
-//! Who is named, how often, and each length are found to be what they have to be for one agent with one arena. The address of UCX's worker and
-//! the arena's key are UCX's alone, which trusts them.
+//! The form is NIXL's own (`nixlSerDes`, seen in 1.3 to 1.5): a mark, then fields of a tag, a length of 8
+//! bytes, so many bytes, and a bar. Who is named, how often, and each length are found to be what they have
+//! to be for one agent with one arena. The address of UCX's worker and the arena's key are UCX's alone, which
+//! trusts them.
 
 use crate::limits::MAX_NIXL_METADATA;
 
@@ -155,7 +156,8 @@ mod tests {
         #[test]
         fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..400), at in any::<prop::sample::Index>()) {
             prop_assert!(check_seen(&bytes).is_err());
-            // What no field of ours looks at are the address and the key; a length or a tag that differs is noticed.
+            // What no field of ours looks at are the address and the key; a length or a tag that differs is
+            // noticed.
             let mut bent = seen();
             let at = at.index(60);
             bent[at] ^= 0x41;

@@ -1,6 +1,8 @@
-//! Both ends of all routes between two hosts, without I/O: told what came and what was done, it says what is to be said and done.
+//! Both ends of all routes between two hosts, without I/O: told what came and what was done, it says what is
+//! to be said and done.
 //!
-//! It outlives connections, as its session does. Its caller holds the lock of the session, whose pieces it names.
+//! It outlives connections, as its session does. Its caller holds the lock of the session, whose pieces it
+//! names.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,7 +26,8 @@ pub(crate) struct Sizes {
     pub(crate) slots: u8,
     /// Bytes of one frame of ballast.
     pub(crate) ballast: u32,
-    /// Lanes over gRPC, of which each is taken to be as fast as the one that was measured. None: NIXL is chosen if its bytes come.
+    /// Lanes over gRPC, of which each is taken to be as fast as the one that was measured. None: NIXL is
+    /// chosen if its bytes come.
     pub(crate) lanes: u16,
 }
 
@@ -49,7 +52,8 @@ pub(crate) enum Do {
     CloseIn { at: At },
     /// Nobody uses the memory of the arena any more.
     Release { at: At },
-    /// Make an arena on device `from` of this host, and an agent that knows it and the other's; and write slot 0 twice.
+    /// Make an arena on device `from` of this host, and an agent that knows it and the other's; and write
+    /// slot 0 twice.
     Connect { at: At, from: u8, offer: Offer },
     /// Copy a run into a slot.
     Export { at: At, slot: u8, run: Run },

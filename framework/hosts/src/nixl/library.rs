@@ -1,8 +1,10 @@
-//! NIXL as it is installed: `libnixl_capi.so`, loaded when a program asks for it. Only this file names its symbols.
+//! NIXL as it is installed: `libnixl_capi.so`, loaded when a program asks for it. Only this file names its
+//! symbols.
 //!
-//! The library is never unloaded: UCX has threads and handlers of its own. Every return code is looked at. The signatures are those of
-//! `src/bindings/rust/wrapper.h` in NIXL 1.5.1; earlier ones had a `bool sorted` behind the lists, which is passed and means nothing to
-//! later ones. Those before 0.6.1 cannot be told what an agent is for, and are not used.
+//! The library is never unloaded: UCX has threads and handlers of its own. Every return code is looked at.
+//! The signatures are those of `src/bindings/rust/wrapper.h` in NIXL 1.5.1; earlier ones had a `bool sorted`
+//! behind the lists, which is passed and means nothing to later ones. Those before 0.6.1 cannot be told what
+//! an agent is for, and are not used.
 
 #![expect(unsafe_code, reason = "calls a C library")]
 
@@ -29,16 +31,17 @@ const WRITE: c_int = 1;
 const DRAM: c_int = 0;
 const VRAM: c_int = 1;
 
-/// How long a progress thread sleeps at most where nothing wakes it, in us. NIXL's default, 0, takes a whole core.
+/// How long a progress thread sleeps at most where nothing wakes it, in us. NIXL's default, 0, takes a whole
+/// core.
 const PROGRESS_DELAY: u64 = 1_000;
 /// NIXL's default for a thread that there is none of, in us.
 const LISTEN_DELAY: u64 = 100_000;
 
 /// `nixl_capi_agent_config_t`.
 ///
-/// *No progress thread where an agent writes*: it would ask to be woken by every copy, for which UCX puts a call of the host behind
-/// each in the stream, and the next copy waits for that. 32 MiB from one H200 to another took 169 us with it, and 88 without
-/// (`docs/log/2026-11-27-benchmarks.md`).
+/// *No progress thread where an agent writes*: it would ask to be woken by every copy, for which UCX puts a
+/// call of the host behind each in the stream, and the next copy waits for that. 32 MiB from one H200 to
+/// another took 169 us with it, and 88 without (`docs/log/2026-11-27-benchmarks.md`).
 #[derive(Default)]
 #[repr(C)]
 struct Config {
@@ -136,16 +139,19 @@ impl Library {
     /// As [`load`](Self::load).
     pub fn load_from(path: &OsStr) -> Result<Self, NixlError> {
         let missing = |error: libloading::Error| NixlError::NoLibrary { why: error.to_string() };
-        // SAFETY: whoever names the library trusts what it does when it is loaded, as with any program that it starts.
+        // SAFETY: whoever names the library trusts what it does when it is loaded, as with any program that
+        // it starts.
         let library = unsafe { libloading::Library::new(path) }.map_err(missing)?;
         let library = ManuallyDrop::new(library);
-        // SAFETY: it was loaded as NIXL's C interface, all names of which are looked up, and is never unloaded.
+        // SAFETY: it was loaded as NIXL's C interface, all names of which are looked up, and is never
+        // unloaded.
         let table = unsafe { Table::load(&library) }.map_err(missing)?;
         let loaded = Arc::new(Loaded { table, path: path.to_owned(), _library: library });
         Ok(Library { loaded, loopback: false })
     }
 
-    /// The same, whose agents use no network interface but this machine's loopback (HOST-12): UCX listens on all of them otherwise.
+    /// The same, whose agents use no network interface but this machine's loopback (HOST-12): UCX listens on
+    /// all of them otherwise.
     pub fn on_loopback(self) -> Self {
         Library { loopback: true, ..self }
     }
@@ -197,7 +203,8 @@ impl Ucx {
             listen_delay: LISTEN_DELAY,
             ..Config::default()
         };
-        // SAFETY: the name ends with a zero, the configuration is as its header has it, and the handle is written to a place for it.
+        // SAFETY: the name ends with a zero, the configuration is as its header has it, and the handle is
+        // written to a place for it.
         let status =
             unsafe { (library.loaded.table.create_configured_agent)(name.as_ptr(), &config, &mut agent) };
         check("create_configured_agent", status)?;
@@ -250,7 +257,8 @@ impl Ucx {
         // SAFETY: the handle is written to a place for it.
         check("create_xfer_dlist", unsafe { (table.create_xfer_dlist)(kind, &mut handle, false) })?;
         let list = List { table, handle };
-        // SAFETY: the list is there; the rest are numbers, which NIXL compares with what was registered when a write is made of them.
+        // SAFETY: the list is there; the rest are numbers, which NIXL compares with what was registered when
+        // a write is made of them.
         let status = unsafe { (table.xfer_dlist_add_desc)(handle, address, bytes, device) };
         check("xfer_dlist_add_desc", status)?;
         Ok(list)
@@ -259,8 +267,8 @@ impl Ucx {
     /// Lets go of a write, which ends or is given up with this.
     fn release(&self, write: Handle) {
         let table = self.table();
-        // SAFETY: the write is of this agent, and is in no map any more. What could not be released is not destroyed: the second call
-        // refuses that itself.
+        // SAFETY: the write is of this agent, and is in no map any more. What could not be released is not
+        // destroyed: the second call refuses that itself.
         unsafe {
             (table.release_xfer_req)(self.agent, write);
             (table.destroy_xfer_req)(write);
@@ -360,7 +368,8 @@ impl Agent for Ucx {
         };
         drop((local, remote));
         check("create_xfer_req", status)?;
-        // SAFETY: it was made of ranges of memory that was registered here, and is there until this value is dropped.
+        // SAFETY: it was made of ranges of memory that was registered here, and is there until this value is
+        // dropped.
         let status = unsafe { (table.post_xfer_req)(self.agent, write, ptr::null_mut()) };
         self.next += 1;
         match status {
@@ -401,8 +410,8 @@ impl Drop for Ucx {
         let writes: Vec<_> = self.writes.drain().map(|(_, write)| write).collect();
         writes.into_iter().for_each(|write| self.release(write));
         let table = &self.library.loaded.table;
-        // SAFETY: each handle is this value's own, is used no more after, and goes before the agent whose it is. With the other's metadata
-        // go the connections to it.
+        // SAFETY: each handle is this value's own, is used no more after, and goes before the agent whose it
+        // is. With the other's metadata go the connections to it.
         unsafe {
             if let Some((name, _)) = &self.other {
                 (table.invalidate_remote_md)(self.agent, name.as_ptr());

@@ -1,34 +1,43 @@
-//! A lane for GPU memory, by [NIXL](https://github.com/ai-dynamo/nixl): from an arena of one host into an arena of another.
+//! A lane for GPU memory, by [NIXL](https://github.com/ai-dynamo/nixl): from an arena of one host into an
+//! arena of another.
 //!
-//! NIXL is found at run time ([`Library`]), and never needed. It writes from registered memory to registered memory, over whatever UCX
-//! finds: NVLink, a network card. The pool's memory is none that it can use at speed, so each *route*, from a device of one host to a
-//! device of the other, has an arena of slots on either side; what goes is copied into a slot, written, and copied out.
+//! NIXL is found at run time ([`Library`]), and never needed. It writes from registered memory to registered
+//! memory, over whatever UCX finds: NVLink, a network card. The pool's memory is none that it can use at
+//! speed, so each *route*, from a device of one host to a device of the other, has an arena of slots on
+//! either side; what goes is copied into a slot, written, and copied out.
 //!
-//! 1. The sender says which spans it *wants* to send so. The receiver looks where they land; a route that is new gets an arena there,
-//!    which is *offered* to the sender, with the metadata of an agent that knows this arena and nothing else.
-//! 2. The sender writes a slot twice, and the receiver looks whether the bytes are there. Then as many go by gRPC. The route is used where
-//!    the second write was faster than all lanes together would be; "supported" is not believed.
-//! 3. From then on the receiver *grants* slots, each for one run of pieces. The sender copies, writes, and when NIXL says that the write is
-//!    complete at the other end it says *wrote* by gRPC, in the order of that stream. Nothing is read from the other side's memory.
-//! 4. A write that takes longer than [`NIXL_DEADLINE`](crate::limits::NIXL_DEADLINE), or fails, *breaks* the route: what had not arrived goes by gRPC.
+//! 1. The sender says which spans it *wants* to send so. The receiver looks where they land; a route that is
+//!    new gets an arena there, which is *offered* to the sender, with the metadata of an agent that knows
+//!    this arena and nothing else.
+//! 2. The sender writes a slot twice, and the receiver looks whether the bytes are there. Then as many go by
+//!    gRPC. The route is used where the second write was faster than all lanes together would be; "supported"
+//!    is not believed.
+//! 3. From then on the receiver *grants* slots, each for one run of pieces. The sender copies, writes, and
+//!    when NIXL says that the write is complete at the other end it says *wrote* by gRPC, in the order of
+//!    that stream. Nothing is read from the other side's memory.
+//! 4. A write that takes longer than [`NIXL_DEADLINE`](crate::limits::NIXL_DEADLINE), or fails, *breaks* the
+//!    route: what had not arrived goes by gRPC.
 //!
-//! **HOST-11.** A slot whose write was given up may still be written. It is not used before both are true: the receiver has deregistered
-//! the arena and ended its agent, so nothing of this process puts late bytes there; and the sender has ended its own, behind its writes,
-//! because an agent that ends gives them up, and its devices copy all the same. What takes longer than the deadline is not waited for. What
-//! comes in spite of that is for keys that are not valid any more. An arena is never another peer's. That both have to end was seen: UCX
-//! goes on writing to deregistered memory over TCP and between processes of one machine. That NIXL waits for no write when an agent ends was
-//! read in its code.
+//! **HOST-11.** A slot whose write was given up may still be written. It is not used before both are true:
+//! the receiver has deregistered the arena and ended its agent, so nothing of this process puts late bytes
+//! there; and the sender has ended its own, behind its writes, because an agent that ends gives them up, and
+//! its devices copy all the same. What takes longer than the deadline is not waited for. What comes in spite
+//! of that is for keys that are not valid any more. An arena is never another peer's. That both have to end
+//! was seen: UCX goes on writing to deregistered memory over TCP and between processes of one machine. That
+//! NIXL waits for no write when an agent ends was read in its code.
 //!
-//! **Distrust.** The metadata of the other side is bounded and looked at (`blob.rs`) before NIXL reads it, by an agent that has nothing but this
-//! route's arena. Who says what it must not ends the connection as with any other frame. What NIXL does with a peer's bytes is C++ that
-//! was not written for enemies, and what it sends is not encrypted: so it is off unless somebody says that it may be used.
+//! **Distrust.** The metadata of the other side is bounded and looked at (`blob.rs`) before NIXL reads it, by
+//! an agent that has nothing but this route's arena. Who says what it must not ends the connection as with
+//! any other frame. What NIXL does with a peer's bytes is C++ that was not written for enemies, and what it
+//! sends is not encrypted: so it is off unless somebody says that it may be used.
 //!
-//! **On a broken connection** all routes break, and begin again with the next. **On the end of a session** arenas go when their agents have.
-//! Where the other side has another gateway, the agents of the last have ended with its process; the session with the next has a lane of its
-//! own, which knows nothing of this one's arenas and agents.
+//! **On a broken connection** all routes break, and begin again with the next. **On the end of a session**
+//! arenas go when their agents have. Where the other side has another gateway, the agents of the last have
+//! ended with its process; the session with the next has a lane of its own, which knows nothing of this one's
+//! arenas and agents.
 //!
-//! `Lane` does no I/O and calls no NIXL. Its model (`model.rs`) has lost connections, writes that never end and writes that come late,
-//! and takes each step of `steps.rs` out, which has to be noticed.
+//! `Lane` does no I/O and calls no NIXL. Its model (`model.rs`) has lost connections, writes that never end
+//! and writes that come late, and takes each step of `steps.rs` out, which has to be noticed.
 
 mod blob;
 mod lane;
@@ -162,13 +171,15 @@ pub trait Agent {
     /// It is no metadata of such an agent, or NIXL says why not.
     fn connect(&mut self, name: &str, metadata: &[u8], memory: Region) -> Result<(), NixlError>;
 
-    /// Begins to write registered memory of this agent to memory of the one that it knows. What the write is called.
+    /// Begins to write registered memory of this agent to memory of the one that it knows. What the write is
+    /// called.
     ///
     /// # Errors
     /// NIXL says why not.
     fn begin(&mut self, from: Region, to: Region) -> Result<u64, NixlError>;
 
-    /// Whether a write is complete: its bytes are in the other's memory. Once it was, or failed, it is forgotten.
+    /// Whether a write is complete: its bytes are in the other's memory. Once it was, or failed, it is
+    /// forgotten.
     ///
     /// # Errors
     /// It failed.
@@ -205,10 +216,11 @@ pub trait Arena: Send + Sync {
 /// The other half of a copy: resolves when it has passed.
 pub struct Passing(pub BoxFuture<'static, ()>);
 
-/// Memory of messages between this host and another that goes by NIXL: into arenas, and out of them. Devices have numbers that mean something
-/// only here.
+/// Memory of messages between this host and another that goes by NIXL: into arenas, and out of them. Devices
+/// have numbers that mean something only here.
 pub trait Arenas: Send + Sync {
-    /// The device where a span of a message lands that comes, or will: waits until that is known. `None` where it goes by gRPC.
+    /// The device where a span of a message lands that comes, or will: waits until that is known. `None`
+    /// where it goes by gRPC.
     fn lands(&self, post: Seq, span: u16) -> BoxFuture<'_, Option<u8>>;
 
     /// Makes an arena. Called on a thread that may wait for the driver.
@@ -217,12 +229,12 @@ pub trait Arenas: Send + Sync {
     /// The device has no memory, or is none.
     fn reserve(&self, device: u8, bytes: u64) -> Result<Arc<dyn Arena>, String>;
 
-    /// Copies a run of a message that is sent into an arena. Resolves when the bytes are there; to `false` where they are not good any more
-    /// (HOST-6), or nobody sends the message any more.
+    /// Copies a run of a message that is sent into an arena. Resolves when the bytes are there; to `false`
+    /// where they are not good any more (HOST-6), or nobody sends the message any more.
     fn export<'a>(&'a self, run: Run, arena: &'a Arc<dyn Arena>, offset: u64) -> BoxFuture<'a, bool>;
 
-    /// Copies a run of a message that comes out of an arena to where it belongs. Resolves when the copy was submitted: whoever uses the
-    /// memory after that finds the bytes there (HOST-8).
+    /// Copies a run of a message that comes out of an arena to where it belongs. Resolves when the copy was
+    /// submitted: whoever uses the memory after that finds the bytes there (HOST-8).
     fn import<'a>(&'a self, run: Run, arena: &'a Arc<dyn Arena>, offset: u64) -> BoxFuture<'a, Passing>;
 }
 

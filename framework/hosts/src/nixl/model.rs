@@ -1,8 +1,9 @@
 //! Two hosts with lanes between them, and a fabric that loses, delays and never ends.
 //!
-//! Each seed draws a run of some hundred steps: messages of which some spans are to go by NIXL, cuts that each side notices by itself,
-//! writes that fail, that are in progress for ever, and whose bytes come after their route has broken. The fabric is a false NIXL: late bytes land
-//! as long as the *reader's* agent is there (a network card, or UCX over TCP), or as long as the *writer's* is (a copy of a GPU). Then nothing
+//! Each seed draws a run of some hundred steps: messages of which some spans are to go by NIXL, cuts that
+//! each side notices by itself, writes that fail, that are in progress for ever, and whose bytes come after
+//! their route has broken. The fabric is a false NIXL: late bytes land as long as the *reader's* agent is
+//! there (a network card, or UCX over TCP), or as long as the *writer's* is (a copy of a GPU). Then nothing
 //! breaks any more, and everything that is under way comes to its end. What must hold:
 //!
 //! * no byte is written to an arena that is not, or not any more, the one of that epoch (HOST-11);

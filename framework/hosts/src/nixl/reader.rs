@@ -101,7 +101,8 @@ impl Route {
         context.dos.push(Do::CloseIn { at: self.at(number) });
     }
 
-    /// HOST-11: the memory is free when its agent has ended, the writer's too, and no copy of this host uses it.
+    /// HOST-11: the memory is free when its agent has ended, the writer's too, and no copy of this host uses
+    /// it.
     fn settle(&mut self, number: usize, context: &mut Context<'_>) {
         let State::Closing { agent, writer, off } = self.state else { return };
         let closed = agent || !context.steps.does(Step::CloseFirst);

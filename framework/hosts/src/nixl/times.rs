@@ -1,8 +1,9 @@
-//! Where the time of runs goes, on either side of a lane: for whoever asks why it is not as fast as NIXL alone.
+//! Where the time of runs goes, on either side of a lane: for whoever asks why it is not as fast as NIXL
+//! alone.
 //!
-//! Kept for each burst of runs, and logged (at `debug`, for `tensorpost::hosts`) when none followed. Of each step the mean and the longest
-//! are there, in microseconds; and of the time that the burst took, what share each state of the side had: who is slow is seen by who
-//! waits. Nothing is kept of a run by itself.
+//! Kept for each burst of runs, and logged (at `debug`, for `tensorpost::hosts`) when none followed. Of each
+//! step the mean and the longest are there, in microseconds; and of the time that the burst took, what share
+//! each state of the side had: who is slow is seen by who waits. Nothing is kept of a run by itself.
 
 use std::fmt;
 use std::time::Duration;
@@ -122,7 +123,8 @@ pub(super) struct Came {
     pub(super) granted: Sum,
     /// Then, until it was copied out, and that was heard.
     pub(super) copied: Sum,
-    /// Some slot is granted; none, and some copied out of; none, and some span has no memory yet; nothing is wanted.
+    /// Some slot is granted; none, and some copied out of; none, and some span has no memory yet; nothing is
+    /// wanted.
     pub(super) shares: Shares<4>,
 }
 

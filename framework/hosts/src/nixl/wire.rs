@@ -1,5 +1,5 @@
-//! What is said on the stream of a NIXL lane. All numbers are little-endian. WIRE-1: what [`decode`] returns is well-formed; whether the
-//! other side may say it, the [`Lane`](super::Lane) knows.
+//! What is said on the stream of a NIXL lane. All numbers are little-endian. WIRE-1: what [`decode`] returns
+//! is well-formed; whether the other side may say it, the [`Lane`](super::Lane) knows.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 

@@ -53,7 +53,8 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Free,
-    /// It is being filled, for a slot of the other side. What is filled after its route has broken goes nowhere.
+    /// It is being filled, for a slot of the other side. What is filled after its route has broken goes
+    /// nowhere.
     Filled {
         to: u8,
         run: Run,

@@ -7,7 +7,8 @@
 //! no more to do with strangers than to look at that. With PEM files, each host has a certificate of one
 //! authority, for the name by which others dial it.
 //!
-//! A key file that others can read, a key of another length, and half of the PEM files are errors at the start.
+//! A key file that others can read, a key of another length, and half of the PEM files are errors at the
+//! start.
 
 mod key;
 mod neighbour;

@@ -1,6 +1,7 @@
 //! TLS 1.3 for both ends of a connection, each of which shows its key.
 //!
-//! No tickets: every connection is a whole handshake, in which both sides sign. ALPN is HTTP/2, which gRPC speaks.
+//! No tickets: every connection is a whole handshake, in which both sides sign. ALPN is HTTP/2, which gRPC
+//! speaks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -106,8 +107,8 @@ fn wrong(path: &Path, what: &'static str, why: impl ToString) -> SecurityError {
     SecurityError::Pem { path: path.to_owned(), what, why: why.to_string() }
 }
 
-/// Takes one public key: the own one. That the other has the private one too is what its signature of the handshake shows. A
-/// server signs another text than a client, so nobody's signature can be sent back to it.
+/// Takes one public key: the own one. That the other has the private one too is what its signature of the
+/// handshake shows. A server signs another text than a client, so nobody's signature can be sent back to it.
 #[derive(Debug)]
 struct SameKey {
     public: CertificateDer<'static>,

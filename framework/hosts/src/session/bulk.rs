@@ -1,8 +1,9 @@
 //! Spans that go over a lane for bulk: in runs of pieces, each of which the other side makes room for.
 //!
-//! The sender says which spans are to go there, and of which of its devices; the receiver makes room, run by run, in order. What is
-//! not under way in that moment goes by pieces again where a lane breaks, and each side says so for itself: a run counts as come only
-//! where the receiver has claimed it, and a piece is claimed once, so what comes both ways is written once.
+//! The sender says which spans are to go there, and of which of its devices; the receiver makes room, run by
+//! run, in order. What is not under way in that moment goes by pieces again where a lane breaks, and each
+//! side says so for itself: a run counts as come only where the receiver has claimed it, and a piece is
+//! claimed once, so what comes both ways is written once.
 
 use std::ops::Range;
 
@@ -38,7 +39,8 @@ impl Run {
 }
 
 impl Session {
-    /// This connection has a lane for bulk, or none any more: then all goes by pieces. A new connection begins without one.
+    /// This connection has a lane for bulk, or none any more: then all goes by pieces. A new connection
+    /// begins without one.
     pub fn bulk(&mut self, link: Link, there: bool) {
         if self.link == Some(link) {
             self.outbound.bulk(there);
@@ -50,14 +52,15 @@ impl Session {
         self.inbound.takes_window(bytes);
     }
 
-    /// The lane for bulk carries spans, or none any more: while it does, what goes has the wide window. The other side, which has the lane
-    /// too, [takes](Self::takes_window) that.
+    /// The lane for bulk carries spans, or none any more: while it does, what goes has the wide window. The
+    /// other side, which has the lane too, [takes](Self::takes_window) that.
     pub(crate) fn bulk_carries(&mut self, carries: bool) {
         let event = self.outbound.widen_window(carries);
         self.events.extend(event);
     }
 
-    /// Has a span of a message that was just taken go over the lane for bulk, from this device. Whether there is such a lane.
+    /// Has a span of a message that was just taken go over the lane for bulk, from this device. Whether there
+    /// is such a lane.
     pub(crate) fn widen(&mut self, post: Seq, span: u16, device: u8) -> bool {
         self.link.is_some() && self.outbound.widen(post, span, device)
     }
@@ -111,13 +114,14 @@ impl Session {
         }
     }
 
-    /// The bytes of a span that comes; nothing where its message is whole, or was aborted, or has no such span.
+    /// The bytes of a span that comes; nothing where its message is whole, or was aborted, or has no such
+    /// span.
     pub(crate) fn arriving(&self, post: Seq, span: u16) -> Option<u64> {
         self.inbound.span(post, span)
     }
 
-    /// A run came over a connection. Whether it has to be put where it belongs, and [`landed_run`](Self::landed_run) be called then,
-    /// whatever becomes of the connection.
+    /// A run came over a connection. Whether it has to be put where it belongs, and
+    /// [`landed_run`](Self::landed_run) be called then, whatever becomes of the connection.
     pub(crate) fn claim_run(&mut self, link: Link, run: &Run) -> bool {
         self.is_up(link) && self.ended.is_none() && self.inbound.claim_run(run)
     }

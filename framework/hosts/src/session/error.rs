@@ -174,7 +174,8 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// Whether an honest host can seem to have said it: connections overtake each other. Then it counts against nobody.
+    /// Whether an honest host can seem to have said it: connections overtake each other. Then it counts
+    /// against nobody.
     pub fn is_late(&self) -> bool {
         matches!(self, Violation::Replayed { .. } | Violation::EarlierGateway { .. })
     }

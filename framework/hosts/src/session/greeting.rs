@@ -1,4 +1,5 @@
-//! How a connection of a session begins: what each side says first, and what it believes of the other's first words.
+//! How a connection of a session begins: what each side says first, and what it believes of the other's first
+//! words.
 //!
 //! Rules and errors are those of the [session](super). Nothing changes where a greeting is a violation.
 
@@ -95,8 +96,8 @@ impl Session {
         Ok(())
     }
 
-    /// What this side says to a greeting that was meant for an earlier gateway of its host, and was not accepted: who it is. Nothing
-    /// follows it over that connection.
+    /// What this side says to a greeting that was meant for an earlier gateway of its host, and was not
+    /// accepted: who it is. Nothing follows it over that connection.
     pub fn introduce(&self, hello: &Hello) -> Hello {
         let (attempt, to_gateway) = (hello.attempt, hello.gateway);
         Hello { attempt, to_gateway, resume: Resume::default(), ..self.hello() }

@@ -1,4 +1,5 @@
-//! What the other side has on its way here: messages that are not whole, those behind them, those that nobody is done with.
+//! What the other side has on its way here: messages that are not whole, those behind them, those that nobody
+//! is done with.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -117,8 +118,9 @@ impl Inbound {
         }
     }
 
-    /// The other side has said that it received all up to there: behind all that it had sent before. So nothing more comes to the
-    /// mailboxes that were taken back by then, and those in which nothing is open are forgotten.
+    /// The other side has said that it received all up to there: behind all that it had sent before. So
+    /// nothing more comes to the mailboxes that were taken back by then, and those in which nothing is open
+    /// are forgotten.
     pub(super) fn heard(&mut self, received: Seq) {
         let mailboxes = &mut self.mailboxes;
         self.withdrawn.retain(|(seq, actor)| {
@@ -284,7 +286,8 @@ impl Inbound {
         follows
     }
 
-    /// The sender's data is tainted, says frame number `frame`. A message that is whole was good when its last piece was sent, and goes on.
+    /// The sender's data is tainted, says frame number `frame`. A message that is whole was good when its
+    /// last piece was sent, and goes on.
     pub(super) fn abort(&mut self, seq: Seq, why: &Bytes, frame: Seq) -> Result<Follows, Violation> {
         let mut follows = Follows::default();
         if seq >= frame {
@@ -378,8 +381,8 @@ impl Inbound {
         self.arriving.iter().map(partial).collect()
     }
 
-    /// The end: replies that never become whole, the messages whose memory can go, and for whom messages went on that no
-    /// mailbox has taken.
+    /// The end: replies that never become whole, the messages whose memory can go, and for whom messages went
+    /// on that no mailbox has taken.
     pub(super) fn end(&mut self) -> (Vec<Correlation>, Vec<Seq>, Vec<ActorId>) {
         self.behind.clear();
         self.asks.clear();

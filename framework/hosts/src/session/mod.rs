@@ -1,33 +1,38 @@
-//! What two gateways have between them for as long as both live, whatever becomes of their connections: messages in order and at
-//! most once (HOST-3), none lost with a connection (HOST-4), leases until the data is there (HOST-5), bounds (HOST-9).
+//! What two gateways have between them for as long as both live, whatever becomes of their connections:
+//! messages in order and at most once (HOST-3), none lost with a connection (HOST-4), leases until the data
+//! is there (HOST-5), bounds (HOST-9).
 //!
-//! No I/O, no clock, no lock: a gateway gives it what came and takes what is to be sent. Each side has one for the other.
+//! No I/O, no clock, no lock: a gateway gives it what came and takes what is to be sent. Each side has one
+//! for the other.
 //!
-//! * **Numbers.** All that must not be lost has a number, is kept until the other side says that it received it, and is sent
-//!   again over the next connection. In one connection nothing comes twice and nothing is left out, so whatever is out of order
-//!   is a lie.
-//! * **Connections.** One side dials, and counts its attempts; the highest is in force at both ends. What still comes over an
-//!   older one is not taken. Who dials has given its old connection up first, so that what it says in its [`Hello`](crate::frame::Hello) stays true.
-//! * **Pieces.** The bytes of tensors come over lanes beside the control stream, in any order, named by message, span and
-//!   offset. One that overtook its message waits; one that came already is dropped. Both ends say in their `Hello` which are
-//!   there, so that what landed is not sent twice.
-//! * **Whole.** A message goes on when all its pieces are where they belong and the messages before it to the same mailbox have
-//!   gone on (HOST-8). Other mailboxes do not wait for it. [`Event::Released`] is when the sender's lease ends.
-//! * **Bounds.** A message needs a place in its mailbox, which [`Session::done`] gives back, and room in the window, which
-//!   [`Session::passed_on`] gives back. Both ends count both, so a flood is a [`Violation`].
+//! * **Numbers.** All that must not be lost has a number, is kept until the other side says that it received
+//!   it, and is sent again over the next connection. In one connection nothing comes twice and nothing is
+//!   left out, so whatever is out of order is a lie.
+//! * **Connections.** One side dials, and counts its attempts; the highest is in force at both ends. What
+//!   still comes over an older one is not taken. Who dials has given its old connection up first, so that
+//!   what it says in its [`Hello`](crate::frame::Hello) stays true.
+//! * **Pieces.** The bytes of tensors come over lanes beside the control stream, in any order, named by
+//!   message, span and offset. One that overtook its message waits; one that came already is dropped. Both
+//!   ends say in their `Hello` which are there, so that what landed is not sent twice.
+//! * **Whole.** A message goes on when all its pieces are where they belong and the messages before it to the
+//!   same mailbox have gone on (HOST-8). Other mailboxes do not wait for it. [`Event::Released`] is when the
+//!   sender's lease ends.
+//! * **Bounds.** A message needs a place in its mailbox, which [`Session::done`] gives back, and room in the
+//!   window, which [`Session::passed_on`] gives back. Both ends count both, so a flood is a [`Violation`].
 //! * **Asks** have one answer each: a reply, a refusal, or the verdict.
-//! * **Gateways.** What a gateway had is gone with it, so a session is one of two gateways and ends with either. Each says in its
-//!   `Hello` which it is, and to which it speaks. Where the other side is a later one than this session is with, the session is over
-//!   ([`Violation::NextGateway`], [`Session::renew`]): what was not acknowledged is answered as by the verdict, because whether it ran
-//!   nobody knows, and the next session begins with nothing. A greeting to an earlier gateway of this host takes nothing up: it is
-//!   [answered](Session::introduce) with who is here now. So a pair of gateways has one session, and what was said in
-//!   another never counts in it.
+//! * **Gateways.** What a gateway had is gone with it, so a session is one of two gateways and ends with
+//!   either. Each says in its `Hello` which it is, and to which it speaks. Where the other side is a later
+//!   one than this session is with, the session is over ([`Violation::NextGateway`], [`Session::renew`]):
+//!   what was not acknowledged is answered as by the verdict, because whether it ran nobody knows, and the
+//!   next session begins with nothing. A greeting to an earlier gateway of this host takes nothing up: it is
+//!   [answered](Session::introduce) with who is here now. So a pair of gateways has one session, and what was
+//!   said in another never counts in it.
 //!
 //! A violation changes nothing: the connection ends, and the session goes on with the next one. The end is
 //! [`Session::end`], the verdict on the other host; nothing comes back from that.
 //!
-//! The model (`model.rs`) cuts connections at any moment, lets them overtake each other, has gateways die and be replaced, and takes
-//! out each of the steps of `steps.rs`, which has to be noticed.
+//! The model (`model.rs`) cuts connections at any moment, lets them overtake each other, has gateways die and
+//! be replaced, and takes out each of the steps of `steps.rs`, which has to be noticed.
 
 mod bulk;
 mod error;
@@ -144,7 +149,8 @@ pub enum Event {
         /// Whether it went on; otherwise it was aborted here.
         whole: bool,
     },
-    /// A message of this side has no place in its mailbox any more: it is done with, or was aborted. Never of a reply.
+    /// A message of this side has no place in its mailbox any more: it is done with, or was aborted. Never of
+    /// a reply.
     Done {
         /// Its number.
         post: Seq,
@@ -185,7 +191,8 @@ pub struct Ended {
     pub released: Vec<Seq>,
     /// Messages of the other side that never become whole.
     pub aborted: Vec<Seq>,
-    /// For whom messages of the other side went on that no mailbox has taken, each as often as there are such.
+    /// For whom messages of the other side went on that no mailbox has taken, each as often as there are
+    /// such.
     pub open: Vec<ActorId>,
 }
 
@@ -312,7 +319,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a message. Its spans are sent piece by piece, and their memory is kept until [`Event::Released`].
+    /// Takes a message. Its spans are sent piece by piece, and their memory is kept until
+    /// [`Event::Released`].
     ///
     /// # Errors
     /// It is not taken.
@@ -353,7 +361,8 @@ impl Session {
         }
     }
 
-    /// The data of a message is tainted (HOST-6): what was not sent of it never is. [`Event::Released`] says what became of it.
+    /// The data of a message is tainted (HOST-6): what was not sent of it never is. [`Event::Released`] says
+    /// what became of it.
     pub fn abort(&mut self, post: Seq, mut why: Bytes) {
         if self.outbound.abort(post) {
             why.truncate(MAX_WHY);
@@ -361,8 +370,8 @@ impl Session {
         }
     }
 
-    /// Tells the other side's node something. Whether it was taken: a few are on their way at a time, and [`Event::NoteRoom`] says
-    /// when there are fewer. One that is too long is never taken.
+    /// Tells the other side's node something. Whether it was taken: a few are on their way at a time, and
+    /// [`Event::NoteRoom`] says when there are fewer. One that is too long is never taken.
     pub fn note(&mut self, note: Bytes) -> bool {
         if note.len() > MAX_NOTE || self.ended.is_some() {
             return false;
@@ -491,8 +500,8 @@ impl Session {
         self.inbound.claim(piece, self.numbering.received())
     }
 
-    /// A claimed piece is where it belongs, whatever became of its connection: whoever uses the memory behind this call finds it
-    /// there (HOST-8).
+    /// A claimed piece is where it belongs, whatever became of its connection: whoever uses the memory behind
+    /// this call finds it there (HOST-8).
     pub fn landed(&mut self, piece: &Piece) {
         let follows = self.inbound.landed(piece);
         self.follow(follows);
@@ -539,7 +548,8 @@ impl Session {
         self.end_for(End::Lost)
     }
 
-    /// The other side has another gateway: this session is over, and not its host. The next one is another [`Session`].
+    /// The other side has another gateway: this session is over, and not its host. The next one is another
+    /// [`Session`].
     pub fn renew(&mut self) -> Ended {
         self.end_for(End::Renewed)
     }

@@ -1,14 +1,20 @@
-//! Two sides of a session, and connections between them that break at any moment, are half open, and overtake each other.
+//! Two sides of a session, and connections between them that break at any moment, are half open, and overtake
+//! each other.
 //!
-//! Each seed draws a run of some hundred steps: messages with and without spans, asks, replies, aborts, pieces over two lanes,
-//! acknowledgements, cuts, and gateways of either side that die, of which the next knows nothing. Then the connection is whole, and everything that is under way comes to its end. What must hold:
+//! Each seed draws a run of some hundred steps: messages with and without spans, asks, replies, aborts,
+//! pieces over two lanes, acknowledgements, cuts, and gateways of either side that die, of which the next
+//! knows nothing. Then the connection is whole, and everything that is under way comes to its end. What must
+//! hold:
 //!
-//! * messages to a mailbox go on in the order in which they were taken, each once, and whole (HOST-3, HOST-8);
+//! * messages to a mailbox go on in the order in which they were taken, each once, and whole (HOST-3,
+//!   HOST-8);
 //! * memory is read only while its lease is held (HOST-5), and written only before its message goes on;
 //! * a mailbox and the window never hold more than they may (HOST-9), and nobody breaks the protocol;
 //! * what the other side said that it has is not sent to it again;
-//! * at the end nothing waits: every message went on or was aborted, every ask has one answer, every lease is back (HOST-4);
-//! * with a gateway is lost what it had, and what was on its way to it: nothing else, and what comes later keeps its order.
+//! * at the end nothing waits: every message went on or was aborted, every ask has one answer, every lease is
+//!   back (HOST-4);
+//! * with a gateway is lost what it had, and what was on its way to it: nothing else, and what comes later
+//!   keeps its order.
 //!
 //! Then each step is left out in turn, and some seed must break this.
 

@@ -76,8 +76,9 @@ impl Numbering {
         Some((seq, body))
     }
 
-    /// Whether something is to be sent by itself. A few acknowledgements wait for a frame that goes anyway, or for the next look at
-    /// the beats: each alone would be a call of the system here, and wake the other side, before the message is passed on.
+    /// Whether something is to be sent by itself. A few acknowledgements wait for a frame that goes anyway,
+    /// or for the next look at the beats: each alone would be a call of the system here, and wake the other
+    /// side, before the message is passed on.
     pub(super) fn has_frames(&self) -> bool {
         self.sent < self.unacked.len() || self.received - self.said >= ACK_AT
     }

@@ -133,8 +133,8 @@ impl Outbound {
         self.last_ask
     }
 
-    /// Takes a place and room for a message, all or nothing. `seq` is the number that it will have; `full`: too much was not
-    /// acknowledged.
+    /// Takes a place and room for a message, all or nothing. `seq` is the number that it will have; `full`:
+    /// too much was not acknowledged.
     pub(super) fn claim(&mut self, seq: Seq, post: &Post, full: bool) -> Result<(), PostError> {
         let large = |what, found: usize, most: usize| match found > most {
             true => Err(PostError::TooLarge { what, found: found as u64, most: most as u64 }),
@@ -234,7 +234,8 @@ impl Outbound {
         Ok(())
     }
 
-    /// The next piece to send; its bytes are the caller's to get. Of a message whose last is taken here it may say so.
+    /// The next piece to send; its bytes are the caller's to get. Of a message whose last is taken here it
+    /// may say so.
     pub(super) fn next_piece(&mut self) -> Option<(Piece, Option<Event>)> {
         while let Some(&post) = self.to_send.front() {
             if let Some(piece) =
@@ -272,7 +273,8 @@ impl Outbound {
         if self.is_wide { self.bounds.wide } else { self.bounds.window }
     }
 
-    /// The lane for bulk of this connection carries spans, or none any more. The event, where there is more room now.
+    /// The lane for bulk of this connection carries spans, or none any more. The event, where there is more
+    /// room now.
     pub(super) fn widen_window(&mut self, carries: bool) -> Option<Event> {
         let is_wide = carries && self.has_bulk;
         let grows = is_wide && !self.is_wide;
@@ -312,7 +314,8 @@ impl Outbound {
         None
     }
 
-    /// The other side has room for a run of a span from that device. Whether it goes there: its message may be aborted, or go by pieces.
+    /// The other side has room for a run of a span from that device. Whether it goes there: its message may
+    /// be aborted, or go by pieces.
     pub(super) fn take_run(&mut self, run: &Run, device: u8) -> Result<bool, Violation> {
         let (piece, most) = (self.bounds.piece, self.bounds.run);
         let Some(under_way) = self.under_way.get_mut(&run.post).filter(|under_way| !under_way.aborted) else {

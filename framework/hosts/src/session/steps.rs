@@ -1,4 +1,5 @@
-//! The steps of the protocol that its model takes out, one at a time, to show that each is needed (`session/model.rs`).
+//! The steps of the protocol that its model takes out, one at a time, to show that each is needed
+//! (`session/model.rs`).
 
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +40,8 @@ pub(crate) enum Step {
     LatestGateway,
     /// A greeting to an earlier gateway of this side takes nothing up.
     ForThisGateway,
-    /// What was under way with a gateway that is no more is answered, and its memory given back (HOST-5). (Of the model: a gateway does
-    /// it with what [`Session::renew`](super::Session::renew) returns.)
+    /// What was under way with a gateway that is no more is answered, and its memory given back (HOST-5). (Of
+    /// the model: a gateway does it with what [`Session::renew`](super::Session::renew) returns.)
     #[cfg(test)]
     AnswerAtRenewal,
 }

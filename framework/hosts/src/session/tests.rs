@@ -40,8 +40,8 @@ fn said() -> impl Strategy<Value = Body> {
 }
 
 proptest! {
-    /// Whatever a peer says, in its right numbers: nothing panics, and this side keeps its bounds. What goes on is whole and goes on
-    /// once, and the verdict accounts for every ask and every lease.
+    /// Whatever a peer says, in its right numbers: nothing panics, and this side keeps its bounds. What goes
+    /// on is whole and goes on once, and the verdict accounts for every ask and every lease.
     #[test]
     fn a_liar_hurts_only_itself(
         steps in prop::collection::vec((said(), 0_u64..12, 0_u16..3, 0_u64..4, 0..6), 1..80),
@@ -295,7 +295,8 @@ fn the_window_is_wide_while_a_lane_for_bulk_carries_spans() {
     assert!(post(&mut pair).is_err() && !pair.is_wide());
 }
 
-/// HOST-4: of as many messages as may be under way the other side can say what it has of each, however many spans they have.
+/// HOST-4: of as many messages as may be under way the other side can say what it has of each, however many
+/// spans they have.
 #[test]
 fn what_is_under_way_fits_in_what_is_said_of_it_with_another_connection() {
     let bounds = Bounds { window: 1 << 30, wide: 1 << 30, piece: 16, run: 64 };

@@ -44,8 +44,8 @@ impl Agent {
         Self::with_steps(asked, Steps::default())
     }
 
-    /// As [`new`](Self::new), for a gateway that follows another: no beat of that one is answered any more, and what it had is what there
-    /// is.
+    /// As [`new`](Self::new), for a gateway that follows another: no beat of that one is answered any more,
+    /// and what it had is what there is.
     pub fn resuming(works_until: Moment) -> Self {
         Agent { works_until, ..Self::new(works_until) }
     }
@@ -56,8 +56,9 @@ impl Agent {
         Agent { steps, next: 1, sent, last_beat: None, works_until, tell, over: false }
     }
 
-    /// Has `tell` write down [until when](Self::works_until) workers may work, where they look by themselves: now, and each time
-    /// that it rises. It is called under whatever lock the agent is in, so it does not wait.
+    /// Has `tell` write down [until when](Self::works_until) workers may work, where they look by themselves:
+    /// now, and each time that it rises. It is called under whatever lock the agent is in, so it does not
+    /// wait.
     #[must_use]
     pub fn telling(mut self, tell: impl Fn(Moment) + Send + 'static) -> Self {
         tell(self.works_until);

@@ -1,21 +1,24 @@
 //! Whether a host is lost (HOST-10), without I/O: told what came when, it says what has to be done when.
 //!
-//! An [`Agent`] sends the head a beat each second, and the head answers. An agent whose beats were not answered for
-//! [`AGENT_GRACE`](crate::limits::AGENT_GRACE) ends its workers; the [`Head`] speaks its verdict on a host that it has not heard for
-//! [`HEAD_GRACE`](crate::limits::HEAD_GRACE), and only then may next lives of its actors begin elsewhere. So that two lives of one
-//! actor never work at once:
+//! An [`Agent`] sends the head a beat each second, and the head answers. An agent whose beats were not
+//! answered for [`AGENT_GRACE`](crate::limits::AGENT_GRACE) ends its workers; the [`Head`] speaks its verdict
+//! on a host that it has not heard for [`HEAD_GRACE`](crate::limits::HEAD_GRACE), and only then may next
+//! lives of its actors begin elsewhere. So that two lives of one actor never work at once:
 //!
-//! * the agent counts from the moment in which it *sent* the last beat that was answered. The head cannot have heard that beat
-//!   earlier, so the agent's time is over first, however long beats and answers are on their way;
+//! * the agent counts from the moment in which it *sent* the last beat that was answered. The head cannot
+//!   have heard that beat earlier, so the agent's time is over first, however long beats and answers are on
+//!   their way;
 //! * both count by `CLOCK_BOOTTIME`, which goes on while a machine is suspended;
-//! * each worker knows [until when](Agent::works_until) it may work, and ends by itself after that: an agent that is stopped ends
-//!   nobody. What leaves the host is held back by the same moment, because a machine that wakes may run a worker before its timer;
-//! * the difference between the two graces is the time that the end of a worker may take, and more than clocks drift apart;
-//! * the verdict is final: a host on which it was spoken gets no answer, and joins again as another life. An agent whose time is
-//!   over sends no beats, so that the verdict comes.
+//! * each worker knows [until when](Agent::works_until) it may work, and ends by itself after that: an agent
+//!   that is stopped ends nobody. What leaves the host is held back by the same moment, because a machine
+//!   that wakes may run a worker before its timer;
+//! * the difference between the two graces is the time that the end of a worker may take, and more than
+//!   clocks drift apart;
+//! * the verdict is final: a host on which it was spoken gets no answer, and joins again as another life. An
+//!   agent whose time is over sends no beats, so that the verdict comes.
 //!
-//! The model (`model.rs`) has partitions in either direction, delays, suspended machines and stopped processes on both sides, and
-//! takes each of these out.
+//! The model (`model.rs`) has partitions in either direction, delays, suspended machines and stopped
+//! processes on both sides, and takes each of these out.
 
 mod agent;
 mod head;

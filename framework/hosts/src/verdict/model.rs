@@ -1,10 +1,11 @@
-//! A head, an agent and its workers, in time: beats that are late or lost, partitions in one or both directions, suspended
-//! machines, stopped processes, clocks that drift.
+//! A head, an agent and its workers, in time: beats that are late or lost, partitions in one or both
+//! directions, suspended machines, stopped processes, clocks that drift.
 //!
-//! Each seed draws the faults of 90 seconds. What must hold: workers of the agent do not work after the head has spoken its
-//! verdict, because next lives of their actors may then begin, and nothing that they had sent leaves the host; a verdict is final; without a fault nobody ends; and when an
-//! agent's workers have ended, the verdict comes within the head's grace and a second. Then each step is left out in turn, and some
-//! seed must break this.
+//! Each seed draws the faults of 90 seconds. What must hold: workers of the agent do not work after the head
+//! has spoken its verdict, because next lives of their actors may then begin, and nothing that they had sent
+//! leaves the host; a verdict is final; without a fault nobody ends; and when an agent's workers have ended,
+//! the verdict comes within the head's grace and a second. Then each step is left out in turn, and some seed
+//! must break this.
 
 use std::collections::VecDeque;
 use std::time::Duration;

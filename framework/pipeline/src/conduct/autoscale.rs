@@ -1,9 +1,10 @@
 //! Decides how many replicas a stage needs, from what it and its senders tell. No I/O.
 //!
-//! Used by the conductor, at each of its looks. There are to be more when all replicas are at work, more items wait than there
-//! are replicas, and none of that because the next stages have no room: several looks in a row, so that a burst changes nothing.
-//! There is to be one less when the others would have been enough for all work of a longer time, with some room, so that the next
-//! look does not bring it back. After each change all is forgotten.
+//! Used by the conductor, at each of its looks. There are to be more when all replicas are at work, more
+//! items wait than there are replicas, and none of that because the next stages have no room: several looks
+//! in a row, so that a burst changes nothing. There is to be one less when the others would have been enough
+//! for all work of a longer time, with some room, so that the next look does not bring it back. After each
+//! change all is forgotten.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -91,7 +92,8 @@ mod tests {
 
     const LOOK: Duration = Duration::from_millis(100);
 
-    /// Looks at a stage with so many replicas for `looks` looks, of which `busy` are at work, until the number changes.
+    /// Looks at a stage with so many replicas for `looks` looks, of which `busy` are at work, until the
+    /// number changes.
     fn watch(auto: &mut Autoscale, looks: u32, replicas: u32, busy: f64, backlog: u64) -> Option<(u32, u32)> {
         let begin = Instant::now();
         (1..=looks).find_map(|number| {

@@ -1,6 +1,7 @@
 //! Why members died, as the node knows it.
 //!
-//! An ask that a panic cuts off says only that no answer comes; the reason is known a moment later, and the node keeps it.
+//! An ask that a panic cuts off says only that no answer comes; the reason is known a moment later, and the
+//! node keeps it.
 
 use std::collections::HashMap;
 
@@ -17,7 +18,8 @@ fn says_nothing(error: &AskError<Run>) -> bool {
     matches!(error, AskError::NoReply(AskFailure::Refused(_)))
 }
 
-/// Whether an ask that failed like this tells of no end: a gateway between two hosts has ended, and the member is asked again.
+/// Whether an ask that failed like this tells of no end: a gateway between two hosts has ended, and the
+/// member is asked again.
 pub(super) fn is_lost_on_the_way(error: &AskError<Run>) -> bool {
     matches!(error, AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_))))
 }
@@ -33,8 +35,9 @@ fn came_to_nobody(error: &AskError<Run>) -> bool {
     }
 }
 
-/// Whether an ask that failed like this, behind one that said nothing, tells of the same end: no other life of the member had taken it.
-/// A panic is told to the ask that it cuts off, and that the actor is gone to the next.
+/// Whether an ask that failed like this, behind one that said nothing, tells of the same end: no other life
+/// of the member had taken it. A panic is told to the ask that it cuts off, and that the actor is gone to the
+/// next.
 fn tells_of_a_panic_again(error: &AskError<Run>) -> bool {
     let is_of_an_actor = |reason: &EndReason| {
         matches!(reason, EndReason::HandlerPanic(_) | EndReason::Linked(_) | EndReason::Normal)
@@ -51,8 +54,9 @@ fn tells_of_a_panic_again(error: &AskError<Run>) -> bool {
     }
 }
 
-/// The last death of each member on another host. Whether another life follows only that host knows, so a member is asked again, and
-/// what fails then may tell of the same end: once or several times, of what crosses the word that the actor is gone.
+/// The last death of each member on another host. Whether another life follows only that host knows, so a
+/// member is asked again, and what fails then may tell of the same end: once or several times, of what
+/// crosses the word that the actor is gone.
 #[derive(Debug, Default)]
 pub(super) struct Elsewhere(HashMap<usize, usize>);
 
@@ -119,8 +123,8 @@ impl Conductor {
         self.causeless.contains(&last).then_some(last)
     }
 
-    /// Has the deaths that said nothing, and were followed by another life, say what the node knows, and those that nobody has heard of
-    /// be there.
+    /// Has the deaths that said nothing, and were followed by another life, say what the node knows, and
+    /// those that nobody has heard of be there.
     pub(super) fn name_causes(&mut self) {
         if self.causeless.is_empty() {
             return;
@@ -163,8 +167,9 @@ impl Conductor {
     }
 }
 
-/// A life that ends before it was asked tells nobody: the ask waits for the next. Where the node knows of more ends of a member than were
-/// heard of, and of all, the others come before the last that was heard of, as `causeless` as those.
+/// A life that ends before it was asked tells nobody: the ask waits for the next. Where the node knows of
+/// more ends of a member than were heard of, and of all, the others come before the last that was heard of,
+/// as `causeless` as those.
 fn add_unheard(
     deaths: &mut Vec<Death>,
     causeless: &mut Vec<usize>,
@@ -232,7 +237,8 @@ mod tests {
         let lost = || refused(Refusal::OutOfReach("host 1 is lost".to_owned()));
         let not_sent = || refused(Refusal::NotPassedOn("host 1 is lost".to_owned()));
         let gone = || gave_up(EndReason::OutOfReach("host 1 is lost".to_owned()));
-        // The verdict: the next ask goes to the gateway before the node has spoken, or while the mailbox there closes, or not at all.
+        // The verdict: the next ask goes to the gateway before the node has spoken, or while the mailbox
+        // there closes, or not at all.
         assert_eq!(deaths(&[lost(), gone()]), 1);
         assert_eq!(deaths(&[lost(), not_sent(), not_sent(), refused(Refusal::NoSuchActor), gone()]), 1);
         // It had not been asked.
@@ -266,7 +272,8 @@ mod tests {
         let shown: Vec<_> = deaths.iter().map(|death| (death.replica, death.restarted)).collect();
         assert_eq!(shown, [(0, true), (1, true), (0, true), (0, false), (1, true)]);
         assert_eq!(causeless, [0, 1, 4, 2]);
-        // All were heard of, or the node has forgotten some, or it has ended the last life itself, or it is of another.
+        // All were heard of, or the node has forgotten some, or it has ended the last life itself, or it is
+        // of another.
         for (of, ends, restarts) in [(0, 2, 1), (0, 32, 40), (1, 3, 2), (2, 3, 2)] {
             let (mut deaths, mut causeless) = heard();
             add_unheard(&mut deaths, &mut causeless, ("obey", of), ends, restarts);

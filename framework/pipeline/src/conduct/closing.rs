@@ -1,8 +1,8 @@
 //! The end of a pipeline's actors, when all is over.
 //!
-//! Used by the conductor, last. **Order.** First the node lets the workers go, then the actors are told to end: one that
-//! dies with this word, or that a policy would bring back, has no next life, which nobody would tell. One on another host is
-//! told until it has heard it, because a gateway may take the word along.
+//! Used by the conductor, last. **Order.** First the node lets the workers go, then the actors are told to
+//! end: one that dies with this word, or that a policy would bring back, has no next life, which nobody would
+//! tell. One on another host is told until it has heard it, because a gateway may take the word along.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -50,7 +50,8 @@ impl Member {
 impl Conductor {
     /// Ends the members. Those that were killed need no word.
     pub(super) async fn close(&mut self) {
-        // An order to stop that nobody has heard by now is of no use, and would keep the last word waiting behind it.
+        // An order to stop that nobody has heard by now is of no use, and would keep the last word waiting
+        // behind it.
         self.stops.clear();
         if self.lets_go {
             self.members.iter().for_each(|member| self.supervisor.let_go(member.worker));

@@ -1,8 +1,9 @@
 //! What members tell of themselves, life by life.
 //!
-//! Used by the conductor. Counts of a life that has ended are kept beside those of the one that runs, and still change: where
-//! a process outlives the panic of one of its actors, what that had sent is followed there to its end; and the last word of a
-//! process may be read after its end. Each life counts once. The first of many are added up (MBX-2).
+//! Used by the conductor. Counts of a life that has ended are kept beside those of the one that runs, and
+//! still change: where a process outlives the panic of one of its actors, what that had sent is followed
+//! there to its end; and the last word of a process may be read after its end. Each life counts once. The
+//! first of many are added up (MBX-2).
 
 use std::collections::HashMap;
 
@@ -18,7 +19,8 @@ pub(super) struct Told {
     lives: HashMap<(u16, u16), u64>,
     /// Of lives that have ended.
     past: Vec<Counts>,
-    /// Of replicas that have left, and of lives past the first [`MAX_LIVES`], one sum for each place, with the last life in it.
+    /// Of replicas that have left, and of lives past the first [`MAX_LIVES`], one sum for each place, with
+    /// the last life in it.
     left: HashMap<(u16, u16), Counts>,
 }
 

@@ -1,6 +1,7 @@
 //! What the outside says to a pipeline that runs: the program, the person at its terminal, the node.
 //!
-//! Used by the conductor, from the start of the sources to the last answer. **On cancellation** of a wait no order is lost.
+//! Used by the conductor, from the start of the sources to the last answer. **On cancellation** of a wait no
+//! order is lost.
 
 use std::future::Future;
 use std::pin::Pin;

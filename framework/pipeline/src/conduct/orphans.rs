@@ -1,4 +1,5 @@
-//! What the dead had sent, and nobody is left to send again: whoever had it from them names what it has lost of it.
+//! What the dead had sent, and nobody is left to send again: whoever had it from them names what it has lost
+//! of it.
 
 use std::collections::HashSet;
 
@@ -30,8 +31,9 @@ impl Conductor {
         self.send(control.send(exited));
     }
 
-    /// Nobody is left, perhaps only since this death, who could send again what others that have died had sent. Who had it
-    /// from these may have been told before that nothing more comes from them; now it names what it has lost of theirs.
+    /// Nobody is left, perhaps only since this death, who could send again what others that have died had
+    /// sent. Who had it from these may have been told before that nothing more comes from them; now it names
+    /// what it has lost of theirs.
     pub(super) fn tell_of_orphans(&mut self, index: usize) {
         let others = self.exited.keys().filter(|other| **other != index && self.leaves_orphans(**other));
         for other in others {
@@ -43,8 +45,8 @@ impl Conductor {
         }
     }
 
-    /// Whether a member has died, does not come back, and nobody sends again what it had sent: it is a source, or the same
-    /// holds for one of those that it had its items from.
+    /// Whether a member has died, does not come back, and nobody sends again what it had sent: it is a
+    /// source, or the same holds for one of those that it had its items from.
     pub(super) fn leaves_orphans(&self, index: usize) -> bool {
         let (mut found, mut next) = (HashSet::from([index]), vec![index]);
         while let Some(index) = next.pop() {
@@ -60,8 +62,9 @@ impl Conductor {
         false
     }
 
-    /// For a member, when all is over: what earlier lives before it had sent and the last ones did not make again. A source that
-    /// begins anew is stopped where the others are, after a cancel for example, and may not have got so far.
+    /// For a member, when all is over: what earlier lives before it had sent and the last ones did not make
+    /// again. A source that begins anew is stopped where the others are, after a cancel for example, and may
+    /// not have got so far.
     pub(super) fn not_made_again(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
         let senders = (0..self.members.len()).filter(move |other| self.sends_to(*other, index));
         senders.filter_map(|sender| {
@@ -70,8 +73,9 @@ impl Conductor {
         })
     }
 
-    /// The sources that have ended after a death, of whose items a member had sent some in an earlier life: the member itself,
-    /// or one from which only members that have died too lead to it. With each, how many items its last life has made.
+    /// The sources that have ended after a death, of whose items a member had sent some in an earlier life:
+    /// the member itself, or one from which only members that have died too lead to it. With each, how many
+    /// items its last life has made.
     fn made_before(&self, index: usize) -> Vec<(u16, u64)> {
         let (mut found, mut next, mut made) = (HashSet::from([index]), vec![index], Vec::new());
         while let Some(index) = next.pop() {
@@ -88,7 +92,8 @@ impl Conductor {
         made
     }
 
-    /// Whether a member has died and does not come back. Of those that end with one process, each is noticed by itself.
+    /// Whether a member has died and does not come back. Of those that end with one process, each is noticed
+    /// by itself.
     fn is_gone(&self, index: usize) -> bool {
         let member = &self.members[index];
         let with_it = |(other, process): (&usize, &Option<ProcessId>)| {

@@ -1,29 +1,32 @@
 //! Replicas that are added and removed while the pipeline runs.
 //!
-//! Used by the conductor, which alone decides: no actor does. A stage whose number of replicas changes has a place for each that
-//! it may have (`plan/scale.rs`), and each place goes through these states:
+//! Used by the conductor, which alone decides: no actor does. A stage whose number of replicas changes has a
+//! place for each that it may have (`plan/scale.rs`), and each place goes through these states:
 //!
-//! 1. *Empty*: no process. Who sends to the stage knows nothing of it; who takes from the stage counts its end as said.
+//! 1. *Empty*: no process. Who sends to the stage knows nothing of it; who takes from the stage counts its
+//!    end as said.
 //! 2. *Starting*: a worker, then the actor in it, is started on a thread beside, because that blocks.
-//! 3. *Opening*: it runs, and those behind it are told that something comes from it after all. Nobody sends to it before they
-//!    have heard that: they must not end while it works.
+//! 3. *Opening*: it runs, and those behind it are told that something comes from it after all. Nobody sends
+//!    to it before they have heard that: they must not end while it works.
 //! 4. *Open*: those before it are told, and send to it.
-//! 5. *Leaving*: those before it are told. Each says its end to it, behind the last item that it sent there, and chooses it no
-//!    more. So the replica ends as any does: it finishes what it has, and says its end behind its last result. When it has
-//!    answered the conductor, its place is empty again, and its process ends.
+//! 5. *Leaving*: those before it are told. Each says its end to it, behind the last item that it sent there,
+//!    and chooses it no more. So the replica ends as any does: it finishes what it has, and says its end
+//!    behind its last result. When it has answered the conductor, its place is empty again, and its process
+//!    ends.
 //!
-//! What is sent again, numbered or acknowledged is the same for all numbers of replicas: an order is that of the *senders'*
-//! numbers, and a replica that leaves is waited for until all that it had was answered. The first place never leaves: a later
-//! life of a sender knows it from its arguments, and is told of the others before it is asked to run. Nor does the last one
-//! that is open, where the first has died for good.
+//! What is sent again, numbered or acknowledged is the same for all numbers of replicas: an order is that of
+//! the *senders'* numbers, and a replica that leaves is waited for until all that it had was answered. The
+//! first place never leaves: a later life of a sender knows it from its arguments, and is told of the others
+//! before it is asked to run. Nor does the last one that is open, where the first has died for good.
 //!
-//! **On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its next life goes on in
-//! the same state. Without one its place is gone, and is not used again; and where no other is open, which alone takes what the
-//! dead had, the run fails: one that leaves takes nothing more, and one that only opens is not known yet. A replica that does not start leaves its place empty;
-//! the log says why, and nobody tries again before the number is changed.
+//! **On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its
+//! next life goes on in the same state. Without one its place is gone, and is not used again; and where no
+//! other is open, which alone takes what the dead had, the run fails: one that leaves takes nothing more, and
+//! one that only opens is not known yet. A replica that does not start leaves its place empty; the log says
+//! why, and nobody tries again before the number is changed.
 //!
-//! **At the end**, also by Ctrl-C or a death, a replica that opens hears the end from its senders and ends; one that only starts
-//! is taken back.
+//! **At the end**, also by Ctrl-C or a death, a replica that opens hears the end from its senders and ends;
+//! one that only starts is taken back.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -206,7 +209,8 @@ impl Conductor {
         }
     }
 
-    /// Adds or removes replicas where there are not so many as there are to be. What is under way already counts.
+    /// Adds or removes replicas where there are not so many as there are to be. What is under way already
+    /// counts.
     fn reach_target(&mut self, stage: usize) {
         // What is under way is finished by those who are there.
         if self.stopping || self.killed || self.scaling.over {
@@ -225,8 +229,9 @@ impl Conductor {
         }
         let mut leaves = false;
         while scaled.count() > scaled.target {
-            // The first never does, and, where that has died for good, the last one that is open: nobody could send to those that
-            // only come. One that is still on its way is looked at again when it has come.
+            // The first never does, and, where that has died for good, the last one that is open: nobody
+            // could send to those that only come. One that is still on its way is looked at again when it has
+            // come.
             let last = scaled.places.iter().rposition(|state| matches!(state, State::Open(_)));
             let Some(last) = last.filter(|last| *last > 0 && scaled.open() > 1) else { break };
             if let State::Open(address) = &scaled.places[last] {
@@ -245,7 +250,8 @@ impl Conductor {
         let sends_there =
             |from: usize| self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == stage);
         for (index, member) in self.members.iter().enumerate() {
-            // One that has ended may have to say its end to a newcomer; one that has left is not there any more.
+            // One that has ended may have to say its end to a newcomer; one that has left is not there any
+            // more.
             let is_there = self.scaling.is_there(member.stage, member.replica);
             if sends_there(member.stage) && is_there && !self.exited.contains_key(&index) {
                 let places = Control::Places { stage: stage as u16, places: scaled.told() };
@@ -431,7 +437,8 @@ impl Conductor {
                 held_up += u32::from(waits);
             }
         }
-        // What was lost in a mailbox was accepted and never taken: the stage's replicas have to be at work too.
+        // What was lost in a mailbox was accepted and never taken: the stage's replicas have to be at work
+        // too.
         let backlog = waiting.saturating_add(accepted.saturating_sub(taken));
         Look { at: now, replicas: scaled.open(), backlog, busy, in_calls, held_up }
     }

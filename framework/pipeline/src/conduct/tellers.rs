@@ -1,9 +1,11 @@
 //! What members tell, and whether it is theirs to tell.
 //!
-//! Used by the conductor for each event and each answer. An event says of which stage and replica it is; it counts where it
-//! came from a process of that member's worker (WIRE-1). So a worker can be wrong about itself, and about nobody else.
+//! Used by the conductor for each event and each answer. An event says of which stage and replica it is; it
+//! counts where it came from a process of that member's worker (WIRE-1). So a worker can be wrong about
+//! itself, and about nobody else.
 //!
-//! **On a crash** of a worker the processes that it had stay known: their last words may be read after their end.
+//! **On a crash** of a worker the processes that it had stay known: their last words may be read after their
+//! end.
 
 use std::collections::{HashMap, HashSet};
 
@@ -87,8 +89,8 @@ impl Conductor {
         told
     }
 
-    /// Whether `from` is a process of the member's worker. A host speaks for its own, by way of this one's gateway, and no worker
-    /// of this pipeline does.
+    /// Whether `from` is a process of the member's worker. A host speaks for its own, by way of this one's
+    /// gateway, and no worker of this pipeline does.
     fn is_told_by(&mut self, from: ProcessId, index: usize) -> bool {
         let worker = self.members[index].worker;
         let supervisor = &self.supervisor;

@@ -1,7 +1,8 @@
 //! Stages whose number of replicas changes while the pipeline runs.
 //!
-//! A plan has a place for each replica that such a stage may have: mailboxes, lanes and orders are sized for all of them, once.
-//! Only so many places as it begins with have a replica at first. The first place always has one.
+//! A plan has a place for each replica that such a stage may have: mailboxes, lanes and orders are sized for
+//! all of them, once. Only so many places as it begins with have a replica at first. The first place always
+//! has one.
 
 use std::time::Duration;
 

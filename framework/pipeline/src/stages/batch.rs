@@ -132,7 +132,8 @@ impl<T: Item> Stage for Windows<T> {
         Ok(())
     }
 
-    /// The items stay: after a death more may come behind the end, one by one, and each makes a window with them.
+    /// The items stay: after a death more may come behind the end, one by one, and each makes a window with
+    /// them.
     fn finish(&mut self, _: &mut Out<Many<T>>) -> anyhow::Result<()> {
         self.items.iter_mut().for_each(|(_, held)| *held = None);
         Ok(())

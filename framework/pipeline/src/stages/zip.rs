@@ -59,12 +59,15 @@ pub(crate) struct Zip<A: Item, B: Item> {
     waiting: Waiting<(A, Held), (B, Held)>,
     /// Under at-least-once delivery: who waits for what waits here.
     pairing: Option<Pairing>,
-    /// Of each source that makes nothing more before something is acknowledged: all that it has under way. Its word is kept
-    /// until it may have gone on, because a half was let go or something newer came. It says so again while it stands.
+    /// Of each source that makes nothing more before something is acknowledged: all that it has under way.
+    /// Its word is kept until it may have gone on, because a half was let go or something newer came. It says
+    /// so again while it stands.
     still: HashMap<u16, HashSet<ItemId>>,
-    /// Where items are paired by key, left and right: those of which a fork says that nothing more comes there.
+    /// Where items are paired by key, left and right: those of which a fork says that nothing more comes
+    /// there.
     settled: [Recent; 2],
-    /// Those that were let go at a standstill. Their source may hear of it late: in a batch, they are done with when others are.
+    /// Those that were let go at a standstill. Their source may hear of it late: in a batch, they are done
+    /// with when others are.
     let_go: Recent,
     /// Left and right: whether nothing more comes.
     ended: [bool; 2],
@@ -72,8 +75,8 @@ pub(crate) struct Zip<A: Item, B: Item> {
     standstills: u32,
 }
 
-/// Items of late. What is older than the newest [`MAX_WAITING`] is forgotten (MBX-2): a standstill over it is noticed when
-/// the whole pipeline stands still.
+/// Items of late. What is older than the newest [`MAX_WAITING`] is forgotten (MBX-2): a standstill over it is
+/// noticed when the whole pipeline stands still.
 #[derive(Default)]
 struct Recent {
     ids: HashSet<ItemId>,
@@ -171,9 +174,9 @@ impl<A, B> Waiting<(A, Held), (B, Held)> {
     }
 }
 
-/// How many of the halves that wait go at a standstill: one in eight, so that what can go on by itself keeps its partners.
-/// Twice as many at the next one, where there was no pair in between: a standstill is noticed late, and flows whose halves
-/// seldom match would take that long for each.
+/// How many of the halves that wait go at a standstill: one in eight, so that what can go on by itself keeps
+/// its partners. Twice as many at the next one, where there was no pair in between: a standstill is noticed
+/// late, and flows whose halves seldom match would take that long for each.
 fn share(waiting: usize, standstills: u32) -> usize {
     waiting.div_ceil(8 >> standstills.min(3))
 }
@@ -237,14 +240,14 @@ impl<A: Item, B: Item> Zip<A, B> {
         }
     }
 
-    /// Whether a half is part of what its sources wait for, as far as they have said so. What is newer than their word may
-    /// have a partner on the way, which they could not know of.
+    /// Whether a half is part of what its sources wait for, as far as they have said so. What is newer than
+    /// their word may have a partner on the way, which they could not know of.
     fn is_waited_for(&self, held: &Held) -> bool {
         held.ids().iter().any(|id| self.still.get(&id.source).is_none_or(|under_way| under_way.contains(id)))
     }
 
-    /// Whether nothing comes on one side any more, as things are: each of its sources waits until something is acknowledged
-    /// of which all waits here.
+    /// Whether nothing comes on one side any more, as things are: each of its sources waits until something
+    /// is acknowledged of which all waits here.
     fn stands(&self, left: bool, pairing: &Pairing, waiting: &[HashSet<ItemId>; 2]) -> bool {
         let side = usize::from(!left);
         let is_full = self.waiting.held(left).count() >= pairing.sides[side].room as usize;
@@ -262,7 +265,8 @@ impl<A: Item, B: Item> Zip<A, B> {
         sources.all(|source| self.still.get(source).is_some_and(|ids| ids.iter().all(here)))
     }
 
-    /// Where neither side can go on, because each waits for partners that only the other could bring, the oldest half goes.
+    /// Where neither side can go on, because each waits for partners that only the other could bring, the
+    /// oldest half goes.
     fn end_standstill(&mut self, out: &mut Out<Pair<A, B>>) {
         let Some(pairing) = &self.pairing else { return };
         if self.waiting.count == 0 {
@@ -275,8 +279,8 @@ impl<A: Item, B: Item> Zip<A, B> {
         self.let_go_oldest(1, Self::is_waited_for, out);
     }
 
-    /// Lets so many halves of a kind go, those that have waited longest, of a side that has not ended where any waits there:
-    /// its sender may go on then.
+    /// Lets so many halves of a kind go, those that have waited longest, of a side that has not ended where
+    /// any waits there: its sender may go on then.
     fn let_go_oldest(&mut self, count: usize, which: fn(&Self, &Held) -> bool, out: &mut Out<Pair<A, B>>) {
         let this = &*self;
         let goes_on =
@@ -292,8 +296,9 @@ impl<A: Item, B: Item> Zip<A, B> {
         for (age, left) in oldest.into_iter().take(count) {
             for held in self.waiting.remove(left, None, |held| held.age() == age) {
                 let ids = held.ids();
-                // The standstill is over: its sources may go on, and a second half that goes could be the partner of what they
-                // make. News of forks, and words of sources from before they heard of this, come all the same.
+                // The standstill is over: its sources may go on, and a second half that goes could be the
+                // partner of what they make. News of forks, and words of sources from before they heard of
+                // this, come all the same.
                 for id in &ids {
                     self.still.remove(&id.source);
                 }
@@ -508,7 +513,8 @@ mod tests {
         assert!(joined.left(1));
     }
 
-    /// Those of one batch are done with together, so their source stands still until the last of them is let go.
+    /// Those of one batch are done with together, so their source stands still until the last of them is let
+    /// go.
     #[test]
     fn a_source_that_does_not_hear_of_a_half_says_again_that_it_waits() {
         let mut joined = Joined::new();

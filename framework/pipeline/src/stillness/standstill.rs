@@ -1,8 +1,8 @@
 //! The verdict that a pipeline stands still for good, with the cause in words.
 //!
-//! Used by the conductor, at each look. The verdict needs three things. The counts of all replicas have not changed for long. All
-//! have told since then that they wait. None waits for a time, for its own code or for an actor outside. Then nobody is left to end
-//! the waiting.
+//! Used by the conductor, at each look. The verdict needs three things. The counts of all replicas have not
+//! changed for long. All have told since then that they wait. None waits for a time, for its own code or for
+//! an actor outside. Then nobody is left to end the waiting.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -98,8 +98,9 @@ fn keeps(plan: &Plan, stage: usize, count: usize) -> String {
     )
 }
 
-/// Stages each of which waits for the next, and the last for the first: some for room, or it would be no more than a loop in which
-/// something is under way. Each wait: the stage that waits, the other, and whether for room.
+/// Stages each of which waits for the next, and the last for the first: some for room, or it would be no more
+/// than a loop in which something is under way. Each wait: the stage that waits, the other, and whether for
+/// room.
 fn circle(waits: &[(usize, usize, bool)]) -> Option<Vec<usize>> {
     let mut for_room = waits.iter().filter(|(.., for_room)| *for_room);
     for_room.find_map(|(begin, next, _)| {

@@ -1,8 +1,8 @@
 //! When an item is done with: what its sender waits for before it counts the item as handled.
 //!
-//! Everything that an item is still part of shares an [`AckGuard`]. When the last clone drops, the sender is answered.
-//! On a panic the clones unwind, and the sender is told that there is no answer. The same goes for an item that is
-//! [lost](AckGuard::lose).
+//! Everything that an item is still part of shares an [`AckGuard`]. When the last clone drops, the sender is
+//! answered. On a panic the clones unwind, and the sender is told that there is no answer. The same goes for
+//! an item that is [lost](AckGuard::lose).
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};

@@ -114,7 +114,8 @@ pub(crate) struct BranchArgs {
     pub(crate) key: Option<u64>,
     pub(crate) to: Vec<Receiver>,
     pub(crate) select: Select,
-    /// Items get numbers, so that the order can be restored, and none is so far ahead of the oldest that is unanswered.
+    /// Items get numbers, so that the order can be restored, and none is so far ahead of the oldest that is
+    /// unanswered.
     pub(crate) number: Option<u32>,
     /// Items that may be unanswered.
     pub(crate) window: Option<u32>,
@@ -126,7 +127,8 @@ pub(crate) struct BranchArgs {
     pub(crate) restarts: bool,
     /// Whether the end waits until everything was answered.
     pub(crate) settle_first: bool,
-    /// Whether the receiver ends when this actor does, so that an item is done with here when it is done with there.
+    /// Whether the receiver ends when this actor does, so that an item is done with here when it is done with
+    /// there.
     pub(crate) restarts_together: bool,
     /// Whether it leads back to the beginning of a loop.
     pub(crate) feedback: bool,
@@ -190,16 +192,19 @@ pub(crate) enum Control {
     Exited {
         /// Edge and replica of each.
         lanes: Vec<u32>,
-        /// They do not come back, and nobody sends again what they had sent: a source, or what only it sends to.
+        /// They do not come back, and nobody sends again what they had sent: a source, or what only it sends
+        /// to.
         orphans: bool,
         /// The process that they were in: what it had sent before is heard first.
         with: Option<ProcessId>,
     },
-    /// All is over. Earlier lives of these senders had sent items that no later life has made again, and nobody does now.
+    /// All is over. Earlier lives of these senders had sent items that no later life has made again, and
+    /// nobody does now.
     NotAgain {
         /// Edge and replica of each.
         lanes: Vec<u32>,
-        /// For each source that began anew, by the first part of its items' ids: how many its last life has made.
+        /// For each source that began anew, by the first part of its items' ids: how many its last life has
+        /// made.
         made: Vec<(u16, u64)>,
     },
     /// To a stage that pairs: nothing more comes of these items on one of its sides.
@@ -211,15 +216,16 @@ pub(crate) enum Control {
         /// Whether they are on their way again, on both sides.
         again: bool,
     },
-    /// To a stage that pairs: a source makes nothing more before one of these is acknowledged, all that it has under way.
+    /// To a stage that pairs: a source makes nothing more before one of these is acknowledged, all that it
+    /// has under way.
     Still {
         /// Which source.
         source: u16,
         /// Its items.
         ids: Vec<ItemId>,
     },
-    /// Nothing moves in the whole pipeline. Whoever keeps halves lets some go; after a death, whoever waits for what is missing
-    /// in an order goes on without it.
+    /// Nothing moves in the whole pipeline. Whoever keeps halves lets some go; after a death, whoever waits
+    /// for what is missing in an order goes on without it.
     GoOn {
         /// Whether somebody has died.
         after_a_death: bool,
@@ -231,7 +237,8 @@ pub(crate) enum Control {
         /// Its places, in order.
         places: Vec<Place>,
     },
-    /// From these senders comes something after all: new replicas of the stage before take the places of earlier ones.
+    /// From these senders comes something after all: new replicas of the stage before take the places of
+    /// earlier ones.
     Opens {
         /// Edge and replica of each.
         lanes: Vec<u32>,

@@ -1,13 +1,15 @@
-//! The way to one stage: chooses the replica that an item goes to, keeps the actor from running too far ahead, and
-//! follows everything that was sent until it is answered.
+//! The way to one stage: chooses the replica that an item goes to, keeps the actor from running too far
+//! ahead, and follows everything that was sent until it is answered.
 //!
-//! An item passes three steps. *Room*: the window has room for it and its bytes. *Accepted*: the receiver's mailbox has
-//! taken it; the caller is free. *Answered*: a task follows the ask and settles the item, or finds out that it was
-//! lost. The counts go up when an item is accepted and down when it is answered, and a resent item is counted again
-//! before its first sending is taken out: `idle` waits for zero, and must not see zero while an item is still to come.
+//! An item passes three steps. *Room*: the window has room for it and its bytes. *Accepted*: the receiver's
+//! mailbox has taken it; the caller is free. *Answered*: a task follows the ask and settles the item, or
+//! finds out that it was lost. The counts go up when an item is accepted and down when it is answered, and a
+//! resent item is counted again before its first sending is taken out: `idle` waits for zero, and must not
+//! see zero while an item is still to come.
 //!
-//! On a death of the receiver every ask that it had accepted fails here. The item is sent again where a copy was kept,
-//! and named as lost otherwise; whoever restores an order is told in both cases that it need not wait.
+//! On a death of the receiver every ask that it had accepted fails here. The item is sent again where a copy
+//! was kept, and named as lost otherwise; whoever restores an order is told in both cases that it need not
+//! wait.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -247,7 +249,8 @@ impl<T: Item> Branch<T> {
         let from = Instant::now();
         let id = tag.id;
         self.held_up.set(Some(id));
-        // The number only when there is room: who waits for room and is dropped must leave no gap in the order.
+        // The number only when there is room: who waits for room and is dropped must leave no gap in the
+        // order.
         self.room(bytes).await;
         self.put_number(&mut tag);
         // Chosen after the wait, by the loads of now. Whoever is gone was found out meanwhile.
@@ -274,8 +277,8 @@ impl<T: Item> Branch<T> {
         sent
     }
 
-    /// Puts on an item what the receiver needs: the loops that it is in, whom to ask for it again, its place in the
-    /// order.
+    /// Puts on an item what the receiver needs: the loops that it is in, whom to ask for it again, its place
+    /// in the order.
     fn put_number(&self, tag: &mut Tag) {
         // What leaves a loop is not in it any more.
         tag.rounds.truncate(self.depth);
@@ -312,7 +315,8 @@ impl<T: Item> Branch<T> {
         self.changed.notify_one();
     }
 
-    /// Tells all replicas that nothing more comes: each has to hear it from each of its senders. `of` says why.
+    /// Tells all replicas that nothing more comes: each has to hear it from each of its senders. `of` says
+    /// why.
     pub(super) async fn end(self: &Rc<Self>, of: EndOf) {
         self.said_end.set(Some(of));
         for at in (0..self.to.len()).filter(|at| self.to[*at].open.get()) {
@@ -334,8 +338,8 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// As [`send`](Self::send), if it can be done without waiting. Nearly every item goes this way: no future is made
-    /// for it.
+    /// As [`send`](Self::send), if it can be done without waiting. Nearly every item goes this way: no future
+    /// is made for it.
     pub(super) fn send_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
         if let Some(overflow) = &self.overflow {
             self.put(overflow, emitted);
@@ -354,13 +358,13 @@ impl<T: Item> Branch<T> {
         let Some((to, address)) = self.has_room(bytes).then(to).flatten() else {
             return Err(NotYet::On(Rc::clone(self), Box::new(emitted)));
         };
-        // From here on the item is on its way, whatever comes: it has its number. Nobody waits here; the time is for
-        // the trace.
+        // From here on the item is on its way, whatever comes: it has its number. Nobody waits here; the time
+        // is for the trace.
         let since = self.meter.traces().then(Instant::now);
         let Emitted { mut tag, item, ack_guard } = emitted;
         self.put_number(&mut tag);
-        // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so only
-        // where it may be sent again.
+        // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so
+        // only where it may be sent again.
         let copy = self.modes.resend.then(|| item.clone());
         let mut ask = self.ask(address, EdgeMessage::Item(tag.clone(), item), &Tried::default());
         let accepted = ask.try_accepted();
@@ -409,10 +413,12 @@ impl<T: Item> Branch<T> {
     /// An item was accepted: follows it until it is answered.
     fn follow(self: &Rc<Self>, ask: Ask<EdgeMessage<T>>, mut underway: Underway<T>) {
         self.accepted.update(|accepted| accepted + 1);
-        // Counted before the task runs: `idle` and the window must see the item from the moment it was accepted.
+        // Counted before the task runs: `idle` and the window must see the item from the moment it was
+        // accepted.
         self.begin(underway.to, underway.bytes);
-        // In a chain the items that it came from are not done with before it is. One that leaves the last loop around it
-        // has left when it is accepted: what the next stages keep of it must not keep others out of the loop.
+        // In a chain the items that it came from are not done with before it is. One that leaves the last
+        // loop around it has left when it is accepted: what the next stages keep of it must not keep others
+        // out of the loop.
         let chain = self.modes.resend || (self.modes.chain && self.depth > 0);
         if !(chain || self.restarts_together) {
             underway.ack_guard = AckGuards::new();
@@ -423,15 +429,16 @@ impl<T: Item> Branch<T> {
         actix::spawn(Watch { branch, ask, underway: Some(underway), rest: None });
     }
 
-    /// The receiver had accepted an item and does not answer: sends it again where somebody can take it, and names it
-    /// as lost otherwise. It is counted as answered last of all, so that nobody believes meanwhile that nothing is
-    /// under way.
+    /// The receiver had accepted an item and does not answer: sends it again where somebody can take it, and
+    /// names it as lost otherwise. It is counted as answered last of all, so that nobody believes meanwhile
+    /// that nothing is under way.
     async fn unanswered(self: &Rc<Self>, error: &AskError<EdgeMessage<T>>, underway: Underway<T>) {
         let Underway { to, tag, bytes, copy, since: _, ack_guard } = underway;
         let why = why(error);
         match Unanswered::of(error) {
             Unanswered::Tainted => {
-                // The receiver has named it, unless somebody can send again what it was made of. A copy is as tainted.
+                // The receiver has named it, unless somebody can send again what it was made of. A copy is as
+                // tainted.
                 if self.modes.resend {
                     self.lost_here(&tag, &why, &ack_guard).await;
                 } else {
@@ -447,14 +454,16 @@ impl<T: Item> Branch<T> {
             }
             // This item is lost to it; whether the receiver has ended, the next item finds out.
             Unanswered::Lost => {}
-            // One with a restart policy is not gone: its address waits for the next life, which takes the item.
+            // One with a restart policy is not gone: its address waits for the next life, which takes the
+            // item.
             Unanswered::Exited => self.to[to].exited.set(!self.restarts),
         }
         let other = copy.as_ref().map(|copy| self.pick.choose(copy, self.to.len(), |at| self.replica(at)));
         if let (Some(Choice::One(other)), Some(copy)) = (other, copy) {
             self.meter.note(|counts| counts.resent += 1);
             let again = Tag { attempt: tag.attempt + 1, ..tag.clone() };
-            // Counted before the first is taken out, so that nobody believes for a moment that all is answered.
+            // Counted before the first is taken out, so that nobody believes for a moment that all is
+            // answered.
             if self.deliver_again(other, again, copy, bytes, ack_guard).await {
                 self.answered(to, bytes);
                 return;
@@ -464,7 +473,8 @@ impl<T: Item> Branch<T> {
         self.answered(to, bytes);
     }
 
-    /// Sends the end. A receiver that is gone need not know it; its next life has to hear it too, so it is said again there.
+    /// Sends the end. A receiver that is gone need not know it; its next life has to hear it too, so it is
+    /// said again there.
     async fn tell_end(self: &Rc<Self>, at: usize, of: EndOf) {
         let Ok(address) = self.address(at).await else { return };
         let end = move |lane| EdgeMessage::End { lane, of };

@@ -81,8 +81,8 @@ impl Part {
         }
     }
 
-    /// A stage that has failed for good passes nothing on, whatever it failed of. The report names the items that it keeps, and
-    /// their senders do not wait for them.
+    /// A stage that has failed for good passes nothing on, whatever it failed of. The report names the items
+    /// that it keeps, and their senders do not wait for them.
     fn give_up(&self) {
         for id in self.retained.give_up().iter().flat_map(|item| item.tag.ids()) {
             self.meter.note(|counts| counts.skipped += 1);
@@ -134,8 +134,8 @@ impl Part {
         *self.toward.borrow_mut() = Box::new(toward);
     }
 
-    /// The actor has ended, and its process may go on. What it had sent is still followed there, and told until all of it
-    /// was answered.
+    /// The actor has ended, and its process may go on. What it had sent is still followed there, and told
+    /// until all of it was answered.
     pub(super) fn end(&self) {
         self.gone.set(true);
         // Now: the task that tells what became of the rest goes on, and has this.
@@ -143,7 +143,8 @@ impl Part {
         self.changed.notify_waiters();
     }
 
-    /// Begins to tell how far it is. On a task of its own: the actor takes no message while it waits for room.
+    /// Begins to tell how far it is. On a task of its own: the actor takes no message while it waits for
+    /// room.
     pub(super) fn report(self: &Rc<Self>) {
         if self.reporting.replace(true) {
             return;

@@ -1,17 +1,17 @@
-//! At a fork: tracks which branches still have something of an item, for those who wait for it to come by another. At a
-//! source: tracks which items are under way at all.
+//! At a fork: tracks which branches still have something of an item, for those who wait for it to come by
+//! another. At a source: tracks which items are under way at all.
 //!
 //! Under at-least-once delivery a half in a [`zip`](crate::Flow::zip) is not answered before it has its
-//! partner. If nothing of the item is left on the partner's branch, no partner comes, and only the fork knows. It tells
-//! the zip, and tells it again for as long as something of the item is left elsewhere: the half may still be on its
-//! way, or be sent again to the zip's next life. So the zip has nothing to remember, and ignores news about a half that
-//! it does not have.
+//! partner. If nothing of the item is left on the partner's branch, no partner comes, and only the fork
+//! knows. It tells the zip, and tells it again for as long as something of the item is left elsewhere: the
+//! half may still be on its way, or be sent again to the zip's next life. So the zip has nothing to remember,
+//! and ignores news about a half that it does not have.
 //!
 //! A [`join`](crate::Flow::join) pairs by keys, and no fork knows whether a key still comes. There a half is
 //! let go only at a standstill: each source that could bring a partner makes nothing more before something is
-//! acknowledged, and says so with all that it has under way; each of these items waits in the join, on each side or
-//! with the word of a fork that nothing of it comes there. With that half the standstill is over: the source may go on, and
-//! says so again while it does not.
+//! acknowledged, and says so with all that it has under way; each of these items waits in the join, on each
+//! side or with the word of a fork that nothing of it comes there. With that half the standstill is over: the
+//! source may go on, and says so again while it does not.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -25,11 +25,12 @@ use super::ack_guard::AckGuard;
 use super::args::{Control, PartnerArgs};
 use crate::item::{ItemId, Tag};
 
-/// Between two rounds of notices. The halves of nearly all items are settled together, well within it, and then nothing
-/// is told; a half that waits for no partner waits about so long.
+/// Between two rounds of notices. The halves of nearly all items are settled together, well within it, and
+/// then nothing is told; a half that waits for no partner waits about so long.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A source that has stood for so long says so. After each half that a join lets go, the next one waits for that.
+/// A source that has stood for so long says so. After each half that a join lets go, the next one waits for
+/// that.
 const STANDS: Duration = Duration::from_millis(10);
 
 /// Ids in one message.
@@ -96,8 +97,8 @@ impl ForkTracker {
         })
     }
 
-    /// From now on, for as long as `is_full`, nothing more is made before something is acknowledged; `next` is the item that waits
-    /// for that.
+    /// From now on, for as long as `is_full`, nothing more is made before something is acknowledged; `next`
+    /// is the item that waits for that.
     pub(super) fn stand(self: &Rc<Self>, next: Option<ItemId>, is_full: impl Fn() -> bool + 'static) {
         if self.tell_still.is_empty() {
             return;
@@ -153,8 +154,8 @@ impl ForkTracker {
         }
     }
 
-    /// Of which items nothing will come by any of these branches, although something of them is left; those of which
-    /// something was lost, and those of which nothing was.
+    /// Of which items nothing will come by any of these branches, although something of them is left; those
+    /// of which something was lost, and those of which nothing was.
     fn alone(&self, branches: &[u16]) -> [Vec<ItemId>; 2] {
         let mut alone = [Vec::new(), Vec::new()];
         for (id, item) in &*self.open.borrow() {

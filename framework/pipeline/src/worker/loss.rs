@@ -1,4 +1,5 @@
-//! Tells errors that mean "lost with a process" (DEATH-3) from all others, and whether what was lost is the item.
+//! Tells errors that mean "lost with a process" (DEATH-3) from all others, and whether what was lost is the
+//! item.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -28,16 +29,16 @@ pub(super) fn lost_with(error: &anyhow::Error) -> Option<ProcessId> {
 
 /// What the calls of a stage have lost.
 ///
-/// No item is given to the stage that is known to be lost; it can only turn out to be while the stage works on it. So an error
-/// that says so is about the item where this process has learnt of losses since the call before, or has not met one with that
-/// dead process yet. Otherwise it is about what the stage remembers, and a failure: a stage that goes on failing is not to name
-/// one good item after the other as lost.
+/// No item is given to the stage that is known to be lost; it can only turn out to be while the stage works
+/// on it. So an error that says so is about the item where this process has learnt of losses since the call
+/// before, or has not met one with that dead process yet. Otherwise it is about what the stage remembers, and
+/// a failure: a stage that goes on failing is not to name one good item after the other as lost.
 #[derive(Default)]
 pub(super) struct Losses {
     /// The dead with whom a call has lost something.
     with: RefCell<HashSet<ProcessId>>,
-    /// How often this process had [learnt](tensorpost_core::api::actor::Env::losses_learnt) of losses at the end of the last call:
-    /// before the next item was looked at.
+    /// How often this process had [learnt](tensorpost_core::api::actor::Env::losses_learnt) of losses at the
+    /// end of the last call: before the next item was looked at.
     learnt: Cell<u64>,
 }
 

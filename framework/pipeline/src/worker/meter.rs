@@ -24,8 +24,8 @@ pub struct Failure {
     pub attempts: u32,
 }
 
-/// An item that is gone: a stage had accepted it, or it could not be sent to it, when a process ended that it needed; or it
-/// was left over, because what it waited for did not come.
+/// An item that is gone: a stage had accepted it, or it could not be sent to it, when a process ended that it
+/// needed; or it was left over, because what it waited for did not come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
     /// The stage at which it was lost.
@@ -39,7 +39,8 @@ pub struct Lost {
 /// The cause of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// Its receiver ended, or dropped it: a death or a panic that the conductor sees too, or else nothing explains it.
+    /// Its receiver ended, or dropped it: a death or a panic that the conductor sees too, or else nothing
+    /// explains it.
     Ended,
     /// Its data was lost with a process, of this pipeline or not (DEATH-3).
     Tainted,
@@ -85,8 +86,8 @@ pub(crate) struct Counts {
     pub(crate) retries: u64,
     pub(crate) skipped: u64,
     pub(crate) dead_letters: u64,
-    /// Items lost, and of those, the ones whose data was lost with a process, those that an actor outside had, and the ones
-    /// that a receiver could not read.
+    /// Items lost, and of those, the ones whose data was lost with a process, those that an actor outside
+    /// had, and the ones that a receiver could not read.
     pub(crate) lost: u64,
     pub(crate) lost_tainted: u64,
     pub(crate) lost_outside: u64,
@@ -147,7 +148,8 @@ impl Counts {
         self
     }
 
-    /// Adds those of another life that is over for good: of replicas that have left, one sum is kept and not each.
+    /// Adds those of another life that is over for good: of replicas that have left, one sum is kept and not
+    /// each.
     pub(crate) fn absorb(&mut self, other: Counts) {
         for (count, more) in [
             (&mut self.items_in, other.items_in),
@@ -240,7 +242,8 @@ struct Inner {
 
 impl Meter {
     pub(crate) fn new(stage: u16, replica: u16, trace: bool) -> Self {
-        // Every process has the same clock of the day; a step of it during the start shifts one process's spans.
+        // Every process has the same clock of the day; a step of it during the start shifts one process's
+        // spans.
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Meter(Rc::new(Inner {
             counts: RefCell::new(Counts { stage, replica, ..Counts::default() }),

@@ -1,6 +1,6 @@
-//! Restores an order that replicas have lost. Pure bookkeeping. How much can wait here is bounded by the sender that
-//! numbers the items: it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of the oldest item that is
-//! not done with.
+//! Restores an order that replicas have lost. Pure bookkeeping. How much can wait here is bounded by the
+//! sender that numbers the items: it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of the
+//! oldest item that is not done with.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -30,7 +30,8 @@ impl<T> Reorder<T> {
         Reorder { lanes: HashMap::new(), ready: VecDeque::new() }
     }
 
-    /// Takes something with its place in the order; without one it is next. `None` for something of which nothing came.
+    /// Takes something with its place in the order; without one it is next. `None` for something of which
+    /// nothing came.
     pub(super) fn put(&mut self, order: Option<Order>, item: Option<T>) {
         let Some(Order { lane, life, number, last }) = order else {
             self.ready.extend(item);
@@ -180,7 +181,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever replica each item goes to and however the replicas run, the order comes out as it went in.
+        /// Whatever replica each item goes to and however the replicas run, the order comes out as it went
+        /// in.
         #[test]
         fn any_interleaving_of_replicas_is_undone(
             results in prop::collection::vec((0_usize..3, 0_usize..4), 1..80),

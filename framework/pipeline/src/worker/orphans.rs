@@ -1,7 +1,8 @@
-//! Items whose data was lost with a process (DEATH-3), under at-least-once delivery. They are left to their sender: the
-//! answer tells it, and it sends them again. A source that has died for good does not, nor does a stage that has, if those
-//! before it are gone like that too. One that began anew makes its items again under the same ids; if it was stopped before
-//! it had got so far, it does not either. Nobody else knows what they had sent; so what they leave is named here.
+//! Items whose data was lost with a process (DEATH-3), under at-least-once delivery. They are left to their
+//! sender: the answer tells it, and it sends them again. A source that has died for good does not, nor does a
+//! stage that has, if those before it are gone like that too. One that began anew makes its items again under
+//! the same ids; if it was stopped before it had got so far, it does not either. Nobody else knows what they
+//! had sent; so what they leave is named here.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -73,7 +74,8 @@ impl Orphans {
         }
     }
 
-    /// All is over. Of the items that earlier lives of these senders had sent, each source's last life has made so many again.
+    /// All is over. Of the items that earlier lives of these senders had sent, each source's last life has
+    /// made so many again.
     pub(super) fn not_made_again(&self, lanes: &[u32], made: &[(u16, u64)]) {
         for lane in lanes {
             let left = self.0.left.borrow_mut().remove(lane);

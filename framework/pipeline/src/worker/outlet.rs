@@ -21,7 +21,8 @@ use crate::out::Emitted;
 pub(super) enum Later<T: Item> {
     /// To whom it is for.
     One(NotYet<T>),
-    /// It goes to all branches: one could not take it at once, and it has yet to go there, and to those from this one on.
+    /// It goes to all branches: one could not take it at once, and it has yet to go there, and to those from
+    /// this one on.
     Rest(Box<(NotYet<T>, usize, Emitted<T>)>),
 }
 
@@ -45,8 +46,8 @@ impl<T: Item> Outlet<T> {
         Ok(Outlet { pick, branches, fork_tracker })
     }
 
-    /// Sends an item to whom it is for, and returns when they have accepted it. A receiver that has died has lost it;
-    /// that is noted, and no error.
+    /// Sends an item to whom it is for, and returns when they have accepted it. A receiver that has died has
+    /// lost it; that is noted, and no error.
     pub(super) async fn send(&self, emitted: Emitted<T>) -> Result<(), Unsendable> {
         let Emitted { tag, item, ack_guard } = emitted;
         match self.pick.choose(&item, self.branches.len(), |at| self.branches[at].load()) {
@@ -56,7 +57,8 @@ impl<T: Item> Outlet<T> {
             }
             Choice::All => {
                 let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
-                // All ack guard is made before the first is sent: the first may be settled before the next is sent.
+                // All ack guard is made before the first is sent: the first may be settled before the next is
+                // sent.
                 let mut marks = self.mark(&tag, 0..self.branches.len());
                 let of_last = marks.pop().flatten();
                 for (branch, mark) in others.iter().zip(marks) {
@@ -73,8 +75,8 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// As [`send`](Self::send), if nobody need wait for that. Nearly every item goes this way: a future would have room for
-    /// all that can happen to one, and be moved about with each.
+    /// As [`send`](Self::send), if nobody need wait for that. Nearly every item goes this way: a future would
+    /// have room for all that can happen to one, and be moved about with each.
     pub(super) fn send_now(&self, emitted: Emitted<T>) -> Result<(), Later<T>> {
         if self.fork_tracker.is_some() {
             return Err(Later::One(NotYet::Untouched(Box::new(emitted))));
@@ -166,8 +168,8 @@ impl<T: Item> Outlet<T> {
         move || branches.iter().map(|branch| branch.toward()).collect()
     }
 
-    /// Where `next` waits for an acknowledgement, or there is none and all is made, the actor makes nothing more before one comes.
-    /// Of a source, those who pair its items want to know.
+    /// Where `next` waits for an acknowledgement, or there is none and all is made, the actor makes nothing
+    /// more before one comes. Of a source, those who pair its items want to know.
     pub(super) fn stand(&self, next: Option<ItemId>) {
         if let Some(fork_tracker) = &self.fork_tracker {
             let branches = self.branches.clone();

@@ -1,9 +1,9 @@
 //! Chooses among several receivers. No I/O.
 //!
-//! Receivers are the replicas of a stage, or the branches of a fork. Replicas stand in for each other: where the one
-//! that a key belongs to is gone, the next one takes the item; where the choice is free, also while the one whose turn it
-//! is is restarted. Branches do not: an item that a closure has sent down one branch is no business of another, and is
-//! lost if nobody is left there.
+//! Receivers are the replicas of a stage, or the branches of a fork. Replicas stand in for each other: where
+//! the one that a key belongs to is gone, the next one takes the item; where the choice is free, also while
+//! the one whose turn it is is restarted. Branches do not: an item that a closure has sent down one branch is
+//! no business of another, and is lost if nobody is left there.
 
 use std::cell::Cell;
 
@@ -82,7 +82,8 @@ impl<T> Pick<T> {
         matches!(self.way, Way::RoundRobin | Way::LeastLoaded)
     }
 
-    /// Chooses for `item`. A key keeps its receiver for as long as that is there, and then goes to the next one.
+    /// Chooses for `item`. A key keeps its receiver for as long as that is there, and then goes to the next
+    /// one.
     pub(super) fn choose(&self, item: &T, count: usize, load: impl Fn(usize) -> Load) -> Choice {
         let from =
             |first: usize| (0..count).map(move |step| (first + step) % count).find(|at| !load(*at).exited);

@@ -1,12 +1,13 @@
-//! What a stage sends to actors outside of its pipeline ([`Out::send`], [`Out::ask`]), and what it waits for there.
+//! What a stage sends to actors outside of its pipeline ([`Out::send`], [`Out::ask`]), and what it waits for
+//! there.
 //!
-//! A message goes when the call has returned, before the results of that call: the stage takes no other item before the
-//! actor has accepted it, and answered it if it was asked. Of what was accepted, the answer is followed by a task, as on
-//! every hop; the stage does not end before all have come. Under at-least-once delivery, and in a loop, the item is not
-//! done with before.
+//! A message goes when the call has returned, before the results of that call: the stage takes no other item
+//! before the actor has accepted it, and answered it if it was asked. Of what was accepted, the answer is
+//! followed by a task, as on every hop; the stage does not end before all have come. Under at-least-once
+//! delivery, and in a loop, the item is not done with before.
 //!
-//! **On a death of the actor** what it had accepted is named as lost, or left to whoever can send the item again. One
-//! that does not come back takes nothing any more; that is an error of the stage.
+//! **On a death of the actor** what it had accepted is named as lost, or left to whoever can send the item
+//! again. One that does not come back takes nothing any more; that is an error of the stage.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

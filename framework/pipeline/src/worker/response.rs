@@ -13,8 +13,8 @@ pub(crate) trait Settle: Actor<Context = Context<Self>> {
     fn settle(&mut self, ctx: &mut Context<Self>);
 }
 
-/// Work on a message: done, or going on, with the actor's mailbox closed meanwhile. The message is answered when the last
-/// of its ack guard is gone.
+/// Work on a message: done, or going on, with the actor's mailbox closed meanwhile. The message is answered
+/// when the last of its ack guard is gone.
 pub(crate) struct Handled {
     work: Option<LocalBoxFuture<'static, ()>>,
     ack_guard: AckGuard,

@@ -1,7 +1,8 @@
 //! Items that a stage keeps beyond its calls: which they are, and which senders wait for them.
 //!
-//! The stage has only the numbers of what it keeps. So the items can be given up, and named, when the stage cannot pass
-//! them on any more: a call of it failed and dropped them, or it failed for good and would keep them for ever.
+//! The stage has only the numbers of what it keeps. So the items can be given up, and named, when the stage
+//! cannot pass them on any more: a call of it failed and dropped them, or it failed for good and would keep
+//! them for ever.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -41,8 +42,8 @@ fn place(order: Order) -> Place {
 }
 
 impl Retained {
-    /// `keeps_places`: whether what is kept keeps its place in the order. The items of a batch or a pair do not: it has the place of the
-    /// item that completes it, which may never come.
+    /// `keeps_places`: whether what is kept keeps its place in the order. The items of a batch or a pair do
+    /// not: it has the place of the item that completes it, which may never come.
     pub(super) fn new(keeps_places: bool) -> Self {
         Retained(Rc::new(Inner { keeps_places, ..Inner::default() }))
     }

@@ -1,16 +1,16 @@
 //! Where a loop begins: bounds the items in the loop.
 //!
-//! An item that comes from outside is answered when it has left the loop, and that bounds the items in there. All its
-//! rounds share the answer: each holds it until everything that came of the item in that round was answered. An item
-//! that comes around is answered at once, and by then its next round holds the answer too; so no sender in the loop
-//! waits for more than one round.
+//! An item that comes from outside is answered when it has left the loop, and that bounds the items in there.
+//! All its rounds share the answer: each holds it until everything that came of the item in that round was
+//! answered. An item that comes around is answered at once, and by then its next round holds the answer too;
+//! so no sender in the loop waits for more than one round.
 //!
-//! At most once, an item has left when the next stage has accepted it: what a batch keeps must not keep others out of
-//! the loop, whose end waits until it is empty.
+//! At most once, an item has left when the next stage has accepted it: what a batch keeps must not keep
+//! others out of the loop, whose end waits until it is empty.
 //!
-//! After a death an item may come around that whoever sent it in was told is lost: the dead had passed it on and not
-//! answered. Nobody waits for it. It is answered at once too, and not taken for one that comes from outside: in an inner
-//! loop it would wait for its own place.
+//! After a death an item may come around that whoever sent it in was told is lost: the dead had passed it on
+//! and not answered. Nobody waits for it. It is answered at once too, and not taken for one that comes from
+//! outside: in an inner loop it would wait for its own place.
 
 use std::collections::HashMap;
 

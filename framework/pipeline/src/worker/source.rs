@@ -200,8 +200,8 @@ impl<S: Source> Core<S> {
         }
     }
 
-    /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind it: that is what
-    /// ends the waiting of halves for their partners.
+    /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind
+    /// it: that is what ends the waiting of halves for their partners.
     fn stop(&self) {
         self.stopped.set(true);
         self.changed.notify_one();
@@ -232,7 +232,8 @@ impl<S: Source> Core<S> {
     }
 }
 
-/// The next time after one that was due, and how many have passed since: the times stay `pace` apart however late one is taken.
+/// The next time after one that was due, and how many have passed since: the times stay `pace` apart however
+/// late one is taken.
 fn after(due: Instant, now: Instant, pace: Duration) -> (Instant, u32) {
     let missed = (now - due).as_nanos().checked_div(pace.as_nanos()).unwrap_or_default();
     let missed = u32::try_from(missed).unwrap_or(u32::MAX - 1);

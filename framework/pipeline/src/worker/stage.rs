@@ -1,9 +1,10 @@
 //! The actor around a stage. A sink is a stage without results.
 //!
-//! An item passes: `handle`, `take_now` (nearly every item ends there, without a future) or `take`; its place in the
-//! order, if this actor restores one; `process` with its attempts; `send` with its results. The ack guard of an item is
-//! held by everything that is still to be done for it, and answers the sender when the last of it drops. So a step that
-//! drops ack guard early answers too early, and one that keeps it keeps the sender waiting.
+//! An item passes: `handle`, `take_now` (nearly every item ends there, without a future) or `take`; its place
+//! in the order, if this actor restores one; `process` with its attempts; `send` with its results. The ack
+//! guard of an item is held by everything that is still to be done for it, and answers the sender when the
+//! last of it drops. So a step that drops ack guard early answers too early, and one that keeps it keeps the
+//! sender waiting.
 //!
 //! No borrow of a `RefCell` is held over an `await`: the task that reports progress borrows meanwhile.
 
@@ -129,7 +130,8 @@ impl<S: Stage> RemoteActor for StageActor<S> {
         }
     }
 
-    /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be that process.
+    /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be
+    /// that process.
     fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut actix::Context<Self>) {
         let why = letter.reason().to_string();
         // Nothing else that comes has tensors.
@@ -147,10 +149,11 @@ impl<S: Stage> actix::Handler<EdgeMessage<S::In>> for StageActor<S> {
     type Result = Handled;
 
     fn handle(&mut self, message: EdgeMessage<S::In>, ctx: &mut actix::Context<Self>) -> Handled {
-        // First, so that what came of earlier items of this turn does not wait for this one, which may take long.
+        // First, so that what came of earlier items of this turn does not wait for this one, which may take
+        // long.
         self.core.part.env.publish();
-        // Where items are sent again: an earlier sending of this one is no orphan any more, and this one becomes one if
-        // its ack guard is lost.
+        // Where items are sent again: an earlier sending of this one is no orphan any more, and this one
+        // becomes one if its ack guard is lost.
         let ack_guard = AckGuard::default();
         if self.core.part.config.resend
             && let EdgeMessage::Item(tag, _) = &message
@@ -177,8 +180,8 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) -> Handled {
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
-            // Who says so is heard over another link than the last messages of the dead. It is said again, behind these: also
-            // where an actor has died by a panic, and its process goes on.
+            // Who says so is heard over another link than the last messages of the dead. It is said again,
+            // behind these: also where an actor has died by a panic, and its process goes on.
             Control::Exited { lanes, orphans, with: Some(process) } => {
                 let env = core.part.env.clone();
                 crate::worker::spawn(async move {
@@ -278,8 +281,8 @@ impl<S: Stage> Core<S> {
 
     /// Does all of the work on a message that waits for nobody. Returns what is left to do.
     ///
-    /// Nearly every item needs no more than this: a future would have room for all that can happen to one, and be moved
-    /// about with each.
+    /// Nearly every item needs no more than this: a future would have room for all that can happen to one,
+    /// and be moved about with each.
     fn take_now(
         self: &Rc<Self>,
         message: EdgeMessage<S::In>,
@@ -320,8 +323,8 @@ impl<S: Stage> Core<S> {
 
     async fn take(self: Rc<Self>, message: EdgeMessage<S::In>, ack_guard: AckGuard) {
         let (order, came) = match message {
-            // The numbers of an order end at the stage that restores it, also where that comes too late. Nobody behind it
-            // wants them, and in a loop a gap would go around for ever.
+            // The numbers of an order end at the stage that restores it, also where that comes too late.
+            // Nobody behind it wants them, and in a loop a gap would go around for ever.
             EdgeMessage::Item(tag, item) if self.part.config.restore => {
                 (tag.order, Some(Came::Item(Tag { order: None, ..tag }, item, ack_guard)))
             }
@@ -338,8 +341,8 @@ impl<S: Stage> Core<S> {
         let Some(came) = came else { return };
         self.one(came).await;
         if self.ends.borrow().begun {
-            // After the end, because it was sent again when the one that had it died, or by a source that began anew.
-            // What it left is wanted now: not every such item has an end behind it.
+            // After the end, because it was sent again when the one that had it died, or by a source that
+            // began anew. What it left is wanted now: not every such item has an end behind it.
             self.ends.borrow_mut().late = true;
             self.call(None, S::finish).boxed_local().await;
         }
@@ -356,8 +359,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing moves. Lets halves go whose partners do not come; after a death, skips what is missing in the order,
-    /// because whoever had it has died.
+    /// Nothing moves. Lets halves go whose partners do not come; after a death, skips what is missing in the
+    /// order, because whoever had it has died.
     async fn go_on(&self, after_a_death: bool) {
         if after_a_death {
             self.order.borrow_mut().skip();
@@ -373,8 +376,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Whether this actor waits for what is missing in an order. A later life does not know which numbers the earlier
-    /// ones have passed on, so it passes on what comes.
+    /// Whether this actor waits for what is missing in an order. A later life does not know which numbers the
+    /// earlier ones have passed on, so it passes on what comes.
     fn restores(&self) -> bool {
         self.part.config.restore && self.part.env.incarnation() == 0 && !self.ends.borrow().begun
     }
@@ -407,7 +410,8 @@ impl<S: Stage> Core<S> {
         let mut item = Some(item);
         let mut attempt = 0;
         while let Some(given) = item.take() {
-            // Cloned only if there may be a use for it: a clone keeps the stage from writing the tensor in place.
+            // Cloned only if there may be a use for it: a clone keeps the stage from writing the tensor in
+            // place.
             let last = attempt == on_error.retries();
             let copy = if last && !on_error.keeps() { None } else { Some(given.clone()) };
             let (result, out) = self.attempt(&tag, &ack_guard, given);
@@ -454,12 +458,13 @@ impl<S: Stage> Core<S> {
             let sent = self.results.send(emitted).await;
             self.sent(sent, last).await;
         }
-        // Behind the results: a gap that came first would close the item's place in the order before they are in it.
+        // Behind the results: a gap that came first would close the item's place in the order before they are
+        // in it.
         self.gaps(gaps).await;
     }
 
-    /// As [`send`](Self::send); what is left to do of it where that has to wait. The item of `ack_guard` is not done
-    /// with before.
+    /// As [`send`](Self::send); what is left to do of it where that has to wait. The item of `ack_guard` is
+    /// not done with before.
     fn send_now(
         self: &Rc<Self>,
         out: Out<S::Out>,
@@ -528,8 +533,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing more comes with this place in the order, unless the stage keeps something that has it, nor with those of what it keeps
-    /// no longer.
+    /// Nothing more comes with this place in the order, unless the stage keeps something that has it, nor
+    /// with those of what it keeps no longer.
     async fn nothing_of(&self, order: Option<Order>) {
         let retained = &self.part.retained;
         let order = order.filter(|order| order.last && !retained.has(*order));

@@ -1,11 +1,12 @@
-//! What an actor of a pipeline waits for. It is sent with the progress, and shows where a pipeline that does not end is
-//! stuck.
+//! What an actor of a pipeline waits for. It is sent with the progress, and shows where a pipeline that does
+//! not end is stuck.
 
 use serde::{Deserialize, Serialize};
 
 use crate::item::ItemId;
 
-/// Something that an actor cannot go on without. Stages are named by their index in the plan, senders by their lane.
+/// Something that an actor cannot go on without. Stages are named by their index in the plan, senders by
+/// their lane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Wait {
     /// Items, or the end, of these senders.

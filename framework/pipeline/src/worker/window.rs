@@ -8,7 +8,8 @@ pub(super) struct Window {
     /// The unanswered items and bytes.
     pub(super) items: u32,
     pub(super) bytes: u64,
-    /// The ends that were said and are not answered. They take no room: who has heard one may be done only when others have had more items.
+    /// The ends that were said and are not answered. They take no room: who has heard one may be done only
+    /// when others have had more items.
     pub(super) ends: u32,
     /// The oldest number that is not answered.
     oldest: u64,

@@ -1,4 +1,5 @@
-//! Types that no program has: a shape out of a seed, and a value of it, which serde writes as it writes what its derive makes.
+//! Types that no program has: a shape out of a seed, and a value of it, which serde writes as it writes what
+//! its derive makes.
 
 use serde::Serialize;
 use serde::ser::{

@@ -1,10 +1,11 @@
 //! The Rust half of the Python package's tests. It answers questions, one a line, as JSON:
 //!
 //! - `{"make": {"of": "Image", "seed": 7}}`: a value of a type that both halves know;
-//! - `{"check": {"of": "Image", "body": "82..", "tensors": [{"dtype": "f32", "shape": [3]}]}}`: these bytes as a value of the type, written
-//!   again;
+//! - `{"check": {"of": "Image", "body": "82..", "tensors": [{"dtype": "f32", "shape": [3]}]}}`: these bytes
+//!   as a value of the type, written again;
 //! - `{"invent": {"seed": 7}}`: a type that nobody knows, and a value of it;
-//! - `{"text": {"text": ".."}}`: the canonical text of the interface that a text describes, read and written again.
+//! - `{"text": {"text": ".."}}`: the canonical text of the interface that a text describes, read and written
+//!   again.
 //!
 //! An answer has `schema` and `key`, `body` in hexadecimal, and `tensors`; or `error`.
 

@@ -58,7 +58,8 @@ struct Weights {
     values: Tensor,
 }
 
-/// "Read until this step is there." The reply is the number and the step of each version that was seen, and the values of the last.
+/// "Read until this step is there." The reply is the number and the step of each version that was seen, and
+/// the values of the last.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core, portable, reply = Vec<(u64, u64, Vec<f32>)>)]
 struct Read {

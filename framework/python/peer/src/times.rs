@@ -1,5 +1,6 @@
-//! The time of an item through a stage of Rust, one of PyTorch and one of Rust, each with a kernel for it, and through each of them with its
-//! kernel alone: `peer times INTERPRETER FOLDER DEVICE SHARING [ITEMS [MICROSECONDS]]`. The stage of PyTorch is in
+//! The time of an item through a stage of Rust, one of PyTorch and one of Rust, each with a kernel for it,
+//! and through each of them with its kernel alone:
+//! `peer times INTERPRETER FOLDER DEVICE SHARING [ITEMS [MICROSECONDS]]`. The stage of PyTorch is in
 //! `tests/gpu_stages.py`, which is in the folder.
 //!
 //! Four lines, of microseconds an item, and one of what all three take over the slowest alone.
@@ -73,7 +74,8 @@ impl Kernels {
             Kernels::Cuda { fill, .. } => {
                 let mut launch = stream.launch_builder(fill)?;
                 launch.arg(&mut out).arg(&value).arg(&n).arg(&nanos);
-                // SAFETY: the arguments are the kernel's, in its order; it writes `n` floats, and the tensor has as many.
+                // SAFETY: the arguments are the kernel's, in its order; it writes `n` floats, and the tensor
+                // has as many.
                 unsafe { launch.launch(grid()) }?;
             }
         }

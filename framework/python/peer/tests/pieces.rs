@@ -1,4 +1,5 @@
-//! Memory in which a library allocates by itself: pieces of it are lent out, and it has each back when nobody uses it.
+//! Memory in which a library allocates by itself: pieces of it are lent out, and it has each back when nobody
+//! uses it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

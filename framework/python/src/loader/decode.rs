@@ -1,8 +1,9 @@
 //! A file's bytes to RGB pixels: JPEG by zune-jpeg, PNG by png.
 //!
-//! Which it is, the content says. Gray is spread over three channels, alpha is dropped, 16 bits become 8 (the high ones), an
-//! orientation or a colour profile in the metadata is not heeded: as PIL's `Image.open(..).convert("RGB")` has it, 16 bits
-//! excepted. A file that ends too early is an error. Files are not trusted: of a size beyond [`MAX_SIDE`] nothing is decoded.
+//! Which it is, the content says. Gray is spread over three channels, alpha is dropped, 16 bits become 8 (the
+//! high ones), an orientation or a colour profile in the metadata is not heeded: as PIL's
+//! `Image.open(..).convert("RGB")` has it, 16 bits excepted. A file that ends too early is an error. Files
+//! are not trusted: of a size beyond [`MAX_SIDE`] nothing is decoded.
 
 use std::io::Cursor;
 

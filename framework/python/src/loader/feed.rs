@@ -1,17 +1,20 @@
-//! What feeds an epoch: it has batches filled by the workers, within a budget of bytes, and hands them over in order.
+//! What feeds an epoch: it has batches filled by the workers, within a budget of bytes, and hands them over
+//! in order.
 //!
-//! It runs on a thread of its own, which never takes the interpreter, so batches are made while Python computes. A batch is a
-//! tensor of this process's pool. It is split into parts of a few samples each; whichever worker is free gets the next part, and when
-//! all are back the tensor is whole again, and this process's alone, to write. So all workers work at the batch that is needed
-//! next, the budget does not grow with their number, and a batch is whole as soon as it can be.
+//! It runs on a thread of its own, which never takes the interpreter, so batches are made while Python
+//! computes. A batch is a tensor of this process's pool. It is split into parts of a few samples each;
+//! whichever worker is free gets the next part, and when all are back the tensor is whole again, and this
+//! process's alone, to write. So all workers work at the batch that is needed next, the budget does not grow
+//! with their number, and a batch is whole as soon as it can be.
 //!
-//! **A worker that dies** takes the parts along that it had, and the batch cannot be joined any more: it is made anew in other
-//! memory, whole. What is delivered is one batch of that number, so no sample is lost, and none is there twice. Samples that were with the
-//! dead are each given to a worker by themselves from then on, one that has nothing else, so that one that kills its worker is found
-//! out; after [`MAX_DEATHS`] it is a broken file.
+//! **A worker that dies** takes the parts along that it had, and the batch cannot be joined any more: it is
+//! made anew in other memory, whole. What is delivered is one batch of that number, so no sample is lost, and
+//! none is there twice. Samples that were with the dead are each given to a worker by themselves from then
+//! on, one that has nothing else, so that one that kills its worker is found out; after [`MAX_DEATHS`] it is
+//! a broken file.
 //!
-//! **On cancellation** (another epoch begins, or the loader is closed) the asks are dropped; what workers still send back goes
-//! back to the pool.
+//! **On cancellation** (another epoch begins, or the loader is closed) the asks are dropped; what workers
+//! still send back goes back to the pool.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +32,8 @@ use super::batch::{Batch, Broken};
 use super::limits::{MAX_DEATHS, MAX_TASK, TASKS_EACH};
 use super::worker::{Fill, Filled, Recipe, Sample, Times};
 
-/// How long memory may be missing, while somebody waits for a batch and none is under way, before that is an error.
+/// How long memory may be missing, while somebody waits for a batch and none is under way, before that is an
+/// error.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Parts of a batch, unless its samples have to be given one by one.

@@ -23,5 +23,6 @@ pub(super) const MAX_DEATHS: u32 = 3;
 /// Restarts of a worker in a minute; one that ends once more is given up.
 pub(super) const RESTARTS: u32 = 16;
 
-/// How long a worker stays away before the first restart of these, and at most: somebody may be waiting for a batch.
+/// How long a worker stays away before the first restart of these, and at most: somebody may be waiting for a
+/// batch.
 pub(super) const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));

@@ -1,7 +1,8 @@
 //! The loader's half in Rust: batches of images out of files, made by worker processes.
 //!
-//! Python has the list of files and says what is made of them; a [`feed`] makes the batches of an epoch ahead of whoever trains, and
-//! [`worker`]s fill them. Nothing here takes the interpreter but the methods that Python calls.
+//! Python has the list of files and says what is made of them; a [`feed`] makes the batches of an epoch ahead
+//! of whoever trains, and [`worker`]s fill them. Nothing here takes the interpreter but the methods that
+//! Python calls.
 
 mod batch;
 mod decode;
@@ -32,7 +33,8 @@ use worker::{Fill, Recipe, Start, Times, Worker};
 /// A transform, as Python says it: its name, its numbers, and how it resizes.
 type Said = (String, Vec<f64>, String);
 
-/// A batch: its tensor, the indices of its samples, what was left out and why, and how far the epoch is with it.
+/// A batch: its tensor, the indices of its samples, what was left out and why, and how far the epoch is with
+/// it.
 type Given = (Option<PyTensor>, Vec<u32>, Vec<(u32, String)>, usize);
 
 /// Files, and workers that make batches of them.

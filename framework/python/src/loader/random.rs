@@ -1,6 +1,6 @@
-//! The randomness of a loader: of the order of an epoch, and of each sample's transforms. It is documented, so that an order
-//! can be computed elsewhere, and it depends on nothing but the words that it is made of: not on workers, nor on where an epoch
-//! was gone on from.
+//! The randomness of a loader: of the order of an epoch, and of each sample's transforms. It is documented,
+//! so that an order can be computed elsewhere, and it depends on nothing but the words that it is made of:
+//! not on workers, nor on where an epoch was gone on from.
 //!
 //! SplitMix64 (Steele, Lea, Flood 2014; the constants of `java.util.SplittableRandom`).
 
@@ -51,7 +51,8 @@ impl Random {
     }
 }
 
-/// The order of an epoch: all indices below `count`, shuffled from the end (Fisher, Yates) where it is shuffled.
+/// The order of an epoch: all indices below `count`, shuffled from the end (Fisher, Yates) where it is
+/// shuffled.
 pub(super) fn order(count: u32, shuffled: Option<(u64, u64)>) -> Vec<u32> {
     let mut order: Vec<u32> = (0..count).collect();
     if let Some((seed, epoch)) = shuffled {

@@ -1,8 +1,9 @@
 //! The transforms: from decoded pixels to a sample's place in its batch.
 //!
-//! Steps that cut, and those that mirror, only move a window over the pixels; what resizes makes new ones. The last pass takes
-//! the window apart into planes, and looks each byte up in a table of 256 floats for its channel, so that a float is exactly
-//! what `(byte / 255 - mean) / std` gives, rounded to `f32` after each operation, as in torchvision.
+//! Steps that cut, and those that mirror, only move a window over the pixels; what resizes makes new ones.
+//! The last pass takes the window apart into planes, and looks each byte up in a table of 256 floats for its
+//! channel, so that a float is exactly what `(byte / 255 - mean) / std` gives, rounded to `f32` after each
+//! operation, as in torchvision.
 
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
@@ -207,8 +208,8 @@ fn shorter(window: &Window, to: usize) -> (usize, usize) {
     if width <= height { (to * height / width, to) } else { (to, to * width / height) }
 }
 
-/// A cut of a random area and ratio, as torchvision's `RandomResizedCrop` draws it: ten times, and then the largest in the
-/// middle.
+/// A cut of a random area and ratio, as torchvision's `RandomResizedCrop` draws it: ten times, and then the
+/// largest in the middle.
 fn drawn(
     window: &Window,
     scale: (f64, f64),

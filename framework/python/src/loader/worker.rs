@@ -1,12 +1,15 @@
-//! A worker of a loader: an actor that reads, decodes and transforms files, and writes each into its place of a batch.
+//! A worker of a loader: an actor that reads, decodes and transforms files, and writes each into its place of
+//! a batch.
 //!
-//! The place is a part of a tensor in the pool of the training process, so a sample is written once, where it is used. The worker
-//! has no memory of its own in which batches are, and no state: whatever it was given can be given to another.
+//! The place is a part of a tensor in the pool of the training process, so a sample is written once, where it
+//! is used. The worker has no memory of its own in which batches are, and no state: whatever it was given can
+//! be given to another.
 //!
-//! **The process** is a Python interpreter because the extension is a library of one, but it imports neither this package nor
-//! anything else beside the extension: it is there in milliseconds.
+//! **The process** is a Python interpreter because the extension is a library of one, but it imports neither
+//! this package nor anything else beside the extension: it is there in milliseconds.
 //!
-//! **A file that is broken** is named in the reply, and its place is zeros. A decoder that panics is such a file too.
+//! **A file that is broken** is named in the reply, and its place is zeros. A decoder that panics is such a
+//! file too.
 
 use std::ffi::OsStr;
 use std::fs::{FileType, OpenOptions};

@@ -18,8 +18,9 @@ use tensorpost::node::Sharing;
 use tensorpost_tests::faults::plan::fresh_seed;
 use tensorpost_tests::faults::{self, Options};
 
-/// Kills, stops and continues workers of a graph at points that a seed chooses, and checks that nothing is lost that was not
-/// the dead one's, and nothing leaked. Prints the seed; the same seed plays the same events.
+/// Kills, stops and continues workers of a graph at points that a seed chooses, and checks that nothing is
+/// lost that was not the dead one's, and nothing leaked. Prints the seed; the same seed plays the same
+/// events.
 #[derive(Debug, Parser)]
 #[command(name = "fault_run")]
 struct Arguments {

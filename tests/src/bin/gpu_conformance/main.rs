@@ -1,5 +1,6 @@
-//! For a machine with a GPU: the device conformance suite on it, hand-overs between two real processes, the death of
-//! one of them, and what blocks while a stream waits. Ends with an error at the first thing that is wrong or stuck.
+//! For a machine with a GPU: the device conformance suite on it, hand-overs between two real processes, the
+//! death of one of them, and what blocks while a stream waits. Ends with an error at the first thing that is
+//! wrong or stuck.
 //!
 //! ```sh
 //! CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=8 gpu_conformance [conformance|processes|peers|waiting|speed]…

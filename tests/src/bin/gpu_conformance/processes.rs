@@ -29,8 +29,8 @@ pub(super) fn run(backend: &Arc<CudaBackend>) -> Result<()> {
     a_death(backend)
 }
 
-/// Starts this program again as a peer, with one end of a socket as its standard input and a page of clocks that this
-/// process made for it and can release, as a node does.
+/// Starts this program again as a peer, with one end of a socket as its standard input and a page of clocks
+/// that this process made for it and can release, as a node does.
 fn start(how: &str, page: &ClockPage) -> Result<(Child, Seqpacket)> {
     let (ours, theirs) = Seqpacket::pair()?;
     let theirs: OwnedFd = theirs.as_fd().try_clone_to_owned()?;
@@ -65,7 +65,8 @@ fn hand_overs(backend: &Arc<CudaBackend>) -> Result<()> {
         let from = view.range((round % 2) * BYTES + BYTES - 512, 512).context("range")?;
         let to = log.range((round - 1) * 512, 512).context("range")?;
         let keep: Keep = [Arc::clone(&view), Arc::clone(&log)].into_iter().collect();
-        // SAFETY: both ranges are in mappings that are kept; the clocks order the peer's use of the source with this.
+        // SAFETY: both ranges are in mappings that are kept; the clocks order the peer's use of the source
+        // with this.
         unsafe { stream.copy(to, from, 512, keep)? };
         stream.submit(&[StreamOp::Advance(round)])?;
     }

@@ -1,5 +1,5 @@
-//! What a process can still do while one of its streams waits, and how long it takes. What blocks is released after
-//! [`PATIENCE`], so that nothing stays stuck.
+//! What a process can still do while one of its streams waits, and how long it takes. What blocks is released
+//! after [`PATIENCE`], so that nothing stays stuck.
 
 #![expect(unsafe_code, reason = "streams copy between raw addresses")]
 

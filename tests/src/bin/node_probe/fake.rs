@@ -1,7 +1,7 @@
 //! A transport and actors without tensors: enough to see what the processes of a node do.
 //!
-//! "Messages" between processes are link messages by way of the node; a handler takes [`WORK`] for each. What an actor
-//! does is its type's name.
+//! "Messages" between processes are link messages by way of the node; a handler takes [`WORK`] for each. What
+//! an actor does is its type's name.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

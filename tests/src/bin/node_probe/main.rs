@@ -1,5 +1,5 @@
-//! The program that `tests/node_process.rs` watches: a node with fake actors that plays one scene, named by its first
-//! argument. Its workers are this program again.
+//! The program that `tests/node_process.rs` watches: a node with fake actors that plays one scene, named by
+//! its first argument. Its workers are this program again.
 
 mod fake;
 
@@ -218,7 +218,8 @@ fn chunks(node: &FakeNode) -> Result<()> {
     start(node, asker, "wants-chunk", "99")?;
 
     let status = supervisor.worker(owner).context("status")?;
-    // All of it: its control thread would say that there is none, and then the death below is part of the shutdown.
+    // All of it: its control thread would say that there is none, and then the death below is part of the
+    // shutdown.
     wait::stop(status.pid);
     transport.want_chunk(chunk(7));
     supervisor.kill_worker(owner);

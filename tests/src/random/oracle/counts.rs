@@ -93,8 +93,8 @@ fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut
     }
 }
 
-/// The ids that the framework knows an item by: of a batch those of all, of a window that of the newest, of a pair those of
-/// both unless they begin with the same.
+/// The ids that the framework knows an item by: of a batch those of all, of a window that of the newest, of a
+/// pair those of both unless they begin with the same.
 fn names(plan: &Plan, past: &Past) -> Vec<(u16, u64)> {
     let mut names = vec![(past.source, past.number)];
     for step in &past.steps {

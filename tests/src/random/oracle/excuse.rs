@@ -18,8 +18,8 @@ pub(super) struct Excuses<'r> {
     died: BTreeMap<u16, usize>,
     /// Those of which one did not come back.
     died_for_good: BTreeSet<u16>,
-    /// What ended at once with each operator: the process that it runs in, or its actor alone, or once the one and once the
-    /// other.
+    /// What ended at once with each operator: the process that it runs in, or its actor alone, or once the
+    /// one and once the other.
     ended_with: BTreeMap<u16, BTreeSet<Ended>>,
     /// The operators that each one's items come from, in any number of steps.
     before: BTreeMap<u16, BTreeSet<u16>>,
@@ -148,7 +148,8 @@ impl<'r> Excuses<'r> {
         let before = self.before.get(&to.op).unwrap_or(&none);
         let dead_before: Vec<u16> = before.iter().copied().filter(|op| self.died.contains_key(op)).collect();
         let kind = |op: u16| self.case.plan.op(op).map(|op| &op.op.what);
-        // "A source that dies loses what it had not sent": what it was about to, and what had not left its worker.
+        // "A source that dies loses what it had not sent": what it was about to, and what had not left its
+        // worker.
         if self.died.contains_key(&past.source)
             && (self.last_made.contains(past) || self.is_at_its_source(past))
         {
@@ -161,8 +162,8 @@ impl<'r> Excuses<'r> {
             if waited {
                 return true;
             }
-            // A source that died sends nothing again. Behind one that does not come back items are lost, and named by who
-            // sent them there, who may have died as well.
+            // A source that died sends nothing again. Behind one that does not come back items are lost, and
+            // named by who sent them there, who may have died as well.
             let source_died = dead_before.iter().any(|op| matches!(kind(*op), Some(What::Source(_))));
             let for_good = dead_before.iter().chain([&to.op]).any(|op| self.died_for_good.contains(op));
             let several = dead_before.len() > 1 || self.died.contains_key(&to.op);
@@ -178,14 +179,16 @@ impl<'r> Excuses<'r> {
         if waited || dead_before.iter().any(|op| kept(*op)) {
             return true;
         }
-        // Who would name it has died as well, with what it knew: "of a life that ended, the report counts what it had told".
+        // Who would name it has died as well, with what it knew: "of a life that ended, the report counts
+        // what it had told".
         let involved = dead_before.iter().chain([&to.op]);
         let dead: BTreeSet<_> = involved.filter_map(|op| self.ended_with.get(op)).flatten().collect();
         dead.len() > 1
     }
 
-    /// Whether what an item was made of went another way when it was sent again: to another branch of a fork that does not
-    /// look at it, where it is looked for too, into another batch, or to another partner in a join.
+    /// Whether what an item was made of went another way when it was sent again: to another branch of a fork
+    /// that does not look at it, where it is looked for too, into another batch, or to another partner in a
+    /// join.
     fn is_made_anew(&self, past: &Past, to: Place) -> bool {
         let took = |op: u16, item: &Past| {
             let mut lines = self.case.seen.logs.lines(Place::of(op));
@@ -224,8 +227,8 @@ impl<'r> Excuses<'r> {
         (0..=past.steps.len()).any(elsewhere) || in_a_group && in_another()
     }
 
-    /// Whether what an item was made of may have been sent again to a replica that had failed the pipeline: a stage had it, a
-    /// replica of that died, and one has failed.
+    /// Whether what an item was made of may have been sent again to a replica that had failed the pipeline: a
+    /// stage had it, a replica of that died, and one has failed.
     fn came_again_where_it_had_failed(&self, past: &Past, before: &BTreeSet<u16>) -> bool {
         let is_made_of = |line: &Past| {
             (line.source, line.number) == (past.source, past.number) && past.steps.starts_with(&line.steps)

@@ -1,6 +1,6 @@
-//! What has to come where, edge by edge: what each part makes follows from what it wrote down that it got, so a loss shows
-//! at the edge where it happened, and a choice that the framework made (whose turn it was, which items became a batch)
-//! follows from who got the item.
+//! What has to come where, edge by edge: what each part makes follows from what it wrote down that it got, so
+//! a loss shows at the edge where it happened, and a choice that the framework made (whose turn it was, which
+//! items became a batch) follows from who got the item.
 
 use crate::random::history::{Bag, Logs, Past, Place, Step};
 use crate::random::plan::{Plan, again, fails_for_good, width};
@@ -183,7 +183,8 @@ impl<'r> Flows<'r> {
             }
             What::Loop { rounds, body, .. } => {
                 let inner = number + 1;
-                // What the first stage of the body makes is known from its log, so the circle has a beginning.
+                // What the first stage of the body makes is known from its log, so the circle has a
+                // beginning.
                 let (mut next, mut current) = (inner, Bag::new());
                 let edges = self.edges.len();
                 for op in body {

@@ -1,11 +1,12 @@
 //! The oracle: from the spec, the logs and the report to what was wrong.
 //!
-//! - Without deaths everything that was made comes, exactly once (a clone for each branch of a broadcast), on the right
-//!   branch, in the promised order, or is named as left over or failed; the report's counts are those of the logs.
-//! - What a stage drops for want of room is not named. Without deaths as many are missing there as the report says, and the
-//!   others keep their order; with deaths no more.
-//! - At most once, with deaths: nothing comes twice; what does not come is named. Excepted is what `PIPELINES.md` excepts
-//!   (`excuse`).
+//! - Without deaths everything that was made comes, exactly once (a clone for each branch of a broadcast), on
+//!   the right branch, in the promised order, or is named as left over or failed; the report's counts are
+//!   those of the logs.
+//! - What a stage drops for want of room is not named. Without deaths as many are missing there as the report
+//!   says, and the others keep their order; with deaths no more.
+//! - At most once, with deaths: nothing comes twice; what does not come is named. Excepted is what
+//!   `PIPELINES.md` excepts (`excuse`).
 //! - At least once, with deaths: everything comes at least once, or is named.
 //! - A killed pipeline ends, and what came of it is right.
 
@@ -145,8 +146,9 @@ pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
         say(Kind::Start, error.clone());
         return verdicts;
     }
-    // Who packs around a loop may pack what holds an older pack, which holds an older one, and so on. What is too deep to be sent
-    // is refused, and the pipeline has failed with that; the rest of the run says nothing.
+    // Who packs around a loop may pack what holds an older pack, which holds an older one, and so on. What is
+    // too deep to be sent is refused, and the pipeline has failed with that; the rest of the run says
+    // nothing.
     if matches!(&seen.end, End::Failed(why, _) if why.contains(TOO_DEEP)) {
         return verdicts;
     }
@@ -180,7 +182,8 @@ pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
     verdicts
 }
 
-/// Whether a stage that was told to fail, and fails the pipeline then, got an item to fail on; or a source came so far.
+/// Whether a stage that was told to fail, and fails the pipeline then, got an item to fail on; or a source
+/// came so far.
 fn told_to_fail(plan: &Plan, seen: &Seen, sources: bool) -> bool {
     plan.all().into_iter().any(|op| {
         if !op.op.settings.on_error.fails() {
@@ -381,7 +384,8 @@ impl Case<'_> {
         }
         let mut alone = self.missing(&edge.want, &edge.got);
         alone.extend(self.missing(want, got));
-        // A source with replicas makes pairs of one replica's items alone, which a history does not tell apart.
+        // A source with replicas makes pairs of one replica's items alone, which a history does not tell
+        // apart.
         let told_apart = self.plan.sources().len()
             == self.plan.spec.ops.iter().filter(|op| matches!(op.what, What::Source(_))).count();
         if !self.deaths && !self.at_least_once && told_apart && !self.is_over_early() {
@@ -415,7 +419,8 @@ impl Case<'_> {
             report.deaths.iter().find(|death| {
                 let replicas = report.stage(&death.stage).map_or(1, |stage| stage.replicas) as u16;
                 let is_source = report.stage(&death.stage).is_some_and(|stage| stage.is_source);
-                // Of a stage that scales, `replicas` counts those that are open in the end, and none that died.
+                // Of a stage that scales, `replicas` counts those that are open in the end, and none that
+                // died.
                 let scales = super::plan::location_of(&death.stage).is_some_and(|at| {
                     !at.dead && self.plan.op(at.op).is_some_and(|op| op.op.settings.scales)
                 });

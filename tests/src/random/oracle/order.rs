@@ -1,5 +1,5 @@
-//! Which order is promised where: items of one source come in the order of their numbers wherever all of them, or all with
-//! the same key, went the same way.
+//! Which order is promised where: items of one source come in the order of their numbers wherever all of
+//! them, or all with the same key, went the same way.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use crate::random::history::{Logs, Place};
 use crate::random::plan::Plan;
 use crate::random::spec::{FlowId, Form, Op, Pick, Settings, Then, What};
 
-/// The sources whose items come there, and what order they have: that of their numbers, among those that are the same
-/// modulo this; 0 for none.
+/// The sources whose items come there, and what order they have: that of their numbers, among those that are
+/// the same modulo this; 0 for none.
 type Order = BTreeMap<u16, u64>;
 
 /// Everything that came in another order than promised. `intact`: nobody died who would restore one.

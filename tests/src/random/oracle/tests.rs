@@ -1,5 +1,5 @@
-//! The oracle can fail: each test takes a run that was right, falsifies one thing in its logs or its report, and names the
-//! verdict that has to come of it.
+//! The oracle can fail: each test takes a run that was right, falsifies one thing in its logs or its report,
+//! and names the verdict that has to come of it.
 
 use tensorpost::pipeline::{Death, ItemId, Lost, OnError, StageReport};
 
@@ -201,7 +201,8 @@ fn what_is_dropped_is_counted_and_no_more_is_missing() {
     assert_eq!(kinds(&plan, &seen), [Kind::Counts]);
     sink(&mut seen, 2);
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
-    // A death of the sink drops nothing that is not named; one of its sender takes with it what it had dropped.
+    // A death of the sink drops nothing that is not named; one of its sender takes with it what it had
+    // dropped.
     said(&mut seen).deaths.push(death("sink-1"));
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
     said(&mut seen).deaths[0] = death("source-0");
@@ -441,7 +442,8 @@ fn halves_that_are_sent_again_may_find_other_partners_in_a_join_and_not_in_a_zip
         plan.spec.at_least_once = Some(4);
         let mut seen = right(&plan);
         assert_eq!(judge(&plan, &seen), []);
-        // A pair that was made in an earlier life, of halves that came with others, or with each other, later.
+        // A pair that was made in an earlier life, of halves that came with others, or with each other,
+        // later.
         let [left, right] = [1, 4].map(|number| Past::new(0, number));
         let pair = left.then(Step::With(2, Box::new(if joins { right } else { left.clone() })));
         if !joins {

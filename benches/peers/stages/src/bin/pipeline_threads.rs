@@ -1,4 +1,5 @@
-//! The image pipeline of the example `10-image-pipeline` as four threads of one process, with a channel between two.
+//! The image pipeline of the example `10-image-pipeline` as four threads of one process, with a channel
+//! between two.
 //!
 //! `pipeline_threads PHOTOGRAPHS FRAMES OUT`
 

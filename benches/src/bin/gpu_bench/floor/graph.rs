@@ -1,5 +1,5 @@
-//! The launches of a stage of many small kernels, each item with a satisfied wait and a clock write: one by one, and as one graph whose
-//! arguments are all set anew for each item. The driver alone.
+//! The launches of a stage of many small kernels, each item with a satisfied wait and a clock write: one by
+//! one, and as one graph whose arguments are all set anew for each item. The driver alone.
 
 #![expect(unsafe_code, reason = "calls the driver")]
 
@@ -17,7 +17,8 @@ use crate::report::median;
 const ITEMS: u64 = 2_000;
 const RUNS: usize = 5;
 
-/// Microseconds an item until the GPU is through, as lines of a name and a number. `clock` is one that nobody else has.
+/// Microseconds an item until the GPU is through, as lines of a name and a number. `clock` is one that nobody
+/// else has.
 pub(super) fn run(gpu: &Gpu, ordinal: usize, clock: u64) -> anyhow::Result<()> {
     let mut chain = Chain::new(gpu, ordinal, clock)?;
     let mut times = [Vec::new(), Vec::new()];

@@ -1,8 +1,10 @@
-//! The floor: two processes, a blocking Unix socket, and the driver's own calls; no framework. Then the harder one, `polled`: a ring in
-//! shared memory in the socket's place. And what the driver alone takes for a stage of many small kernels (`graph`).
+//! The floor: two processes, a blocking Unix socket, and the driver's own calls; no framework. Then the
+//! harder one, `polled`: a ring in shared memory in the socket's place. And what the driver alone takes for a
+//! stage of many small kernels (`graph`).
 //!
-//! A round trip is the one that the framework's replaces: this side's work and clock write, a word over the socket, the
-//! other side's wait, work and clock write, a word back, and this side's wait until the GPU is through.
+//! A round trip is the one that the framework's replaces: this side's work and clock write, a word over the
+//! socket, the other side's wait, work and clock write, a word back, and this side's wait until the GPU is
+//! through.
 
 mod graph;
 mod polled;
@@ -46,8 +48,8 @@ pub(crate) enum Work {
 const BURST: u64 = 30_000;
 const BURSTS: usize = 5;
 
-/// Times of the floor's round trips on GPU `ordinal` (`None`: the socket only), as lines of a name and microseconds; and
-/// the rate at which both sides can launch and write clocks, in items a second.
+/// Times of the floor's round trips on GPU `ordinal` (`None`: the socket only), as lines of a name and
+/// microseconds; and the rate at which both sides can launch and write clocks, in items a second.
 pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     end_with_parent()?;
     let clocks = rustix::fs::memfd_create("tensorpost-floor", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -63,7 +65,8 @@ pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     let mut peer = Peer::start(ordinal, theirs, clocks, memory)?;
     socket.read_exact(&mut [0])?; // the other side is ready
     if let Some((gpu, free)) = gpu.as_ref().zip(free) {
-        // What one more process takes that has a context, a module of two kernels and a stream, and no memory of its own to speak of.
+        // What one more process takes that has a context, a module of two kernels and a stream, and no memory
+        // of its own to speak of.
         println!("context.resident {}", after.saturating_sub(before));
         println!("context.memory {}", free.saturating_sub(gpu.free()?));
     }
@@ -216,7 +219,7 @@ impl Peer {
 
 #[expect(unsafe_code, reason = "takes inherited descriptors by their numbers")]
 fn inherited() -> (OwnedFd, OwnedFd, OwnedFd) {
-    // SAFETY: this role is only started by `Peer::start`, which put these three descriptors there; nothing else in this
-    // process, which has just begun, owns them.
+    // SAFETY: this role is only started by `Peer::start`, which put these three descriptors there; nothing
+    // else in this process, which has just begun, owns them.
     unsafe { (OwnedFd::from_raw_fd(SOCKET), OwnedFd::from_raw_fd(CLOCKS), OwnedFd::from_raw_fd(RINGS)) }
 }

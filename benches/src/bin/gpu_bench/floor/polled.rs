@@ -1,5 +1,6 @@
-//! The harder floor: the same exchange over a ring in shared memory that both sides look at all the time, with the fewest calls to
-//! the driver. A clock that the host has seen pass is not waited for, and the end of a round is seen in the clock itself.
+//! The harder floor: the same exchange over a ring in shared memory that both sides look at all the time,
+//! with the fewest calls to the driver. A clock that the host has seen pass is not waited for, and the end of
+//! a round is seen in the clock itself.
 
 use std::time::Instant;
 
@@ -23,8 +24,8 @@ const fn word(value: u64, what: u64) -> u64 {
     value << 8 | what
 }
 
-/// Round trips and streams, as lines of a name and microseconds or items a second. `value`: the last that the clocks of round trips
-/// have, and `burst` that of the bursts.
+/// Round trips and streams, as lines of a name and microseconds or items a second. `value`: the last that the
+/// clocks of round trips have, and `burst` that of the bursts.
 pub(super) fn run(
     rings: &mut Rings,
     gpu: Option<&Gpu>,
@@ -81,7 +82,8 @@ fn trip(rings: &mut Rings, gpu: Option<&Gpu>, what: u64, value: u64) -> anyhow::
     Ok(())
 }
 
-/// Items behind `before` others: where there are kernels, one here and one there that waits for it, until the GPU is through.
+/// Items behind `before` others: where there are kernels, one here and one there that waits for it, until the
+/// GPU is through.
 fn stream(rings: &mut Rings, gpu: Option<&Gpu>, what: u64, before: u64) -> anyhow::Result<()> {
     for value in before + 1..=before + STREAM {
         if let Some(gpu) = gpu {

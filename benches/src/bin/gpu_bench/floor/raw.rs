@@ -75,8 +75,8 @@ pub(super) fn peer_copies(from: usize, to: usize, rounds: usize) -> anyhow::Resu
 impl Gpu {
     pub(super) fn open(ordinal: usize, clocks: OwnedFd) -> anyhow::Result<Self> {
         context(ordinal)?;
-        // SAFETY: a new mapping at a place of the kernel's choice, never unmapped; the descriptor is a memfd of `PAGE`
-        // bytes. Both processes only let GPUs write it.
+        // SAFETY: a new mapping at a place of the kernel's choice, never unmapped; the descriptor is a memfd
+        // of `PAGE` bytes. Both processes only let GPUs write it.
         let page = unsafe {
             mmap(null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &clocks, 0)?
         };
@@ -140,7 +140,8 @@ impl Gpu {
         Ok(unsafe { result::malloc_sync(FLOATS as usize * 4)? })
     }
 
-    /// The kernel's arguments, for one that writes to `memory`: the driver copies them where it is given them.
+    /// The kernel's arguments, for one that writes to `memory`: the driver copies them where it is given
+    /// them.
     pub(super) fn with_arguments<R>(
         &self,
         memory: u64,
@@ -162,8 +163,8 @@ impl Gpu {
     /// Launches the kernel, which writes to `memory`.
     pub(super) fn launch_at(&self, memory: u64) -> anyhow::Result<()> {
         self.with_arguments(memory, |arguments| {
-            // SAFETY: the arguments are those of `fill`, in its order, and live until the driver has copied them; it writes
-            // `FLOATS` floats of memory that has as many.
+            // SAFETY: the arguments are those of `fill`, in its order, and live until the driver has copied
+            // them; it writes `FLOATS` floats of memory that has as many.
             unsafe {
                 result::launch_kernel(self.kernel, (4, 1, 1), (256, 1, 1), 0, self.stream, arguments)?;
             }

@@ -1,4 +1,5 @@
-//! Words from one process to another through memory that both map, without a system call: the receiver looks all the time.
+//! Words from one process to another through memory that both map, without a system call: the receiver looks
+//! all the time.
 
 #![expect(unsafe_code, reason = "maps memory, and looks at it as atomics")]
 

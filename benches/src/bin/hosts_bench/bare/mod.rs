@@ -1,7 +1,8 @@
-//! The bare parts: what the same bytes cost over TCP, and over gRPC with TLS and without, between two processes.
+//! The bare parts: what the same bytes cost over TCP, and over gRPC with TLS and without, between two
+//! processes.
 //!
-//! The other process is this program again; it listens at three ports, and serves each connection on a thread of its own. So
-//! does this one: with as many connections as the framework has lanes.
+//! The other process is this program again; it listens at three ports, and serves each connection on a thread
+//! of its own. So does this one: with as many connections as the framework has lanes.
 
 pub(crate) mod rpc;
 pub(crate) mod tcp;

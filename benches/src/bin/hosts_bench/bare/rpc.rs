@@ -1,5 +1,5 @@
-//! gRPC by tonic, with messages that are bytes, and mutual TLS where there is a configuration. A thread and a runtime for each end
-//! of a connection.
+//! gRPC by tonic, with messages that are bytes, and mutual TLS where there is a configuration. A thread and a
+//! runtime for each end of a connection.
 
 use std::convert::Infallible;
 use std::io;

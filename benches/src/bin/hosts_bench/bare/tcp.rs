@@ -1,4 +1,5 @@
-//! TCP, with blocking calls. A connection begins with the number of bytes of a message, and whether they come back.
+//! TCP, with blocking calls. A connection begins with the number of bytes of a message, and whether they come
+//! back.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

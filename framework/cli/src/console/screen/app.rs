@@ -104,7 +104,8 @@ impl App {
         self.is_done
     }
 
-    /// A look has come, and what is new in the log. What is frozen stays as it is, and what comes meanwhile counts later.
+    /// A look has come, and what is new in the log. What is frozen stays as it is, and what comes meanwhile
+    /// counts later.
     pub(super) fn take(&mut self, look: Look, lines: Vec<LogLine>) {
         self.lines.extend(lines);
         let surplus = self.lines.len().saturating_sub(MAX_LINES);

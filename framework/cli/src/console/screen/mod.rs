@@ -1,7 +1,8 @@
 //! `tensorpost top` on a terminal.
 //!
-//! A thread asks the node, so that keys are answered while a look is on its way; another one traces, on a connection of its
-//! own. What is shown and what keys do is in `app`, which knows no terminal; `draw` puts it on one.
+//! A thread asks the node, so that keys are answered while a look is on its way; another one traces, on a
+//! connection of its own. What is shown and what keys do is in `app`, which knows no terminal; `draw` puts it
+//! on one.
 
 mod app;
 mod draw;

@@ -226,7 +226,8 @@ fn a_full_pool_is_waited_for() {
     assert!(matches!(error, TensorError::Pool(PoolError::TooLarge { .. })), "{error}");
 }
 
-/// Two tensors of half a unit each need a unit each: with one free there is no room, and nobody is to look again and again.
+/// Two tensors of half a unit each need a unit each: with one free there is no room, and nobody is to look
+/// again and again.
 #[test]
 fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
     let scene = scene(1 << 20);
@@ -252,7 +253,8 @@ fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
     assert_eq!([0, 1].map(|n| numbers(stream, &tensors[n])[0]), [0, 1]);
 }
 
-/// An actor's task has one waker for all its futures: what another of them waits for is not forgotten when there is room for a fetch.
+/// An actor's task has one waker for all its futures: what another of them waits for is not forgotten when
+/// there is room for a fetch.
 #[test]
 fn who_waits_by_the_same_waker_is_polled_again() {
     let scene = scene(1 << 20);
@@ -265,7 +267,8 @@ fn who_waits_by_the_same_waker_is_polled_again() {
     drop(held);
 }
 
-/// What another thread gives back while a look gives back what it has taken wakes nobody: the look has to notice.
+/// What another thread gives back while a look gives back what it has taken wakes nobody: the look has to
+/// notice.
 #[test]
 fn memory_that_comes_back_during_a_look_is_not_missed() {
     let mut missed = 0;

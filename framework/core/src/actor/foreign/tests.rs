@@ -16,7 +16,8 @@ struct Item {
     tensor: Tensor,
 }
 
-/// It is one clock write, whatever of it is sent and let go of, and no peer can see it before the end, or before somebody says so.
+/// It is one clock write, whatever of it is sent and let go of, and no peer can see it before the end, or
+/// before somebody says so.
 #[test]
 fn what_goes_out_together_is_one_clock_write() {
     let fakes = Muted::default();

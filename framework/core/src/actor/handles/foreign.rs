@@ -1,8 +1,8 @@
 //! Messages whose types are known only where they are handled: an actor takes all that it does not list.
 //!
-//! Such a message is handled elsewhere, mostly: on a thread of another language, to which the actor hands it. Its [answer](RawAnswer) goes
-//! from there, without a way back over the actor's own thread. What is under way there is counted ([`Elsewhere`]), so that an
-//! actor that is told to stop stops behind it.
+//! Such a message is handled elsewhere, mostly: on a thread of another language, to which the actor hands it.
+//! Its [answer](RawAnswer) goes from there, without a way back over the actor's own thread. What is under way
+//! there is counted ([`Elsewhere`]), so that an actor that is told to stop stops behind it.
 
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
@@ -39,8 +39,8 @@ pub trait RawSink: Send + Sync {
     fn put(&self, message: RawMessage, answer: RawAnswer);
 }
 
-/// Answers a message, once, from any thread. Where it drops, the message is done with, and who asked is told that there is no
-/// reply.
+/// Answers a message, once, from any thread. Where it drops, the message is done with, and who asked is told
+/// that there is no reply.
 pub struct RawAnswer {
     done: Option<Done<RawReply>>,
     elsewhere: Arc<Elsewhere>,
@@ -107,8 +107,8 @@ impl<A: RemoteActor> Handles<A> {
         self
     }
 
-    /// Messages of all other types, each read as an `M`, in which their values stand as they are. They are asked as by
-    /// [`acknowledged`](Self::acknowledged).
+    /// Messages of all other types, each read as an `M`, in which their values stand as they are. They are
+    /// asked as by [`acknowledged`](Self::acknowledged).
     #[doc(hidden)]
     pub fn foreign_within<M>(&mut self) -> &mut Self
     where

@@ -9,8 +9,8 @@ use crate::stream::turn::Turn;
 use crate::testing::Cluster;
 use crate::transport::inbox::LocalCredits;
 
-/// An actor on another thread of the process has asked, and may answer for it at once: a kill behind that must not take along what
-/// the one that it asked had sent.
+/// An actor on another thread of the process has asked, and may answer for it at once: a kill behind that
+/// must not take along what the one that it asked had sent.
 #[test]
 fn an_answer_to_another_thread_does_not_overtake_what_its_handler_has_sent() {
     let cluster = Cluster::new(2);

@@ -15,8 +15,8 @@ use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Refus
 
 use super::super::handles::{self, Done};
 
-/// The receiving end: messages of type `M` that were sent to its address. Dropping it closes the mailbox. Messages that
-/// nobody takes hold their senders' credits, and hold a shutdown up until its deadline.
+/// The receiving end: messages of type `M` that were sent to its address. Dropping it closes the mailbox.
+/// Messages that nobody takes hold their senders' credits, and hold a shutdown up until its deadline.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -71,8 +71,9 @@ impl<M: GpuMessage> Channel<M> {
         (Arc::new(inbox), Channel { envelopes: Inert::new(envelopes), transport, index, ended: Some(ended) })
     }
 
-    /// The next message. Taking it hands its sender's credit back, and answers an ask whose reply is `()`; any other is
-    /// answered that there is no reply. A message with a tensor that was lost with a process is logged and left out.
+    /// The next message. Taking it hands its sender's credit back, and answers an ask whose reply is `()`;
+    /// any other is answered that there is no reply. A message with a tensor that was lost with a process is
+    /// logged and left out.
     ///
     /// # Errors
     /// The node has shut down, or this process is a forked child.
@@ -83,8 +84,8 @@ impl<M: GpuMessage> Channel<M> {
         self.recv_from().await.map(|(_, message)| message)
     }
 
-    /// [`recv`](Self::recv), with the process that has sent the message. A sender may lie in its message, and not
-    /// about this.
+    /// [`recv`](Self::recv), with the process that has sent the message. A sender may lie in its message, and
+    /// not about this.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -139,8 +140,8 @@ impl<M: GpuMessage> Channel<M> {
         if self.envelopes.is_inherited() { Err(ChannelError::Forked) } else { Ok(()) }
     }
 
-    /// The message, unless a tensor in it was lost with a process: then it is logged and counted, and nobody gets it
-    /// (DEATH-3).
+    /// The message, unless a tensor in it was lost with a process: then it is logged and counted, and nobody
+    /// gets it (DEATH-3).
     fn open(&self, message: handles::Envelope<M>) -> Option<(ProcessId, M)> {
         let transport = self.transport.upgrade();
         let tainted = transport.as_ref().and_then(|transport| message.taint(transport.domain()));

@@ -53,7 +53,8 @@ struct Batch {
     tensors: Vec<Tensor>,
 }
 
-/// A receiver keeps all that it is sent. Nobody handles anything that would make room, so all are told what there is too much of.
+/// A receiver keeps all that it is sent. Nobody handles anything that would make room, so all are told what
+/// there is too much of.
 #[test]
 fn who_keeps_too_many_tensors_is_named_to_both_sides() {
     let cluster = Cluster::new(2);

@@ -1,5 +1,6 @@
-//! The epoch page: on it the node says up to which round everybody must know what is tainted, how many processes there
-//! are, and which of them speaks for other hosts. The node writes it, and all others map it read-only (ONE-WRITER).
+//! The epoch page: on it the node says up to which round everybody must know what is tainted, how many
+//! processes there are, and which of them speaks for other hosts. The node writes it, and all others map it
+//! read-only (ONE-WRITER).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,7 +81,8 @@ impl EpochPage {
         self.mapping.watch64(ROUND_AT).map_or(0, |word| word.load())
     }
 
-    /// How many processes the node has, itself one of them; a guide for who shares the cores, and nothing more. 0 where it has not said.
+    /// How many processes the node has, itself one of them; a guide for who shares the cores, and nothing
+    /// more. 0 where it has not said.
     pub fn processes(&self) -> usize {
         self.mapping.watch64(PROCESSES_AT).map_or(0, |word| word.load() as usize)
     }
@@ -106,8 +108,8 @@ impl EpochPage {
         }
     }
 
-    /// Raises the round; on an epoch page that this process does not write, nothing happens. The node does this before
-    /// it releases anything.
+    /// Raises the round; on an epoch page that this process does not write, nothing happens. The node does
+    /// this before it releases anything.
     pub fn raise(&self, round: u64) {
         if let Some(word) = self.mapping.word64(ROUND_AT) {
             word.store(round, Ordering::Release); // EPOCH-RELEASE

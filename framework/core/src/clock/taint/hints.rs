@@ -1,8 +1,8 @@
-//! Of which tickets the [`Table`](super::Table) has nothing, without a lock. After a death a look at a ticket of those who
-//! live, which is nearly every look, costs two loads.
+//! Of which tickets the [`Table`](super::Table) has nothing, without a lock. After a death a look at a ticket
+//! of those who live, which is nearly every look, costs two loads.
 //!
-//! A hint errs on one side: it may send somebody to the table in vain. It is given behind the table's change and is never
-//! taken back, so who is not sent there would have found nothing.
+//! A hint errs on one side: it may send somebody to the table in vain. It is given behind the table's change
+//! and is never taken back, so who is not sent there would have found nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,6 +1,7 @@
 //! What a stream waits for, so that a death can be traced through it.
 //!
-//! One per clock of the process, for as long as the process lives: a stream may be dropped while its work goes on.
+//! One per clock of the process, for as long as the process lives: a stream may be dropped while its work
+//! goes on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,9 +18,9 @@ const MERGE_AT: usize = 1024;
 
 /// How many values of its own a stream gives up when it is marked.
 ///
-/// A use may have been checked before the marking and enqueued after it. All values that are written until the stream
-/// has reached a point where no such use can be left are in the marked range; then it goes on behind the range. A
-/// stream writes a handful of values until then, and values cost nothing.
+/// A use may have been checked before the marking and enqueued after it. All values that are written until
+/// the stream has reached a point where no such use can be left are in the marked range; then it goes on
+/// behind the range. A stream writes a handful of values until then, and values cost nothing.
 const MARGIN: u64 = 1 << 20;
 
 /// The waits of one stream that may not be over. Pure: no lock in here.
@@ -49,8 +50,8 @@ pub struct Marked {
 }
 
 impl Log {
-    /// Notes that work behind own value `position` comes after a wait for `ticket`. `is_over` says whether a ticket's
-    /// data is there for good, which ends an older note.
+    /// Notes that work behind own value `position` comes after a wait for `ticket`. `is_over` says whether a
+    /// ticket's data is there for good, which ends an older note.
     pub fn push(&mut self, position: u64, ticket: &Ticket, is_over: impl Fn(&Ticket) -> bool) {
         let Ticket { process, slot, value } = *ticket;
         let known =
@@ -89,8 +90,9 @@ impl Log {
         self.waits = merged;
     }
 
-    /// Takes out the waits for what is tainted now, and says from where on the stream's own values are. `tainted` is
-    /// asked for clocks and the first and last of their values: whose death tainted any of these?
+    /// Takes out the waits for what is tainted now, and says from where on the stream's own values are.
+    /// `tainted` is asked for clocks and the first and last of their values: whose death tainted any of
+    /// these?
     pub fn mark(
         &mut self,
         tainted: impl Fn(ProcessId, u16, u64, u64) -> Option<ProcessId>,
@@ -121,8 +123,8 @@ impl Log {
 
 /// A [`Log`] with what belongs to it, shared between the stream and the thread that marks.
 ///
-/// Its lock is held for a few comparisons only, never across a call of the driver: a submitter may be blocked there,
-/// behind the very wait that the marking is to end.
+/// Its lock is held for a few comparisons only, never across a call of the driver: a submitter may be blocked
+/// there, behind the very wait that the marking is to end.
 #[derive(Debug, Default)]
 pub(crate) struct StreamLog {
     /// The stream's last clock write that was enqueued.
@@ -149,11 +151,12 @@ impl StreamLog {
         self.floor.load(Ordering::Acquire) != 0
     }
 
-    /// Checks tickets and notes them, in one step as the marking sees it: either it finds the note, or the check finds
-    /// what it has marked.
+    /// Checks tickets and notes them, in one step as the marking sees it: either it finds the note, or the
+    /// check finds what it has marked.
     ///
     /// # Errors
-    /// The first ticket that is tainted, with the process whose death it was. Those before it may be noted: harmless.
+    /// The first ticket that is tainted, with the process whose death it was. Those before it may be noted:
+    /// harmless.
     pub(crate) fn push(
         &self,
         position: u64,
@@ -171,10 +174,11 @@ impl StreamLog {
         Ok(())
     }
 
-    /// Marks what depends on what is tainted now: the range of own values, and by whose death. See [`Log::mark`].
+    /// Marks what depends on what is tainted now: the range of own values, and by whose death. See
+    /// [`Log::mark`].
     ///
-    /// `add` makes the range known in this process. It is called before the stream can go on behind the range: a ticket
-    /// from there must find what was written in the range to be tainted.
+    /// `add` makes the range known in this process. It is called before the stream can go on behind the
+    /// range: a ticket from there must find what was written in the range to be tainted.
     pub(crate) fn mark(
         &self,
         tainted: impl Fn(ProcessId, u16, u64, u64) -> Option<ProcessId>,
@@ -202,7 +206,8 @@ impl StreamLog {
         self.floor.store(to + 1, Ordering::Release);
     }
 
-    /// The last value of the marked range, to go on behind; clears the mark. For the stream, with its state locked.
+    /// The last value of the marked range, to go on behind; clears the mark. For the stream, with its state
+    /// locked.
     pub(crate) fn leave_range(&self, written: u64) -> u64 {
         let _log = self.log.lock();
         let written = written.max(self.floor.swap(0, Ordering::Relaxed).saturating_sub(1));

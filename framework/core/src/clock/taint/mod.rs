@@ -1,21 +1,22 @@
 //! Which clock values stand for data that was never written (DEATH-1, DEATH-3).
 //!
-//! A process that dies leaves values that others wait for and that it will never reach. Their waits must end, and what
-//! comes after them must not be mistaken for data. So the node first publishes the *death certificate*: how far each
-//! clock of the dead had come. A ticket beyond it is **tainted**. Work that a living stream was given behind a wait for
-//! a tainted ticket will produce nothing of worth either: so every process marks, for each of its streams, the *range*
-//! of own clock values that stand for such work, and tells the node, which tells the others, until nothing changes.
-//! Only then is anybody released.
+//! A process that dies leaves values that others wait for and that it will never reach. Their waits must end,
+//! and what comes after them must not be mistaken for data. So the node first publishes the *death
+//! certificate*: how far each clock of the dead had come. A ticket beyond it is **tainted**. Work that a
+//! living stream was given behind a wait for a tainted ticket will produce nothing of worth either: so every
+//! process marks, for each of its streams, the *range* of own clock values that stand for such work, and
+//! tells the node, which tells the others, until nothing changes. Only then is anybody released.
 //!
-//! Here: the [`Table`] of what is tainted, as every process and the node keep it; the [`Log`] of a stream, which
-//! remembers what it waits for; [`EpochPage`], on which the node says how much everybody has to know.
+//! Here: the [`Table`] of what is tainted, as every process and the node keep it; the [`Log`] of a stream,
+//! which remembers what it waits for; [`EpochPage`], on which the node says how much everybody has to know.
 //!
 //! # Why "passed" is not enough
-//! After a release every clock of the dead has passed everything, and so, soon after, have the clocks of the streams
-//! that waited for it. A value is believed only if (1) its clock has passed it, *then* (2) this process knows as much
-//! as the epoch page says, *then* (3) the table does not have it. The node raises the epoch page before it releases, so
-//! whoever sees the effect of a release sees the epoch page too; and a process that was stopped, and has not marked
-//! yet, finds that it is behind and waits for its own control thread to catch up.
+//! After a release every clock of the dead has passed everything, and so, soon after, have the clocks of the
+//! streams that waited for it. A value is believed only if (1) its clock has passed it, *then* (2) this
+//! process knows as much as the epoch page says, *then* (3) the table does not have it. The node raises the
+//! epoch page before it releases, so whoever sees the effect of a release sees the epoch page too; and a
+//! process that was stopped, and has not marked yet, finds that it is behind and waits for its own control
+//! thread to catch up.
 
 mod epoch_page;
 mod hints;
@@ -51,7 +52,8 @@ impl Certificate {
     }
 }
 
-/// Values of one clock, both ends included, that stand for work behind a wait which a death left without an end.
+/// Values of one clock, both ends included, that stand for work behind a wait which a death left without an
+/// end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TaintRange {
     /// The process whose clock it is.
@@ -66,7 +68,8 @@ pub struct TaintRange {
     pub by: ProcessId,
 }
 
-/// The news of one round, from the node to every process. Each answers with the ranges of its own that follow.
+/// The news of one round, from the node to every process. Each answers with the ranges of its own that
+/// follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TaintUpdate {
     /// The round; they are counted from one.
@@ -75,8 +78,8 @@ pub struct TaintUpdate {
     pub deaths: Vec<Certificate>,
     /// Ranges of the living, and of the dead before they died.
     pub ranges: Vec<TaintRange>,
-    /// Processes that did not answer in time (they may be stopped): every value beyond these counts as tainted, until
-    /// they are among `cleared`. With each, the process whose death it was.
+    /// Processes that did not answer in time (they may be stopped): every value beyond these counts as
+    /// tainted, until they are among `cleared`. With each, the process whose death it was.
     pub suspects: Vec<(Certificate, ProcessId)>,
     /// Processes that have answered since: their ranges are all that is tainted of theirs.
     pub cleared: Vec<ProcessId>,

@@ -1,8 +1,9 @@
 //! What is tainted, as every process knows it. Pure: no clock and no lock in here.
 //!
-//! It is bounded (MBX-2). Ranges of one clock beyond [`MAX_TAINT_RANGES`] are merged, the oldest first: what lay between
-//! them counts as tainted then, which is an error where there was data, never the reverse. Of the dead, the last
-//! [`MAX_CERTIFICATES`] are kept; a ticket of one that was dropped is a ticket of an unknown clock, an error too.
+//! It is bounded (MBX-2). Ranges of one clock beyond [`MAX_TAINT_RANGES`] are merged, the oldest first: what
+//! lay between them counts as tainted then, which is an error where there was data, never the reverse. Of the
+//! dead, the last [`MAX_CERTIFICATES`] are kept; a ticket of one that was dropped is a ticket of an unknown
+//! clock, an error too.
 
 use std::collections::{BTreeMap, VecDeque};
 

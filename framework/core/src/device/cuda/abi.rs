@@ -7,14 +7,15 @@ pub(super) const OUT_OF_MEMORY: i32 = 2;
 pub(super) const NO_DEVICE: i32 = 100;
 pub(super) const NOT_READY: i32 = 600;
 
-/// Whether a process that met this code can use the device no more: its context is lost, and with it all its work there.
-/// An uncorrectable error of memory or link, a fault or a failed assertion of a kernel, the end of the MPS server.
+/// Whether a process that met this code can use the device no more: its context is lost, and with it all its
+/// work there. An uncorrectable error of memory or link, a fault or a failed assertion of a kernel, the end
+/// of the MPS server.
 pub(super) const fn loses_context(code: i32) -> bool {
     matches!(code, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 806 | 807)
 }
 
-/// What to look at after a code that has to do with the machine rather than with the call; `is_first` where nothing of this
-/// process has run on the device yet.
+/// What to look at after a code that has to do with the machine rather than with the call; `is_first` where
+/// nothing of this process has run on the device yet.
 pub(super) const fn advice(code: i32, is_first: bool) -> &'static str {
     match code {
         _ if is_first && loses_context(code) => {

@@ -1,10 +1,11 @@
-//! The CUDA driver with every return code checked. Only this file names its symbols, and `graphs` below it those
-//! of graphs.
+//! The CUDA driver with every return code checked. Only this file names its symbols, and `graphs` below it
+//! those of graphs.
 //!
-//! The functions are loaded from `libcuda.so.1` and typed here instead of called through cudarc's bindings. There, a
-//! return code is a Rust enum, so one that is newer than the bindings would be undefined behaviour, and a library or a
-//! symbol that is missing is a panic. Here a code is an `i32`, kept as it came ([`DeviceError::Driver`]), and what is
-//! missing is an error. Contexts and streams are cudarc's, so that user code works with the very same ones.
+//! The functions are loaded from `libcuda.so.1` and typed here instead of called through cudarc's bindings.
+//! There, a return code is a Rust enum, so one that is newer than the bindings would be undefined behaviour,
+//! and a library or a symbol that is missing is a panic. Here a code is an `i32`, kept as it came
+//! ([`DeviceError::Driver`]), and what is missing is an error. Contexts and streams are cudarc's, so that
+//! user code works with the very same ones.
 //!
 //! Nothing here keeps state but the loaded library, which stays for the life of the process.
 
@@ -46,8 +47,8 @@ macro_rules! table {
                         if at.is_null() {
                             return Err(stringify!($name));
                         }
-                        // SAFETY: the signature is the one of the driver's header, with its enums as integers of
-                        // their size; the rest is the caller's contract.
+                        // SAFETY: the signature is the one of the driver's header, with its enums as integers
+                        // of their size; the rest is the caller's contract.
                         unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn($($arg),*) -> i32>(at) }
                     },)*
                 })
@@ -125,7 +126,8 @@ pub(super) struct Driver {
 /// The driver, loaded and initialised; makes no context.
 ///
 /// # Errors
-/// [`DeviceError::NoDriver`] where there is none or it is too old, [`DeviceError::Driver`] where it does not start.
+/// [`DeviceError::NoDriver`] where there is none or it is too old, [`DeviceError::Driver`] where it does not
+/// start.
 pub(super) fn get() -> Result<&'static Driver, DeviceError> {
     let driver = loaded()?;
     if driver.ready.get().is_none() {
@@ -136,8 +138,8 @@ pub(super) fn get() -> Result<&'static Driver, DeviceError> {
     Ok(driver)
 }
 
-/// The version of CUDA that the driver is made for, as 1000 times the major and 10 times the minor one. Asks no GPU and needs
-/// none.
+/// The version of CUDA that the driver is made for, as 1000 times the major and 10 times the minor one. Asks
+/// no GPU and needs none.
 ///
 /// # Errors
 /// [`DeviceError::NoDriver`].
@@ -225,8 +227,8 @@ impl Driver {
     fn get_value<T>(&self, call: &'static str, ask: impl FnOnce(*mut T) -> i32) -> Result<T, DeviceError> {
         let mut value = MaybeUninit::<T>::zeroed();
         self.check(call, ask(value.as_mut_ptr()))?;
-        // SAFETY: the call succeeded, so it wrote the value; every `T` used here is plain numbers or pointers, for
-        // which the zeroes from before are a value as well.
+        // SAFETY: the call succeeded, so it wrote the value; every `T` used here is plain numbers or
+        // pointers, for which the zeroes from before are a value as well.
         Ok(unsafe { value.assume_init() })
     }
 
@@ -465,8 +467,8 @@ impl Driver {
         })
     }
 
-    /// Takes back what [`register`](Self::register) gave. Waits for everything that the process has on its devices, and
-    /// holds up all its other calls meanwhile (see `pages`).
+    /// Takes back what [`register`](Self::register) gave. Waits for everything that the process has on its
+    /// devices, and holds up all its other calls meanwhile (see `pages`).
     ///
     /// # Safety
     /// No work that is submitted uses the range, and none is submitted later.
@@ -527,12 +529,12 @@ impl Driver {
     /// Enqueues at most [`MAX_BATCH`] operations in order.
     ///
     /// # Safety
-    /// Until the work is done, the words stay registered, writable where they are written, and nobody but the device
-    /// writes those.
+    /// Until the work is done, the words stay registered, writable where they are written, and nobody but the
+    /// device writes those.
     pub(super) unsafe fn batch(&self, stream: &CudaStream, ops: &mut [MemOp]) -> Result<(), DeviceError> {
         self.check("cuStreamBatchMemOp_v2", {
-            // SAFETY: reads (and may note something in) as many operations as it is told; the words are the caller's
-            // contract.
+            // SAFETY: reads (and may note something in) as many operations as it is told; the words are the
+            // caller's contract.
             unsafe {
                 (self.table.cuStreamBatchMemOp_v2)(
                     stream.cu_stream().cast(),

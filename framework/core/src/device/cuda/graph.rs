@@ -1,11 +1,12 @@
 //! A chain of kernels that is launched in one call, with the stream's clock write in it.
 //!
-//! What is launched is recorded first, kernel by kernel with the bytes of its arguments, and set in every place of the chain before
-//! each launch: no address of an earlier launch is ever left in it. Where kernels, their number or the sizes of their arguments differ, the chain is made
-//! anew; another grid, block or argument is only set.
+//! What is launched is recorded first, kernel by kernel with the bytes of its arguments, and set in every
+//! place of the chain before each launch: no address of an earlier launch is ever left in it. Where kernels,
+//! their number or the sizes of their arguments differ, the chain is made anew; another grid, block or
+//! argument is only set.
 //!
-//! **On a crash** it goes with the process. A chain that is dropped while it runs is kept by its stream until it is through, as
-//! destroying one is a call of which the driver does not say whether it waits.
+//! **On a crash** it goes with the process. A chain that is dropped while it runs is kept by its stream until
+//! it is through, as destroying one is a call of which the driver does not say whether it waits.
 
 #![expect(unsafe_code, reason = "hands the driver the addresses of arguments")]
 
@@ -48,8 +49,8 @@ impl Launch {
         let bytes = size_of::<T>();
         self.arguments.push((first as u32, bytes as u32));
         self.units.resize(first + bytes.div_ceil(size_of::<Unit>()), MaybeUninit::uninit());
-        // SAFETY: there is room for as many bytes from this unit on. They are copied as they are, padding included, and
-        // never looked at as anything else.
+        // SAFETY: there is room for as many bytes from this unit on. They are copied as they are, padding
+        // included, and never looked at as anything else.
         unsafe {
             let to = self.units.as_mut_ptr().add(first).cast::<u8>();
             std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), to, bytes);
@@ -130,7 +131,8 @@ impl KernelChain {
         let mut addresses: Vec<SmallVec<[*mut c_void; 8]>> = vec![SmallVec::new(); launches.len()];
         let nodes: Vec<KernelNode> =
             launches.iter_mut().zip(&mut addresses).map(|(launch, room)| launch.node(room)).collect();
-        // Set anew before each launch: these values are never written. But the driver may look at the addresses.
+        // Set anew before each launch: these values are never written. But the driver may look at the
+        // addresses.
         let mut writes = words.map(|word| MemOp::write(word, 0));
         // SAFETY: the caller's contract; what the nodes point to is not touched before this is done.
         let graph = unsafe { Graph::new(driver, context, &nodes, &mut writes)? };
@@ -145,7 +147,8 @@ impl KernelChain {
             && self.forms.iter().zip(launches).all(|(form, launch)| form.is_of(launch))
     }
 
-    /// Sets what the next launch runs, in every place, with its context current. After an error it is of no use any more.
+    /// Sets what the next launch runs, in every place, with its context current. After an error it is of no
+    /// use any more.
     ///
     /// # Safety
     /// As for [`new`](Self::new), and it [takes](Self::takes) them.

@@ -1,12 +1,14 @@
-//! A device that this process has lost. After a kernel's fault every call fails, in all contexts of the process, and
-//! only a new process can use the device again.
+//! A device that this process has lost. After a kernel's fault every call fails, in all contexts of the
+//! process, and only a new process can use the device again.
 //!
-//! What the process had promised on its clocks never comes. So a worker tells the node why, and ends; then its waiters
-//! are released as after any death (DEATH-1). Nobody else is affected, unless they share the GPU through MPS.
+//! What the process had promised on its clocks never comes. So a worker tells the node why, and ends; then
+//! its waiters are released as after any death (DEATH-1). Nobody else is affected, unless they share the GPU
+//! through MPS.
 //!
-//! The first call that fails reports the loss. A process may make no call for a long time, and a kernel's fault wakes
-//! nobody, so a thread asks the driver ten times a second. That finds what the process has done itself. Of what another client of the
-//! same MPS server did an idle stream says nothing: something has to be put on the GPU ([`look`]).
+//! The first call that fails reports the loss. A process may make no call for a long time, and a kernel's
+//! fault wakes nobody, so a thread asks the driver ten times a second. That finds what the process has done
+//! itself. Of what another client of the same MPS server did an idle stream says nothing: something has to be
+//! put on the GPU ([`look`]).
 
 #![expect(unsafe_code, reason = "has the device write")]
 
@@ -39,7 +41,8 @@ pub(super) fn tell(error: &DeviceError) {
     vital::fail_with_gpu(&format!("a GPU was lost to it: {error}"));
 }
 
-/// Puts something on each device that is open, and waits until it is done. Whether all of them are there. May wait for the driver.
+/// Puts something on each device that is open, and waits until it is done. Whether all of them are there. May
+/// wait for the driver.
 pub(crate) fn look() -> bool {
     let open: Vec<_> = BACKENDS.lock().values().map(Arc::clone).collect();
     for backend in open {
@@ -56,7 +59,8 @@ fn try_out(shared: &Arc<Shared>) -> Result<(), DeviceError> {
     shared.bind()?;
     let word = Word::take(shared)?;
     let stream = &shared.housekeeping;
-    // SAFETY: the word is this function's until the work is done, which `finish` waits for, and for ever where it fails.
+    // SAFETY: the word is this function's until the work is done, which `finish` waits for, and for ever
+    // where it fails.
     let done = shared
         .finish(stream, || unsafe { shared.driver.fill(stream, word.device_address(), size_of::<u64>(), 0) });
     if done.is_err() {

@@ -1,7 +1,8 @@
 //! Chunks of device memory: made or imported by descriptor, mapped at an address of this process.
 //!
-//! A mapping keeps its memory, and so does every descriptor of it, in any process: the handle is let go as soon as the
-//! chunk is mapped, and the death of the process that made the chunk takes nothing from the others (LEASE-4).
+//! A mapping keeps its memory, and so does every descriptor of it, in any process: the handle is let go as
+//! soon as the chunk is mapped, and the death of the process that made the chunk takes nothing from the
+//! others (LEASE-4).
 
 #![expect(unsafe_code, reason = "maps device memory")]
 

@@ -1,21 +1,22 @@
-//! NVIDIA GPUs as devices: chunks are `cuMemCreate` memory shared by descriptor, clocks are memory operations of
-//! streams on pages of host memory.
+//! NVIDIA GPUs as devices: chunks are `cuMemCreate` memory shared by descriptor, clocks are memory operations
+//! of streams on pages of host memory.
 //!
-//! **On a crash** of another process, its chunks stay valid here (LEASE-4) and waits on its clocks are ended by the
-//! node (DEATH-1). An illegal access of a kernel in *this* process loses the process's context: every call fails from
-//! then on with the driver's number for it. A worker says so to the node and ends (see `lost`). **On close** of a stream nothing blocks:
-//! what its work still uses is let go by a thread that sleeps until the stream is through. A [`CudaBackend`] lives as
-//! long as its process.
+//! **On a crash** of another process, its chunks stay valid here (LEASE-4) and waits on its clocks are ended
+//! by the node (DEATH-1). An illegal access of a kernel in *this* process loses the process's context: every
+//! call fails from then on with the driver's number for it. A worker says so to the node and ends (see
+//! `lost`). **On close** of a stream nothing blocks: what its work still uses is let go by a thread that
+//! sleeps until the stream is through. A [`CudaBackend`] lives as long as its process.
 //!
-//! No call here waits for a GPU but [`StreamBackend::download`] and [`StreamBackend::synchronize`], the zeroing of a new
-//! chunk (about 30 us for 64 MiB), copies and fills on a stream that has hundreds of operations ahead of it, and uploads
-//! of more than 256 MiB. Driver calls that synchronise the device (`cuMemHostUnregister` does; `cuMemFree`,
-//! `cuCtxSynchronize` and unloading a module may) are made nowhere but in `pages`, while no stream has work: while one waits
-//! for a clock, such a call blocks and holds up every other call of the process, which can be a deadlock. User code should
-//! make none.
+//! No call here waits for a GPU but [`StreamBackend::download`] and [`StreamBackend::synchronize`], the
+//! zeroing of a new chunk (about 30 us for 64 MiB), copies and fills on a stream that has hundreds of
+//! operations ahead of it, and uploads of more than 256 MiB. Driver calls that synchronise the device
+//! (`cuMemHostUnregister` does; `cuMemFree`, `cuCtxSynchronize` and unloading a module may) are made nowhere
+//! but in `pages`, while no stream has work: while one waits for a clock, such a call blocks and holds up
+//! every other call of the process, which can be a deadlock. User code should make none.
 //!
-//! A process that uses a GPU should start with the variables in [`ENVIRONMENT`]; workers do. A process has few streams on
-//! a GPU ([`cuda_streams`]), because streams that wait for clocks stall whatever shares their hardware queue.
+//! A process that uses a GPU should start with the variables in [`ENVIRONMENT`]; workers do. A process has
+//! few streams on a GPU ([`cuda_streams`]), because streams that wait for clocks stall whatever shares their
+//! hardware queue.
 //!
 //! | file | holds |
 //! |---|---|
@@ -81,8 +82,8 @@ use streams::Streams;
 
 /// Variables, with values, that a process should have from its start if it waits on clocks with its streams.
 ///
-/// The first launch of a kernel whose module is loaded lazily blocks until no stream waits. And under MPS a process has
-/// two hardware queues where nothing is said, see [`CUDA_CONNECTIONS`].
+/// The first launch of a kernel whose module is loaded lazily blocks until no stream waits. And under MPS a
+/// process has two hardware queues where nothing is said, see [`CUDA_CONNECTIONS`].
 pub const ENVIRONMENT: [(&str, &str); 2] =
     [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")];
 
@@ -111,8 +112,8 @@ struct Shared {
     /// The devices whose memory this one's kernels can use.
     reaches: Vec<DeviceId>,
     context: Arc<CudaContext>,
-    /// For the backend's own work. It also is the context's first stream, before which cudarc synchronises the whole
-    /// context: for any later one that could mean to wait for a stream that waits.
+    /// For the backend's own work. It also is the context's first stream, before which cudarc synchronises
+    /// the whole context: for any later one that could mean to wait for a stream that waits.
     housekeeping: Arc<CudaStream>,
     free: Free,
     #[cfg(feature = "hosts")]
@@ -128,8 +129,8 @@ impl CudaBackend {
     /// The GPU with this ordinal; made on the first call of the process, with its primary context (300 ms).
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::Unsupported`] on a GPU that lacks what the
-    /// framework needs, or what the driver says.
+    /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::Unsupported`] on a GPU that lacks
+    /// what the framework needs, or what the driver says.
     pub fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         let mut backends = BACKENDS.lock();
         if let Some(backend) = backends.get(&ordinal) {
@@ -156,7 +157,8 @@ impl CudaBackend {
         &self.shared.context
     }
 
-    /// Makes memory that other machines could map, and lets it go; `None` where the GPU does not say that it can.
+    /// Makes memory that other machines could map, and lets it go; `None` where the GPU does not say that it
+    /// can.
     pub(crate) fn try_fabric(&self) -> Option<Result<(), DeviceError>> {
         let shared = &self.shared;
         let can = shared.driver.device_attribute(shared.device, abi::FABRIC_SUPPORTED);
@@ -270,7 +272,8 @@ impl Shared {
     fn zero(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         let stream = &self.housekeeping;
         self.finish(stream, || {
-            // SAFETY: the range was just mapped writable, nobody else knows it, and it stays until this is done.
+            // SAFETY: the range was just mapped writable, nobody else knows it, and it stays until this is
+            // done.
             unsafe { self.driver.fill(stream, address, bytes as usize, 0) }
         })
     }

@@ -1,5 +1,5 @@
-//! NVIDIA's management library, loaded at run time: for the doctor, because it also knows GPUs that this process does not see, and for what
-//! processes use of them.
+//! NVIDIA's management library, loaded at run time: for the doctor, because it also knows GPUs that this
+//! process does not see, and for what processes use of them.
 //!
 //! What a library or a GPU does not know is `None`: virtual GPUs and old drivers lack much.
 
@@ -73,7 +73,8 @@ type Handle = *mut c_void;
 #[repr(C, align(8))]
 struct PciInfo([u8; 72]);
 
-/// The loaded library, which stays for the life of the process: functions of it may run in threads of its own.
+/// The loaded library, which stays for the life of the process: functions of it may run in threads of its
+/// own.
 pub(crate) struct Nvml(ManuallyDrop<Library>, Vec<Gpu>);
 
 /// What a process uses of all GPUs.
@@ -119,7 +120,8 @@ struct Sample {
 macro_rules! call {
     ($nvml:expr, $name:literal, ($($kind:ty),*), $($arg:expr),*) => {{
         type Function = unsafe extern "C" fn($($kind),*) -> c_int;
-        // SAFETY: the signature is that of the library's header, with enums as ints; what it writes is as large as it says.
+        // SAFETY: the signature is that of the library's header, with enums as ints; what it writes is as
+        // large as it says.
         unsafe { $nvml.0.get::<Function>(concat!($name, "\0").as_bytes()).ok().map(|function| function($($arg),*)) }
     }};
 }
@@ -129,7 +131,8 @@ macro_rules! value {
     ($nvml:expr, $name:literal, $out:ty, ($($kind:ty),*), $($arg:expr),*) => {{
         let mut value = MaybeUninit::<$out>::zeroed();
         let code = call!($nvml, $name, ($($kind,)* *mut $out), $($arg,)* value.as_mut_ptr());
-        // SAFETY: the values are plain numbers or pointers, for which the zeroes from before are a value as well.
+        // SAFETY: the values are plain numbers or pointers, for which the zeroes from before are a value as
+        // well.
         (code == Some(0)).then(|| unsafe { value.assume_init() })
     }};
 }
@@ -147,7 +150,8 @@ pub(crate) fn facts() -> Result<NvmlFacts, NvmlError> {
     })
 }
 
-/// The memory of each process on one GPU. One that is in both lists has it once; in one list, each part of a divided GPU has its own.
+/// The memory of each process on one GPU. One that is in both lists has it once; in one list, each part of a
+/// divided GPU has its own.
 fn memory_of(lists: &[Vec<ProcessInfo>; 2]) -> HashMap<u32, Option<u64>> {
     /// "It is not known", for bytes.
     const NOT_AVAILABLE: u64 = u64::MAX;
@@ -167,7 +171,8 @@ fn memory_of(lists: &[Vec<ProcessInfo>; 2]) -> HashMap<u32, Option<u64>> {
     all
 }
 
-/// Calls what writes a list, twice: the first call says how long it is, the second has some more room for who comes between.
+/// Calls what writes a list, twice: the first call says how long it is, the second has some more room for who
+/// comes between.
 fn list<T: Copy + Default>(write: impl Fn(*mut c_uint, *mut T) -> Option<c_int>) -> Option<Vec<T>> {
     let mut count = 0;
     match write(&mut count, std::ptr::null_mut())? {
@@ -269,7 +274,8 @@ impl Nvml {
 
     fn words(&self, code: c_int) -> Option<String> {
         type Function = unsafe extern "C" fn(c_int) -> *const c_char;
-        // SAFETY: the signature is that of the library's header; it returns a constant text, also for unknown numbers.
+        // SAFETY: the signature is that of the library's header; it returns a constant text, also for unknown
+        // numbers.
         unsafe {
             let words = self.0.get::<Function>(b"nvmlErrorString\0").ok()?(code);
             (!words.is_null()).then(|| CStr::from_ptr(words).to_string_lossy().into_owned())
@@ -413,7 +419,8 @@ mod tests {
         let writes = |first: c_int, second: c_int, written: c_uint| {
             list(move |count: *mut c_uint, out: *mut u32| {
                 let is_first = out.is_null();
-                // SAFETY: `list` gives a place for the count, and behind `out` room for as many as it has put there.
+                // SAFETY: `list` gives a place for the count, and behind `out` room for as many as it has put
+                // there.
                 unsafe {
                     if !is_first {
                         assert_eq!(*count, 3 + MORE);

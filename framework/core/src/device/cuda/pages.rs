@@ -1,13 +1,14 @@
 //! Clock pages that GPUs can write and wait on.
 //!
-//! A page is registered with the driver once per process, by address, when a stream first needs it. Unregistering waits for
-//! everything that this process has on the device, and while it does, every other call of the process waits as well. With one
-//! stream waiting for a clock, that is a deadlock (seen on an H200, driver 580). So a page of a process that has died is let
-//! go only while every stream here is idle, and with all of them locked, so that none is given a wait meanwhile. A kernel
-//! that the user launches in that moment is waited for; it ends by itself, as no wait can be in front of it.
+//! A page is registered with the driver once per process, by address, when a stream first needs it.
+//! Unregistering waits for everything that this process has on the device, and while it does, every other
+//! call of the process waits as well. With one stream waiting for a clock, that is a deadlock (seen on an
+//! H200, driver 580). So a page of a process that has died is let go only while every stream here is idle,
+//! and with all of them locked, so that none is given a wait meanwhile. A kernel that the user launches in
+//! that moment is waited for; it ends by itself, as no wait can be in front of it.
 //!
-//! A thread looks for such a moment, from when a page is registered while others have become nobody's, or the process looks for
-//! what is idle; the driver has no event for it.
+//! A thread looks for such a moment, from when a page is registered while others have become nobody's, or the
+//! process looks for what is idle; the driver has no event for it.
 
 #![expect(unsafe_code, reason = "registers host memory")]
 
@@ -48,8 +49,8 @@ impl Registered {
 /// First and longest time between two looks for a moment without work.
 const NAPS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
-/// Where the device sees a page, which is registered if it is not yet. Valid for as long as the caller has the page, and then
-/// until no stream has work.
+/// Where the device sees a page, which is registered if it is not yet. Valid for as long as the caller has
+/// the page, and then until no stream has work.
 pub(super) fn address(shared: &Shared, page: &ClockPage) -> Result<u64, DeviceError> {
     let mapping = page.mapping();
     let mut table = PAGES.lock();
@@ -118,8 +119,8 @@ fn tidy() {
     }
 }
 
-/// Unregisters the pages that are nobody's, if no stream has work. Returns whether none is left. Waits for no stream and for
-/// nobody who has one locked.
+/// Unregisters the pages that are nobody's, if no stream has work. Returns whether none is left. Waits for no
+/// stream and for nobody who has one locked.
 pub(super) fn let_go() -> Result<bool, DeviceError> {
     let mut table = PAGES.lock();
     let Some(pages) = table.as_mut() else { return Ok(true) };
@@ -148,8 +149,9 @@ pub(super) fn let_go() -> Result<bool, DeviceError> {
     let nobodys: Vec<usize> = pages.iter().filter(|(_, page)| page.is_nobodys()).map(|(at, _)| *at).collect();
     for at in nobodys {
         let Some(page) = pages.remove(&at) else { continue };
-        // SAFETY: it was registered at this address. No stream has work, none gets any while all are locked, and no clock of a
-        // stream of this process is on it: its own page is never nobody's while there are streams.
+        // SAFETY: it was registered at this address. No stream has work, none gets any while all are locked,
+        // and no clock of a stream of this process is on it: its own page is never nobody's while there are
+        // streams.
         if let Err(error) = unsafe { first.driver.unregister(page.mapping.addr()) } {
             // It may be reachable still: never unmapped.
             std::mem::forget(page.mapping);

@@ -1,7 +1,8 @@
 //! What a stream's unfinished work holds on to, and when it can be let go.
 //!
-//! Held things are numbered by *marks*: values that the stream writes to a word of its own behind the work. A mark
-//! covers everything since the one before, so it rides along with a clock write and costs no call of its own.
+//! Held things are numbered by *marks*: values that the stream writes to a word of its own behind the work. A
+//! mark covers everything since the one before, so it rides along with a clock write and costs no call of its
+//! own.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,9 @@
-//! Page-locked host memory: what uploads and downloads pass through, and the words in which streams report how far
-//! they are. Events are kept here too.
+//! Page-locked host memory: what uploads and downloads pass through, and the words in which streams report
+//! how far they are. Events are kept here too.
 //!
-//! The driver would take plain memory too, but copies from it may block the caller until the stream gets there, which
-//! no message path may do (CLOCK-1). Blocks are reused and never freed, because freeing may wait for the whole device.
+//! The driver would take plain memory too, but copies from it may block the caller until the stream gets
+//! there, which no message path may do (CLOCK-1). Blocks are reused and never freed, because freeing may wait
+//! for the whole device.
 
 #![expect(unsafe_code, reason = "reads and writes memory that the driver allocated")]
 
@@ -102,7 +103,8 @@ impl Pinned {
     /// Copies `bytes` to its start. No stream uses the block yet.
     pub(super) fn write(&mut self, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.len())];
-        // SAFETY: the block has that many bytes, is this value's alone (`&mut`), and no work was given its address.
+        // SAFETY: the block has that many bytes, is this value's alone (`&mut`), and no work was given its
+        // address.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.0, bytes.len()) };
     }
 
@@ -120,7 +122,8 @@ impl Pinned {
 /// A block as streams keep it until they are done with it.
 pub(super) fn as_chunk(block: Pinned) -> Arc<ChunkMapping> {
     let (at, bytes) = (block.address(), block.len() as u64);
-    // SAFETY: host memory of this length, which is this block's until it is dropped; it gives out no references.
+    // SAFETY: host memory of this length, which is this block's until it is dropped; it gives out no
+    // references.
     unsafe { ChunkMapping::new(at, bytes, Access::ReadWrite, DeviceId::HOST, Box::new(block)) }
 }
 

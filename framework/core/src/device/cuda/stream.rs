@@ -3,13 +3,13 @@
 //! What work uses (mappings, blocks of page-locked memory) is kept until a mark behind it was
 //! reached (see `pending`), which a later call on the stream notices; nobody is woken for it.
 //!
-//! When the stream is dropped with work unfinished, a thread sleeps until the work is done, then lets go of what it
-//! used and gives the clock back. Its waits end because every wait does (DEATH-1).
+//! When the stream is dropped with work unfinished, a thread sleeps until the work is done, then lets go of
+//! what it used and gives the clock back. Its waits end because every wait does (DEATH-1).
 //!
-//! A submitter that waits for room goes on before the stream is empty (`await_room`). Waiting until all work was done
-//! left the GPU without work until the next message came, in this process and in all behind it: four stages of 100 us
-//! under MPS took 122 us an item, and 110 since. The limits are such that a submitter that waits never has a clock
-//! write put off.
+//! A submitter that waits for room goes on before the stream is empty (`await_room`). Waiting until all work
+//! was done left the GPU without work until the next message came, in this process and in all behind it: four
+//! stages of 100 us under MPS took 122 us an item, and 110 since. The limits are such that a submitter that
+//! waits never has a clock write put off.
 
 #![expect(unsafe_code, reason = "implements the unsafe functions of a stream")]
 
@@ -37,26 +37,28 @@ use super::streams::Lent;
 use crate::clock::{ClockDomain, ClockError, ClockPage, OwnClock, Ticket, UnknownClock, passed};
 use crate::os::Punctual;
 
-/// Operations that may be ahead of a copy, a fill or a wait before its submitter waits (MBX-2). Kernels of the user's are not
-/// counted: nobody here sees them.
+/// Operations that may be ahead of a copy, a fill or a wait before its submitter waits (MBX-2). Kernels of
+/// the user's are not counted: nobody here sees them.
 const MOST_AHEAD: u64 = 384;
 
-/// Operations that may be left when such a submitter goes on. Not none: the GPU is to have work until more has come, in this
-/// process and in those that wait for it.
+/// Operations that may be left when such a submitter goes on. Not none: the GPU is to have work until more
+/// has come, in this process and in those that wait for it.
 const LESS_AHEAD: u64 = 320;
 
-/// Operations that may be ahead of a clock write: with more, it is put off, and one later write stands for all that were.
-/// About 1,020 fit behind an operation that waits, kernels included; beyond that the driver would block clock writes, too,
-/// which must never wait (LEASE-2).
+/// Operations that may be ahead of a clock write: with more, it is put off, and one later write stands for
+/// all that were. About 1,020 fit behind an operation that waits, kernels included; beyond that the driver
+/// would block clock writes, too, which must never wait (LEASE-2).
 const CROWDED: u64 = 512;
 
 /// Shortest and longest time between two looks for room.
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(500)];
 
-// Who waits for room gets so much that no clock write of its own is put off: those behind it would get its work in lumps.
+// Who waits for room gets so much that no clock write of its own is put off: those behind it would get its
+// work in lumps.
 const _: () = assert!(LESS_AHEAD < MOST_AHEAD && MOST_AHEAD < CROWDED);
 
-/// A stream of a GPU; see [`StreamBackend`] for what it promises. Its [`stream`](Self::stream) is cudarc's, for kernels.
+/// A stream of a GPU; see [`StreamBackend`] for what it promises. Its [`stream`](Self::stream) is cudarc's,
+/// for kernels.
 pub struct CudaStreamBackend {
     core: Arc<Core>,
     /// Given back at once: its next user comes behind whatever is not done.
@@ -137,8 +139,8 @@ impl CudaStreamBackend {
         Ok(Arc::new(CudaStreamBackend { core, _lent: lent }))
     }
 
-    /// The stream to launch kernels on. Kernels on it come after what was submitted here before, and before what is
-    /// submitted later.
+    /// The stream to launch kernels on. Kernels on it come after what was submitted here before, and before
+    /// what is submitted later.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.core.stream
     }
@@ -146,18 +148,19 @@ impl CudaStreamBackend {
 
 #[cfg(feature = "graphs")]
 impl CudaStreamBackend {
-    /// Makes the context current, as the calls for a chain need it; the words that launches of chains on this stream write.
+    /// Makes the context current, as the calls for a chain need it; the words that launches of chains on this
+    /// stream write.
     pub(crate) fn chain_words(&self) -> Result<[u64; 2], DeviceError> {
         self.core.shared.bind()?;
         Ok([self.core.clock_address, self.core.word.device_address()])
     }
 
-    /// Launches a chain of kernels with the clock write of `value` in it, and keeps `keep` until it is through. A value is given
-    /// to one launch alone, and later calls have larger ones.
+    /// Launches a chain of kernels with the clock write of `value` in it, and keeps `keep` until it is
+    /// through. A value is given to one launch alone, and later calls have larger ones.
     ///
     /// # Safety
-    /// The chain was set for this launch. What its kernels reach stays until the stream has passed `value`, for example because
-    /// `keep` holds it mapped and leases see to the rest.
+    /// The chain was set for this launch. What its kernels reach stays until the stream has passed `value`,
+    /// for example because `keep` holds it mapped and leases see to the rest.
     pub(crate) unsafe fn launch_chain(
         &self,
         chain: &KernelChain,
@@ -321,9 +324,9 @@ impl Core {
             if advanced == order.advanced { order.pending.due_mark() } else { order.pending.cheap_mark() };
         batch.extend(mark.map(|mark| MemOp::write(self.word.device_address(), mark)));
         for part in batch.chunks_mut(MAX_BATCH) {
-            // SAFETY: the steps have the pages that are waited for, and once the waits are enqueued, pages stay registered
-            // until no stream has work. The clock and the word are this core's, which stays until the stream is done, and
-            // both are written by this stream alone (ONE-WRITER).
+            // SAFETY: the steps have the pages that are waited for, and once the waits are enqueued, pages
+            // stay registered until no stream has work. The clock and the word are this core's, which stays
+            // until the stream is done, and both are written by this stream alone (ONE-WRITER).
             unsafe { self.shared.driver.batch(&self.stream, part)? };
         }
         order.advanced = advanced;
@@ -387,13 +390,15 @@ impl StreamBackend for CudaStreamBackend {
         core.issued(&mut entered.order)
     }
 
-    /// Goes through page-locked memory: from plain memory, the driver may make the caller wait for the stream.
+    /// Goes through page-locked memory: from plain memory, the driver may make the caller wait for the
+    /// stream.
     unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError> {
         let core = &self.core;
         let mut dst = dst;
         for (index, piece) in src.chunks(PIECE).enumerate() {
             if index > 0 && pinned::is_short(&core.shared) {
-                // MBX-2: a large upload goes at the stream's pace. Every stream gets one block, whatever others have.
+                // MBX-2: a large upload goes at the stream's pace. Every stream gets one block, whatever
+                // others have.
                 core.finish()?;
             }
             let mut block = Pinned::take(&core.shared, piece.len())?;

@@ -1,16 +1,17 @@
-//! The driver's streams of one GPU. This process makes only as many as can wait at once, and never destroys one.
+//! The driver's streams of one GPU. This process makes only as many as can wait at once, and never destroys
+//! one.
 //!
-//! The driver deals streams out to hardware queues as they are made, and a stream that waits stalls whatever shares its
-//! queue. So there are two streams fewer than queues. If streams were made and destroyed, the driver could deal two
-//! living ones into one queue although there are few. A stream that comes free may still have work to do, and its next
-//! user comes behind that work; so streams that are through go first.
+//! The driver deals streams out to hardware queues as they are made, and a stream that waits stalls whatever
+//! shares its queue. So there are two streams fewer than queues. If streams were made and destroyed, the
+//! driver could deal two living ones into one queue although there are few. A stream that comes free may
+//! still have work to do, and its next user comes behind that work; so streams that are through go first.
 //!
-//! Eight queues are asked for rather than 32: a context with 32 takes 2 s, and only three such contexts fit on a GPU
-//! under MPS.
+//! Eight queues are asked for rather than 32: a context with 32 takes 2 s, and only three such contexts fit
+//! on a GPU under MPS.
 //!
-//! An actor too many *shares* a stream, and the log says so; it does not fail to start. A wait is enqueued after the
-//! work that it waits for, so sharing makes work later but never wrong and never stuck. Who asks for a stream of its
-//! own (`DeviceStream::with_new_stream`) gets an error that names the variable.
+//! An actor too many *shares* a stream, and the log says so; it does not fail to start. A wait is enqueued
+//! after the work that it waits for, so sharing makes work later but never wrong and never stuck. Who asks
+//! for a stream of its own (`DeviceStream::with_new_stream`) gets an error that names the variable.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};

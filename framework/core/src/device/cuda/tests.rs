@@ -1,6 +1,7 @@
 //! What needs no GPU, and the conformance suite where there is one.
 //!
-//! With `REQUIRE_GPU=1` in the environment, a machine without a GPU fails the suite instead of leaving it out.
+//! With `REQUIRE_GPU=1` in the environment, a machine without a GPU fails the suite instead of leaving it
+//! out.
 
 use super::*;
 
@@ -42,7 +43,8 @@ fn without_a_driver_the_error_says_what_to_do() {
     }
 }
 
-/// The clock page of a process that is gone is unregistered, but not while a stream waits on it: that would be a deadlock.
+/// The clock page of a process that is gone is unregistered, but not while a stream waits on it: that would
+/// be a deadlock.
 #[test]
 fn a_page_of_the_dead_is_let_go_when_no_stream_has_work() {
     use std::thread;

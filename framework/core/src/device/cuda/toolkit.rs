@@ -1,5 +1,5 @@
-//! NVRTC and cuBLAS, which kernels in CUDA C and some of cudarc need. Loaded at run time, for the doctor alone: cudarc loads
-//! them for programs.
+//! NVRTC and cuBLAS, which kernels in CUDA C and some of cudarc need. Loaded at run time, for the doctor
+//! alone: cudarc loads them for programs.
 
 #![expect(unsafe_code, reason = "calls C libraries")]
 

@@ -80,8 +80,9 @@ impl Backend for HostBackend {
         let at = range.ok_or_else(|| DeviceError::Refused {
             what: format!("{bytes} bytes at {offset} are not inside of {chunk:?}"),
         })?;
-        // SAFETY: the range is a part of the mapping, which is this process's own and shared: its pages become zero in the file, and
-        // nothing of this process but tensors is there. Whoever reads them meanwhile reads what was there, or zeros.
+        // SAFETY: the range is a part of the mapping, which is this process's own and shared: its pages
+        // become zero in the file, and nothing of this process but tensors is there. Whoever reads them
+        // meanwhile reads what was there, or zeros.
         let given = unsafe { madvise(at as *mut c_void, bytes as usize, Advice::LinuxRemove) };
         given.map_err(|error| DeviceError::os("give memory of a chunk back")(error.into()))
     }
@@ -138,7 +139,8 @@ fn map(fd: BorrowedFd<'_>, bytes: u64, access: Access) -> Result<Arc<ChunkMappin
     // Lossless: `chunk_length` bounds it, and usize has 64 bits wherever memory files have these seals.
     let mapping = Mapping::map(fd, bytes as usize, access).map_err(|error| no_room(error, bytes))?;
     let (addr, len) = (mapping.addr() as u64, mapping.len() as u64);
-    // SAFETY: the range is the one `mapping` keeps until it is dropped, and a `Mapping` gives out atomics only.
+    // SAFETY: the range is the one `mapping` keeps until it is dropped, and a `Mapping` gives out atomics
+    // only.
     Ok(unsafe { ChunkMapping::new(addr, len, access, DeviceId::HOST, Box::new(mapping)) })
 }
 

@@ -1,11 +1,12 @@
 //! The order of a host stream: a queue, the thread that works through it, and the short cut past both.
 //!
-//! The thread is started by the first step that needs it. While it has nothing to do, whoever submits a step that
-//! cannot block does it at once, under the queue's lock, so that the order stays that of submission; a message
-//! without a kernel then costs no switch of threads.
+//! The thread is started by the first step that needs it. While it has nothing to do, whoever submits a step
+//! that cannot block does it at once, under the queue's lock, so that the order stays that of submission; a
+//! message without a kernel then costs no switch of threads.
 //!
-//! When the stream is dropped, the thread works off what is queued, then ends and gives the clock back; nobody
-//! waits for it (LEASE-2). Its waits end because every wait does (DEATH-1). `tests/loom_stream.rs` explores this file.
+//! When the stream is dropped, the thread works off what is queued, then ends and gives the clock back;
+//! nobody waits for it (LEASE-2). Its waits end because every wait does (DEATH-1). `tests/loom_stream.rs`
+//! explores this file.
 
 use std::collections::VecDeque;
 
@@ -93,8 +94,8 @@ impl Queue {
         self.state.lock()
     }
 
-    /// As [`enter`](Self::enter), and waits while the queue is full (MBX-2). The stream's own thread does not: it
-    /// would wait for itself.
+    /// As [`enter`](Self::enter), and waits while the queue is full (MBX-2). The stream's own thread does
+    /// not: it would wait for itself.
     pub(super) fn enter_with_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         let mut state = self.enter()?;
         while state.steps.len() >= MAX_STREAM_STEPS && state.worker != Some(thread::current().id()) {
@@ -135,8 +136,8 @@ impl Queue {
     /// Queues a step, if there is one, and waits until everything queued so far is done.
     ///
     /// # Errors
-    /// On the stream's own thread, which would wait for itself: nothing was queued then. A failure nobody was told
-    /// of, from before or from what was waited for: what was queued is done then.
+    /// On the stream's own thread, which would wait for itself: nothing was queued then. A failure nobody was
+    /// told of, from before or from what was waited for: what was queued is done then.
     pub(super) fn finish<'a>(
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,

@@ -15,13 +15,15 @@ use super::queue::{Queue, State};
 use super::work::{self, Bytes, Work};
 use crate::clock::{ClockDomain, ClockError, OwnClock, UnknownClock, passed};
 
-/// Up to this many bytes are moved by the caller, if nothing is before them: about what a switch of threads costs.
+/// Up to this many bytes are moved by the caller, if nothing is before them: about what a switch of threads
+/// costs.
 const INLINE_BYTES: usize = 256 << 10;
 
 /// A stream of the host device; see [`StreamBackend`] for what it promises.
 ///
-/// A closure that panics is what a kernel that faults is on a GPU: a worker ends with it, and says why. In the program's
-/// own process the next fallible call reports it. Dropping the stream never blocks; what was submitted is still done.
+/// A closure that panics is what a kernel that faults is on a GPU: a worker ends with it, and says why. In
+/// the program's own process the next fallible call reports it. Dropping the stream never blocks; what was
+/// submitted is still done.
 pub struct HostStream {
     queue: Arc<Queue>,
 }
@@ -32,8 +34,9 @@ impl HostStream {
         Arc::new(HostStream { queue: Queue::new(clock, domain) })
     }
 
-    /// Submits a closure: what a kernel is to a GPU. It always runs on the stream's thread; `keep` is held until
-    /// it has run. Waits for room where [`MAX_STREAM_STEPS`](crate::limits::MAX_STREAM_STEPS) steps are queued.
+    /// Submits a closure: what a kernel is to a GPU. It always runs on the stream's thread; `keep` is held
+    /// until it has run. Waits for room where [`MAX_STREAM_STEPS`](crate::limits::MAX_STREAM_STEPS) steps are
+    /// queued.
     ///
     /// # Errors
     /// A failure of earlier work, or a thread that cannot be started; the closure is dropped then.
@@ -120,9 +123,10 @@ impl StreamBackend for HostStream {
         self.queue.clock.slot()
     }
 
-    /// Does not wait for room either: clock operations are small, bounded by the messages they belong to, and are
-    /// what dropping a lease submits (LEASE-2). Nor does it report a failure of earlier work: whoever orders one thing
-    /// behind another must have it ordered, and the failure is for whoever asks for work next.
+    /// Does not wait for room either: clock operations are small, bounded by the messages they belong to, and
+    /// are what dropping a lease submits (LEASE-2). Nor does it report a failure of earlier work: whoever
+    /// orders one thing behind another must have it ordered, and the failure is for whoever asks for work
+    /// next.
     fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError> {
         self.check_fork()?;
         let steps = self.steps(ops)?;
@@ -157,7 +161,8 @@ impl StreamBackend for HostStream {
     unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError> {
         self.check_fork()?;
         let mut state = self.queue.enter_with_room()?;
-        // The source is only lent, so it is read now in any case; at any size that is cheaper without a buffer.
+        // The source is only lent, so it is read now in any case; at any size that is cheaper without a
+        // buffer.
         if state.is_idle() {
             // SAFETY: `src` is a slice, and the caller's contract holds for `dst`.
             unsafe { work::copy(dst, src.as_ptr() as u64, src.len()) };
@@ -173,11 +178,13 @@ impl StreamBackend for HostStream {
         let state = self.queue.enter()?;
         let (to, bytes) = (dst.as_mut_ptr() as u64, dst.len());
         if state.is_idle() {
-            // SAFETY: `dst` is a slice, and the caller's contract holds for `src`. The lock keeps later steps back.
+            // SAFETY: `dst` is a slice, and the caller's contract holds for `src`. The lock keeps later steps
+            // back.
             unsafe { work::copy(to, src, bytes) };
             return Ok(());
         }
-        // `dst` is lent until this returns, and `finish` returns only when the step is done or was never queued.
+        // `dst` is lent until this returns, and `finish` returns only when the step is done or was never
+        // queued.
         let step = Work::Bytes(Bytes::Copy { dst: to, src, bytes }, Keep::new());
         self.queue.finish(state, Some(step))
     }

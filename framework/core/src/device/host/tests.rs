@@ -79,7 +79,8 @@ fn a_panic_is_reported_once_and_the_stream_goes_on() {
     while !stream.is_idle() {
         std::thread::yield_now();
     }
-    // What only orders work takes its place all the same, and leaves the report to whoever asks for work next.
+    // What only orders work takes its place all the same, and leaves the report to whoever asks for work
+    // next.
     stream.submit(&[StreamOp::Advance(1)]).unwrap();
     assert_eq!(domain.own_page().load(0), Some(1));
     let error = stream.synchronize().unwrap_err();

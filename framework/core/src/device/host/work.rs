@@ -42,9 +42,9 @@ impl Bytes {
     /// The contract of the call that it came from holds.
     pub(super) unsafe fn perform(&self) {
         match self {
-            // SAFETY: both ranges are mapped, do not overlap, and nobody in this process uses them unordered with
-            // this step, by the contract of `StreamBackend::copy`, which the caller upholds. `bytes` may be 0 with
-            // any address only where the addresses are not null, which mapped ranges are not.
+            // SAFETY: both ranges are mapped, do not overlap, and nobody in this process uses them unordered
+            // with this step, by the contract of `StreamBackend::copy`, which the caller upholds. `bytes` may
+            // be 0 with any address only where the addresses are not null, which mapped ranges are not.
             Bytes::Copy { dst, src, bytes } => unsafe { copy(*dst, *src, *bytes) },
             // SAFETY: as above, for the destination of `StreamBackend::fill`.
             Bytes::Fill { dst, bytes, value } => unsafe { fill(*dst, *bytes, *value) },
@@ -57,9 +57,9 @@ impl Bytes {
 /// Copies bytes between raw addresses.
 ///
 /// # Safety
-/// Unless `bytes` is 0: `src` is readable and `dst` writable for `bytes` bytes, they do not overlap, and nobody in
-/// this process accesses them unordered with this. (Another process that breaks its lease can change the bytes that
-/// are read; they are only moved, so any value will do.)
+/// Unless `bytes` is 0: `src` is readable and `dst` writable for `bytes` bytes, they do not overlap, and
+/// nobody in this process accesses them unordered with this. (Another process that breaks its lease can
+/// change the bytes that are read; they are only moved, so any value will do.)
 pub(super) unsafe fn copy(dst: u64, src: u64, bytes: usize) {
     if bytes > 0 {
         // SAFETY: the caller's contract.
@@ -79,9 +79,8 @@ pub(super) unsafe fn fill(dst: u64, bytes: usize, value: u8) {
 }
 
 impl Work {
-    /// Does the step; says what went wrong. Panics of user code end here: a worker ends with them, and elsewhere the next
-    /// caller is told.
-    /// What it stood in a wait is added to `stood`, in nanoseconds.
+    /// Does the step; says what went wrong. Panics of user code end here: a worker ends with them, and
+    /// elsewhere the next caller is told. What it stood in a wait is added to `stood`, in nanoseconds.
     pub(super) fn perform(
         self,
         clock: &OwnClock,
@@ -116,16 +115,17 @@ impl Work {
                 if let Err(message) = &done
                     && vital::fail(&format!("on its host stream {}, {message}", clock.slot()))
                 {
-                    // It has left tensors half written, as a kernel does that faults: the clock must not say that they
-                    // are ready (CLOCK-1), and whoever waits for them learns of the death (DEATH-3).
+                    // It has left tensors half written, as a kernel does that faults: the clock must not say
+                    // that they are ready (CLOCK-1), and whoever waits for them learns of the death
+                    // (DEATH-3).
                     vital::await_end();
                 }
                 drop(keep);
                 done
             }
             Work::Bytes(bytes, keep) => {
-                // SAFETY: a step is made only by the `unsafe fn`s of the stream, whose contract lasts until now;
-                // `keep` is still held.
+                // SAFETY: a step is made only by the `unsafe fn`s of the stream, whose contract lasts until
+                // now; `keep` is still held.
                 unsafe { bytes.perform() };
                 drop(keep);
                 Ok(())

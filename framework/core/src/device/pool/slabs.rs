@@ -1,11 +1,11 @@
 //! Many small tensors of one size in one block of a chunk.
 //!
-//! The allocator of a chunk keeps a record for each block. Enough records for a chunk full of the smallest tensors would be a
-//! fourteenth of its memory, written when the chunk is made. So from a certain number of blocks on, small tensors share one: a
-//! slab, whose places are bits of a mask.
+//! The allocator of a chunk keeps a record for each block. Enough records for a chunk full of the smallest
+//! tensors would be a fourteenth of its memory, written when the chunk is made. So from a certain number of
+//! blocks on, small tensors share one: a slab, whose places are bits of a mask.
 //!
-//! Used by [`Chunk`](super::Chunk) alone. A place is given out once until it comes back; a slab whose places are all back goes
-//! back whole.
+//! Used by [`Chunk`](super::Chunk) alone. A place is given out once until it comes back; a slab whose places
+//! are all back goes back whole.
 
 use offset_allocator::Allocation;
 
@@ -75,7 +75,8 @@ impl Slabs {
         Some((slab.part.offset + index * units, Place { slab: number, index }))
     }
 
-    /// A slab for tensors of `units` units, at most [`MOST_UNITS`], in `part`, which has the [`length`] for them.
+    /// A slab for tensors of `units` units, at most [`MOST_UNITS`], in `part`, which has the [`length`] for
+    /// them.
     pub(super) fn add(&mut self, units: u32, part: Allocation) {
         if self.open.is_empty() {
             self.open.resize_with(MOST_UNITS as usize + 1, Vec::new);

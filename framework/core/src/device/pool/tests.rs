@@ -260,8 +260,8 @@ fn small_tensors_can_use_the_largest_chunks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Tensors that share blocks, which are given back in any order. Steps: take this many bytes, or free the block at this place
-    /// among the live ones.
+    /// Tensors that share blocks, which are given back in any order. Steps: take this many bytes, or free the
+    /// block at this place among the live ones.
     #[test]
     fn places_in_slabs_never_overlap_and_all_of_them_come_back(
         steps in prop::collection::vec((0..4_u8, 1_u64..4096, any::<prop::sample::Index>()), 1000..2000),

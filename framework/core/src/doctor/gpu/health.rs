@@ -1,4 +1,5 @@
-//! What the management library says of the state of each GPU: compute mode, errors of its memory, persistence.
+//! What the management library says of the state of each GPU: compute mode, errors of its memory,
+//! persistence.
 
 use super::super::Check;
 use crate::device::cuda::nvml::{NvmlFacts, NvmlGpu};

@@ -1,5 +1,6 @@
-//! The checks of NVIDIA GPUs. Driver, management library, toolkit and MPS daemon are each asked in a process of their own, all
-//! at once and from the beginning; when the driver has answered, two processes for each pair of GPUs are started.
+//! The checks of NVIDIA GPUs. Driver, management library, toolkit and MPS daemon are each asked in a process
+//! of their own, all at once and from the beginning; when the driver has answered, two processes for each
+//! pair of GPUs are started.
 
 use std::collections::BTreeMap;
 

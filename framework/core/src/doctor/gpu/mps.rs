@@ -1,6 +1,8 @@
-//! MPS: whether a private daemon starts and serves, as a node's does with `Sharing::Mps`. Without it `Sharing::Isolated` works.
+//! MPS: whether a private daemon starts and serves, as a node's does with `Sharing::Mps`. Without it
+//! `Sharing::Isolated` works.
 //!
-//! The process of this check keeps the daemon and stops it, whatever becomes of the doctor: it is not killed with it.
+//! The process of this check keeps the daemon and stops it, whatever becomes of the doctor: it is not killed
+//! with it.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Where GPUs are on the PCI bus, how wide their connection is, and which processors are near: what the kernel says.
+//! Where GPUs are on the PCI bus, how wide their connection is, and which processors are near: what the
+//! kernel says.
 
 use super::super::Check;
 use super::super::system::Root;

@@ -1,5 +1,5 @@
-//! Errors that the driver has put into the kernel's log: those that mean hardware or driver. What a program's own kernels do
-//! wrong is there too, and no fault of the machine.
+//! Errors that the driver has put into the kernel's log: those that mean hardware or driver. What a program's
+//! own kernels do wrong is there too, and no fault of the machine.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};

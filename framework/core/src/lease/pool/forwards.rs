@@ -6,8 +6,9 @@ use crate::lease::table::{LeaseTableError, Pass, Settled};
 use crate::observe::trace::What;
 
 impl Pool {
-    /// `from` says that somebody forwarded the memory to it; see [`LeaseTable::hold`](crate::lease::table::LeaseTable::hold).
-    /// Whether that is known to be so: if not, the caller [settles](Self::begin_pass) it when it has no lock.
+    /// `from` says that somebody forwarded the memory to it; see
+    /// [`LeaseTable::hold`](crate::lease::table::LeaseTable::hold). Whether that is known to be so: if not,
+    /// the caller [settles](Self::begin_pass) it when it has no lock.
     ///
     /// # Errors
     /// The entry is not in the lease table, or nobody can have forwarded it.
@@ -36,7 +37,8 @@ impl Pool {
         self.state.lock().table.forwards(id.entry, id.generation)
     }
 
-    /// Begins a pass, where there is anything to settle: the caller drains every ring, and then [ends](Self::end_pass) it.
+    /// Begins a pass, where there is anything to settle: the caller drains every ring, and then
+    /// [ends](Self::end_pass) it.
     pub(crate) fn begin_pass(&self) -> Option<Pass> {
         self.state.lock().table.begin_pass()
     }

@@ -1,19 +1,23 @@
 //! Memory that nothing was in for a while goes back to the system, chunk by chunk.
 //!
-//! **On the host** the chunk itself stays, with its name, its descriptors and its mappings in all processes; only its pages go, and come again, as
-//! zeros, when they are written. So nobody has to be told, and no message waits for it: who still has the chunk mapped and holds no
-//! lease in it has no business there, and reads zeros.
+//! **On the host** the chunk itself stays, with its name, its descriptors and its mappings in all processes;
+//! only its pages go, and come again, as zeros, when they are written. So nobody has to be told, and no
+//! message waits for it: who still has the chunk mapped and holds no lease in it has no business there, and
+//! reads zeros.
 //!
-//! **On a GPU**, whose memory comes and goes with whole mappings alone, the chunk goes: the pool forgets it, and the node and all who
-//! have it mapped are told. Its memory is free when the last of them has let go. Its name is not used again, so that nobody takes
-//! what it has still mapped for another chunk. The next allocation that finds no room makes a new one, which takes about a millisecond.
+//! **On a GPU**, whose memory comes and goes with whole mappings alone, the chunk goes: the pool forgets it,
+//! and the node and all who have it mapped are told. Its memory is free when the last of them has let go. Its
+//! name is not used again, so that nobody takes what it has still mapped for another chunk. The next
+//! allocation that finds no room makes a new one, which takes about a millisecond.
 //!
 //! Used by the reader's look for what is idle (`transport/renewal.rs`).
 //!
-//! **Invariants.** LEASE-1: pages go under the same conditions under which memory is used again: nobody is in the lease table, and every
-//! recorded last use has passed. An allocation waits for one step of [`STEP`] bytes at most, and ends it: the rest of the chunk stays.
+//! **Invariants.** LEASE-1: pages go under the same conditions under which memory is used again: nobody is in
+//! the lease table, and every recorded last use has passed. An allocation waits for one step of [`STEP`]
+//! bytes at most, and ends it: the rest of the chunk stays.
 //!
-//! **Locks.** The pool's, for each step, and none for what the driver does. **On a crash** the memory goes with its last mapping. **On cancellation** nothing happens.
+//! **Locks.** The pool's, for each step, and none for what the driver does. **On a crash** the memory goes
+//! with its last mapping. **On cancellation** nothing happens.
 
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -38,8 +42,8 @@ pub(crate) enum LookAgain {
 }
 
 impl Pool {
-    /// Gives the memory of chunks back that had nothing in them at the last look, and have nothing now: on a thread of its own, for the
-    /// reader has messages to read.
+    /// Gives the memory of chunks back that had nothing in them at the last look, and have nothing now: on a
+    /// thread of its own, for the reader has messages to read.
     pub(crate) fn look_for_idle(self: &Arc<Self>) -> LookAgain {
         self.backend.look_for_idle();
         let Idle { chunks, lately, in_use } = self.idle();
@@ -63,7 +67,8 @@ impl Pool {
         }
     }
 
-    /// Chunks that nothing is in, and nothing was at the last look. What peers have given back was taken in before.
+    /// Chunks that nothing is in, and nothing was at the last look. What peers have given back was taken in
+    /// before.
     pub(super) fn idle(&self) -> Idle {
         let mut state = self.state.lock();
         state.sweep(&self.domain, usize::MAX);

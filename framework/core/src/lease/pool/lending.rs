@@ -1,16 +1,18 @@
-//! A bound for the bytes of a pool that are out: with other processes, or on their way back to the library that made them.
+//! A bound for the bytes of a pool that are out: with other processes, or on their way back to the library
+//! that made them.
 //!
-//! An allocation never waits. A program in Rust that is ahead of its receivers is told by a full pool, and may wait with
-//! `empty_when_free`. A library such as PyTorch does neither: it raises out of memory, and it holds a lock of its own while it asks for
-//! memory, so nothing can be waited for there. So a process that runs such libraries waits where it sends: a message whose
-//! tensors would take the pool past its bound waits as for room in a mailbox (MBX-2), and memory is left for what is made next.
+//! An allocation never waits. A program in Rust that is ahead of its receivers is told by a full pool, and
+//! may wait with `empty_when_free`. A library such as PyTorch does neither: it raises out of memory, and it
+//! holds a lock of its own while it asks for memory, so nothing can be waited for there. So a process that
+//! runs such libraries waits where it sends: a message whose tensors would take the pool past its bound waits
+//! as for room in a mailbox (MBX-2), and memory is left for what is made next.
 //!
-//! Only *fresh* memory counts for a message: this pool's, that no other process was given yet. Who forwards what it was given, or sends on
-//! what came back, never waits here, so a ring of actors does not stand still for it. Of a message with more than half of the bound
-//! only that half counts, or it might never go.
+//! Only *fresh* memory counts for a message: this pool's, that no other process was given yet. Who forwards
+//! what it was given, or sends on what came back, never waits here, so a ring of actors does not stand still
+//! for it. Of a message with more than half of the bound only that half counts, or it might never go.
 //!
-//! **Used** by a claim (`transport/outgoing.rs`), and by senders that wait. **Locks.** The pool's. **On a crash** of a holder its leases are evicted, which
-//! wakes who waits (LEASE-4).
+//! **Used** by a claim (`transport/outgoing.rs`), and by senders that wait. **Locks.** The pool's. **On a
+//! crash** of a holder its leases are evicted, which wakes who waits (LEASE-4).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -126,14 +128,16 @@ impl Pool {
             return;
         }
         self.wake_on_return(waker);
-        // Behind the waker, without which the collector goes again. It looks because nobody is woken when a GPU has passed a last use.
+        // Behind the waker, without which the collector goes again. It looks because nobody is woken when a
+        // GPU has passed a last use.
         let watches = std::mem::replace(&mut self.state.lock().lending.watched, true);
         if !watches && let Ok(collector) = Collector::get() {
             collector.watch(Arc::clone(self));
         }
     }
 
-    /// For the collector: gives what has been passed back to its libraries. When it is to be called again, if it is.
+    /// For the collector: gives what has been passed back to its libraries. When it is to be called again, if
+    /// it is.
     pub(crate) fn look_again(&self) -> Option<Duration> {
         let refusal = {
             let mut state = self.state.lock();

@@ -1,8 +1,10 @@
-//! Parts of an allocation that another library of this process has cut up, each with an entry of its own in the lease table.
+//! Parts of an allocation that another library of this process has cut up, each with an entry of its own in
+//! the lease table.
 //!
-//! The library would use a part anew as soon as it lets go of it. So whoever lends one keeps the library's handle in the part's
-//! block: it goes where a block's room goes back to the allocator, when nobody has a lease any more and all uses have
-//! passed (LEASE-1, CLOCK-2). It is never taken back early, behind a wait: the library knows no such waits.
+//! The library would use a part anew as soon as it lets go of it. So whoever lends one keeps the library's
+//! handle in the part's block: it goes where a block's room goes back to the allocator, when nobody has a
+//! lease any more and all uses have passed (LEASE-1, CLOCK-2). It is never taken back early, behind a wait:
+//! the library knows no such waits.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,8 +15,9 @@ use crate::ids::ChunkId;
 use crate::observe::trace::What;
 
 impl Pool {
-    /// A lease on `bytes` bytes from `start` on of the allocation that `whole` stands for. The caller has looked that they lie in
-    /// it, and `keep` keeps it. `closed` is set when nobody has a lease on it any more.
+    /// A lease on `bytes` bytes from `start` on of the allocation that `whole` stands for. The caller has
+    /// looked that they lie in it, and `keep` keeps it. `closed` is set when nobody has a lease on it any
+    /// more.
     pub(crate) fn lend(
         self: Arc<Self>,
         whole: &Lease,

@@ -94,9 +94,9 @@ impl State {
         }
     }
 
-    /// Who has the memory, and for how long, in words. A pool is full again and again, so this costs the same however many
-    /// allocations there are: of the oldest of them it looks at few, and says of a process that has none of those how old its
-    /// own can be.
+    /// Who has the memory, and for how long, in words. A pool is full again and again, so this costs the same
+    /// however many allocations there are: of the oldest of them it looks at few, and says of a process that
+    /// has none of those how old its own can be.
     pub(super) fn holders(&self, process: ProcessId) -> String {
         let mut oldest: SmallVec<[(ProcessId, Instant); 8]> = SmallVec::new();
         let mut most = None;

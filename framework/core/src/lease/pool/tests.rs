@@ -1,5 +1,5 @@
-//! What several threads that drain at once must not conclude from each other's halves (LEASE-3, ONE-WRITER). The
-//! transport is a script: each drain takes its next step.
+//! What several threads that drain at once must not conclude from each other's halves (LEASE-3, ONE-WRITER).
+//! The transport is a script: each drain takes its next step.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -70,9 +70,9 @@ fn pool() -> (Arc<Pool>, Arc<Script>) {
     (pool, script)
 }
 
-/// F gave back what it had forwarded to H, and H forwarded it to G. The first thread's pass has looked at G's ring when G
-/// posts its hold; another thread, which had looked there too, drains H's hold and release and takes the entry as its
-/// own candidate before the first is done.
+/// F gave back what it had forwarded to H, and H forwarded it to G. The first thread's pass has looked at G's
+/// ring when G posts its hold; another thread, which had looked there too, drains H's hold and release and
+/// takes the entry as its own candidate before the first is done.
 #[test]
 fn a_line_that_another_thread_emptied_anew_is_left_to_it() {
     let (pool, script) = pool();
@@ -147,8 +147,8 @@ fn who_is_sole_is_known_only_from_a_line_that_stood_still() {
     }
 }
 
-/// F passed the memory on to G, and G sent it back here as the only one who had it. G's frame is believed for a lease of an
-/// earlier round, so nobody has looked at the rings for the holds of this one.
+/// F passed the memory on to G, and G sent it back here as the only one who had it. G's frame is believed for
+/// a lease of an earlier round, so nobody has looked at the rings for the holds of this one.
 #[test]
 fn what_was_held_before_memory_came_back_is_no_lie() {
     for in_parts in [false, true] {
@@ -213,8 +213,8 @@ fn a_send_that_drains_wakes_who_waits_for_memory() {
     assert!(pool.poll_allocate(1 << 19, &waker).is_ok());
 }
 
-/// A program that tries, and falls back, finds the pool full a thousand times a second: the error must not cost a walk through a
-/// million allocations.
+/// A program that tries, and falls back, finds the pool full a thousand times a second: the error must not
+/// cost a walk through a million allocations.
 #[test]
 fn a_full_pool_says_who_has_it_without_a_look_at_each_tensor() {
     let (pool, _script) = pool();
@@ -250,7 +250,8 @@ fn a_full_pool_says_who_has_it_without_a_look_at_each_tensor() {
     assert_eq!((stats.held_bytes, stats.allocations, stats.lent_bytes), (0, 0, 0));
 }
 
-/// A transport that keeps descriptors of the chunks, as the node does, and the names of those that were withdrawn.
+/// A transport that keeps descriptors of the chunks, as the node does, and the names of those that were
+/// withdrawn.
 #[derive(Default)]
 struct Files(Mutex<Vec<OwnedFd>>, Mutex<Vec<u32>>);
 

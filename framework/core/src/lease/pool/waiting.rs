@@ -7,7 +7,8 @@ use super::{Allocation, Pool};
 use crate::lease::PoolError;
 
 impl Pool {
-    /// [`allocate`](Self::allocate) that remembers `waker` and wakes it when memory comes back, where the pool is full.
+    /// [`allocate`](Self::allocate) that remembers `waker` and wakes it when memory comes back, where the
+    /// pool is full.
     pub fn poll_allocate(self: &Arc<Self>, bytes: u64, waker: &Waker) -> Result<Allocation, PoolError> {
         match self.allocate(bytes) {
             Err(PoolError::Full { .. }) => {
@@ -44,7 +45,8 @@ impl Pool {
         }
     }
 
-    /// `waker` waits no longer, until it is noted again: what its task takes and gives back by itself is not to wake it. Whether it did wait.
+    /// `waker` waits no longer, until it is noted again: what its task takes and gives back by itself is not
+    /// to wake it. Whether it did wait.
     pub(crate) fn waits_no_more(&self, waker: &Waker) -> bool {
         let waiters = &mut self.state.lock().waiters;
         let before = waiters.len();

@@ -1,5 +1,6 @@
-//! The open entries of a lease table in the order in which they were opened, as a list through the entries themselves: whoever
-//! asks for the oldest looks at few, and opening and closing an entry touches its two neighbours.
+//! The open entries of a lease table in the order in which they were opened, as a list through the entries
+//! themselves: whoever asks for the oldest looks at few, and opening and closing an entry touches its two
+//! neighbours.
 
 use super::{Entry, EntryReport, LeaseTable, Measured, Record};
 

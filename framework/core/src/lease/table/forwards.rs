@@ -1,18 +1,19 @@
 //! Forwards: which holds are believed (WIRE-1, LEASE-3).
 //!
-//! Who passes a lease on says so to the owner before the frame can be seen, and so before the hold that it leads to; but on
-//! another ring. The owner counts what each holder forwards, by whom it forwards it to, and a hold, which names its forwarder,
-//! takes one of these. Where
-//! there is none, the forward may lie unread on the forwarder's ring. So the hold is *unproven*: it keeps the entry open, and
-//! nothing else is believed of it. It is proven by the forward, or refused at the end of a [`Pass`] that began behind it and
-//! has drained every ring. A forward of an unproven holder proves nothing until its own hold is.
+//! Who passes a lease on says so to the owner before the frame can be seen, and so before the hold that it
+//! leads to; but on another ring. The owner counts what each holder forwards, by whom it forwards it to, and
+//! a hold, which names its forwarder, takes one of these. Where there is none, the forward may lie unread on
+//! the forwarder's ring. So the hold is *unproven*: it keeps the entry open, and nothing else is believed of
+//! it. It is proven by the forward, or refused at the end of a [`Pass`] that began behind it and has drained
+//! every ring. A forward of an unproven holder proves nothing until its own hold is.
 //!
-//! A refused hold stays noted: its holder may be honest, and its forwarder have lied by silence. The releases of that holder
-//! first give back what was refused, so no lease that it does have goes before it has let go of all.
+//! A refused hold stays noted: its holder may be honest, and its forwarder have lied by silence. The releases
+//! of that holder first give back what was refused, so no lease that it does have goes before it has let go
+//! of all.
 //!
-//! A forward that nobody takes (its frame was rejected, or never sent) goes with its forwarder's last lease, at the end of a
-//! pass: by then the hold that it may be for was read, because a forwarder lets go only behind that. It goes with the death of
-//! either of the two, and when the owner has the memory for itself.
+//! A forward that nobody takes (its frame was rejected, or never sent) goes with its forwarder's last lease,
+//! at the end of a pass: by then the hold that it may be for was read, because a forwarder lets go only
+//! behind that. It goes with the death of either of the two, and when the owner has the memory for itself.
 
 use super::{
     Emptied, LeaseTable, LeaseTableError, Left, Measured, ProcessId, Record, Sums, Ticket, Uses, note_uses,
@@ -94,8 +95,8 @@ pub(super) fn forget(unproven: &mut Vec<Unproven>, entry: (u32, u32), process: P
 }
 
 impl<T: Measured> LeaseTable<T> {
-    /// `from` says that `by` has forwarded the memory to it (LEASE-3); whether `by` is known to have done so. If not, the owner
-    /// has to [drain](Self::begin_pass) once more.
+    /// `from` says that `by` has forwarded the memory to it (LEASE-3); whether `by` is known to have done so.
+    /// If not, the owner has to [drain](Self::begin_pass) once more.
     ///
     /// # Errors
     /// The entry is unknown, or nobody was given a lease who could have forwarded it: that hold is refused.
@@ -171,8 +172,8 @@ impl<T: Measured> LeaseTable<T> {
         }
     }
 
-    /// As [`release`](Self::release); says too which lease it was. What was refused goes first, then those that `from` was
-    /// granted, and at last those that it took by a [`hold`](Self::hold).
+    /// As [`release`](Self::release); says too which lease it was. What was refused goes first, then those
+    /// that `from` was granted, and at last those that it took by a [`hold`](Self::hold).
     ///
     /// # Errors
     /// As for [`release`](Self::release).
@@ -218,7 +219,8 @@ impl<T: Measured> LeaseTable<T> {
         Ok((left, given))
     }
 
-    /// Keeps what `from` gives back until its holds on the entry are settled; false where it has none that are not.
+    /// Keeps what `from` gives back until its holds on the entry are settled; false where it has none that
+    /// are not.
     fn put_off(
         &mut self,
         entry: u32,
@@ -265,8 +267,8 @@ impl<T: Measured> LeaseTable<T> {
         Some(Pass(self.passes))
     }
 
-    /// Every ring was drained: refuses the holds from before the pass that nobody has forwarded, and forgets the forwards of
-    /// those who had let go before it.
+    /// Every ring was drained: refuses the holds from before the pass that nobody has forwarded, and forgets
+    /// the forwards of those who had let go before it.
     pub fn end_pass(&mut self, Pass(pass): Pass) {
         while let Some(index) = self.unproven.iter().position(|doubt| doubt.since < pass) {
             let doubt = self.unproven.remove(index);
@@ -307,8 +309,8 @@ impl<T: Measured> LeaseTable<T> {
         self.unproven.iter().any(|doubt| doubt.entry == entry && doubt.process == process)
     }
 
-    /// Believes what is unproven on an entry and was forwarded by now: what one holder forwards counts when its own hold is
-    /// proven, so until nothing changes.
+    /// Believes what is unproven on an entry and was forwarded by now: what one holder forwards counts when
+    /// its own hold is proven, so until nothing changes.
     fn prove(&mut self, entry: u32, generation: u32) {
         let name = (entry, generation);
         let mut index = 0;
@@ -348,7 +350,8 @@ impl<T: Measured> LeaseTable<T> {
         }
     }
 
-    /// How many different forwards are noted of an entry that nobody has taken, and how many holds are unproven.
+    /// How many different forwards are noted of an entry that nobody has taken, and how many holds are
+    /// unproven.
     #[cfg(any(test, feature = "testing"))]
     pub fn forwards(&self, entry: u32, generation: u32) -> (usize, u32) {
         let slot = self.entries.get(entry as usize).filter(|slot| slot.generation == generation);
@@ -372,9 +375,10 @@ impl<T: Measured> Record<T> {
             .for_each(|forward| forward.good = true);
     }
 
-    /// Takes one lease that `by` has forwarded to `to`; whether there was one. That of another would be missed by the hold that
-    /// it is for, which may come when its forwarder has long let go. And the oldest first: what `by` had forwarded before it let go
-    /// of its last lease [goes](LeaseTable::end_pass) with a pass, and what it forwards since, with another lease, has to last.
+    /// Takes one lease that `by` has forwarded to `to`; whether there was one. That of another would be
+    /// missed by the hold that it is for, which may come when its forwarder has long let go. And the oldest
+    /// first: what `by` had forwarded before it let go of its last lease [goes](LeaseTable::end_pass) with a
+    /// pass, and what it forwards since, with another lease, has to last.
     fn take_forward(&mut self, to: ProcessId, by: ProcessId) -> bool {
         let good = |forward: &Forward| forward.good && forward.by == by;
         let Some(index) = self.forwards.iter().position(|forward| good(forward) && forward.to == Some(to))

@@ -1,5 +1,5 @@
-//! What each process holds of a lease table, kept as it changes: whoever finds a pool full is told without a walk through all
-//! of its entries, of which there may be a million.
+//! What each process holds of a lease table, kept as it changes: whoever finds a pool full is told without a
+//! walk through all of its entries, of which there may be a million.
 //!
 //! Used by [`LeaseTable`](super::LeaseTable) alone, under the same lock.
 
@@ -39,7 +39,8 @@ pub(super) struct Sums {
     pub(super) open: Sum,
     /// Those on which another process has a lease.
     pub(super) lent: Sum,
-    /// Of each other process, by its slot. Of two lives of one slot the earlier leases go when the process is reclaimed.
+    /// Of each other process, by its slot. Of two lives of one slot the earlier leases go when the process is
+    /// reclaimed.
     by_slot: Vec<SmallVec<[(ProcessId, Sum); 1]>>,
 }
 

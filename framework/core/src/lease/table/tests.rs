@@ -172,7 +172,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 256 }))]
 
-    /// LEASE-1: the lease table is a count by holder, whatever is done to it in whatever order, by names old and new.
+    /// LEASE-1: the lease table is a count by holder, whatever is done to it in whatever order, by names old
+    /// and new.
     #[test]
     fn the_lease_table_counts_like_a_map(steps in prop::collection::vec((step(), any::<prop::sample::Index>()), 1..80)) {
         let mut table = LeaseTable::default();

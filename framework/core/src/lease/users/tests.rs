@@ -129,8 +129,8 @@ fn a_piece_of_a_library_is_one_write() {
     }
 }
 
-/// CLOCK-2: what a library has let go of before it lends the next piece is over at that one's ticket; where a handle is left, or another stream used
-/// it, nobody knows.
+/// CLOCK-2: what a library has let go of before it lends the next piece is over at that one's ticket; where a
+/// handle is left, or another stream used it, nobody knows.
 #[test]
 fn a_piece_stands_for_what_was_let_go_of_before() {
     for how in ["one stream", "another stream", "a handle is left"] {
@@ -165,7 +165,8 @@ fn a_piece_stands_for_what_was_let_go_of_before() {
     }
 }
 
-/// A ticket that was given out before is passed by the launch's write; and one of a launch that failed is passed all the same.
+/// A ticket that was given out before is passed by the launch's write; and one of a launch that failed is
+/// passed all the same.
 #[test]
 fn a_launch_pays_what_is_owed() {
     let scene = scene();

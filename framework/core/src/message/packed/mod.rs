@@ -1,10 +1,11 @@
 //! A `Vec<u8>` in one piece.
 //!
-//! Serde knows no lists of one type: it writes and reads a `Vec<u8>` number by number, tens of times slower than a copy. So
-//! what is written here is a MessagePack extension of type [`TAG`] with the bytes in it, wherever serde says that it has all
-//! of a `&Vec<u8>` or a `&[u8]` to write as a list ([`Packing`]). Whoever reads it ([`meter`](super::meter)) hands the bytes
-//! over as they are to serde's own reader of a `Vec<u8>`, and to any other as the list of numbers that it would be otherwise. So
-//! no type can tell: neither an untagged enum, which looks at what is there, nor a `Deserialize` of the user's.
+//! Serde knows no lists of one type: it writes and reads a `Vec<u8>` number by number, tens of times slower
+//! than a copy. So what is written here is a MessagePack extension of type [`TAG`] with the bytes in it,
+//! wherever serde says that it has all of a `&Vec<u8>` or a `&[u8]` to write as a list ([`Packing`]). Whoever
+//! reads it ([`meter`](super::meter)) hands the bytes over as they are to serde's own reader of a `Vec<u8>`,
+//! and to any other as the list of numbers that it would be otherwise. So no type can tell: neither an
+//! untagged enum, which looks at what is there, nor a `Deserialize` of the user's.
 //!
 //! Portable messages are written without it: their form on the wire is promised to other languages.
 //!
@@ -54,8 +55,8 @@ const LEAST: usize = 16;
 fn bytes_of<I>(list: &I) -> Option<&[u8]> {
     let id = typeid::of::<I>();
     let bytes: &[u8] = if id == TypeId::of::<&'static Vec<u8>>() {
-        // SAFETY: `I` is a reference to a `Vec<u8>`: the id says so up to the lifetime. That is longer than `list`, which the
-        // result borrows.
+        // SAFETY: `I` is a reference to a `Vec<u8>`: the id says so up to the lifetime. That is longer than
+        // `list`, which the result borrows.
         unsafe { transmute_copy::<I, &Vec<u8>>(list) }
     } else if id == TypeId::of::<&'static [u8]>() {
         // SAFETY: as above, for a reference to a slice.
@@ -72,7 +73,8 @@ fn takes_bytes<'de, V: Visitor<'de>>() -> bool {
     typeid::of::<V::Value>() == TypeId::of::<Vec<u8>>() && Some(typeid::of::<V>()) == visitor_of_bytes()
 }
 
-/// The id of that visitor, which serde does not name: it is asked for one. `None` where it has none for lists.
+/// The id of that visitor, which serde does not name: it is asked for one. `None` where it has none for
+/// lists.
 fn visitor_of_bytes() -> Option<TypeId> {
     struct Ask<'a>(&'a mut Option<TypeId>);
 
@@ -110,7 +112,8 @@ fn visitor_of_bytes() -> Option<TypeId> {
 pub(super) fn value<'de, V: Visitor<'de>>(bytes: Vec<u8>) -> V::Value {
     assert_eq!(typeid::of::<V::Value>(), TypeId::of::<Vec<u8>>(), "it takes bytes");
     let bytes = ManuallyDrop::new(bytes);
-    // SAFETY: `V::Value` is `Vec<u8>`, which has no lifetimes, by the line above. The bytes are moved: here nobody drops them.
+    // SAFETY: `V::Value` is `Vec<u8>`, which has no lifetimes, by the line above. The bytes are moved: here
+    // nobody drops them.
     unsafe { transmute_copy::<ManuallyDrop<Vec<u8>>, V::Value>(&bytes) }
 }
 

@@ -1,4 +1,5 @@
-//! The portable messages of a program, as it shows them to another before the two believe each other's bytes (WIRE-1).
+//! The portable messages of a program, as it shows them to another before the two believe each other's bytes
+//! (WIRE-1).
 
 use std::collections::BTreeMap;
 
@@ -13,8 +14,8 @@ use crate::observe::text::shown;
 /// Longest name of a message that is shown, in bytes.
 const MAX_SHOWN_NAME: usize = 255;
 
-/// The schemas of all portable messages that a program's actors take, each once. What finds no room is left out, and not
-/// compared.
+/// The schemas of all portable messages that a program's actors take, each once. What finds no room is left
+/// out, and not compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Interfaces(Vec<String>);
 
@@ -47,7 +48,8 @@ impl Interfaces {
         Interfaces(self.0.into_iter().filter(fits).collect())
     }
 
-    /// What the messages that both sides have by name, and neither by key, differ in: a heading and its lines for each.
+    /// What the messages that both sides have by name, and neither by key, differ in: a heading and its lines
+    /// for each.
     pub(crate) fn differences(&self, other: &Interfaces, this: &str, that: &str) -> Vec<String> {
         if self == other {
             return Vec::new();
@@ -56,7 +58,8 @@ impl Interfaces {
         let mut lines = Vec::new();
         for (name, mine) in here {
             let Some(theirs) = there.get(&name) else { continue };
-            // A program may have several of one name, in different modules; one in common is what the two talk by.
+            // A program may have several of one name, in different modules; one in common is what the two
+            // talk by.
             if mine.iter().any(|(text, _)| theirs.iter().any(|(other, _)| text == other)) {
                 continue;
             }

@@ -1,13 +1,14 @@
 //! Schemas that a program in another language can write too: of a message, and of everything inside.
 //!
-//! The key of a message is usually made of its definition's tokens and its path ([`message_key`](super::message_key)), which
-//! no other language has. That of a portable message is the hash of a text that describes what is on the wire, and nothing
-//! else. Each type describes itself ([`Portable`]), so a change inside a nested type changes the text of every message that it is in
-//! (WIRE-1). `tensorpost-derive/PORTABLE.md` has the text's form.
+//! The key of a message is usually made of its definition's tokens and its path
+//! ([`message_key`](super::message_key)), which no other language has. That of a portable message is the hash
+//! of a text that describes what is on the wire, and nothing else. Each type describes itself ([`Portable`]),
+//! so a change inside a nested type changes the text of every message that it is in (WIRE-1).
+//! `tensorpost-derive/PORTABLE.md` has the text's form.
 //!
-//! A type that holds itself is described once: the second time it is a number that says how many of the `recursive` around
-//! it are between. Who writes the text: `shape`. Who compares two: `difference`. `interfaces` is what a worker and
-//! its node show each other.
+//! A type that holds itself is described once: the second time it is a number that says how many of the
+//! `recursive` around it are between. Who writes the text: `shape`. Who compares two: `difference`.
+//! `interfaces` is what a worker and its node show each other.
 
 mod difference;
 mod implementations;
@@ -28,8 +29,8 @@ use interfaces::Interfaces;
 pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
 
 /// A type whose form on the wire is known by name in other languages: what a field of a
-/// [portable](derive@crate::api::message::Portable) message may be. Derive it for structs and enums inside such messages; a message itself
-/// has it by `#[gpu_message(portable)]`.
+/// [portable](derive@crate::api::message::Portable) message may be. Derive it for structs and enums inside
+/// such messages; a message itself has it by `#[gpu_message(portable)]`.
 ///
 /// ```
 /// use tensorpost::message::Portable;
@@ -52,8 +53,9 @@ pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
     note = "for another type, put `#[portable(as = Type)]` on the field, with a type that serde writes in the same way"
 )]
 pub trait Portable: 'static {
-    /// The canonical text: for a message with its name and its reply, and then the message's key is the text's FNV-1a hash
-    /// (64 bits). `PORTABLE.md` of the crate `tensorpost-derive` describes it, and so does the [derive](derive@crate::api::message::Portable).
+    /// The canonical text: for a message with its name and its reply, and then the message's key is the
+    /// text's FNV-1a hash (64 bits). `PORTABLE.md` of the crate `tensorpost-derive` describes it, and so does
+    /// the [derive](derive@crate::api::message::Portable).
     ///
     /// # Panics
     /// With more than 16,384 types in it.
@@ -77,8 +79,8 @@ pub fn schema_of<M: GpuMessage + Portable>() -> String {
     Describer::default().message::<M>().text()
 }
 
-/// What two definitions of a message differ in, as a handshake shows it: a heading, and a line for each difference. None
-/// where the texts are the same, or the names are not. For the Python package.
+/// What two definitions of a message differ in, as a handshake shows it: a heading, and a line for each
+/// difference. None where the texts are the same, or the names are not. For the Python package.
 #[cfg(feature = "inside")]
 pub fn differences(text: &str, other: &str, this: &str, that: &str) -> Vec<String> {
     Interfaces::shown(text).differences(&Interfaces::shown(other), this, that)
@@ -98,7 +100,8 @@ impl Describer {
     /// Describes `T`.
     ///
     /// # Panics
-    /// When there are too many types: without a bound, one in which each type holds two of the next would take all memory.
+    /// When there are too many types: without a bound, one in which each type holds two of the next would
+    /// take all memory.
     pub fn of<T: Portable + ?Sized>(&mut self) -> Shape {
         self.types += 1;
         assert!(

@@ -1,7 +1,8 @@
 //! What a type is on the wire, as a tree and as its canonical text.
 //!
-//! The text is JSON without white space, with the keys in the order in which the fields stand here. A text that came from
-//! another process is read by the same definitions; serde_json bounds how deep it may be nested.
+//! The text is JSON without white space, with the keys in the order in which the fields stand here. A text
+//! that came from another process is read by the same definitions; serde_json bounds how deep it may be
+//! nested.
 
 use std::any::TypeId;
 use std::fmt;
@@ -157,7 +158,8 @@ impl Interface {
 }
 
 fn written(value: &impl Serialize) -> String {
-    // Strings, numbers and lists, into memory: there is nothing that JSON could not say. An open type is left in nobody's hands.
+    // Strings, numbers and lists, into memory: there is nothing that JSON could not say. An open type is left
+    // in nobody's hands.
     serde_json::to_string(value).unwrap_or_else(|error| unreachable!("a schema is not JSON: {error}"))
 }
 
@@ -234,13 +236,14 @@ impl Shape {
         written(self)
     }
 
-    /// The shape of a type, of whose body this is: where `open`, which stands for the type itself, is in it, it becomes
-    /// [`Outer`](Self::Outer), and what holds itself [`Recursive`](Self::Recursive).
+    /// The shape of a type, of whose body this is: where `open`, which stands for the type itself, is in it,
+    /// it becomes [`Outer`](Self::Outer), and what holds itself [`Recursive`](Self::Recursive).
     pub fn closed(mut self, open: &Shape) -> Shape {
         if self.close(open, 0) { Shape::Recursive(Box::new(self)) } else { self }
     }
 
-    /// Replaces what stands for the type, with `inside` others around it that hold themselves, and says whether there was any.
+    /// Replaces what stands for the type, with `inside` others around it that hold themselves, and says
+    /// whether there was any.
     fn close(&mut self, open: &Shape, inside: u64) -> bool {
         if self == open {
             *self = Shape::Outer(inside);

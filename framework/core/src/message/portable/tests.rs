@@ -421,8 +421,8 @@ fn used((sort, of): &Definition) -> (u8, &[usize]) {
     }
 }
 
-/// Whether two types are the same, by another way than texts: as the trees without end that they stand for. What is being
-/// compared is taken for equal, until something else differs.
+/// Whether two types are the same, by another way than texts: as the trees without end that they stand for.
+/// What is being compared is taken for equal, until something else differs.
 fn same(a: &[Definition], b: &[Definition], at: (usize, usize), seen: &mut HashSet<(usize, usize)>) -> bool {
     if !seen.insert(at) {
         return true;
@@ -459,7 +459,8 @@ fn layered() -> impl Strategy<Value = Vec<Definition>> {
 }
 
 proptest! {
-    /// Of made-up types, with the same text they are the same, and without recursion the same have the same text.
+    /// Of made-up types, with the same text they are the same, and without recursion the same have the same
+    /// text.
     #[test]
     fn texts_are_equal_where_types_are(
         a in prop_oneof![definitions(), layered()],
@@ -477,7 +478,8 @@ proptest! {
         }
     }
 
-    /// What types are called, and in which order they stand in the source, does not count, with recursion too.
+    /// What types are called, and in which order they stand in the source, does not count, with recursion
+    /// too.
     #[test]
     fn names_of_types_do_not_count(a in definitions(), order in Just([1, 2, 3, 4]).prop_shuffle()) {
         let place = |index: usize| if index == 0 { 0 } else { order[index - 1] };

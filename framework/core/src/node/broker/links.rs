@@ -1,12 +1,14 @@
-//! What processes write to each other by way of the node: halves of links, answers to them, fresh memory for their rings.
+//! What processes write to each other by way of the node: halves of links, answers to them, fresh memory for
+//! their rings.
 //!
-//! Part of the broker, which is called for one message at a time. Who may write what, and how often, is counted by
-//! [`link_messages`](crate::node::link_messages).
+//! Part of the broker, which is called for one message at a time. Who may write what, and how often, is
+//! counted by [`link_messages`](crate::node::link_messages).
 //!
-//! **Invariants.** A link message goes to the life of a process that it names, or to nobody (WIRE-1). A process that waits for an
-//! answer gets one, also where the node lacks descriptors.
+//! **Invariants.** A link message goes to the life of a process that it names, or to nobody (WIRE-1). A
+//! process that waits for an answer gets one, also where the node lacks descriptors.
 //!
-//! **Locks.** None. **On a crash** of a process nothing is kept of what it wrote. **On cancellation** nothing happens.
+//! **Locks.** None. **On a crash** of a process nothing is kept of what it wrote. **On cancellation** nothing
+//! happens.
 
 use std::io;
 use std::os::fd::OwnedFd;

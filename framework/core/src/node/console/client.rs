@@ -261,7 +261,8 @@ impl Console {
         Ok(all)
     }
 
-    /// Has every process note what it does for so long, and waits for it. In [`Traced::write_to`] it becomes a file.
+    /// Has every process note what it does for so long, and waits for it. In [`Traced::write_to`] it becomes
+    /// a file.
     ///
     /// # Errors
     /// As for [`ask`](Self::ask); a node that is traced by somebody else refuses.

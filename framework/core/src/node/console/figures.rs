@@ -1,4 +1,5 @@
-//! What two looks at a node say together: rates, times of the last interval. `top` and the live page show these.
+//! What two looks at a node say together: rates, times of the last interval. `top` and the live page show
+//! these.
 
 use std::time::Duration;
 
@@ -381,7 +382,8 @@ mod tests {
         // Its machine has run for longer, and its second was two.
         earlier.hosts = vec![host(1, Some(sample::look(70_000_000_000, [10, 0]))), host(2, None)];
         now.hosts = vec![host(1, Some(sample::look(72_000_000_000, [30, 0]))), host(2, None)];
-        // The mailbox of one of its actors in the gateway here, and that of one of a host that does not answer.
+        // The mailbox of one of its actors in the gateway here, and that of one of a host that does not
+        // answer.
         let of = |number| ActorFacts {
             actor: ActorId::numbered(number, 1),
             metrics: None,

@@ -1,7 +1,7 @@
 //! The latest records of a node's log, for `tensorpost log`.
 //!
-//! The thread that writes the log puts them in and the console's takes them out. The supervisor has no part in it, so no
-//! watcher makes it wait (CON-1). Records are bounded in number and in bytes (CON-3).
+//! The thread that writes the log puts them in and the console's takes them out. The supervisor has no part
+//! in it, so no watcher makes it wait (CON-1). Records are bounded in number and in bytes (CON-3).
 
 use std::collections::VecDeque;
 use std::time::SystemTime;

@@ -1,22 +1,24 @@
 //! The console of a running node: what the command `tensorpost` asks.
 //!
-//! The node's process, and never a worker, serves a local packet socket on a thread of its own: `@tensorpost/<uid>/<pid>`,
-//! an abstract name that is gone with the process however that ends. Nothing is prepared for it and nothing is counted for
-//! it that is not counted anyway.
+//! The node's process, and never a worker, serves a local packet socket on a thread of its own:
+//! `@tensorpost/<uid>/<pid>`, an abstract name that is gone with the process however that ends. Nothing is
+//! prepared for it and nothing is counted for it that is not counted anyway.
 //!
 //! - **CON-1.** Watching never makes an actor or the supervisor wait. The console asks the supervisor as
-//!   [`Node::metrics`](super::Node::metrics) does; the answer goes where there is room for it, and each process's control
-//!   thread gives its part. However many watch, the processes are asked at most ten times a second. On the head the other
-//!   hosts are asked beside them, and one that does not answer in time is named (`node/all_hosts.rs`).
-//! - **CON-2.** No byte of a watcher is read before its uid is known, and only the same user, or root, gets an answer.
-//! - **CON-3.** At most [`MAX_WATCHERS`](super::limits::MAX_WATCHERS) are answered at a time, every question and every
-//!   answer is bounded, and who does not read is let go.
+//!   [`Node::metrics`](super::Node::metrics) does; the answer goes where there is room for it, and each
+//!   process's control thread gives its part. However many watch, the processes are asked at most ten times a
+//!   second. On the head the other hosts are asked beside them, and one that does not answer in time is named
+//!   (`node/all_hosts.rs`).
+//! - **CON-2.** No byte of a watcher is read before its uid is known, and only the same user, or root, gets
+//!   an answer.
+//! - **CON-3.** At most [`MAX_WATCHERS`](super::limits::MAX_WATCHERS) are answered at a time, every question
+//!   and every answer is bounded, and who does not read is let go.
 //!
-//! Everything but [`Request::Stop`] and [`Request::Trace`] only reads. A trace is switched off when its time is up, or when the
-//! watcher that asked for it goes away.
+//! Everything but [`Request::Stop`] and [`Request::Trace`] only reads. A trace is switched off when its time
+//! is up, or when the watcher that asked for it goes away.
 //!
-//! **On a crash** of a watcher its connection ends, and that is all. **On a crash** of the node its name is gone. A node whose
-//! socket cannot be made starts all the same, and says so once.
+//! **On a crash** of a watcher its connection ends, and that is all. **On a crash** of the node its name is
+//! gone. A node whose socket cannot be made starts all the same, and says so once.
 //!
 //! | file | holds |
 //! |---|---|
@@ -69,10 +71,12 @@ const MOST_NAMES: u32 = 64;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Console {
-    /// By its process id: an abstract socket of the network namespace, which processes of the same user and of root find.
+    /// By its process id: an abstract socket of the network namespace, which processes of the same user and
+    /// of root find.
     #[default]
     On,
-    /// At this path, with the mode 0600: for whoever shares a network namespace with a root that is not to look.
+    /// At this path, with the mode 0600: for whoever shares a network namespace with a root that is not to
+    /// look.
     At(PathBuf),
     /// Nowhere: nothing listens.
     Off,
@@ -85,7 +89,8 @@ impl From<bool> for Console {
 }
 
 impl Console {
-    /// What holds, with what the environment says: `off` there always does, and a path where the program names none.
+    /// What holds, with what the environment says: `off` there always does, and a path where the program
+    /// names none.
     fn with_environment(self, variable: Option<OsString>) -> Self {
         match (self, variable.as_deref()) {
             (Console::Off, _) => Console::Off,
@@ -119,8 +124,8 @@ impl Console {
     }
 }
 
-/// Listens at the first name that is free: there may be another node in the process, or one with the same number in
-/// another process namespace of this network namespace.
+/// Listens at the first name that is free: there may be another node in the process, or one with the same
+/// number in another process namespace of this network namespace.
 fn listen_by_name() -> std::io::Result<Listener> {
     let mut number = 1;
     loop {

@@ -1,8 +1,8 @@
 //! What a node and the command `tensorpost` say to each other.
 //!
-//! The node speaks first: a [`Hello`] with the number of the protocol, which a command of another one says to its user. Then
-//! the command asks one [`Request`] at a time, and each has one [`Answer`]. Everything is JSON, one packet each; an answer that
-//! is longer than a packet comes as sealed memory, see [`Packet`].
+//! The node speaks first: a [`Hello`] with the number of the protocol, which a command of another one says to
+//! its user. Then the command asks one [`Request`] at a time, and each has one [`Answer`]. Everything is
+//! JSON, one packet each; an answer that is longer than a packet comes as sealed memory, see [`Packet`].
 
 use std::time::Duration;
 
@@ -76,7 +76,8 @@ pub(crate) enum Packet {
     Answer(Answer),
     /// The answer is in the memory whose descriptor came along: so many bytes.
     Memory(u64),
-    /// Memory of traced processes, in the order of [`TraceFacts::processes`], and then of [`TraceFacts::hosts`].
+    /// Memory of traced processes, in the order of [`TraceFacts::processes`], and then of
+    /// [`TraceFacts::hosts`].
     Rings,
 }
 
@@ -126,7 +127,8 @@ pub struct HostFacts {
     pub number: u16,
     /// Its number and name.
     pub name: String,
-    /// How everything stands there, with its own clock and its own numbers of processes. `None`: it did not answer in time.
+    /// How everything stands there, with its own clock and its own numbers of processes. `None`: it did not
+    /// answer in time.
     pub look: Option<Box<Look>>,
 }
 
@@ -171,11 +173,11 @@ pub struct ProcessFacts {
 /// What a process uses of all GPUs of its machine, as NVIDIA's management library has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuShare {
-    /// Bytes of their memory: its context and modules, and what it has allocated. What it has mapped of others' is theirs. `None`: the
-    /// driver does not say.
+    /// Bytes of their memory: its context and modules, and what it has allocated. What it has mapped of
+    /// others' is theirs. `None`: the driver does not say.
     pub bytes: Option<u64>,
-    /// In how many of 100 parts of the time since the last look its kernels ran; the sum, where it has several GPUs. `None`: the driver
-    /// does not say.
+    /// In how many of 100 parts of the time since the last look its kernels ran; the sum, where it has
+    /// several GPUs. `None`: the driver does not say.
     pub busy: Option<u32>,
 }
 
@@ -270,8 +272,8 @@ pub struct LogLine {
 }
 
 impl Look {
-    /// Messages that were sent to an actor and that it is not done with, as far as is known: those that other processes have
-    /// sent, wherever they lie, or those in its mailbox, whichever are more.
+    /// Messages that were sent to an actor and that it is not done with, as far as is known: those that other
+    /// processes have sent, wherever they lie, or those in its mailbox, whichever are more.
     pub fn waiting(&self, actor: &ActorFacts) -> Option<u64> {
         let queued = actor.metrics.as_ref().map(|metrics| metrics.queued as u64);
         let links = self.links.iter().filter(|of| of.link.peer == actor.process);

@@ -1,7 +1,7 @@
 //! The node's side: a thread that takes connections, questions and, of the supervisor, answers.
 //!
-//! It waits for the supervisor, which answers a look within [`PATIENCE`] or is said not to, and for no watcher: what does not
-//! go out at once ends the connection. Whoever misbehaves is in the node's log once.
+//! It waits for the supervisor, which answers a look within [`PATIENCE`] or is said not to, and for no
+//! watcher: what does not go out at once ends the connection. Whoever misbehaves is in the node's log once.
 
 use std::collections::HashSet;
 use std::io;
@@ -84,7 +84,8 @@ impl Drop for Server {
         self.stop.store(true, Ordering::Release);
         // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
         let _ = self.wake.ring();
-        // Disconnected: it has ended. Timeout: something that a watcher sent closes slowly, and that must not hold the node.
+        // Disconnected: it has ended. Timeout: something that a watcher sent closes slowly, and that must not
+        // hold the node.
         let _ = self.done.lock().recv_timeout(Duration::from_secs(1));
     }
 }
@@ -232,7 +233,8 @@ impl Thread {
     fn serve(&mut self, index: usize) -> bool {
         let watcher = &mut self.watchers[index];
         let mut question = [0; MAX_QUESTION];
-        // Without room for descriptors: those that came along are closed by the kernel, and fill no table here.
+        // Without room for descriptors: those that came along are closed by the kernel, and fill no table
+        // here.
         let length = match rustix::net::recv(
             &watcher.socket,
             &mut question[..],
@@ -312,8 +314,8 @@ impl Thread {
             Ok(None) => return Err(does_not_answer()),
             Err(_) => return Err(Answer::Ended),
         };
-        // The workers have heard of the trace before they answer this, so the interval begins when all of them trace. One that
-        // is silent begins later, or not at all.
+        // The workers have heard of the trace before they answer this, so the interval begins when all of
+        // them trace. One that is silent begins later, or not at all.
         let _ = self.shared.look(PATIENCE);
         self.shared.begin_trace_of_hosts();
         self.watchers[index].tracing = Some(Tracing { until: Instant::now() + long, since, collector });

@@ -43,7 +43,8 @@ impl Traced {
         Duration::from_nanos(self.facts.until.saturating_sub(self.facts.since))
     }
 
-    /// The names of the processes that did not answer at the end: what they did may be missing. And of other hosts.
+    /// The names of the processes that did not answer at the end: what they did may be missing. And of other
+    /// hosts.
     pub fn silent(&self) -> &[String] {
         &self.facts.silent
     }

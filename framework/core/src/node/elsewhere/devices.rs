@@ -1,7 +1,8 @@
 //! Devices of other hosts, by the names that they have there.
 //!
-//! Used by `Node::device_on` and by pipelines, before a worker starts: a host looks the name up as its node's process counts GPUs, and says which device that is, by the
-//! identity that all of its processes share. It is looked for only, and opened by no process but the worker that is to work on it.
+//! Used by `Node::device_on` and by pipelines, before a worker starts: a host looks the name up as its node's
+//! process counts GPUs, and says which device that is, by the identity that all of its processes share. It is
+//! looked for only, and opened by no process but the worker that is to work on it.
 
 use super::{Answer, Request, ask_starter, not_done};
 use crate::device::{Device, DeviceError};
@@ -17,8 +18,8 @@ pub(super) fn look_for(name: &str) -> Result<Device, String> {
 }
 
 impl Supervisor {
-    /// The device that has this name on the host with this number, by what that host says; the node there looks for it, and opens
-    /// nothing.
+    /// The device that has this name on the host with this number, by what that host says; the node there
+    /// looks for it, and opens nothing.
     ///
     /// # Errors
     /// It has no such device, or is not of this node.

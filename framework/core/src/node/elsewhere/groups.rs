@@ -1,14 +1,16 @@
 //! What hosts say to each other of groups whose actors are on several.
 //!
-//! Used by the supervisor (`supervisor/groups/elsewhere.rs`), which decides: it has things said, and hears what became of each. All goes as asks of
-//! the other host's starter, so it comes in order, and is answered when it was done.
+//! Used by the supervisor (`supervisor/groups/elsewhere.rs`), which decides: it has things said, and hears
+//! what became of each. All goes as asks of the other host's starter, so it comes in order, and is answered
+//! when it was done.
 //!
-//! **Invariants.** What was lost with a gateway, on its way there or back, is said again: it may come twice. WIRE-1: a host speaks of groups of
-//! its own program, or of those that it has members of, as the supervisor sees by the number that this host's gateway has stamped on it. MBX-2: for each group and host one
-//! thing is on its way.
+//! **Invariants.** What was lost with a gateway, on its way there or back, is said again: it may come twice.
+//! WIRE-1: a host speaks of groups of its own program, or of those that it has members of, as the supervisor
+//! sees by the number that this host's gateway has stamped on it. MBX-2: for each group and host one thing is
+//! on its way.
 //!
-//! **Threads.** One, from the first such group on. **On the loss** of the host what was said to it has failed. **On the end** of the node the thread ends,
-//! and nobody is told.
+//! **Threads.** One, from the first such group on. **On the loss** of the host what was said to it has
+//! failed. **On the end** of the node the thread ends, and nobody is told.
 
 use std::sync::Weak;
 
@@ -35,9 +37,11 @@ pub(in crate::node) struct OfGroup {
 /// What is said of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::node) enum Says {
-    /// Its home: do this, because of that. Where it is to `give_up`, those that end do not come back. Answered when it is done.
+    /// Its home: do this, because of that. Where it is to `give_up`, those that end do not come back.
+    /// Answered when it is done.
     Do { step: Step, why: String, gives_up: bool },
-    /// To its home: a member has failed here whose life was of this round, and its policy brings it back after so many milliseconds.
+    /// To its home: a member has failed here whose life was of this round, and its policy brings it back
+    /// after so many milliseconds.
     Failed { begun: u64, delay: u64, why: String },
 }
 

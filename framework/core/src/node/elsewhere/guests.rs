@@ -1,11 +1,13 @@
 //! A life of an actor that roams begins once on a host, however often its home asks for it.
 //!
-//! A start that is under way as the gateway of either host ends is lost, or its answer is, and nobody knows which. So the home asks the same host
-//! again (`next_life.rs`), which knows: a start that is under way answers all who have asked for it, and an actor that lives here already is
-//! not started a second time. What came first is here first (HOST-3), so an answer that it has not started is true of all that were asked before.
+//! A start that is under way as the gateway of either host ends is lost, or its answer is, and nobody knows
+//! which. So the home asks the same host again (`next_life.rs`), which knows: a start that is under way
+//! answers all who have asked for it, and an actor that lives here already is not started a second time. What
+//! came first is here first (HOST-3), so an answer that it has not started is true of all that were asked
+//! before.
 //!
-//! **Invariants.** HOST-10: an answer of "no" says that no life of the actor runs here, nor begins later. MBX-2: who asks again has a place of the
-//! starter's mailbox as any other.
+//! **Invariants.** HOST-10: an answer of "no" says that no life of the actor runs here, nor begins later.
+//! MBX-2: who asks again has a place of the starter's mailbox as any other.
 
 use parking_lot::Mutex;
 

@@ -1,7 +1,7 @@
 //! Questions of another host's starter that are asked until it has heard them.
 //!
-//! **Invariants.** What was lost with a gateway, on its way there or back, is asked again: it may come twice. **On the loss** of the host what was
-//! asked of it has failed.
+//! **Invariants.** What was lost with a gateway, on its way there or back, is asked again: it may come twice.
+//! **On the loss** of the host what was asked of it has failed.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -29,7 +29,8 @@ pub(super) async fn until_heard(
             Ok(answer) => return Ok(answer),
             // Nobody knows whether it came.
             Err(AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_)))) => {}
-            // It did not, because there was too much to do; or the host is lost, and then it cannot be sent the next time.
+            // It did not, because there was too much to do; or the host is lost, and then it cannot be sent
+            // the next time.
             Err(AskError::NoReply(AskFailure::Refused(Refusal::NotPassedOn(_)))) => {
                 tokio::time::sleep(AGAIN).await;
             }

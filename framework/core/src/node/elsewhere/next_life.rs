@@ -1,11 +1,12 @@
 //! Lives of actors that roam: the first, which a spawn waits for, and all others.
 //!
-//! Used by [`Spawn::start`](crate::node::Spawn::start), and by the supervisor's threads for next lives (`supervisor/roaming.rs`), which says
-//! when one may begin.
+//! Used by [`Spawn::start`](crate::node::Spawn::start), and by the supervisor's threads for next lives
+//! (`supervisor/roaming.rs`), which says when one may begin.
 //!
-//! **Invariants.** HOST-10: only an answer says that an actor was not started; where none came, it may run there. So where the gateway of either
-//! host ends, the same host is asked again (`guests.rs`), until it has answered or is not of the node any more. **On a crash** of the host
-//! that is asked it may run there. **On cancellation** nothing: who begins a life blocks.
+//! **Invariants.** HOST-10: only an answer says that an actor was not started; where none came, it may run
+//! there. So where the gateway of either host ends, the same host is asked again (`guests.rs`), until it has
+//! answered or is not of the node any more. **On a crash** of the host that is asked it may run there. **On
+//! cancellation** nothing: who begins a life blocks.
 
 use std::sync::Arc;
 

@@ -1,14 +1,16 @@
 //! What a host says about workers that it had another one start.
 //!
-//! Used by [`Supervisor`]. An order is an ask of the other host's starter, made at once, so that orders of one caller keep their order. A thread waits for
-//! the answers, of one order to a host after the other, and asks again where a gateway has ended: no worker stays on another host because
-//! nobody heard that it was let go of. So an order may come twice. All but [`Order::Kill`] change nothing the second time; that ends the worker's
-//! next life, if a policy has begun one meanwhile.
+//! Used by [`Supervisor`]. An order is an ask of the other host's starter, made at once, so that orders of
+//! one caller keep their order. A thread waits for the answers, of one order to a host after the other, and
+//! asks again where a gateway has ended: no worker stays on another host because nobody heard that it was let
+//! go of. So an order may come twice. All but [`Order::Kill`] change nothing the second time; that ends the
+//! worker's next life, if a policy has begun one meanwhile.
 //!
-//! **Invariants.** MBX-2: a host that is there and answers no order holds up its own for [`LONGEST`] each, and nobody else's.
+//! **Invariants.** MBX-2: a host that is there and answers no order holds up its own for [`LONGEST`] each,
+//! and nobody else's.
 //!
-//! **Threads.** One, from the first order on. **On the loss** of the host its workers end, and its orders with them. **On the end** of the node the thread
-//! ends.
+//! **Threads.** One, from the first order on. **On the loss** of the host its workers end, and its orders
+//! with them. **On the end** of the node the thread ends.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -125,8 +127,8 @@ async fn hear(transport: &Weak<Transport>, Given { host, worker, order, asked }:
 }
 
 impl Supervisor {
-    /// Has the host of a worker do this with it, if that is another one. Does not wait, and nobody hears of it where that host is lost:
-    /// its workers end too.
+    /// Has the host of a worker do this with it, if that is another one. Does not wait, and nobody hears of
+    /// it where that host is lost: its workers end too.
     pub(in crate::node) fn tell_host_of(&self, worker: WorkerId, order: Order) -> bool {
         let Some((host, worker)) = worker.elsewhere() else { return false };
         let Some(transport) = self.elsewhere() else { return true };

@@ -1,11 +1,13 @@
-//! Where actors live that may live on any host: those whose home is this host, and those that this host has taken in.
+//! Where actors live that may live on any host: those whose home is this host, and those that this host has
+//! taken in.
 //!
-//! Used by the supervisor, which starts them and their next lives (`node/supervisor/roaming.rs`), and by the broker, which says where they
-//! are.
+//! Used by the supervisor, which starts them and their next lives (`node/supervisor/roaming.rs`), and by the
+//! broker, which says where they are.
 //!
-//! **Invariants.** An actor that roams has its id from its home, and a life on one host at most (HOST-10 is the supervisor's to keep). Where
-//! it lives it is in the roster as any actor of a worker; elsewhere, its home included, as one of another host, in the gateway. So a
-//! host that takes one in gives up what it had of the way to its last life first.
+//! **Invariants.** An actor that roams has its id from its home, and a life on one host at most (HOST-10 is
+//! the supervisor's to keep). Where it lives it is in the roster as any actor of a worker; elsewhere, its
+//! home included, as one of another host, in the gateway. So a host that takes one in gives up what it had of
+//! the way to its last life first.
 
 use std::collections::HashMap;
 
@@ -17,7 +19,8 @@ use crate::transport::control_channel::{FromNode, Location};
 use crate::transport::hosts::ToGateway;
 use crate::transport::lifecycle::Whereabouts;
 
-/// The actors of this host that roam and live elsewhere, with the hosts; `None` between two lives. The supervisor bounds them (MBX-2).
+/// The actors of this host that roam and live elsewhere, with the hosts; `None` between two lives. The
+/// supervisor bounds them (MBX-2).
 #[derive(Default)]
 pub(super) struct Homes(HashMap<ActorId, Option<u16>>);
 
@@ -73,7 +76,8 @@ impl Broker {
         let Some(home) = self.foreign.homes.0.get_mut(&actor) else { return };
         *home = host;
         let Some(host) = host else {
-            // First where it is not any more: who hears of its end and writes waits for the next life (DEATH-2).
+            // First where it is not any more: who hears of its end and writes waits for the next life
+            // (DEATH-2).
             self.leave_gateway(actor, out);
             self.foreign.reaching.is_away(actor);
             return self.reach_next(actor.host(), out);
@@ -145,7 +149,8 @@ impl Broker {
         }
     }
 
-    /// Where the actors live that roam and are of this host, for a gateway that follows another. Of those that live nowhere now it hears later.
+    /// Where the actors live that roam and are of this host, for a gateway that follows another. Of those
+    /// that live nowhere now it hears later.
     pub(super) fn say_lives(&self, out: &mut Vec<Delivery>) {
         let lives = self.foreign.homes.0.iter().filter_map(|(actor, host)| Some((*actor, (*host)?)));
         let mut lives: Vec<_> = lives.collect();

@@ -1,11 +1,14 @@
-//! From one gateway of this host to the next: what stands in the places of the first rests, and what waits for it is asked of the second.
+//! From one gateway of this host to the next: what stands in the places of the first rests, and what waits
+//! for it is asked of the second.
 //!
-//! Used by the supervisor (`node/supervisor/gateways.rs`), which says when one has ended, and when another begins.
+//! Used by the supervisor (`node/supervisor/gateways.rs`), which says when one has ended, and when another
+//! begins.
 //!
-//! **Invariants.** HOST-3: whoever sends to an actor of another host hears first that it has no place, and then that the gateway has
-//! ended; so nobody gives the actor up, and all go on in the queue that they had. What others send to an actor of this host comes to its
-//! process when that has read all that the last gateway had sent it: before that the next one is not told where the actor is. MBX-2: what
-//! waits is bounded as before; for each host the gateway asks for so many actors at a time.
+//! **Invariants.** HOST-3: whoever sends to an actor of another host hears first that it has no place, and
+//! then that the gateway has ended; so nobody gives the actor up, and all go on in the queue that they had.
+//! What others send to an actor of this host comes to its process when that has read all that the last
+//! gateway had sent it: before that the next one is not told where the actor is. MBX-2: what waits is bounded
+//! as before; for each host the gateway asks for so many actors at a time.
 
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::{Broker, Delivery};
@@ -81,7 +84,8 @@ impl Broker {
         self.foreign.follows
     }
 
-    /// Whether an actor of this host is in a process that has not taken all that a gateway before this one had sent it.
+    /// Whether an actor of this host is in a process that has not taken all that a gateway before this one
+    /// had sent it.
     pub(super) fn has_unread(&self, actor: ActorId) -> bool {
         let Some(process) = self.roster.actor(actor).map(|entry| entry.location.process) else {
             return false;
@@ -89,7 +93,8 @@ impl Broker {
         self.foreign.unread.iter().any(|gateway| self.reclaims.waits_for(*gateway, process))
     }
 
-    /// A process has read one that has ended to its end, or has ended itself: the gateway is told what it waits for.
+    /// A process has read one that has ended to its end, or has ended itself: the gateway is told what it
+    /// waits for.
     pub(crate) fn say_wanted(&mut self, out: &mut Vec<Delivery>) {
         if self.foreign.unread.is_empty() {
             return;

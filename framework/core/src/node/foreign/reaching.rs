@@ -1,9 +1,10 @@
-//! Actors of other hosts that somebody waits for: the gateway is asked for so many of each host at a time, and the others have their turn
-//! when one of these has a place, or is known not to be there.
+//! Actors of other hosts that somebody waits for: the gateway is asked for so many of each host at a time,
+//! and the others have their turn when one of these has a place, or is known not to be there.
 //!
-//! **Invariants.** MBX-2: so many of one process wait; of more it is told that they cannot be reached. Nobody is told so because others
-//! wait, and the actors of no host hold up those of another; of actors that roam that is their home. Those of one host have their turn in
-//! the order in which they were wanted. One that lives nowhere now takes nobody's turn.
+//! **Invariants.** MBX-2: so many of one process wait; of more it is told that they cannot be reached. Nobody
+//! is told so because others wait, and the actors of no host hold up those of another; of actors that roam
+//! that is their home. Those of one host have their turn in the order in which they were wanted. One that
+//! lives nowhere now takes nobody's turn.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

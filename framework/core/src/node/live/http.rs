@@ -1,8 +1,9 @@
 //! Connections of the live page: HTTP/1.1, `GET` alone, one request each.
 //!
-//! One thread serves all of them and waits for none. Everything of a connection has an end (MBX-2): how many there are, how
-//! long a header may be and take, how long its answer may take to be read. Where there is no room, the oldest connection that
-//! has not asked yet makes room, so whoever asks at once is answered, however many ask nothing.
+//! One thread serves all of them and waits for none. Everything of a connection has an end (MBX-2): how many
+//! there are, how long a header may be and take, how long its answer may take to be read. Where there is no
+//! room, the oldest connection that has not asked yet makes room, so whoever asks at once is answered,
+//! however many ask nothing.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -22,8 +23,8 @@ const ACCEPT_TURN: usize = 16;
 const READ: Duration = Duration::from_secs(5);
 /// How long an answer may take to be read.
 const WRITE: Duration = Duration::from_secs(10);
-/// How long the end of a connection may take: what the other side still sends is thrown away, because the system would
-/// throw the answer away with it.
+/// How long the end of a connection may take: what the other side still sends is thrown away, because the
+/// system would throw the answer away with it.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long no connection is taken where the system has no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(1);

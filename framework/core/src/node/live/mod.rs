@@ -1,12 +1,13 @@
 //! The live page of a node: figures for a browser, for Prometheus and for probes, over HTTP.
 //!
-//! Nothing of it is there unless the program calls [`Node::serve`](super::Node::serve), or the environment variable
-//! `TENSORPOST_HTTP` names an address. It only reads. A thread of its own asks the supervisor as the console does, and shares
-//! one look among all who ask within a moment, so whoever asks makes no actor wait (CON-1). Everything of a connection has
-//! an end; see `http`. A socket of the network has no user, so whoever reaches the address gets an answer (CON-2 is of the
-//! console alone).
+//! Nothing of it is there unless the program calls [`Node::serve`](super::Node::serve), or the environment
+//! variable `TENSORPOST_HTTP` names an address. It only reads. A thread of its own asks the supervisor as the
+//! console does, and shares one look among all who ask within a moment, so whoever asks makes no actor wait
+//! (CON-1). Everything of a connection has an end; see `http`. A socket of the network has no user, so
+//! whoever reaches the address gets an answer (CON-2 is of the console alone).
 //!
-//! **On a crash** of the node the address is free. A thread that cannot go on says so in the log, and the node goes on.
+//! **On a crash** of the node the address is free. A thread that cannot go on says so in the log, and the
+//! node goes on.
 //!
 //! | file | holds |
 //! |---|---|
@@ -33,7 +34,8 @@ use self::pages::Pages;
 use super::supervisor::Shared;
 use crate::os::{EventFd, Private};
 
-/// The environment variable that names an address to serve the live page at: `127.0.0.1:9464`, or a port alone.
+/// The environment variable that names an address to serve the live page at: `127.0.0.1:9464`, or a port
+/// alone.
 pub(super) const VARIABLE: &str = "TENSORPOST_HTTP";
 
 /// One address. Dropping it ends it.
@@ -106,7 +108,8 @@ impl Drop for Server {
         self.stop.store(true, Ordering::Release);
         // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
         let _ = self.wake.ring();
-        // Disconnected: it has ended. Timeout: it waits for the supervisor, which has ended too and says so soon.
+        // Disconnected: it has ended. Timeout: it waits for the supervisor, which has ended too and says so
+        // soon.
         let _ = self.done.lock().recv_timeout(Duration::from_secs(1));
     }
 }

@@ -1,12 +1,12 @@
 //! The metrics of a look in Prometheus' text form, version 0.0.4.
 //!
-//! Source: "Exposition formats" in the documentation of Prometheus. Names are those that the recorder of the `metrics` crate
-//! gets; where that has quantiles over a whole life, here is a histogram, from which the last minutes can be told. Its bounds
-//! are powers of two nanoseconds, where the counts are exact: no bucket of [`Histogram`](crate::observe::metrics::Histogram)
-//! lies across one.
+//! Source: "Exposition formats" in the documentation of Prometheus. Names are those that the recorder of the
+//! `metrics` crate gets; where that has quantiles over a whole life, here is a histogram, from which the last
+//! minutes can be told. Its bounds are powers of two nanoseconds, where the counts are exact: no bucket of
+//! [`Histogram`](crate::observe::metrics::Histogram) lies across one.
 //!
-//! Two series with the same labels would cost the whole scrape, so a second process or actor of one name has its number
-//! behind the name.
+//! Two series with the same labels would cost the whole scrape, so a second process or actor of one name has
+//! its number behind the name.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Write};
@@ -188,7 +188,8 @@ fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>, 
         .zip(metrics.counted)
         {
             let series = text.family(name, "counter", help);
-            // Only of those that count themselves: most actors have no such series. Of the metric itself everybody is told.
+            // Only of those that count themselves: most actors have no such series. Of the metric itself
+            // everybody is told.
             if counted {
                 line(series, name, &labels, count);
             }

@@ -207,11 +207,12 @@ impl State {
         };
         let (id, name) = (worker.id, worker.name.to_string());
         self.dirty = true;
-        // `first` tells a first start, which somebody waits for, from a later life, which its policy answers for.
+        // `first` tells a first start, which somebody waits for, from a later life, which its policy answers
+        // for.
         match (first, result) {
             (Some(First { made_of, how, reply, life }), Ok(())) => {
-                // Under its policy before the caller hears of it: a failure that follows at once is the policy's
-                // affair.
+                // Under its policy before the caller hears of it: a failure that follows at once is the
+                // policy's affair.
                 self.broker.roster.started(actor);
                 if how.restart.when() != RestartWhen::Never || how.group.is_some() {
                     self.supervise(actor, id, made_of, how, life);
@@ -243,8 +244,8 @@ impl State {
         }
     }
 
-    /// The worker says that an actor has ended; where it is `away`, the worker has told its senders to wait for its next
-    /// life.
+    /// The worker says that an actor has ended; where it is `away`, the worker has told its senders to wait
+    /// for its next life.
     pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>, away: bool) {
         let is_missed = self.is_missed_elsewhere(actor);
         let Some(worker) = self.workers.at_mut(index) else { return };
@@ -280,7 +281,8 @@ impl State {
         self.dirty = true;
     }
 
-    /// Whether another host has to know that it is this one's end that ends an actor: it roams, or is in a group of that host.
+    /// Whether another host has to know that it is this one's end that ends an actor: it roams, or is in a
+    /// group of that host.
     pub(super) fn is_missed_elsewhere(&self, actor: ActorId) -> bool {
         #[cfg(feature = "hosts")]
         return actor.roams() || self.is_for_another_host(actor);

@@ -1,9 +1,10 @@
 //! Restarts whatever has served its backoff.
 //!
-//! A worker waits for four things: its backoff, what others on its GPU say of that where it was killed (`gpu_looks`), the ends of all others of its round
-//! (`groups`), on other hosts too, and a slot. Its old
-//! slot is free when everybody has read what its last life had posted (`node/reclaims`), for cursors are kept by slot.
-//! A worker with a spare needs no slot (`spares`). An actor that failed in a worker that goes on waits for its backoff only.
+//! A worker waits for four things: its backoff, what others on its GPU say of that where it was killed
+//! (`gpu_looks`), the ends of all others of its round (`groups`), on other hosts too, and a slot. Its old
+//! slot is free when everybody has read what its last life had posted (`node/reclaims`), for cursors are kept
+//! by slot. A worker with a spare needs no slot (`spares`). An actor that failed in a worker that goes on
+//! waits for its backoff only.
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +21,9 @@ use super::record::{Asker, Pending, WorkerPhase};
 use super::restarts::Between;
 use super::run::State;
 
-/// How long past its backoff a worker waits for its old slot, which is free when everybody has read what its last life
-/// had posted. A process that has not by then is stopped, or stuck, and the worker takes another slot.
+/// How long past its backoff a worker waits for its old slot, which is free when everybody has read what its
+/// last life had posted. A process that has not by then is stopped, or stuck, and the worker takes another
+/// slot.
 const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
 impl State {
@@ -42,8 +44,8 @@ impl State {
         let now = Instant::now();
         while let Some(at) = self.restarts.away.iter().position(|next| next.at <= now) {
             let next = self.restarts.away.swap_remove(at);
-            // A worker that is ending is not running: `decide` judges the actor with all others in it when it has
-            // ended.
+            // A worker that is ending is not running: `decide` judges the actor with all others in it when it
+            // has ended.
             let running = |index: &usize| self.workers.at(*index).is_some_and(|worker| worker.is_running());
             if let Some(index) = self.workers.slot_of(next.worker).filter(running) {
                 self.start_again(index, next.actor);
@@ -60,9 +62,10 @@ impl State {
         }
     }
 
-    /// The slot for the next life of a worker, or `None` if it is too early: that of a spare, or its old slot, once everybody
-    /// has read what the last life had posted; another one if somebody does not read. A spare is not early either, although
-    /// its slot is another: who hears of an actor's next life has read all of the last.
+    /// The slot for the next life of a worker, or `None` if it is too early: that of a spare, or its old
+    /// slot, once everybody has read what the last life had posted; another one if somebody does not read. A
+    /// spare is not early either, although its slot is another: who hears of an actor's next life has read
+    /// all of the last.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
         if next.at > now || self.is_ending(&next.rounds) || self.waits_for_gpus(next.worker) {
             return None;
@@ -86,8 +89,8 @@ impl State {
         if !is_late {
             return None;
         }
-        // A slot that was never used before one that was, so that the dead are remembered as long as possible; never
-        // one that another worker's next life waits for.
+        // A slot that was never used before one that was, so that the dead are remembered as long as
+        // possible; never one that another worker's next life waits for.
         if let Some(unused) = self.workers.next_unused() {
             return Some(unused);
         }
@@ -115,8 +118,8 @@ impl State {
             last.last = None;
         }
         if let Err(source) = self.launch(slot, next.worker, &next.name, phase, None) {
-            // The system may have room for it later. It is charged like a death, so that a launch that fails each time
-            // ends.
+            // The system may have room for it later. It is charged like a death, so that a launch that fails
+            // each time ends.
             let reason = EndReason::CreateFailed(format!(
                 "its process could not be started: {source}{}",
                 remedy_of_start(&source)

@@ -1,10 +1,10 @@
 //! What an end means: which actors come back, which do not, and who is told.
 //!
-//! `decide` runs when a worker's process has ended, `actor_failed` when one actor ended in a worker that goes on. Both
-//! decide first, then change the roster and the budgets, and collect what is to be told; `State::deliver` sends it
-//! last. One order holds for all that is told: the news which actors come back goes out before the news that the
-//! process is gone. So a process that sees the broken link does not tell a sender that an actor is gone which is about
-//! to return (DEATH-2).
+//! `decide` runs when a worker's process has ended, `actor_failed` when one actor ended in a worker that goes
+//! on. Both decide first, then change the roster and the budgets, and collect what is to be told;
+//! `State::deliver` sends it last. One order holds for all that is told: the news which actors come back goes
+//! out before the news that the process is gone. So a process that sees the broken link does not tell a
+//! sender that an actor is gone which is about to return (DEATH-2).
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -40,8 +40,8 @@ impl State {
         self.restarts.supervised.insert(actor, supervised);
     }
 
-    /// A worker's process has ended, for `reason`: decides what becomes of its actors, queues what comes back, and adds
-    /// to `told` what others must hear. Returns whether the worker comes back.
+    /// A worker's process has ended, for `reason`: decides what becomes of its actors, queues what comes
+    /// back, and adds to `told` what others must hear. Returns whether the worker comes back.
     pub(super) fn decide(
         &mut self,
         index: usize,
@@ -54,9 +54,9 @@ impl State {
         let is_replaced = self.gateway_may_have_ended(worker.process, reason, told);
         #[cfg(not(feature = "hosts"))]
         let is_replaced = false;
-        // The decision first, while the budgets and groups are as the end found them. A worker that ended in somebody
-        // else's round begins none: under MPS each client reports the fault of one. After a shutdown has begun nothing
-        // comes back.
+        // The decision first, while the budgets and groups are as the end found them. A worker that ended in
+        // somebody else's round begins none: under MPS each client reports the fault of one. After a shutdown
+        // has begun nothing comes back.
         let now = Instant::now();
         let mut rounds: Vec<_> =
             worker.group_restart.iter().map(|group_restart| group_restart.round).collect();
@@ -67,17 +67,19 @@ impl State {
         // In a shutdown nothing comes back.
         if self.stopping.is_none() {
             decisions = self.restarts.decisions(worker.id, reason, worker.group_restart, now);
-            // Who was marked to restart with others has its round already: it decides for nobody else. Nor does a spare, which
-            // had no kernel to die in.
+            // Who was marked to restart with others has its round already: it decides for nobody else. Nor
+            // does a spare, which had no kernel to die in.
             if rounds.is_empty() && worker.spare.is_none() {
                 rounds = self.restart_with_group(worker, (reason, was_killed), &mut decisions, now, told);
             }
         }
-        // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors that were
-        // between two lives in this process have their next one with the others, and not by their own backoff.
+        // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors
+        // that were between two lives in this process have their next one with the others, and not by their
+        // own backoff.
         decisions.gave_up.iter().for_each(|actor| self.restarts.forget(*actor));
         self.restarts.away.retain(|away| away.worker != worker.id);
-        // Complete before `on_process_down` changes the roster: it names where each actor was in the life that ended.
+        // Complete before `on_process_down` changes the roster: it names where each actor was in the life
+        // that ended.
         let roster = &self.broker.roster;
         let location = |actor: &ActorId| Some((*actor, roster.actor(*actor)?.location));
         let process_down = ProcessDown {
@@ -87,12 +89,12 @@ impl State {
             restarting: decisions.restarting.iter().filter_map(location).collect(),
             gave_up: decisions.gave_up.clone(),
         };
-        // The events are made before `on_process_down`, which takes the actors off the list of those in the process,
-        // and told after it: a watcher that hears of an end and writes to the actor finds its address waiting for the
-        // next life, and not broken.
+        // The events are made before `on_process_down`, which takes the actors off the list of those in the
+        // process, and told after it: a watcher that hears of an end and writes to the actor finds its
+        // address waiting for the next life, and not broken.
         let mut events = self.events_of(worker.process, reason, &decisions);
-        // First where its actors are, for those who send; then the events, for those who watch: who hears that an actor is
-        // down finds out by a send whether it comes back.
+        // First where its actors are, for those who send; then the events, for those who watch: who hears
+        // that an actor is down finds out by a send whether it comes back.
         self.broker.on_process_down(process_down, told);
         events.drain(..).for_each(|event| self.broker.tell(&event, told));
         let comes_back = !decisions.restarting.is_empty();
@@ -116,8 +118,8 @@ impl State {
             let text =
                 format!("worker `{}` is restarted in {:?}: {reason}{hint}", worker.name, decisions.delay);
             self.journal.node(Severity::Warn, Some(&worker.name), text);
-            // The slot stays reserved for the worker from here on; `rounds` hold it until its companions have ended
-            // too.
+            // The slot stays reserved for the worker from here on; `rounds` hold it until its companions have
+            // ended too.
             let (worker, name, at) = (worker.id, worker.name.clone(), now + decisions.delay);
             self.restarts.between.push(Between { worker, name, slot: index, at, rounds, ended });
         }
@@ -132,8 +134,8 @@ impl State {
         decisions: &RestartDecisions,
     ) -> Vec<Lifecycle> {
         let mut actors = self.broker.roster.those_in(process);
-        // An actor between two lives in a process that went on is not in the roster's list: its last end was told when
-        // it came. It is added only where it does not come back, which is news.
+        // An actor between two lives in a process that went on is not in the roster's list: its last end was
+        // told when it came. It is added only where it does not come back, which is news.
         actors.extend(decisions.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
         actors.sort();
         let event = |actor| {
@@ -162,8 +164,8 @@ impl State {
         self.dirty = true;
     }
 
-    /// A supervised actor of a worker that goes on has ended. False if it is not supervised, or its policy does not
-    /// restart it after such an end; the caller then tells of its end.
+    /// A supervised actor of a worker that goes on has ended. False if it is not supervised, or its policy
+    /// does not restart it after such an end; the caller then tells of its end.
     pub(super) fn actor_failed(&mut self, index: usize, actor: ActorId, reason: EndReason) -> bool {
         let Some(worker) = self.workers.at_mut(index) else { return false };
         let Some(supervised) = self.restarts.supervised.get_mut(&actor) else { return false };
@@ -175,8 +177,9 @@ impl State {
         let alone = self.broker.roster.actors_of(worker.process) <= 1 && worker.pending.is_empty();
         let group = supervised.group.as_ref().is_some_and(Group::is_one) && reason.is_failure();
         if alone || group || supervised.marked_final {
-            // Alone, in a group that restarts as one, or its group was given up: the process ends with it. Nothing is
-            // charged here; `decide` charges the actor when the process has ended, or the failure would count twice.
+            // Alone, in a group that restarts as one, or its group was given up: the process ends with it.
+            // Nothing is charged here; `decide` charges the actor when the process has ended, or the failure
+            // would count twice.
             worker.retire(reason);
             self.dirty = true;
             return true;
@@ -188,7 +191,8 @@ impl State {
         self.restarts.note_end(id, &name, &reason, matches!(verdict, Verdict::Restart(_)));
         let mut told = Vec::new();
         let event = if let Verdict::Restart(delay) = verdict {
-            // Detached before it is announced: what goes out is that the actor is nowhere for now, so its senders wait.
+            // Detached before it is announced: what goes out is that the actor is nowhere for now, so its
+            // senders wait.
             self.broker.roster.detach(actor);
             self.restarts.away.push(Away { actor, worker: id, at: now + delay });
             let text = format!("{actor} in worker `{name}` is restarted in {delay:?}: {reason}");
@@ -201,7 +205,8 @@ impl State {
             self.broker.given_up(actor, reason.clone());
             Lifecycle::GaveUp { actor, reason }
         };
-        // First where the actor is, then what happened to it: whoever hears the event and writes finds the new state.
+        // First where the actor is, then what happened to it: whoever hears the event and writes finds the
+        // new state.
         self.broker.announce(actor, &mut told);
         self.broker.tell(&event, &mut told);
         self.deliver(told);

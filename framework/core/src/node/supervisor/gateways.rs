@@ -1,18 +1,22 @@
 //! The gateways of this host, one after the other.
 //!
-//! A gateway that ends is followed by another, as long as there are not too many in a short time. The node keeps what outlives it: the socket at
-//! which it listens, so that who connects meanwhile waits and is not refused; its page; who is of the node, as it said last, and how others
-//! went; and this host's number and life. The next one begins with these, and other hosts know it by its number. What the node itself has to do with other hosts
-//! waits for it (`node/foreign/next_gateway.rs`, `supervisor/names.rs`), and it is told where actors of this host live that roam
-//! (`supervisor/roaming.rs`): that a gateway ends is no loss of a host.
+//! A gateway that ends is followed by another, as long as there are not too many in a short time. The node
+//! keeps what outlives it: the socket at which it listens, so that who connects meanwhile waits and is not
+//! refused; its page; who is of the node, as it said last, and how others went; and this host's number and
+//! life. The next one begins with these, and other hosts know it by its number. What the node itself has to
+//! do with other hosts waits for it (`node/foreign/next_gateway.rs`, `supervisor/names.rs`), and it is told
+//! where actors of this host live that roam (`supervisor/roaming.rs`): that a gateway ends is no loss of a
+//! host.
 //!
-//! **Invariants.** HOST-10: an agent's workers end by the page of the last gateway until the next has one with an answer of the head in it,
-//! and the next begins with no more time than the last had. A number of a host is given once: the head's page has the last one before the
-//! host hears it. Of two gateways the second begins when the first has ended: the system says so.
+//! **Invariants.** HOST-10: an agent's workers end by the page of the last gateway until the next has one
+//! with an answer of the head in it, and the next begins with no more time than the last had. A number of a
+//! host is given once: the head's page has the last one before the host hears it. Of two gateways the second
+//! begins when the first has ended: the system says so.
 //!
-//! **On the end of the next**, before it has begun or later, the one after that follows. Past [`RESTARTS`], in a shutdown, and before the
-//! first has begun, none does: then an agent ends, and a head goes on alone. **A gateway that is stopped**, or stands still, is ended: it
-//! says each second that it is not, and no sooner has another begun than beats are answered again.
+//! **On the end of the next**, before it has begun or later, the one after that follows. Past [`RESTARTS`],
+//! in a shutdown, and before the first has begun, none does: then an agent ends, and a head goes on alone.
+//! **A gateway that is stopped**, or stands still, is ended: it says each second that it is not, and no
+//! sooner has another begun than beats are answered again.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -38,7 +42,8 @@ use super::run::State;
 use super::stopping::Stopping;
 use super::{Making, WorkerId};
 
-/// How often a gateway is followed by another. Their beats have to be answered again before an agent's time is over: 10 s after the last.
+/// How often a gateway is followed by another. Their beats have to be answered again before an agent's time
+/// is over: 10 s after the last.
 const RESTARTS: Restart = Restart::always(5)
     .within(Duration::from_secs(60))
     .backoff(Duration::from_millis(10), Duration::from_millis(500));

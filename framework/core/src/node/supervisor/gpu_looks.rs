@@ -1,20 +1,25 @@
 //! Whether a GPU went with a worker that was killed, under MPS.
 //!
-//! A client that is killed in the middle of a kernel costs all other clients of its server their context; one that is killed
-//! between two kernels, or while its streams wait, costs them nothing. Which of the two it was nobody can say but the others: their context
-//! is lost before the end of the dead one's process is seen (30 ms before, on an H100), and the next work that they put on the GPU is refused. An idle
-//! stream says nothing of it, however often the driver is asked.
+//! A client that is killed in the middle of a kernel costs all other clients of its server their context; one
+//! that is killed between two kernels, or while its streams wait, costs them nothing. Which of the two it was
+//! nobody can say but the others: their context is lost before the end of the dead one's process is seen (30
+//! ms before, on an H100), and the next work that they put on the GPU is refused. An idle stream says nothing
+//! of it, however often the driver is asked.
 //!
-//! So [`State::ask_who_has_lost`] has the workers on its GPUs put something on them and say when that was done; the next lives of all that were on
-//! them wait for that, a few milliseconds. Where one says instead that a GPU is lost to it, all of them end as one round (`groups`), for which
-//! these next lives wait too. One that works may say so before the end of the dead one is seen: then nobody is asked.
+//! So [`State::ask_who_has_lost`] has the workers on its GPUs put something on them and say when that was
+//! done; the next lives of all that were on them wait for that, a few milliseconds. Where one says instead
+//! that a GPU is lost to it, all of them end as one round (`groups`), for which these next lives wait too.
+//! One that works may say so before the end of the dead one is seen: then nobody is asked.
 //!
-//! **Invariants.** Nobody is ended, and no restart is charged, for a death that took nothing from others. Where a GPU is lost, no client of
-//! it begins its next life before the last of the old ones has ended: one that starts earlier is refused by the server.
+//! **Invariants.** Nobody is ended, and no restart is charged, for a death that took nothing from others.
+//! Where a GPU is lost, no client of it begins its next life before the last of the old ones has ended: one
+//! that starts earlier is refused by the server.
 //!
-//! **A worker that does not answer** is waited for [`GPU_LOOK_PATIENCE`]: it may be stopped, or wait in the driver. If it has lost the GPU
-//! it finds that when it goes on, and says so then. **On its end** it is waited for no longer. A peer that lies (WIRE-1) can say that a GPU is lost,
-//! as it can at any time, and costs those that it shares the GPU with a restart; what sharing means stands at [`Sharing::Mps`](crate::node::Sharing::Mps).
+//! **A worker that does not answer** is waited for [`GPU_LOOK_PATIENCE`]: it may be stopped, or wait in the
+//! driver. If it has lost the GPU it finds that when it goes on, and says so then. **On its end** it is
+//! waited for no longer. A peer that lies (WIRE-1) can say that a GPU is lost, as it can at any time, and
+//! costs those that it shares the GPU with a restart; what sharing means stands at
+//! [`Sharing::Mps`](crate::node::Sharing::Mps).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -83,7 +88,8 @@ impl GpuLooks {
         self.pending.retain(|look| !look.asked.is_empty());
     }
 
-    /// Takes what is asked about any of these GPUs: with all GPUs of that, why others end, and when the next lives begin.
+    /// Takes what is asked about any of these GPUs: with all GPUs of that, why others end, and when the next
+    /// lives begin.
     fn take_about(&mut self, gpus: &HashSet<DeviceId>) -> Option<(HashSet<DeviceId>, String, Instant)> {
         let mut about = gpus.clone();
         let mut taken: Vec<GpuLook> = Vec::new();
@@ -100,8 +106,9 @@ impl GpuLooks {
 }
 
 impl State {
-    /// A worker was killed: asks those on its GPUs whether they have lost them. If so, they end because of `text`, and the next lives begin `at`
-    /// that time. Where nobody can be asked, those that are opening them are ended, and the rounds that they are in returned.
+    /// A worker was killed: asks those on its GPUs whether they have lost them. If so, they end because of
+    /// `text`, and the next lives begin `at` that time. Where nobody can be asked, those that are opening
+    /// them are ended, and the rounds that they are in returned.
     pub(super) fn ask_who_has_lost(&mut self, dead: &Worker, text: &str, at: Instant) -> Vec<u64> {
         let number = self.gpu_looks.last + 1;
         let (mut asked, mut opening) = (HashSet::new(), HashSet::new());
@@ -126,8 +133,8 @@ impl State {
         Vec::new()
     }
 
-    /// The worker in this slot has lost a GPU. Where somebody was asked because of a death on it, it went with that one: all clients of it end
-    /// together.
+    /// The worker in this slot has lost a GPU. Where somebody was asked because of a death on it, it went
+    /// with that one: all clients of it end together.
     pub(super) fn has_lost_gpu(&mut self, index: usize) {
         let Some(worker) = self.workers.at(index) else { return };
         if let Some((gpus, text, at)) = self.gpu_looks.take_about(&worker.gpus) {

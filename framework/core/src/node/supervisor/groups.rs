@@ -1,13 +1,15 @@
-//! Restarts of several workers together: those of a group that restarts as one, and under MPS those on one GPU.
+//! Restarts of several workers together: those of a group that restarts as one, and under MPS those on one
+//! GPU.
 //!
-//! When a worker fails, the supervisor first finds everybody who restarts with it, also by way of others: a worker may
-//! be in several groups. It ends them as one *round*. The end of a worker in a round costs nobody a restart and begins
-//! no round of its own, whatever the worker says itself meanwhile: under MPS each client reports the fault of one. No
-//! worker of a round begins its next life before the last of them has ended: a client that starts earlier meets an MPS
-//! server that still refuses, and actors that belong together should not meet in different lives.
+//! When a worker fails, the supervisor first finds everybody who restarts with it, also by way of others: a
+//! worker may be in several groups. It ends them as one *round*. The end of a worker in a round costs nobody
+//! a restart and begins no round of its own, whatever the worker says itself meanwhile: under MPS each client
+//! reports the fault of one. No worker of a round begins its next life before the last of them has ended: a
+//! client that starts earlier meets an MPS server that still refuses, and actors that belong together should
+//! not meet in different lives.
 //!
-//! Under MPS a fault costs all clients of the GPU their context, and so may the death of one that was killed: whether it did, the others
-//! are asked (`gpu_looks`).
+//! Under MPS a fault costs all clients of the GPU their context, and so may the death of one that was killed:
+//! whether it did, the others are asked (`gpu_looks`).
 //!
 //! Groups whose actors are on several hosts: `groups/elsewhere.rs`.
 
@@ -39,8 +41,9 @@ pub(super) struct GroupRestart {
 }
 
 impl State {
-    /// `worker` has failed, for `reason`, or was killed while it ended for that, and `decisions` is what becomes of its actors: ends
-    /// the workers that restart with it. Returns the rounds that they are in, if there are any.
+    /// `worker` has failed, for `reason`, or was killed while it ended for that, and `decisions` is what
+    /// becomes of its actors: ends the workers that restart with it. Returns the rounds that they are in, if
+    /// there are any.
     pub(super) fn restart_with_group(
         &mut self,
         worker: &Worker,
@@ -77,8 +80,8 @@ impl State {
         rounds
     }
 
-    /// These GPUs were lost with workers that were killed: whoever is on them ends, because of `text`, and their next lives begin `at` that time,
-    /// when all have ended.
+    /// These GPUs were lost with workers that were killed: whoever is on them ends, because of `text`, and
+    /// their next lives begin `at` that time, when all have ended.
     pub(super) fn gpus_were_lost(&mut self, gpus: &HashSet<DeviceId>, text: &str, at: Instant) {
         let (groups, workers) = self.who_restarts_with(Vec::new(), Some((None, gpus)));
         #[cfg(feature = "hosts")]
@@ -88,8 +91,9 @@ impl State {
         self.end_together(workers, at, text, true);
     }
 
-    /// All who restart with the members of some groups, before any of them is ended: these, all groups of their workers, and under MPS
-    /// whoever is on a GPU of any of them, where any was lost with the worker that has failed. That one is left out: what its end means is known.
+    /// All who restart with the members of some groups, before any of them is ended: these, all groups of
+    /// their workers, and under MPS whoever is on a GPU of any of them, where any was lost with the worker
+    /// that has failed. That one is left out: what its end means is known.
     fn who_restarts_with(
         &self,
         mut ones: Vec<Group>,
@@ -115,8 +119,8 @@ impl State {
         }
     }
 
-    /// Ends these workers as one round, whose next lives begin at that time. The rounds that they are in, which is another one for those that were
-    /// ending already.
+    /// Ends these workers as one round, whose next lives begin at that time. The rounds that they are in,
+    /// which is another one for those that were ending already.
     pub(super) fn end_together(
         &mut self,
         workers: HashSet<WorkerId>,
@@ -127,7 +131,8 @@ impl State {
         if workers.is_empty() {
             return Vec::new();
         }
-        // One number and one time for all: `slot_for` holds each next life back until the whole round has ended.
+        // One number and one time for all: `slot_for` holds each next life back until the whole round has
+        // ended.
         self.restarts.last_round += 1;
         let group_restart = GroupRestart { round: self.restarts.last_round, at };
         let (mut rounds, mut gpus) = (Vec::new(), HashSet::new());
@@ -141,7 +146,8 @@ impl State {
         rounds.sort_unstable();
         rounds.dedup();
         if lost_gpu {
-            // Whoever ended before, for whatever reason, and has not begun yet, would meet a server that refuses.
+            // Whoever ended before, for whatever reason, and has not begun yet, would meet a server that
+            // refuses.
             let waits: Vec<_> = (self.restarts.between.iter())
                 .map(|next| !self.restarts.devices_of(next.worker).is_disjoint(&gpus))
                 .collect();
@@ -211,8 +217,9 @@ impl State {
     }
 }
 
-/// Whether such an end may have come in the middle of a kernel, which under MPS costs all clients of the GPU their
-/// context. A worker that exits by itself, after a handler's panic for example, finishes its kernels first; one that is broken does not.
+/// Whether such an end may have come in the middle of a kernel, which under MPS costs all clients of the GPU
+/// their context. A worker that exits by itself, after a handler's panic for example, finishes its kernels
+/// first; one that is broken does not.
 fn may_lose_gpu(reason: &EndReason) -> bool {
     matches!(
         reason,
@@ -221,9 +228,11 @@ fn may_lose_gpu(reason: &EndReason) -> bool {
 }
 
 impl Worker {
-    /// Ends it with the others of a round. It is killed at once if its GPU is lost anyway, and let go otherwise.
+    /// Ends it with the others of a round. It is killed at once if its GPU is lost anyway, and let go
+    /// otherwise.
     fn end_with_group(&mut self, group_restart: GroupRestart, text: &str, at_once: bool) {
-        // A worker that is ending by itself belongs to the round too: for the same failure, or at the same time.
+        // A worker that is ending by itself belongs to the round too: for the same failure, or at the same
+        // time.
         if self.group_restart.is_some() || self.told_to_exit {
             return;
         }

@@ -1,17 +1,19 @@
 //! Hang detection.
 //!
-//! Every quarter of the limit the supervisor asks all workers. They answer on their control thread, which runs no
-//! actor, so a worker that does not answer hangs as a whole. The supervisor compares each answer with the one before.
-//! Durations are the node's own: a handler pays a store before and after its call and no look at the clock.
+//! Every quarter of the limit the supervisor asks all workers. They answer on their control thread, which
+//! runs no actor, so a worker that does not answer hangs as a whole. The supervisor compares each answer with
+//! the one before. Durations are the node's own: a handler pays a store before and after its call and no look
+//! at the clock.
 //!
-//! A worker that tells of a wait accuses another, so the node looks for itself (WIRE-1). It has the clock pages of all
-//! processes mapped: a clock must stand, before a value that its process has promised, for as long as the limit, by the
-//! node's time. A worker that tells of a value that was never promised is complained of, and hangs by itself.
+//! A worker that tells of a wait accuses another, so the node looks for itself (WIRE-1). It has the clock
+//! pages of all processes mapped: a clock must stand, before a value that its process has promised, for as
+//! long as the limit, by the node's time. A worker that tells of a value that was never promised is
+//! complained of, and hangs by itself.
 //!
 //! Time in which the node stood still itself (its machine was suspended, or it was) counts against nobody.
 //!
-//! A worker that waits for another process's clock is that one's victim and not to blame; where they wait in a row, the
-//! last one is.
+//! A worker that waits for another process's clock is that one's victim and not to blame; where they wait in
+//! a row, the last one is.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -115,8 +117,8 @@ impl Hangs {
         self.seen.remove(&process);
     }
 
-    /// Whether a process is itself kept waiting by another. Where several wait in a row, the node may have heard of one
-    /// wait two looks after another; so half of the limit is enough.
+    /// Whether a process is itself kept waiting by another. Where several wait in a row, the node may have
+    /// heard of one wait two looks after another; so half of the limit is enough.
     fn is_victim(&self, process: ProcessId, limit: Duration, now: Instant) -> bool {
         let waits = self.seen.get(&process).map(|seen| seen.waits.as_slice()).unwrap_or_default();
         waits.iter().any(|standing| {
@@ -169,7 +171,8 @@ impl Hangs {
             return;
         }
         self.next = Some(now + limit / 4);
-        // Judged before anybody is asked again: an answer that is still missing counts from when it was asked for.
+        // Judged before anybody is asked again: an answer that is still missing counts from when it was asked
+        // for.
         self.judge(limit, then, now, (workers, broker), journal);
         self.round += 1;
         let round = self.round;

@@ -1,12 +1,15 @@
-//! The supervisor's part with other hosts: the gateway's beginning and end, and what concerns the node as a whole.
+//! The supervisor's part with other hosts: the gateway's beginning and end, and what concerns the node as a
+//! whole.
 //!
-//! The gateway is a worker like others, and nothing runs in it but the way to other hosts. What it says of actors and names is the
-//! broker's affair (`node/foreign.rs`).
+//! The gateway is a worker like others, and nothing runs in it but the way to other hosts. What it says of
+//! actors and names is the broker's affair (`node/foreign.rs`).
 //!
-//! **On the gateway's death** another follows (`supervisor/gateways.rs`). Where none does, the other hosts are out of reach. The head goes on
-//! without them; an agent ends at once, because nobody answers the head for it any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in each of
-//! its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of the node elsewhere**
-//! this host's node ends too: at once where the head may give its actors other lives (HOST-10), in order where the head has left.
+//! **On the gateway's death** another follows (`supervisor/gateways.rs`). Where none does, the other hosts
+//! are out of reach. The head goes on without them; an agent ends at once, because nobody answers the head
+//! for it any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in
+//! each of its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of
+//! the node elsewhere** this host's node ends too: at once where the head may give its actors other lives
+//! (HOST-10), in order where the head has left.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -58,7 +61,8 @@ pub(super) struct Hosts {
     pub(super) beginning: Option<Reply<Result<u16, String>>>,
     pub(super) gateways: Gateways,
     pub(super) members: Vec<Host>,
-    /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose gateway may be stopped.
+    /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose
+    /// gateway may be stopped.
     pub(super) works_until: Option<Arc<WorksUntil>>,
     /// Those that were, and are not any more. No number is given twice.
     gone: HashSet<u16>,
@@ -115,7 +119,8 @@ pub(super) enum HostsCommand {
     /// Other hosts may have actors started here.
     Serve,
     Load(Reply<usize>),
-    /// Where an actor is, when all was taken that was sent by now to the process that it is reached in; nothing where it is not known here.
+    /// Where an actor is, when all was taken that was sent by now to the process that it is reached in;
+    /// nothing where it is not known here.
     Fence(ActorId, oneshot::Sender<Option<Location>>),
     /// This worker was started because that host has asked for it.
     StartedFor(WorkerId, u16),
@@ -125,7 +130,8 @@ pub(super) enum HostsCommand {
     Roaming(RoamingCommand),
     /// About groups with actors on several.
     Groups(GroupsCommand),
-    /// Start an actor that roams, and has its id from another host, in a worker here; as its life with this number.
+    /// Start an actor that roams, and has its id from another host, in a worker here; as its life with this
+    /// number.
     StartGuest(WorkerId, Box<NewActor>, Supervision, Guest, Reply<Started>),
     /// Where an actor lives that roams, and in which worker, if it is one of this host's.
     Guest(ActorId, Reply<Option<(Location, WorkerId)>>),
@@ -140,7 +146,8 @@ impl WorkerId {
 }
 
 impl Supervisor {
-    /// Makes a worker the gateway to the other hosts, and waits until this host is one of its node: its number.
+    /// Makes a worker the gateway to the other hosts, and waits until this host is one of its node: its
+    /// number.
     ///
     /// # Errors
     /// The outer: the node has ended. The inner: why this host is of no node.
@@ -208,8 +215,9 @@ impl Supervisor {
         let _ = self.shared.push(Command::Hosts(HostsCommand::StartedFor(worker, host)));
     }
 
-    /// Where an actor is, as soon as all was taken that was sent by now to the process in which it is reached: this host's gateway,
-    /// where it is on another one. `None` where it is not known here; an error is the node's end.
+    /// Where an actor is, as soon as all was taken that was sent by now to the process in which it is
+    /// reached: this host's gateway, where it is on another one. `None` where it is not known here; an error
+    /// is the node's end.
     pub(crate) fn fence(&self, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
         let (reply, answer) = oneshot::channel();
         // After the node's end the answer is that.
@@ -346,13 +354,14 @@ impl State {
         }
     }
 
-    /// The head shuts all hosts down, and asks whether anything is under way here. The first time this begins the shutdown of this
-    /// host; from then on the head says when it goes on.
+    /// The head shuts all hosts down, and asks whether anything is under way here. The first time this begins
+    /// the shutdown of this host; from then on the head says when it goes on.
     fn drain_for_head(&mut self, round: u64, within: u64) {
         if self.stopping.is_none() {
             self.journal.node(Severity::Info, None, "the head shuts the node down".to_owned());
             let (reply, _nobody_waits) = sync_channel(1);
-            // Behind the head's deadline there is time for its actors' end, as when the head says nothing before it leaves.
+            // Behind the head's deadline there is time for its actors' end, as when the head says nothing
+            // before it leaves.
             let within = Duration::from_millis(within).saturating_add(DROP_DEADLINE);
             self.begin_stopping(deadline_after(within), reply);
         }
@@ -396,8 +405,8 @@ impl State {
         self.hosts.tell_awaiting();
     }
 
-    /// Ends the workers that were started for hosts that are not of the node any more: nobody else knows of them. One that was being
-    /// started as its host went comes here too.
+    /// Ends the workers that were started for hosts that are not of the node any more: nobody else knows of
+    /// them. One that was being started as its host went comes here too.
     fn retire_for_hosts_gone(&mut self) {
         let Hosts { started_for, gone, .. } = &mut self.hosts;
         let left: Vec<_> = started_for.extract_if(|_, host| gone.contains(host)).collect();
@@ -553,7 +562,8 @@ impl State {
         }
     }
 
-    /// Gives this host's gateway what its head is to know of the log, as far as there is room: what concerns messages goes first.
+    /// Gives this host's gateway what its head is to know of the log, as far as there is room: what concerns
+    /// messages goes first.
     pub(super) fn tell_head_of_log(&mut self) {
         let Some(head_log) = &self.journal.head_log else { return };
         let gateway = self.broker.foreign.gateway().and_then(|process| self.workers.of_mut(process));

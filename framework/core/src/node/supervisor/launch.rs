@@ -1,8 +1,8 @@
 //! Starts a worker's process.
 //!
-//! A worker is this program again: `/proc/self/exe` with the same arguments, taken over before its `main`. Nothing of the
-//! node's memory gets into it, which matters because neither the GPU driver nor a thread survives a fork. It gets its
-//! control socket, under the number that the environment variable names.
+//! A worker is this program again: `/proc/self/exe` with the same arguments, taken over before its `main`.
+//! Nothing of the node's memory gets into it, which matters because neither the GPU driver nor a thread
+//! survives a fork. It gets its control socket, under the number that the environment variable names.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,8 +22,8 @@ use crate::node::worker::{LINKED, VARIABLE};
 use crate::os::last_words::LastWords;
 use crate::os::{Launcher, PidFd, Seqpacket, signals};
 
-/// Descriptors that must be free for another worker to be started. The workers that run send the node memory and links; what
-/// it has no room for is lost, and its sender with it.
+/// Descriptors that must be free for another worker to be started. The workers that run send the node memory
+/// and links; what it has no room for is lost, and its sender with it.
 const SPARE_DESCRIPTORS: usize = 16;
 
 /// The program that the workers of a node run.
@@ -37,7 +37,8 @@ pub(crate) struct Program {
     build: Build,
     /// The end of the worker's variable.
     mark: &'static str,
-    /// Whether that is another program than the node's: of the build only what two programs talk by is compared.
+    /// Whether that is another program than the node's: of the build only what two programs talk by is
+    /// compared.
     differs: bool,
     /// What to do where it does not start.
     pub(super) remedy: &'static str,
@@ -122,8 +123,8 @@ impl Program {
             command.arg0(program);
         }
         command.args(&self.arguments);
-        // Modules that load lazily would load behind a wait; and under MPS the driver gives two hardware queues where
-        // nothing is said.
+        // Modules that load lazily would load behind a wait; and under MPS the driver gives two hardware
+        // queues where nothing is said.
         let connections = connections.to_string();
         for (variable, value) in
             [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", connections.as_str())]
@@ -139,7 +140,8 @@ impl Program {
         command.process_group(0);
         // Other signals that come to all processes at once are, too.
         signals::hold_back(&mut command);
-        // What the standard streams are now: they may have been redirected since the launcher's table was made.
+        // What the standard streams are now: they may have been redirected since the launcher's table was
+        // made.
         let streams = [stdout(), stderr()];
         let open = streams.map(|stream| fcntl_getfd(stream).is_ok());
         // Without it there is only less to tell.

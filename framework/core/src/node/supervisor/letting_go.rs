@@ -1,7 +1,7 @@
 //! Workers that are not needed any more: each ends when its actors have, by itself.
 //!
-//! Such a worker finishes what it has put on its streams before it exits. Memory that it owns stays valid for its
-//! holders, as after any end (LEASE-4), and so its data has to be there.
+//! Such a worker finishes what it has put on its streams before it exits. Memory that it owns stays valid for
+//! its holders, as after any end (LEASE-4), and so its data has to be there.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! What the node knows itself of what the console shows: who there is, how far they are, what has stood still. What the
-//! processes have counted is added as they answer, see `metrics`.
+//! What the node knows itself of what the console shows: who there is, how far they are, what has stood
+//! still. What the processes have counted is added as they answer, see `metrics`.
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_ACTORS;
@@ -98,7 +98,8 @@ fn process_facts(status: WorkerStatus) -> ProcessFacts {
 impl Look {
     /// A process has answered.
     pub(super) fn add(&mut self, process: ProcessId, mut metrics: ProcessMetrics, survey: Survey) {
-        // WIRE-1: of the actors of others a process says nothing. The draft has them in the order of their processes.
+        // WIRE-1: of the actors of others a process says nothing. The draft has them in the order of their
+        // processes.
         let first = self.actors.partition_point(|known| known.process < process);
         let end = self.actors.partition_point(|known| known.process <= process);
         let own = self.actors.get_mut(first..end).unwrap_or_default();

@@ -1,9 +1,10 @@
-//! What a worker's process is made of: the program, where it is another than the node's others run (an interpreter), and how many
-//! hardware queues of a GPU it gets.
+//! What a worker's process is made of: the program, where it is another than the node's others run (an
+//! interpreter), and how many hardware queues of a GPU it gets.
 //!
 //! Used where a worker is started, for the first time or again, and where one did not start.
 //!
-//! **Invariants.** A worker is made of the same in all its lives. The table holds no more than the workers that are there or come back.
+//! **Invariants.** A worker is made of the same in all its lives. The table holds no more than the workers
+//! that are there or come back.
 //!
 //! **Locks.** None: one thread owns it.
 

@@ -38,8 +38,9 @@ impl State {
                 return;
             }
         };
-        // A GPU's chunk is a file of its driver, of which only the driver can say what it is. All else that a worker of ours
-        // sends is memory or a local socket; whoever sends another thing has something in mind.
+        // A GPU's chunk is a file of its driver, of which only the driver can say what it is. All else that a
+        // worker of ours sends is memory or a local socket; whoever sends another thing has something in
+        // mind.
         let of_a_driver = matches!(message, Up::Node(ToNode::PublishChunk { .. }));
         let is_known = |fd: &OwnedFd| {
             #[cfg(feature = "hosts")]
@@ -203,15 +204,15 @@ impl State {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter, telemetry }, descriptors),
             Err(error) => return worker.give_up(format!("its pages could not be handed over: {error}")),
         }
-        // After the welcome, and before anything else: what died before it came (DEATH-3), and where actors are that
-        // moved.
+        // After the welcome, and before anything else: what died before it came (DEATH-3), and where actors
+        // are that moved.
         let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
         self.broker.brief(process, &mut told);
         self.deliver(told);
     }
 
-    /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for an answer
-    /// gets it.
+    /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for
+    /// an answer gets it.
     pub(super) fn broker_message(
         &mut self,
         from: ProcessId,
@@ -234,7 +235,8 @@ impl State {
     pub(super) fn starved(&mut self, index: usize, bytes: &[u8]) {
         let Some(worker) = self.workers.at_mut(index) else { return };
         let (from, runs) = (worker.process, !matches!(worker.phase, WorkerPhase::Greeting { .. }));
-        // Both ends of a link are told, and it costs nobody anything else. Nor does it where a link only renews its rings.
+        // Both ends of a link are told, and it costs nobody anything else. Nor does it where a link only
+        // renews its rings.
         if let Ok(Up::Node(ToNode::Route { to, link_message })) = Up::read(bytes)
             && runs
         {
@@ -255,8 +257,8 @@ impl State {
                 return self.note(from, result);
             }
         }
-        // What it sent is lost, and whoever waits for that would wait for ever: its end is told to all of them. Before it
-        // comes to this the node starts no more workers (`launch`).
+        // What it sent is lost, and whoever waits for that would wait for ever: its end is told to all of
+        // them. Before it comes to this the node starts no more workers (`launch`).
         worker.open = false;
         worker.give_up(format!(
             "the node may open no more files and has lost what this worker sent; {OPEN_FILES}"

@@ -1,9 +1,10 @@
-//! Asks all processes for their metrics. The control thread of each process answers, so a process whose actor stands in
-//! a handler answers too. A process that does not answer within the deadline is named as silent, and one that ends is
-//! left out.
+//! Asks all processes for their metrics. The control thread of each process answers, so a process whose actor
+//! stands in a handler answers too. A process that does not answer within the deadline is named as silent,
+//! and one that ends is left out.
 //!
-//! A look of the console asks the same and a little more, and has less patience: a worker that has an answer to an earlier
-//! look open is not asked again, because its socket would fill, and the look does not wait for it (CON-1).
+//! A look of the console asks the same and a little more, and has less patience: a worker that has an answer
+//! to an earlier look open is not asked again, because its socket would fill, and the look does not wait for
+//! it (CON-1).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -1,16 +1,18 @@
 //! The node's side: one thread that starts the workers, passes on what they say and watches them end.
 //!
-//! * Death of a worker: its pidfd and the end of its socket show it. The thread first handles what the worker had sent,
-//!   then takes its exit status, forgets its actors and names, tells everybody else that it is gone, and gives an error
-//!   to whoever waits for it. Nothing else stops.
-//! * Death of the node: the kernel kills every worker, because a thread of this one's started them and ends with it.
+//! * Death of a worker: its pidfd and the end of its socket show it. The thread first handles what the worker
+//!   had sent, then takes its exit status, forgets its actors and names, tells everybody else that it is
+//!   gone, and gives an error to whoever waits for it. Nothing else stops.
+//! * Death of the node: the kernel kills every worker, because a thread of this one's started them and ends
+//!   with it.
 //! * Close: [`Supervisor::shutdown`], which dropping the [`Node`](crate::node::Node) does too.
 //!
-//! Nothing that a worker does can make the thread wait. It never waits for a socket; it queues up to a bound what a
-//! socket does not take, and kills a worker that fills its queue, with a clear word in the log.
+//! Nothing that a worker does can make the thread wait. It never waits for a socket; it queues up to a bound
+//! what a socket does not take, and kills a worker that fills its queue, with a clear word in the log.
 //!
-//! The thread owns all of `State` and takes no lock but those of `Shared`, one at a time. What must be told to many is
-//! first collected as deliveries and sent when the bookkeeping is done, so nobody hears of half a change.
+//! The thread owns all of `State` and takes no lock but those of `Shared`, one at a time. What must be told
+//! to many is first collected as deliveries and sent when the bookkeeping is done, so nobody hears of half a
+//! change.
 //!
 //! | file | holds |
 //! |---|---|
@@ -152,7 +154,8 @@ pub(crate) struct Settings {
     pub(crate) trace: Option<(PathBuf, Arc<Collector>)>,
     /// Records that each process keeps for a trace.
     pub(crate) trace_records: usize,
-    /// Why workers on one GPU take turns; without it their kernels overlap, and they end together where one costs the others the GPU.
+    /// Why workers on one GPU take turns; without it their kernels overlap, and they end together where one
+    /// costs the others the GPU.
     pub(crate) time_slices: Option<String>,
     /// How long something may stand still, and what happens then.
     pub(crate) hang_limit: Option<(Duration, OnHang)>,
@@ -162,8 +165,8 @@ pub(crate) struct Settings {
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
 
-/// The handle to the supervisor's thread. Its methods may be called on any thread; those that return what they asked
-/// for wait for it, so call them where waiting is allowed.
+/// The handle to the supervisor's thread. Its methods may be called on any thread; those that return what
+/// they asked for wait for it, so call them where waiting is allowed.
 pub struct Supervisor {
     shared: Arc<Shared>,
     user_metrics: Arc<Waiting>,
@@ -203,8 +206,8 @@ impl Supervisor {
         self.spawn_worker_of(name, Making { connections: CUDA_CONNECTIONS, ..Making::of(None, 1) })
     }
 
-    /// As [`spawn_worker`](Self::spawn_worker), with so many streams on each GPU: as many as there will be actors in it, and
-    /// those that they make themselves. Fewer start faster.
+    /// As [`spawn_worker`](Self::spawn_worker), with so many streams on each GPU: as many as there will be
+    /// actors in it, and those that they make themselves. Fewer start faster.
     ///
     /// # Errors
     /// As there.
@@ -212,7 +215,8 @@ impl Supervisor {
         self.spawn_worker_of(name, Making::of(None, streams))
     }
 
-    /// As [`spawn_worker_with`](Self::spawn_worker_with); the worker runs the interpreter of `python`, if there is one.
+    /// As [`spawn_worker_with`](Self::spawn_worker_with); the worker runs the interpreter of `python`, if
+    /// there is one.
     ///
     /// # Errors
     /// As there.
@@ -242,8 +246,8 @@ impl Supervisor {
     }
 
     inside! {
-        /// Starts an actor in a worker and waits until it can take messages. The policy for when it ends holds once the actor has started: a first
-        /// start that fails is an error here and nothing else.
+        /// Starts an actor in a worker and waits until it can take messages. The policy for when it ends
+        /// holds once the actor has started: a first start that fails is an error here and nothing else.
         ///
         /// # Errors
         /// [`StartError`]: it says what `create` said, or how the worker ended.
@@ -259,8 +263,8 @@ impl Supervisor {
     }
 
     inside! {
-        /// Makes an id and a location in the node's own process for an actor that the caller runs itself, and that takes messages
-        /// with this key, where it is given.
+        /// Makes an id and a location in the node's own process for an actor that the caller runs itself, and
+        /// that takes messages with this key, where it is given.
         ///
         /// # Errors
         /// When its name is taken, or there are too many.
@@ -282,8 +286,8 @@ impl Supervisor {
         }
     }
 
-    /// Waits until the process of a worker has ended, and says how; for one that is between two lives, how the last one
-    /// ended. `None` where there is no such worker (any more).
+    /// Waits until the process of a worker has ended, and says how; for one that is between two lives, how
+    /// the last one ended. `None` where there is no such worker (any more).
     pub fn await_end(&self, worker: WorkerId) -> Option<WorkerState> {
         let ended = |state: &WorkerState| matches!(state, WorkerState::Exited { .. });
         self.shared
@@ -324,7 +328,8 @@ impl Supervisor {
         Ok(crate::node::NodeReport { workers: self.workers(), restarts, hangs, silent: Vec::new() })
     }
 
-    /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.
+    /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any
+    /// other.
     pub fn kill_worker(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::Kill) {
@@ -334,9 +339,10 @@ impl Supervisor {
         let _ = self.shared.push(Command::KillWorker(worker));
     }
 
-    /// Has up to [`Node::MAX_SPARES`](crate::node::Node::MAX_SPARES) processes wait, ready, to go on as this worker when its process ends,
-    /// with this device opened. They are started in the background. There are none for a worker without an actor that comes
-    /// back; and where spares were asked for before, the larger number holds.
+    /// Has up to [`Node::MAX_SPARES`](crate::node::Node::MAX_SPARES) processes wait, ready, to go on as this
+    /// worker when its process ends, with this device opened. They are started in the background. There are
+    /// none for a worker without an actor that comes back; and where spares were asked for before, the larger
+    /// number holds.
     pub fn keep_spares(&self, worker: WorkerId, count: u32, device: DeviceId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::KeepSpares(count, device)) {
@@ -346,8 +352,8 @@ impl Supervisor {
         let _ = self.shared.push(Command::KeepSpares(worker, count, device));
     }
 
-    /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has started.
-    /// Nothing comes back in it.
+    /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has
+    /// started. Nothing comes back in it.
     pub fn retire(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::Retire) {
@@ -368,8 +374,8 @@ impl Supervisor {
         let _ = self.shared.push(Command::AskToStop(worker));
     }
 
-    /// Lets a worker end when the actors that are in it have: none of them comes back, whatever its policy says. What the
-    /// worker has put on its streams is finished first.
+    /// Lets a worker end when the actors that are in it have: none of them comes back, whatever its policy
+    /// says. What the worker has put on its streams is finished first.
     pub fn let_go(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::LetGo) {
@@ -379,16 +385,17 @@ impl Supervisor {
         let _ = self.shared.push(Command::LetGo(worker));
     }
 
-    /// Arms a fault in a worker; see [`fault`](crate::fault). It is heard after what the node has said to the worker
-    /// before, and by a worker that does not read its socket never. In the node itself, call `fault::arm`.
+    /// Arms a fault in a worker; see [`fault`](crate::fault). It is heard after what the node has said to the
+    /// worker before, and by a worker that does not read its socket never. In the node itself, call
+    /// `fault::arm`.
     #[cfg(feature = "testing")]
     pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
         let _ = self.shared.push(Command::Arm(worker, fault));
     }
 
-    /// Arms a fault in every process that is started from now on for the worker called `name`, its later lives included:
-    /// for what a worker passes before it can be told anything.
+    /// Arms a fault in every process that is started from now on for the worker called `name`, its later
+    /// lives included: for what a worker passes before it can be told anything.
     #[cfg(feature = "testing")]
     pub fn arm_starts(&self, name: &str, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
@@ -412,8 +419,9 @@ impl Supervisor {
         self.workers().into_iter().find(|status| status.worker == worker)
     }
 
-    /// Lets everything under way finish, stops the actors and then the workers, in that order, and waits for it; what
-    /// is not done after `deadline` is killed. A second call waits for the same end, or returns the same report.
+    /// Lets everything under way finish, stops the actors and then the workers, in that order, and waits for
+    /// it; what is not done after `deadline` is killed. A second call waits for the same end, or returns the
+    /// same report.
     ///
     /// # Errors
     /// [`Closed::Ended`] only if the supervisor's thread was lost.

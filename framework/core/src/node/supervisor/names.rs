@@ -1,18 +1,21 @@
 //! Names that are unique in the whole node: the head says who has one.
 //!
-//! An agent *claims* a name from the head before it gives it to an actor: whoever starts or registers that actor waits for the answer.
-//! The head notes the names of all other hosts beside its own registry (`node/registry.rs`), and takes none that one of them has, without
-//! asking anybody. So of two hosts that want a name at the same instant, the one that the head hears second is refused. When an
-//! actor ends, its host gives its names back, and says so before it says that the actor has ended.
+//! An agent *claims* a name from the head before it gives it to an actor: whoever starts or registers that
+//! actor waits for the answer. The head notes the names of all other hosts beside its own registry
+//! (`node/registry.rs`), and takes none that one of them has, without asking anybody. So of two hosts that
+//! want a name at the same instant, the one that the head hears second is refused. When an actor ends, its
+//! host gives its names back, and says so before it says that the actor has ended.
 //!
-//! **Invariants.** One claim of a host for a name is under way, and whoever else wants that name there waits behind it: an answer is
-//! never older than the host's last word of that name. MBX-2: so many names are claimed at a time, and the head notes so many for a host.
-//! WIRE-1: only the head's answers are heard, and a host has nobody's names but its own.
+//! **Invariants.** One claim of a host for a name is under way, and whoever else wants that name there waits
+//! behind it: an answer is never older than the host's last word of that name. MBX-2: so many names are
+//! claimed at a time, and the head notes so many for a host. WIRE-1: only the head's answers are heard, and a
+//! host has nobody's names but its own.
 //!
-//! **With another gateway** on either side an agent says which names it has, and claims again what it waits for. Until then a name that
-//! was given back stays taken.
+//! **With another gateway** on either side an agent says which names it has, and claims again what it waits
+//! for. Until then a name that was given back stays taken.
 //!
-//! **On the loss** of a host the head frees its names. An agent without the head ends (HOST-10), and with it whoever waits here.
+//! **On the loss** of a host the head frees its names. An agent without the head ends (HOST-10), and with it
+//! whoever waits here.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -182,8 +185,8 @@ impl State {
         }
     }
 
-    /// The way to the head begins anew. What was on it is lost: names that this host has given back, so it says which it has; and its
-    /// claims, or the answers, so it claims again.
+    /// The way to the head begins anew. What was on it is lost: names that this host has given back, so it
+    /// says which it has; and its claims, or the answers, so it claims again.
     pub(super) fn say_names(&mut self) {
         if self.broker.roster.host == 0 {
             return;

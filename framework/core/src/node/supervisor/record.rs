@@ -272,8 +272,8 @@ impl Worker {
         }
     }
 
-    /// Sends a message, or queues it. A worker that cannot be written to is as good as dead: it is killed, unless it
-    /// has closed its socket, which means that it is ending by itself.
+    /// Sends a message, or queues it. A worker that cannot be written to is as good as dead: it is killed,
+    /// unless it has closed its socket, which means that it is ending by itself.
     pub(super) fn send(&mut self, message: &Down, descriptors: Vec<OwnedFd>) {
         let sent = match encode(message) {
             Ok(bytes) => self.outgoing.send(&bytes, descriptors),
@@ -311,8 +311,8 @@ impl Worker {
         self.kill();
     }
 
-    /// Ends it because its only actor has ended, for `reason`. It is asked to exit, because a process that is killed in
-    /// the middle of a kernel can take others with it; it is killed if it does not.
+    /// Ends it because its only actor has ended, for `reason`. It is asked to exit, because a process that is
+    /// killed in the middle of a kernel can take others with it; it is killed if it does not.
     pub(super) fn retire(&mut self, reason: EndReason) {
         self.cause.get_or_insert(reason);
         self.phase = WorkerPhase::Ending;
@@ -331,8 +331,8 @@ impl Worker {
         self.kill();
     }
 
-    /// Lets it end by itself, in order; it is killed if it has not ended at `until`. It goes on answering meanwhile:
-    /// others may wait for what it still makes, so it must hear of deaths (DEATH-3).
+    /// Lets it end by itself, in order; it is killed if it has not ended at `until`. It goes on answering
+    /// meanwhile: others may wait for what it still makes, so it must hear of deaths (DEATH-3).
     pub(super) fn leave(&mut self, until: Instant) {
         self.cause.get_or_insert(EndReason::Normal);
         self.told_to_exit = true;

@@ -1,14 +1,16 @@
-//! Restart bookkeeping: the actors with a restart policy, what is between two lives, and how often each was restarted.
+//! Restart bookkeeping: the actors with a restart policy, what is between two lives, and how often each was
+//! restarted.
 //!
-//! A worker that ends is started again, as the same worker in another process, if one of its actors comes back. Its
-//! actors with a policy are then made anew in it, from their arguments. An actor that fails in a worker that goes on is
-//! made anew there if others live in it too: its neighbours did nothing wrong. If it was alone, its process is ended
-//! and started again: a panic can leave behind a lock that is held, a stream that waits, or a context of the driver
-//! that is lost, and nothing of that reaches the next life. The process is asked to exit before it is killed, because
-//! under MPS a process that is killed in the middle of a kernel takes others with it.
+//! A worker that ends is started again, as the same worker in another process, if one of its actors comes
+//! back. Its actors with a policy are then made anew in it, from their arguments. An actor that fails in a
+//! worker that goes on is made anew there if others live in it too: its neighbours did nothing wrong. If it
+//! was alone, its process is ended and started again: a panic can leave behind a lock that is held, a stream
+//! that waits, or a context of the driver that is lost, and nothing of that reaches the next life. The
+//! process is asked to exit before it is killed, because under MPS a process that is killed in the middle of
+//! a kernel takes others with it.
 //!
-//! Nothing else is touched, unless it restarts with what ended (`groups`). `endings` decides what an end means;
-//! `comebacks` starts what is due. Everything is counted and timed on the supervisor's own loop.
+//! Nothing else is touched, unless it restarts with what ended (`groups`). `endings` decides what an end
+//! means; `comebacks` starts what is due. Everything is counted and timed on the supervisor's own loop.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

@@ -1,23 +1,29 @@
 //! Actors that go on on another host when theirs is gone: where each lives, and its next lives.
 //!
-//! A program starts an actor on another host with a policy that allows it ([`Restart::on_other_hosts`](crate::node::Restart)). The host of
-//! that program is the actor's *home*: it has given it its id and its names, keeps what it is made of, and knows on which host it
-//! lives. A life is started by that host's starter and supervised there, as any actor that is started from elsewhere; it has the id from
-//! its home (a *guest*, `node/foreign/homes.rs`). When the host is gone, the home picks the one with the fewest actors and has it start
-//! the next life; that may be the home itself, where it stays then. So nothing has to be agreed on by several hosts: the home is lost only
-//! together with its actors, because the hosts on which they live end what was started for it.
+//! A program starts an actor on another host with a policy that allows it
+//! ([`Restart::on_other_hosts`](crate::node::Restart)). The host of that program is the actor's *home*: it
+//! has given it its id and its names, keeps what it is made of, and knows on which host it lives. A life is
+//! started by that host's starter and supervised there, as any actor that is started from elsewhere; it has
+//! the id from its home (a *guest*, `node/foreign/homes.rs`). When the host is gone, the home picks the one
+//! with the fewest actors and has it start the next life; that may be the home itself, where it stays then.
+//! So nothing has to be agreed on by several hosts: the home is lost only together with its actors, because
+//! the hosts on which they live end what was started for it.
 //!
-//! An address has the id alone, and processes of all hosts ask their node for one that roams; other nodes ask the home by their gateways
-//! (`gateway/roaming.rs`). So addresses stay valid, and a name, which is in the registry of the home, does not move at all.
+//! An address has the id alone, and processes of all hosts ask their node for one that roams; other nodes ask
+//! the home by their gateways (`gateway/roaming.rs`). So addresses stay valid, and a name, which is in the
+//! registry of the home, does not move at all.
 //!
-//! **Invariants.** HOST-10: a next life is asked for only when the last one is over for certain: its host was lost by the head's verdict, or
-//! has left, with its actors stopped; or it has answered that it did not start it. Where it was asked and nobody knows what became of that,
-//! the actor lives there until the host is gone. Where a host was given up for another reason, so is the actor. WIRE-1: of an actor that
-//! roams the host is believed that it lives on. MBX-2: so many roam, and so many lives are begun at a time.
+//! **Invariants.** HOST-10: a next life is asked for only when the last one is over for certain: its host was
+//! lost by the head's verdict, or has left, with its actors stopped; or it has answered that it did not start
+//! it. Where it was asked and nobody knows what became of that, the actor lives there until the host is gone.
+//! Where a host was given up for another reason, so is the actor. WIRE-1: of an actor that roams the host is
+//! believed that it lives on. MBX-2: so many roam, and so many lives are begun at a time.
 //!
-//! **Threads.** A life that begins has one, because it waits for another host. **On a shutdown** of this host no life begins. **On the end** of its gateway
-//! all live on, and the next is told where (`node/foreign/next_gateway.rs`); where none follows they are out of reach. A start that is under way as the
-//! gateway of either host ends is asked for again of the same host, which begins a life once (`node/elsewhere/guests.rs`).
+//! **Threads.** A life that begins has one, because it waits for another host. **On a shutdown** of this host
+//! no life begins. **On the end** of its gateway all live on, and the next is told where
+//! (`node/foreign/next_gateway.rs`); where none follows they are out of reach. A start that is under way as
+//! the gateway of either host ends is asked for again of the same host, which begins a life once
+//! (`node/elsewhere/guests.rs`).
 
 mod life;
 
@@ -191,7 +197,8 @@ impl State {
         }
     }
 
-    /// The group of some was given up, `why`: those that live somewhere end there, and of all others no life follows.
+    /// The group of some was given up, `why`: those that live somewhere end there, and of all others no life
+    /// follows.
     pub(super) fn give_up_roamers_of(&mut self, group: &Group, why: &str) {
         let why = format!("its group `{}` was given up: {why}", group.name());
         let mut between = Vec::new();
@@ -229,7 +236,8 @@ impl State {
         }
     }
 
-    /// How hosts went that are not of the node any more, for the next gateway: of more than that, those that joined last.
+    /// How hosts went that are not of the node any more, for the next gateway: of more than that, those that
+    /// joined last.
     pub(super) fn hosts_gone(&self) -> Vec<(u16, Gone)> {
         let mut gone: Vec<_> = self.roaming.gone.iter().map(|(host, (how, _))| (*host, *how)).collect();
         gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));

@@ -40,8 +40,8 @@ const STALL_TICK: Duration = Duration::from_millis(250);
 /// So much too late is more than the system's scheduling.
 const STALL: Duration = Duration::from_millis(10);
 
-/// The supervisor, part by part. One thread owns it, so there are no locks; what the parts decide goes out over the
-/// broker and the workers' sockets.
+/// The supervisor, part by part. One thread owns it, so there are no locks; what the parts decide goes out
+/// over the broker and the workers' sockets.
 pub(super) struct State {
     pub(super) settings: Settings,
     /// What every thread shares with this one.
@@ -129,8 +129,9 @@ impl State {
 
     pub(super) fn run(mut self) {
         let _close = CloseOnDrop(self.shared.clone());
-        // Each step may cause work for those below it. The status is published before the thread waits, and a shutdown
-        // that is done ends the loop before that: nobody is left waiting for an event that does not come.
+        // Each step may cause work for those below it. The status is published before the thread waits, and a
+        // shutdown that is done ends the loop before that: nobody is left waiting for an event that does not
+        // come.
         loop {
             self.take_commands();
             self.check_deadlines();
@@ -238,7 +239,8 @@ impl State {
         }
     }
 
-    /// Sends what the broker decided, then its pings: a ping goes behind everything else that was sent to its process.
+    /// Sends what the broker decided, then its pings: a ping goes behind everything else that was sent to its
+    /// process.
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
         // Before the word of an actor's end, which is in them.
         #[cfg(feature = "hosts")]
@@ -256,7 +258,8 @@ impl State {
         }
         for Ping { to, number } in self.broker.take_pings() {
             if to == ProcessId::NODE {
-                // Behind everything that the node's own process has said so far. A closed queue is the node's end.
+                // Behind everything that the node's own process has said so far. A closed queue is the node's
+                // end.
                 let _ = self.shared.push(Command::Pong(number));
                 continue;
             }
@@ -319,8 +322,8 @@ impl State {
         }
     }
 
-    /// This thread was woken so much too late: the node was stopped, or its machine was, or it had no processor. Others may
-    /// have stood still with it, so that time counts against nobody.
+    /// This thread was woken so much too late: the node was stopped, or its machine was, or it had no
+    /// processor. Others may have stood still with it, so that time counts against nobody.
     fn stalled(&mut self, lost: Duration) {
         for worker in self.workers.iter_mut() {
             if let WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } =
@@ -449,8 +452,8 @@ impl State {
 
     /// A worker's process has ended: handles its last messages, takes its exit status and tells everybody.
     fn reclaim(&mut self, index: usize) {
-        // Last messages first: they may say why it ends, or that an actor had ended before. The dead send nothing new,
-        // so this ends; the bound is for a child of the worker that inherited its socket.
+        // Last messages first: they may say why it ends, or that an actor had ended before. The dead send
+        // nothing new, so this ends; the bound is for a child of the worker that inherited its socket.
         self.read(index, 1 << 16);
         let Some(mut worker) = self.workers.take(index) else { return };
         if !worker.told_to_exit {
@@ -467,10 +470,11 @@ impl State {
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Exited { exit, why: worker.why.clone() };
-        // First what becomes of the actors, then that the process is gone: a sender that sees the broken link knows
-        // already whether its actor comes back (DEATH-2).
+        // First what becomes of the actors, then that the process is gone: a sender that sees the broken link
+        // knows already whether its actor comes back (DEATH-2).
         let mut told = Vec::new();
-        // What becomes of its actors is told before that it is gone: who hears of the end knows where to wait.
+        // What becomes of its actors is told before that it is gone: who hears of the end knows where to
+        // wait.
         let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
         let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
         let hint = if worker.why.is_none() { hint(&exit) } else { "" };
@@ -502,8 +506,8 @@ impl State {
         // The status before any answer, so that whoever gets an error finds what it says there.
         self.publish();
         self.deliver(told);
-        // Last, so that who has waited for the end finds it in this process wherever they look: a send fails as it will
-        // from then on.
+        // Last, so that who has waited for the end finds it in this process wherever they look: a send fails
+        // as it will from then on.
         for reply in worker.awaiting_end.drain(..) {
             let _ = reply.try_send(ended.clone());
         }
@@ -568,7 +572,8 @@ impl State {
     }
 }
 
-/// Refuses further commands and drops those that wait, however the thread ends: nobody waits for an answer for ever.
+/// Refuses further commands and drops those that wait, however the thread ends: nobody waits for an answer
+/// for ever.
 struct CloseOnDrop(Arc<Shared>);
 
 impl Drop for CloseOnDrop {
@@ -581,7 +586,8 @@ impl Drop for CloseOnDrop {
     }
 }
 
-/// Says what a worker wrote to its standard error that has never greeted: all of it there, and its last lines in an error.
+/// Says what a worker wrote to its standard error that has never greeted: all of it there, and its last lines
+/// in an error.
 fn words_of(words: &LastWords) -> String {
     let (all, last) = words.read();
     let _ = std::io::stderr().write_all(&all);

@@ -1,8 +1,11 @@
-//! What every thread shares with the supervisor's: the queue of commands to it, how its workers are, and the report of the shutdown.
+//! What every thread shares with the supervisor's: the queue of commands to it, how its workers are, and the
+//! report of the shutdown.
 //!
-//! Used by [`Supervisor`](super::Supervisor), by the console, and by the node's own process, whose control channel it is.
+//! Used by [`Supervisor`](super::Supervisor), by the console, and by the node's own process, whose control
+//! channel it is.
 //!
-//! **Locks.** Those of its fields, one at a time, and nothing inside of them. Who asks waits for the answer without any.
+//! **Locks.** Those of its fields, one at a time, and nothing inside of them. Who asks waits for the answer
+//! without any.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -125,8 +128,8 @@ impl Shared {
         Ok(())
     }
 
-    /// How everything stands, for the console. Waits no longer than `patience`, and nobody waits for the answer to be taken
-    /// (CON-1): `None` where the supervisor was not so quick.
+    /// How everything stands, for the console. Waits no longer than `patience`, and nobody waits for the
+    /// answer to be taken (CON-1): `None` where the supervisor was not so quick.
     pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, Closed> {
         let (reply, answer) = sync_channel(1);
         self.push(Command::Look(reply))?;
@@ -160,8 +163,8 @@ impl Shared {
     #[cfg(not(feature = "hosts"))]
     pub(crate) fn drop_trace_of_hosts(&self) {}
 
-    /// Begins an interval of tracing. Waits no longer than `patience`: `None` where the supervisor was not so quick, and then
-    /// nothing is traced.
+    /// Begins an interval of tracing. Waits no longer than `patience`: `None` where the supervisor was not so
+    /// quick, and then nothing is traced.
     pub(crate) fn begin_trace(
         &self,
         patience: Duration,

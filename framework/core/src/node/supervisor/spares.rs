@@ -1,23 +1,25 @@
 //! Spare workers: processes that wait, ready, for a worker to end, and then go on as its next life.
 //!
-//! A spare is started as its worker was: the same program, as many hardware queues. It has a slot and a life of that slot like
-//! any other process, so nothing of a dead one is ever its own; it has a clock page, hears of all deaths and takes part in
-//! their rounds. It has opened the device of its worker's actors, which takes most of a start on a GPU, and has no actor.
-//! Nobody has a link to it before they send to an actor in it.
+//! A spare is started as its worker was: the same program, as many hardware queues. It has a slot and a life
+//! of that slot like any other process, so nothing of a dead one is ever its own; it has a clock page, hears
+//! of all deaths and takes part in their rounds. It has opened the device of its worker's actors, which takes
+//! most of a start on a GPU, and has no actor. Nobody has a link to it before they send to an actor in it.
 //!
-//! `comebacks` asks here first when a worker is due, and [`State::take_over`] makes the spare that worker: from then on its end
-//! is the worker's, and the actors are started in it as in any next life. The worker's old slot is left as it is until it has
-//! been reclaimed. If a spare is still starting, the worker waits for that: a process that is started now would be later.
+//! `comebacks` asks here first when a worker is due, and [`State::take_over`] makes the spare that worker:
+//! from then on its end is the worker's, and the actors are started in it as in any next life. The worker's
+//! old slot is left as it is until it has been reclaimed. If a spare is still starting, the worker waits for
+//! that: a process that is started now would be later.
 //!
-//! [`State::keep_spares`] compares what is wanted with what is there, whenever something has changed. A worker has spares
-//! while one of its actors would come back. New ones are started when it runs, and after a restart a little later: their start
-//! would make its own slower, and its first messages.
+//! [`State::keep_spares`] compares what is wanted with what is there, whenever something has changed. A
+//! worker has spares while one of its actors would come back. New ones are started when it runs, and after a
+//! restart a little later: their start would make its own slower, and its first messages.
 //!
-//! **On a crash** of a spare nobody loses anything. Another one is started, after a backoff that doubles, so that spares which
-//! cannot start do not take the machine's time; their ends cost their worker no restart. One that dies while it takes over *is*
-//! the worker: its end is charged, and the next spare, or a new process, follows. Under MPS a spare is a client of its GPU's
-//! server: it is asked as the others are, and ends with them when that is lost (`gpu_looks`). **On close** spares are told to exit before anybody else, for they
-//! have nothing to finish.
+//! **On a crash** of a spare nobody loses anything. Another one is started, after a backoff that doubles, so
+//! that spares which cannot start do not take the machine's time; their ends cost their worker no restart.
+//! One that dies while it takes over *is* the worker: its end is charged, and the next spare, or a new
+//! process, follows. Under MPS a spare is a client of its GPU's server: it is asked as the others are, and
+//! ends with them when that is lost (`gpu_looks`). **On close** spares are told to exit before anybody else,
+//! for they have nothing to finish.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -95,7 +97,8 @@ impl Spares {
 }
 
 impl State {
-    /// This worker is to have so many spares, for actors on this device. What was asked for before stays, where it is more.
+    /// This worker is to have so many spares, for actors on this device. What was asked for before stays,
+    /// where it is more.
     pub(super) fn want_spares(&mut self, id: WorkerId, count: u32, device: DeviceId) {
         if self.stopping.is_some() || count == 0 {
             return;
@@ -216,7 +219,8 @@ impl State {
         self.dirty = true;
     }
 
-    /// The spare that goes on as a worker which is due: one that is ready, or else the one that will be first.
+    /// The spare that goes on as a worker which is due: one that is ready, or else the one that will be
+    /// first.
     pub(super) fn spare_for(&self, id: WorkerId) -> Option<usize> {
         let lives = |worker: &&Worker| !worker.has_ended();
         let best = self

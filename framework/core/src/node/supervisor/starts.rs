@@ -2,12 +2,12 @@
 //!
 //! Used by commands (`run`), restarts (`comebacks`) and `spares`.
 //!
-//! **Invariants.** The number of a slot's life is spent only when its process runs, and never again. A slot is free when
-//! everybody has read what its last life had posted (`node/reclaim`), and no worker between two lives waits for it. There is
-//! a clock page before there is a process (DEATH-1).
+//! **Invariants.** The number of a slot's life is spent only when its process runs, and never again. A slot
+//! is free when everybody has read what its last life had posted (`node/reclaim`), and no worker between two
+//! lives waits for it. There is a clock page before there is a process (DEATH-1).
 //!
-//! **On a crash** of a process that is just starting its socket and its pidfd say so, as later. **On cancellation** nothing
-//! happens: nothing here waits.
+//! **On a crash** of a process that is just starting its socket and its pidfd say so, as later. **On
+//! cancellation** nothing happens: nothing here waits.
 
 use std::time::Instant;
 
@@ -54,7 +54,8 @@ impl State {
         phase: WorkerPhase,
         spare: Option<SpareFor>,
     ) -> std::io::Result<()> {
-        // The number of the life is spent only when the process runs; a launch that fails leaves the slot as it was.
+        // The number of the life is spent only when the process runs; a launch that fails leaves the slot as
+        // it was.
         let life = self.workers.slot(slot).map_or(0, |slot| slot.next_life);
         let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
         let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
@@ -87,8 +88,8 @@ impl State {
         (!self.workers.start_faults.is_empty()).then(|| (VARIABLE, faults.join(";").into()))
     }
 
-    /// A slot for a worker that somebody asked for: one that was never used if there is one, so that the dead are remembered
-    /// as long as possible.
+    /// A slot for a worker that somebody asked for: one that was never used if there is one, so that the dead
+    /// are remembered as long as possible.
     pub(super) fn new_slot(&mut self, name: &str) -> Result<usize, SpawnError> {
         check_name(name)?;
         if self.stopping.is_some() {
@@ -97,8 +98,8 @@ impl State {
         self.workers.take_unused().or_else(|| self.free_slot(|_| true)).ok_or(SpawnError::TooMany)
     }
 
-    /// A slot for a spare: one that nobody asks about if there is one, so that spares which end one after the other cost no
-    /// memory of others.
+    /// A slot for a spare: one that nobody asks about if there is one, so that spares which end one after the
+    /// other cost no memory of others.
     pub(super) fn slot_for_spare(&mut self) -> Option<usize> {
         let forgotten =
             self.free_slot(|slot| self.workers.slot(slot).is_some_and(|slot| slot.last.is_none()));

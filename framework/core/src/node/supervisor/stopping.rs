@@ -1,5 +1,5 @@
-//! A shutdown, in three phases: wait until nothing is under way, stop the actors, end the workers. Past its deadline
-//! everything left is killed.
+//! A shutdown, in three phases: wait until nothing is under way, stop the actors, end the workers. Past its
+//! deadline everything left is killed.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -111,8 +111,8 @@ impl Stopping {
 }
 
 impl State {
-    /// Begins a shutdown, or joins the one that is on: the earlier deadline holds. While a head shuts all hosts down, its own does,
-    /// unless this one has no time left.
+    /// Begins a shutdown, or joins the one that is on: the earlier deadline holds. While a head shuts all
+    /// hosts down, its own does, unless this one has no time left.
     pub(super) fn begin_stopping(&mut self, deadline: Instant, reply: Reply<ShutdownReport>) {
         let now = Instant::now();
         if let Some(stopping) = &mut self.stopping {
@@ -136,8 +136,9 @@ impl State {
             replies: vec![reply],
         });
         self.shared.stopping.send_replace(true);
-        // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers, before the
-        // first round of questions: one that goes on making messages would keep the first phase from ending.
+        // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers,
+        // before the first round of questions: one that goes on making messages would keep the first phase
+        // from ending.
         self.end_restarts();
         #[cfg(feature = "hosts")]
         self.end_roaming();
@@ -189,8 +190,8 @@ impl State {
         false
     }
 
-    /// Stops the actors of all workers, then ends the workers. No worker exits before all actors have stopped: their
-    /// last messages still find their addresses.
+    /// Stops the actors of all workers, then ends the workers. No worker exits before all actors have
+    /// stopped: their last messages still find their addresses.
     fn stop_actors(&mut self) {
         for worker in
             self.workers.iter_mut().filter(|worker| worker.is_running() && !worker.told_to_stop_actors)
@@ -290,7 +291,8 @@ impl State {
 
     /// A worker's process has ended; if a shutdown is on, that goes into the report.
     pub(super) fn note_end(&mut self, worker: &Worker, exit: Option<ExitStatus>) {
-        // A spare had nothing to do, so there is nothing to say of one that ended in time; nor did it exchange a message.
+        // A spare had nothing to do, so there is nothing to say of one that ended in time; nor did it
+        // exchange a message.
         if worker.spare.is_some() && worker.killed.is_none() {
             return;
         }

@@ -1,11 +1,12 @@
 //! Tracing: of the whole run, if the program asks for it, and of an interval, if a watcher does.
 //!
-//! A node that does not trace begins an interval by telling each worker to make a ring, and ends it by telling them to note
-//! nothing any more. A worker that becomes ready meanwhile is told, too, before it has an actor. A node that traces anyway
-//! has all of it in its rings. One interval at a time: who comes second is refused.
+//! A node that does not trace begins an interval by telling each worker to make a ring, and ends it by
+//! telling them to note nothing any more. A worker that becomes ready meanwhile is told, too, before it has
+//! an actor. A node that traces anyway has all of it in its rings. One interval at a time: who comes second
+//! is refused.
 //!
-//! **On a crash** of a worker its ring stays here, as it does in the trace of a run. The watcher is the console's concern:
-//! when it goes away, the interval ends.
+//! **On a crash** of a worker its ring stays here, as it does in the trace of a run. The watcher is the
+//! console's concern: when it goes away, the interval ends.
 
 #[cfg(feature = "hosts")]
 use std::collections::BTreeMap;
@@ -199,8 +200,9 @@ impl State {
         }
     }
 
-    /// Whether the other hosts have said what they noted of the run, or need not. They are asked when nothing is under way any more, and
-    /// before this host's gateway ends: the shutdown's deadline ends the wait, whatever they do.
+    /// Whether the other hosts have said what they noted of the run, or need not. They are asked when nothing
+    /// is under way any more, and before this host's gateway ends: the shutdown's deadline ends the wait,
+    /// whatever they do.
     pub(super) fn has_traces_of_hosts(&mut self) -> bool {
         let known = &self.traces.hosts.known;
         if !self.hosts.members.iter().any(|host| known.contains_key(&host.number)) {

@@ -2,13 +2,13 @@
 //!
 //! Used by everything that the supervisor does, on its own thread.
 //!
-//! **Invariants.** Slot 0 is the node, and has no worker. A slot's lives are counted up and never come back. A worker has
-//! one slot at a time.
+//! **Invariants.** Slot 0 is the node, and has no worker. A slot's lives are counted up and never come back.
+//! A worker has one slot at a time.
 //!
 //! **Locks.** None: one thread owns it.
 //!
-//! **On a crash** of a worker it is taken out when its last words were heard, and its status stays as the slot's last.
-//! **On cancellation** nothing happens: nothing here waits.
+//! **On a crash** of a worker it is taken out when its last words were heard, and its status stays as the
+//! slot's last. **On cancellation** nothing happens: nothing here waits.
 
 use std::collections::HashMap;
 

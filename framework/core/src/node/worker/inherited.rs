@@ -13,7 +13,8 @@ use super::end_at_once;
 use crate::os::{Seqpacket, last_words, signals};
 
 /// The environment variable of a worker: `<descriptor of its control socket>:<process id of the node>`, then
-/// `:<descriptor of its standard error>` where that is another one until it is here, and [`LINKED`] where its node runs actors.
+/// `:<descriptor of its standard error>` where that is another one until it is here, and [`LINKED`] where its
+/// node runs actors.
 pub(crate) const VARIABLE: &str = "TENSORPOST_WORKER";
 
 /// The node's workers run what the program links, and nothing of its `main`.
@@ -26,8 +27,8 @@ pub(crate) fn may_be_taken_over() -> bool {
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The control socket, if this process is a worker. First of all the process is tied to the node's life; if the node
-/// has ended already, this does not return.
+/// The control socket, if this process is a worker. First of all the process is tied to the node's life; if
+/// the node has ended already, this does not return.
 pub(crate) fn take() -> Option<Seqpacket> {
     let value = std::env::var(VARIABLE).ok()?;
     let mut numbers = value.strip_suffix(LINKED).unwrap_or(&value).split(':');
@@ -45,9 +46,9 @@ pub(crate) fn take() -> Option<Seqpacket> {
         end_at_once();
     }
     signals::leave_to_node();
-    // SAFETY: `is_from` found a socket that the node made under this number, which only the node's `spawn` can have
-    // put there and only the variable names; nothing else in this process owns it, and `TAKEN` lets only one caller
-    // get here.
+    // SAFETY: `is_from` found a socket that the node made under this number, which only the node's `spawn`
+    // can have put there and only the variable names; nothing else in this process owns it, and `TAKEN` lets
+    // only one caller get here.
     let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
     if let Some(own) = own_stderr {
         // SAFETY: as above; the node has put it there with the socket.
@@ -64,8 +65,8 @@ pub(crate) fn take() -> Option<Seqpacket> {
 
 /// Whether `descriptor` is a socket of the right kind that the process `node` made.
 fn is_from(descriptor: RawFd, node: u32) -> bool {
-    // SAFETY: the number is only used for two questions to the kernel, both of which fail on a descriptor that is
-    // closed or no socket; `fcntl`-like calls on whatever it is change nothing.
+    // SAFETY: the number is only used for two questions to the kernel, both of which fail on a descriptor
+    // that is closed or no socket; `fcntl`-like calls on whatever it is change nothing.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let kind = matches!(socket_type(borrowed), Ok(SocketType::SEQPACKET));
     kind && socket_peercred(borrowed)

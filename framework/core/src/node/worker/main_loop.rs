@@ -33,20 +33,22 @@ pub(super) async fn run(
             Task::StopActors => {
                 process_runtime.stop_actors().await;
                 send_last_replies(process_runtime).await;
-                // Leases that are kept until somebody has passed a message go back while their owners still read.
+                // Leases that are kept until somebody has passed a message go back while their owners still
+                // read.
                 process_runtime.note_returns();
                 let _ = uplink.send(&Up::ActorsStopped, Vec::new());
             }
             Task::Leave => {
                 send_last_replies(process_runtime).await;
-                // Others may hold what is still being made (LEASE-4); without this process nobody would make it. On another
-                // thread: this one goes on reading.
+                // Others may hold what is still being made (LEASE-4); without this process nobody would make
+                // it. On another thread: this one goes on reading.
                 if let Err(error) = tokio::task::spawn_blocking(process_runtime.unfinished_work()).await {
                     tracing::error!(%error, "what is on the streams was not waited for");
                 }
                 return process_runtime.note_returns();
             }
-            // The actors have stopped by now, those of all processes or the one that this process ends with, so these are the last.
+            // The actors have stopped by now, those of all processes or the one that this process ends with,
+            // so these are the last.
             Task::Exit => {
                 send_last_replies(process_runtime).await;
                 return process_runtime.note_returns();
@@ -55,7 +57,8 @@ pub(super) async fn run(
     }
 }
 
-/// Who was answered before the end hears of it, also where its ring had no room, or the link to it was not open yet.
+/// Who was answered before the end hears of it, also where its ring had no room, or the link to it was not
+/// open yet.
 async fn send_last_replies(process_runtime: &Arc<dyn ProcessRuntime>) {
     if tokio::time::timeout(LAST_REPLIES, process_runtime.last_replies()).await.is_err() {
         tracing::warn!("replies are lost with this worker: their receivers do not read");

@@ -1,10 +1,10 @@
 //! The worker's side: what a process does that finds a control socket waiting for it.
 //!
-//! * When the node ends, the worker ends at once: the kernel kills it, and its own control thread does too when the
-//!   socket closes, in case the node only lost the thread that started it. Nothing is written, and nobody is waited
-//!   for.
-//! * On an agent of several hosts it ends at once, too, when the head may give its actors to other hosts (HOST-10): see
-//!   `transport/works_until.rs`. Neither its node nor its gateway need be able to say so.
+//! * When the node ends, the worker ends at once: the kernel kills it, and its own control thread does too
+//!   when the socket closes, in case the node only lost the thread that started it. Nothing is written, and
+//!   nobody is waited for.
+//! * On an agent of several hosts it ends at once, too, when the head may give its actors to other hosts
+//!   (HOST-10): see `transport/works_until.rs`. Neither its node nor its gateway need be able to say so.
 //! * On a clean exit the actors are stopped, what is still queued for the node is sent, and the status is 0.
 //! * A panic on the main thread ends the worker with its usual status, after an event in the log.
 
@@ -85,7 +85,8 @@ pub(crate) fn run<R: ProcessRuntime>(
         }
     };
     if tokio::runtime::Handle::try_current().is_ok() {
-        // An actix `System` cannot be made inside another runtime, so the worker gets a thread where there is none.
+        // An actix `System` cannot be made inside another runtime, so the worker gets a thread where there is
+        // none.
         std::thread::scope(|scope| {
             let _ = scope.spawn(run).join();
         });
@@ -185,8 +186,8 @@ impl Worker {
     }
 }
 
-/// Has this process end, with a word to the node, when it cannot go on: what it has promised will never come, and
-/// whoever waits for it is released after its death (DEATH-1).
+/// Has this process end, with a word to the node, when it cannot go on: what it has promised will never come,
+/// and whoever waits for it is released after its death (DEATH-1).
 fn end_on_failure(uplink: &Arc<Uplink>) {
     let uplink = Arc::clone(uplink);
     vital::on_failure(move |why, blame| {
@@ -271,7 +272,8 @@ fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<Pages, String> {
     Ok(Pages { own: ProcessPages { clocks, epoch_page }, works_until })
 }
 
-/// Has this process end at the moment until which its host may work, on a thread that nothing else can hold up.
+/// Has this process end at the moment until which its host may work, on a thread that nothing else can hold
+/// up.
 fn end_in_time(works_until: Arc<Present>) -> Result<(), String> {
     let thread = vital::spawn("tensorpost-until", move || {
         works_until.await_end();
@@ -289,7 +291,8 @@ fn end_in_time(works_until: Arc<Present>) -> Result<(), String> {
     thread.map(drop).map_err(|error| format!("there is no thread that ends it in time: {error}"))
 }
 
-/// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.
+/// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker
+/// runs, untraced.
 fn begin_trace(uplink: &Uplink, records: u32, interval: Option<u64>) -> Option<TraceRing> {
     let made = Ring::create(records as usize).and_then(|ring| ring.export().map(|fd| (ring, fd)));
     match made {
@@ -419,7 +422,8 @@ impl Control {
             }
             Down::LookAtGpus { number } => {
                 let (process_runtime, uplink) = (Arc::clone(&self.process_runtime), Arc::clone(&self.uplink));
-                // The driver may keep whoever asks it waiting. Without a thread to ask on, the node waits a moment longer.
+                // The driver may keep whoever asks it waiting. Without a thread to ask on, the node waits a
+                // moment longer.
                 let looking =
                     std::thread::Builder::new().name("tensorpost-look".to_owned()).spawn(move || {
                         // Where one is lost, that is on its way to the node already.
@@ -478,8 +482,8 @@ impl Control {
     }
 }
 
-/// Has the main thread do it, if that has not done its last: a node that ends may have more to say to a worker that was let go of
-/// a moment ago.
+/// Has the main thread do it, if that has not done its last: a node that ends may have more to say to a
+/// worker that was let go of a moment ago.
 fn hand_over(to_main: &Sender<Task>, task: Task) -> Result<(), ControlEnd> {
     match to_main.try_send(task) {
         Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
@@ -501,8 +505,8 @@ enum ControlEnd {
     Busy,
 }
 
-/// Writes a line to stderr, whatever becomes of it. Stderr is not buffered, and others write to it at the same moment: what is
-/// written in pieces comes out with theirs in between.
+/// Writes a line to stderr, whatever becomes of it. Stderr is not buffered, and others write to it at the
+/// same moment: what is written in pieces comes out with theirs in between.
 fn say(text: &str) {
     let line = format!("tensorpost worker {}: {text}\n", std::process::id());
     let _ = std::io::stderr().write_all(line.as_bytes());

@@ -1,7 +1,8 @@
 //! A worker's way to the node: usable on any thread, waits for nobody.
 //!
-//! What the socket has no room for waits in a bounded queue, which the control thread sends on. A full queue means that
-//! the node has not read for a long time; the worker gives up on it, and the control thread ends the process.
+//! What the socket has no room for waits in a bounded queue, which the control thread sends on. A full queue
+//! means that the node has not read for a long time; the worker gives up on it, and the control thread ends
+//! the process.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

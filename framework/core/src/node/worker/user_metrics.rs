@@ -1,7 +1,8 @@
-//! Tells the node the metrics of a worker's user code: some time after a change, when the node asks, and at the end.
+//! Tells the node the metrics of a worker's user code: some time after a change, when the node asks, and at
+//! the end.
 //!
-//! The control thread does it. An idle worker has nothing to tell and is not woken. While the socket is full of other
-//! things nothing is told; what comes adds up meanwhile.
+//! The control thread does it. An idle worker has nothing to tell and is not woken. While the socket is full
+//! of other things nothing is told; what comes adds up meanwhile.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,12 +17,14 @@ use crate::observe::metrics::user::{TELL_EVERY, WorkerRecorder};
 #[derive(Clone)]
 pub(super) struct UserMetrics {
     recorder: WorkerRecorder,
-    /// When it is to be told, if it is to be. Held while it is told, so that what two threads tell stays in order.
+    /// When it is to be told, if it is to be. Held while it is told, so that what two threads tell stays in
+    /// order.
     at: Arc<Mutex<Option<Instant>>>,
 }
 
 impl UserMetrics {
-    /// Makes the recorder of this process. A program that has installed one of its own keeps it, and nothing is told.
+    /// Makes the recorder of this process. A program that has installed one of its own keeps it, and nothing
+    /// is told.
     pub(super) fn install(uplink: &Arc<Uplink>) -> Self {
         let of_recorder = Arc::downgrade(uplink);
         let recorder = WorkerRecorder::new(move || {

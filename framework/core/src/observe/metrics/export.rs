@@ -1,5 +1,5 @@
-//! Metrics for the recorder of the program, if it has installed one (`metrics::set_global_recorder`). Without one this
-//! does nothing.
+//! Metrics for the recorder of the program, if it has installed one (`metrics::set_global_recorder`). Without
+//! one this does nothing.
 
 use metrics::{Label, counter, gauge};
 
@@ -71,7 +71,8 @@ pub(super) mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    /// A recorder that keeps the last value of each series, and of counters the sum; of a gauge, how often it was described.
+    /// A recorder that keeps the last value of each series, and of counters the sum; of a gauge, how often it
+    /// was described.
     #[derive(Clone, Default)]
     pub(crate) struct Kept(Arc<Mutex<BTreeMap<String, f64>>>);
 

@@ -1,4 +1,5 @@
-//! How long something takes, in buckets: four to each power of two nanoseconds, so a quantile is right to an eighth.
+//! How long something takes, in buckets: four to each power of two nanoseconds, so a quantile is right to an
+//! eighth.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -48,7 +49,8 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Counts one that took so many nanoseconds. Only one thread may call this at a time; another one that does makes a count be lost, no more.
+    /// Counts one that took so many nanoseconds. Only one thread may call this at a time; another one that
+    /// does makes a count be lost, no more.
     #[inline]
     pub(crate) fn note(&self, nanos: u64) {
         // Loads and stores, not exchanges: there is one writer.

@@ -1,14 +1,16 @@
 //! Live metrics: what every actor and process has done and has before it.
 //!
-//! A [`Metrics`] is one look at all processes of a node. Counts only grow, so two looks give a rate ([`rows`]). Asking
-//! costs the processes a control packet each and no actor anything; a process that does not answer in time is named in
-//! [`Metrics::silent`]. Each process's control thread answers, so an actor that stands in a handler is seen too.
+//! A [`Metrics`] is one look at all processes of a node. Counts only grow, so two looks give a rate
+//! ([`rows`]). Asking costs the processes a control packet each and no actor anything; a process that does
+//! not answer in time is named in [`Metrics::silent`]. Each process's control thread answers, so an actor
+//! that stands in a handler is seen too.
 //!
-//! A handler is timed with the look at the clock that its turn takes anyway, so metrics are always on. Times are of the
-//! call alone, not of the future it returns, and right to an eighth. What others have given back when a process answers
-//! counts as given back. Counts begin anew with each life of a process.
+//! A handler is timed with the look at the clock that its turn takes anyway, so metrics are always on. Times
+//! are of the call alone, not of the future it returns, and right to an eighth. What others have given back
+//! when a process answers counts as given back. Counts begin anew with each life of a process.
 //!
-//! What user code in workers says with the macros of the `metrics` crate is in `user`; it goes to the node's recorder.
+//! What user code in workers says with the macros of the `metrics` crate is in `user`; it goes to the node's
+//! recorder.
 //!
 //! [`rows`]: Metrics::rows
 
@@ -47,12 +49,14 @@ pub struct ActorMetrics {
     pub capacity: u32,
     /// Handler calls that have returned.
     pub handled: u64,
-    /// What it has made and passed on, as it counts itself ([`Env::note_emitted`](crate::actor::Env::note_emitted)); sources
-    /// and stages of pipelines do.
+    /// What it has made and passed on, as it counts itself
+    /// ([`Env::note_emitted`](crate::actor::Env::note_emitted)); sources and stages of pipelines do.
     pub emitted: u64,
-    /// What it has dropped because who was to take it had no room ([`Env::note_dropped`](crate::actor::Env::note_dropped)).
+    /// What it has dropped because who was to take it had no room
+    /// ([`Env::note_dropped`](crate::actor::Env::note_dropped)).
     pub dropped: u64,
-    /// Times at which it was to make something and did not, because it was late ([`Env::note_missed`](crate::actor::Env::note_missed)).
+    /// Times at which it was to make something and did not, because it was late
+    /// ([`Env::note_missed`](crate::actor::Env::note_missed)).
     pub missed: u64,
     /// Messages in its mailbox that no handler was called for yet.
     pub queued: usize,
@@ -66,8 +70,8 @@ pub struct ActorMetrics {
     pub waits: u64,
     /// How long its stream stood in them. `None` where the device does not tell: a GPU's stream.
     pub waited: Option<Duration>,
-    /// Whether it counts what it emits, drops and misses, in this order. What it does count is in the recorder and on the
-    /// live page from the start, with a 0.
+    /// Whether it counts what it emits, drops and misses, in this order. What it does count is in the
+    /// recorder and on the live page from the start, with a 0.
     #[serde(default)]
     pub counted: [bool; 3],
 }
@@ -93,8 +97,8 @@ pub struct ProcessMetrics {
     pub bytes_held: u64,
     /// Bytes of its pools, used or not.
     pub pool_bytes: u64,
-    /// Bytes of memory that it has in use, on the host: its own, and what it shares and has touched. Of a process with a GPU most are
-    /// its driver's.
+    /// Bytes of memory that it has in use, on the host: its own, and what it shares and has touched. Of a
+    /// process with a GPU most are its driver's.
     #[serde(default)]
     pub resident_bytes: u64,
     /// Its actors.
@@ -159,7 +163,8 @@ pub struct NamedProcess {
 pub struct Metrics {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
-    /// The processes that answered, the node first; behind those of this host, on the head, those of the others.
+    /// The processes that answered, the node first; behind those of this host, on the head, those of the
+    /// others.
     pub processes: Vec<NamedProcess>,
     /// The processes that did not answer within a second, and other hosts that did not in time.
     pub silent: Vec<String>,
@@ -219,8 +224,8 @@ impl Metrics {
         self.processes.iter().flat_map(|of| of.metrics.actors.iter().map(|actor| (of.name.as_str(), actor)))
     }
 
-    /// A row for each actor, with what changed since `earlier`; an actor that was not there then, or was started again
-    /// since, is counted from its beginning.
+    /// A row for each actor, with what changed since `earlier`; an actor that was not there then, or was
+    /// started again since, is counted from its beginning.
     pub fn rows(&self, earlier: &Metrics) -> Vec<Row> {
         let seconds = self.at.saturating_sub(earlier.at) as f64 / 1e9;
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };

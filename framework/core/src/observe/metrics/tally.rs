@@ -1,9 +1,10 @@
-//! What an actor counts itself, because no message to it says so: items that it makes and passes on, and those that it drops.
+//! What an actor counts itself, because no message to it says so: items that it makes and passes on, and
+//! those that it drops.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// The counts of one life of an actor. The actor's thread adds, and the control thread reads: each is right by itself, and
-/// nothing else is ordered by them.
+/// The counts of one life of an actor. The actor's thread adds, and the control thread reads: each is right
+/// by itself, and nothing else is ordered by them.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     emitted: Count,

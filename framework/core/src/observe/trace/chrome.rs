@@ -2,14 +2,17 @@
 //!
 //! Sources: "Trace Event Format" (the document of the Catapult project) and the importer's own code,
 //! `src/trace_processor/importers/json/` in the Perfetto repository. What follows from the latter:
-//! * times are in microseconds; a `displayTimeUnit` of `ns` is taken for the unit of all times, so there is none;
-//! * thread ids name threads across processes, and 0 is the idle thread: ids here are dense, from 1, over all processes;
-//! * strings know no escape but that of the quote, and one that ends in a backslash makes the whole file unreadable;
-//!   events hold no lists; keys behind an unknown one are not read, so `traceEvents` is first;
-//! * of what is said of a process or thread only its name is read: what else there is to say is part of the name;
+//! * times are in microseconds; a `displayTimeUnit` of `ns` is taken for the unit of all times, so there is
+//!   none;
+//! * thread ids name threads across processes, and 0 is the idle thread: ids here are dense, from 1, over all
+//!   processes;
+//! * strings know no escape but that of the quote, and one that ends in a backslash makes the whole file
+//!   unreadable; events hold no lists; keys behind an unknown one are not read, so `traceEvents` is first;
+//! * of what is said of a process or thread only its name is read: what else there is to say is part of the
+//!   name;
 //! * the details of what lasts are those of its beginning and of its end together, each once;
-//! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a slice is
-//!   written before the flow that begins or ends in it.
+//! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a
+//!   slice is written before the flow that begins or ends in it.
 //!
 //! ```
 //! use tensorpost::observe::chrome::{Args, Event, write_file};
@@ -123,7 +126,8 @@ pub enum Step {
     End,
 }
 
-/// The open slices of one row. They lie inside each other or apart: one that reaches beyond the one around it would be left out.
+/// The open slices of one row. They lie inside each other or apart: one that reaches beyond the one around it
+/// would be left out.
 #[derive(Default)]
 pub struct Slices {
     /// When those that are open end, the inner ones last.
@@ -131,8 +135,8 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// How long a slice that begins `at` may be, of the `took` that it took. They come in the order in which they
-    /// begin, the longest first. None is empty, because an arrow needs one that is open when it begins.
+    /// How long a slice that begins `at` may be, of the `took` that it took. They come in the order in which
+    /// they begin, the longest first. None is empty, because an arrow needs one that is open when it begins.
     pub fn fit(&mut self, at: u64, took: u64) -> u64 {
         while self.around.last().is_some_and(|end| *end <= at) {
             self.around.pop();

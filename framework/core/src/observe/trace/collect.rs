@@ -1,6 +1,7 @@
-//! The node's side of a trace: maps the rings of all its processes, and writes the file, or gives the rings to whoever
-//! does. For an interval that a command asks for it is the command that writes: the events of a file take ten times the
-//! memory of their records and seconds of a processor, which a node in the middle of its work has better use for.
+//! The node's side of a trace: maps the rings of all its processes, and writes the file, or gives the rings
+//! to whoever does. For an interval that a command asks for it is the command that writes: the events of a
+//! file take ten times the memory of their records and seconds of a processor, which a node in the middle of
+//! its work has better use for.
 
 use std::fmt;
 use std::io;
@@ -163,7 +164,8 @@ impl Collector {
         }
     }
 
-    /// Writes everything that is known now to `path`, with what `others` have traced. The processes may go on meanwhile.
+    /// Writes everything that is known now to `path`, with what `others` have traced. The processes may go on
+    /// meanwhile.
     pub(crate) fn write_to(
         &self,
         path: &Path,
@@ -196,7 +198,8 @@ impl Collector {
     }
 }
 
-/// Writes the file; `now` ends what has not ended. Behind the processes of this host come those of `others`, by the host's name.
+/// Writes the file; `now` ends what has not ended. Behind the processes of this host come those of `others`,
+/// by the host's name.
 pub(crate) fn write_hosts(
     path: &Path,
     processes: &[Process],

@@ -1,11 +1,13 @@
-//! A trace of another host, as bytes: what its processes noted in an interval, for the file of whoever asked for it.
+//! A trace of another host, as bytes: what its processes noted in an interval, for the file of whoever asked
+//! for it.
 //!
-//! The host that traced writes it, and the command that makes the file reads it; the head between them looks at its length alone. It is
-//! records and names, not rings, which are mostly empty. The times in it are of its own clock, and it says what has to be added to them
-//! for the head's; they are shifted when they are read.
+//! The host that traced writes it, and the command that makes the file reads it; the head between them looks
+//! at its length alone. It is records and names, not rings, which are mostly empty. The times in it are of
+//! its own clock, and it says what has to be added to them for the head's; they are shifted when they are
+//! read.
 //!
-//! **Bounds** (MBX-2): so many records, the latest of each process, and so many bytes of names; what is left out is counted. WIRE-1: what
-//! is read is checked record by record, as a ring's is.
+//! **Bounds** (MBX-2): so many records, the latest of each process, and so many bytes of names; what is left
+//! out is counted. WIRE-1: what is read is checked record by record, as a ring's is.
 
 use std::collections::HashMap;
 

@@ -1,29 +1,30 @@
 //! A trace of a run: what every process did when, in one file that trace viewers open.
 //!
 //! Each process notes what happens in a `ring` of its own; the node maps all of them and writes the file
-//! (`collect`, `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs. A node traces for
-//! its whole life, or for an interval that the command `tensorpost trace` asks for: then each process makes its ring when the
-//! interval begins and gives it back at the end.
+//! (`collect`, `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs. A
+//! node traces for its whole life, or for an interval that the command `tensorpost trace` asks for: then each
+//! process makes its ring when the interval begins and gives it back at the end.
 //!
-//! In the file is, for each process and each life of a restarted one: every handler call; every frame that was sent and
-//! delivered, with an arrow from the send through the delivery to the handler (messages inside one process have none);
-//! every wait that was put on a stream (a host stream also shows how long it stood in it, a GPU's does not); every
-//! allocation from its beginning until the owner has closed it, with its bytes and who was granted leases; the
-//! process's start and end.
+//! In the file is, for each process and each life of a restarted one: every handler call; every frame that
+//! was sent and delivered, with an arrow from the send through the delivery to the handler (messages inside
+//! one process have none); every wait that was put on a stream (a host stream also shows how long it stood in
+//! it, a GPU's does not); every allocation from its beginning until the owner has closed it, with its bytes
+//! and who was granted leases; the process's start and end.
 //!
-//! **On a crash** of a worker its last records are in the file: they are in memory that the node has mapped, and what
-//! had begun and not ended lasts until the process's end. **On a crash of the node** there is no file.
+//! **On a crash** of a worker its last records are in the file: they are in memory that the node has mapped,
+//! and what had begun and not ended lasts until the process's end. **On a crash of the node** there is no
+//! file.
 //!
-//! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`). The
-//! flag is in the process's `ClockDomain`, because everything that notes something has that. Names are kept beside it, so
-//! that each new ring has all of them from its beginning.
+//! Where nothing is traced, each place that would note something costs one relaxed load and a branch
+//! (`Tracer`). The flag is in the process's `ClockDomain`, because everything that notes something has that.
+//! Names are kept beside it, so that each new ring has all of them from its beginning.
 //!
-//! **Locks.** The names' lock is taken when an actor starts or ends and when tracing is switched, never for a record; a
-//! ring's own lock comes after it.
+//! **Locks.** The names' lock is taken when an actor starts or ends and when tracing is switched, never for a
+//! record; a ring's own lock comes after it.
 //!
-//! A frame is named by where it ends in its ring, which both sides know, so the arrow from a send to its handler costs
-//! no word on the wire. A handler is noted twice, at its begin and at its end, because the last one of a process that
-//! dies has no end.
+//! A frame is named by where it ends in its ring, which both sides know, so the arrow from a send to its
+//! handler costs no word on the wire. A handler is noted twice, at its begin and at its end, because the last
+//! one of a process that dies has no end.
 
 pub mod chrome;
 pub(crate) mod collect;
@@ -78,7 +79,8 @@ pub(crate) struct Tracer {
     names: Mutex<Names>,
 }
 
-/// What things are called, and how many have the name: an actor's next life may begin before the last is gone.
+/// What things are called, and how many have the name: an actor's next life may begin before the last is
+/// gone.
 type Names = HashMap<(Of, u64), (String, u32)>;
 
 /// The ring of a process, in use: it stays until this drops, also if tracing is switched off meanwhile.
@@ -111,7 +113,8 @@ impl Tracer {
     /// The ring, where something is traced.
     #[inline]
     pub(crate) fn ring(&self) -> Option<Using> {
-        // Relaxed: whoever sees it late leaves out the first records or notes some more, and the cell orders its own content.
+        // Relaxed: whoever sees it late leaves out the first records or notes some more, and the cell orders
+        // its own content.
         if self.on.load(Ordering::Relaxed) { self.using() } else { None }
     }
 

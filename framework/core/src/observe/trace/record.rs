@@ -1,5 +1,5 @@
-//! One event of a trace, as seven words. What comes out of another process's memory is checked word by word (WIRE-1):
-//! an impossible record is `None`.
+//! One event of a trace, as seven words. What comes out of another process's memory is checked word by word
+//! (WIRE-1): an impossible record is `None`.
 
 use crate::ids::{ActorId, ProcessId};
 
@@ -25,7 +25,8 @@ pub(crate) enum Track {
     Stream(u16),
 }
 
-/// A frame, as both of its ends know it: the other process, and where the frame ends in the ring between the two.
+/// A frame, as both of its ends know it: the other process, and where the frame ends in the ring between the
+/// two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FrameId {
     pub(crate) peer: ProcessId,

@@ -1,14 +1,16 @@
 //! A process's trace, in memory that it alone writes and the node reads (ONE-WRITER).
 //!
-//! **On a crash** of the process nothing is lost but the record that it was writing: the node has had the memory
-//! mapped since the process began. **When it is full** the oldest record is written over, and counted (MBX-2).
+//! **On a crash** of the process nothing is lost but the record that it was writing: the node has had the
+//! memory mapped since the process began. **When it is full** the oldest record is written over, and counted
+//! (MBX-2).
 //!
-//! Threads take turns by a counter and never wait for each other. A record of 64 bytes begins with a stamp made of its
-//! number and its other words; a reader that finds another stamp has met a record half written, written over, or never
-//! written, and leaves it out. So neither side needs order between the words, and a liar gains nothing (WIRE-1).
+//! Threads take turns by a counter and never wait for each other. A record of 64 bytes begins with a stamp
+//! made of its number and its other words; a reader that finds another stamp has met a record half written,
+//! written over, or never written, and leaves it out. So neither side needs order between the words, and a
+//! liar gains nothing (WIRE-1).
 //!
-//! Names (of messages, actors, threads, streams) are written once each, beside the ring, so that they outlive the
-//! records that were written over.
+//! Names (of messages, actors, threads, streams) are written once each, beside the ring, so that they outlive
+//! the records that were written over.
 
 use std::collections::HashMap;
 use std::io;
@@ -222,8 +224,8 @@ impl Ring {
         snapshot
     }
 
-    /// As [`snapshot`](Self::snapshot), of what began in this interval. Its process may go on writing, where the node traces
-    /// anyway.
+    /// As [`snapshot`](Self::snapshot), of what began in this interval. Its process may go on writing, where
+    /// the node traces anyway.
     pub(crate) fn snapshot_of(&self, interval: RangeInclusive<u64>) -> Snapshot {
         let mut snapshot = self.snapshot();
         // One that goes further back has lost nothing of what is asked for.

@@ -1,9 +1,10 @@
 //! From the records of all processes to the events of one file.
 //!
-//! A record is only as good as the process that wrote it. Whatever the records say, what comes out of here is well
-//! formed (WIRE-1): slices of one row lie inside each other or apart, an arrow has its beginning and does not point
-//! back in time, and what begins ends. What was written over leaves a gap, not a mistake. Slices that overlap are
-//! cut, arrows without a beginning or back in time are dropped, and what did not end is ended.
+//! A record is only as good as the process that wrote it. Whatever the records say, what comes out of here is
+//! well formed (WIRE-1): slices of one row lie inside each other or apart, an arrow has its beginning and
+//! does not point back in time, and what begins ends. What was written over leaves a gap, not a mistake.
+//! Slices that overlap are cut, arrows without a beginning or back in time are dropped, and what did not end
+//! is ended.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -63,7 +64,8 @@ type Began = (u64, Option<FrameId>);
 #[derive(Default)]
 struct Rows {
     slices: BTreeMap<Track, Vec<Slice>>,
-    /// Handlers that began and have not ended, by row and by when. A process may say that all of its handlers did.
+    /// Handlers that began and have not ended, by row and by when. A process may say that all of its handlers
+    /// did.
     open: BTreeMap<Track, BTreeMap<u64, Vec<Began>>>,
     instants: Vec<(Track, u64, &'static str, String, Args)>,
     leases: Vec<(Track, u64, LeaseName, What)>,
@@ -77,8 +79,8 @@ struct Numbers {
     flow: u64,
 }
 
-/// All events of hosts, in the order in which they are to be written. Each has its processes, and when what has not ended ends; those
-/// that are not the trace's own have a name. No arrow goes from one to another.
+/// All events of hosts, in the order in which they are to be written. Each has its processes, and when what
+/// has not ended ends; those that are not the trace's own have a name. No arrow goes from one to another.
 pub(crate) fn events<'a>(
     hosts: impl IntoIterator<Item = (Option<&'a str>, &'a [Process], u64)>,
 ) -> Vec<Event> {

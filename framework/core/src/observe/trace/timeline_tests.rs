@@ -119,8 +119,8 @@ fn a_handler_that_did_not_end_lasts_until_its_process_did() {
     assert!(events.iter().any(death));
 }
 
-// WIRE-1: a worker that says that it has begun as many handlers as its ring holds, in any order, does not keep the node for
-// minutes when that writes the trace.
+// WIRE-1: a worker that says that it has begun as many handlers as its ring holds, in any order, does not
+// keep the node for minutes when that writes the trace.
 #[test]
 fn a_file_of_handlers_that_never_ended_is_made_in_time() {
     let began = |at| record(at, What::HandlerBegan { key: 7, frame: None });

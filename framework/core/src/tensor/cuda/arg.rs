@@ -24,8 +24,8 @@ fn launch_stream(home: Option<Stream>) -> Option<Stream> {
 #[cold]
 fn refused(stream: &Stream, error: &TensorError) {
     match error {
-        // Its memory is there, its data is not: what the kernel makes of it is tainted too (DEATH-3), which is an error
-        // for whoever reads or sends it.
+        // Its memory is there, its data is not: what the kernel makes of it is tainted too (DEATH-3), which
+        // is an error for whoever reads or sends it.
         TensorError::Tainted { by } => {
             tracing::error!(%error, "a kernel was given a tensor whose data is lost; what it writes is lost too");
             stream.mark_now(*by);
@@ -34,8 +34,8 @@ fn refused(stream: &Stream, error: &TensorError) {
     }
 }
 
-// SAFETY: the argument is the address of the tensor's first element, a `u64` in the tensor, which the builder borrows
-// for as long as it may be launched; a kernel parameter of pointer type has that representation.
+// SAFETY: the argument is the address of the tensor's first element, a `u64` in the tensor, which the builder
+// borrows for as long as it may be launched; a kernel parameter of pointer type has that representation.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Tensor> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, tensor: &'b Tensor) -> &mut Self {

@@ -1,18 +1,19 @@
 //! Many small kernels in one call to the driver: a CUDA graph that is launched again with other tensors.
 //!
-//! A GPU is through with a small kernel sooner than the host has launched the next. A [`LaunchGraph`] makes one graph of the kernels
-//! that belong together. Each [pass](LaunchGraph::begin) says again which they are and what their arguments are; where that is as
-//! in the last one, only the arguments are set in the graph that is there.
+//! A GPU is through with a small kernel sooner than the host has launched the next. A [`LaunchGraph`] makes
+//! one graph of the kernels that belong together. Each [pass](LaunchGraph::begin) says again which they are
+//! and what their arguments are; where that is as in the last one, only the arguments are set in the graph
+//! that is there.
 //!
-//! **Invariants.** CLOCK-1 and CLOCK-2: when a pass is finished, the stream waits for all its tensors, then the graph is launched, and the
-//! clock write behind the kernels is part of it. LEASE-1: the tensors of a pass are borrowed until then, so their memory is nobody else's,
-//! and what they are given back with stands for the launch. SAFE-1: each argument is set in each launch; none of an earlier
-//! one is left.
+//! **Invariants.** CLOCK-1 and CLOCK-2: when a pass is finished, the stream waits for all its tensors, then
+//! the graph is launched, and the clock write behind the kernels is part of it. LEASE-1: the tensors of a
+//! pass are borrowed until then, so their memory is nobody else's, and what they are given back with stands
+//! for the launch. SAFE-1: each argument is set in each launch; none of an earlier one is left.
 //!
 //! **Locks.** That of the stream while the graph is launched, see [`Stream::put_with_write`].
 //!
-//! **On a crash** of the process the node releases its clocks, as for other work. **On cancellation**, when a pass is dropped,
-//! nothing was put on the stream.
+//! **On a crash** of the process the node releases its clocks, as for other work. **On cancellation**, when a
+//! pass is dropped, nothing was put on the stream.
 //!
 //! [`Stream::put_with_write`]: crate::stream::Stream
 
@@ -34,10 +35,11 @@ use crate::tensor::{DeviceStream, Tensor, TensorError, TensorMut};
 
 /// Kernels that are launched together on one stream, over and over with other tensors (feature `graphs`).
 ///
-/// An actor keeps one for each of its chains of kernels. Twenty small kernels of their own take about as long as the host needs for
-/// twenty launches; in a graph they take about as long as the GPU needs for them.
+/// An actor keeps one for each of its chains of kernels. Twenty small kernels of their own take about as long
+/// as the host needs for twenty launches; in a graph they take about as long as the GPU needs for them.
 ///
-/// On the host device a pass runs closures, so that a stage that has both goes one way; there the graph does nothing.
+/// On the host device a pass runs closures, so that a stage that has both goes one way; there the graph does
+/// nothing.
 ///
 /// ```no_run
 /// use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
@@ -89,7 +91,8 @@ pub struct GraphTensor<'p> {
     tensor: PhantomData<&'p ()>,
 }
 
-/// A kernel of a [`GraphPass`] that is given its arguments, as `launch_builder` gives them: `launch.arg(tensor).arg(&number)`.
+/// A kernel of a [`GraphPass`] that is given its arguments, as `launch_builder` gives them:
+/// `launch.arg(tensor).arg(&number)`.
 pub struct GraphLaunch<'l> {
     launches: &'l mut Vec<Launch>,
     launch: Launch,
@@ -119,8 +122,8 @@ impl LaunchGraph {
         GraphPass { graph: self, tensors: SmallVec::new(), number: NUMBER.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// How often the graph had to be made, which takes as long as many launches: once, where all passes have the same kernels in
-    /// the same order.
+    /// How often the graph had to be made, which takes as long as many launches: once, where all passes have
+    /// the same kernels in the same order.
     pub fn times_made(&self) -> u64 {
         self.made
     }
@@ -199,10 +202,12 @@ impl<'p> GraphPass<'p> {
         self.graph.stream.run(args, kernel)
     }
 
-    /// Launches everything. The stream first waits for the tensors; they are in use until it is through, as those of single launches are.
+    /// Launches everything. The stream first waits for the tensors; they are in use until it is through, as
+    /// those of single launches are.
     ///
     /// # Errors
-    /// A tensor whose data is lost with a process, or a refusal of the driver. Nothing was launched then, and the next pass begins anew.
+    /// A tensor whose data is lost with a process, or a refusal of the driver. Nothing was launched then, and
+    /// the next pass begins anew.
     pub fn finish(mut self) -> Result<(), TensorError> {
         if self.graph.stream.kind() == DeviceKind::Host || self.graph.launches.is_empty() {
             return Ok(());
@@ -230,8 +235,9 @@ impl<'p> GraphPass<'p> {
         }
         let Some(chain) = &self.graph.chain else { return Ok(()) };
         let launched = stream.put_with_write(|value| {
-            // SAFETY: it was set above. The addresses are those of the pass's tensors, as each argument was looked at, whose
-            // mappings are kept; the stream is behind their writers, and their reuse behind `value`, see below.
+            // SAFETY: it was set above. The addresses are those of the pass's tensors, as each argument was
+            // looked at, whose mappings are kept; the stream is behind their writers, and their reuse behind
+            // `value`, see below.
             unsafe { backend.launch_chain(chain, value, keep) }
         });
         let end = match launched {
@@ -266,8 +272,8 @@ unsafe impl<'v, T: DeviceRepr> PushKernelArg<&'v T> for GraphLaunch<'_> {
     }
 }
 
-// SAFETY: the argument is the address of the tensor's first element, which a kernel parameter of pointer type is. The tensor is borrowed
-// until the pass is finished.
+// SAFETY: the argument is the address of the tensor's first element, which a kernel parameter of pointer type
+// is. The tensor is borrowed until the pass is finished.
 unsafe impl<'p> PushKernelArg<GraphTensor<'p>> for GraphLaunch<'_> {
     fn arg(&mut self, tensor: GraphTensor<'p>) -> &mut Self {
         // What another pass has borrowed may be gone, and is not waited for by this one.
@@ -284,8 +290,8 @@ impl GraphLaunch<'_> {
     /// A tensor of another pass among the arguments.
     ///
     /// # Safety
-    /// The arguments are as many as the kernel's parameters, in their order and of their types; the kernel stays inside of its tensors, and
-    /// writes only those that the pass [writes](GraphPass::writes).
+    /// The arguments are as many as the kernel's parameters, in their order and of their types; the kernel
+    /// stays inside of its tensors, and writes only those that the pass [writes](GraphPass::writes).
     pub unsafe fn launch(self, config: LaunchConfig) -> Result<(), TensorError> {
         let GraphLaunch { launches, mut launch, is_foreign, .. } = self;
         if is_foreign {

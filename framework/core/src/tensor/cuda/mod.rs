@@ -1,20 +1,20 @@
 //! CUDA tensors in the user's own GPU code, through cudarc: kernels, cuBLAS, copies.
 //!
 //! There are two ways in, and both order the work (CLOCK-1, CLOCK-2):
-//! - [`DeviceStream::view`] and [`DeviceStream::view_mut`] give typed views that implement cudarc's `DevicePtr` and
-//!   `DevicePtrMut`, for cuBLAS, `memcpy_*` and everything else in cudarc. The view's stream waits for the data when
-//!   the view is made.
-//! - `builder.arg(&tensor)` in a kernel launch. The tensor is then used on the stream of the handler that runs, or else
-//!   on the stream that it was made on or delivered to: launch on that stream, which is [`DeviceStream::cuda_stream`].
-//!   To launch on another stream, pass a view of it.
+//! - [`DeviceStream::view`] and [`DeviceStream::view_mut`] give typed views that implement cudarc's
+//!   `DevicePtr` and `DevicePtrMut`, for cuBLAS, `memcpy_*` and everything else in cudarc. The view's stream
+//!   waits for the data when the view is made.
+//! - `builder.arg(&tensor)` in a kernel launch. The tensor is then used on the stream of the handler that
+//!   runs, or else on the stream that it was made on or delivered to: launch on that stream, which is
+//!   [`DeviceStream::cuda_stream`]. To launch on another stream, pass a view of it.
 //!
 //! Many small kernels go faster as one graph (`graph`, feature `graphs`).
 //!
 //! A tensor's offset is added in both; its strides are the kernel's to know.
 //!
-//! A kernel that cannot be refused is marked. `builder.arg(&tensor)` has no error to return, so where a tensor is
-//! tainted the stream is marked, in this process alone: every way out of the process looks at this process's table
-//! (DEATH-3).
+//! A kernel that cannot be refused is marked. `builder.arg(&tensor)` has no error to return, so where a
+//! tensor is tainted the stream is marked, in this process alone: every way out of the process looks at this
+//! process's table (DEATH-3).
 
 mod arg;
 #[cfg(feature = "graphs")]
@@ -57,7 +57,8 @@ impl DeviceStream {
         TensorError::Device(DeviceError::Unsupported { device: self.device_id(), what })
     }
 
-    /// A launch on this stream: `stream.launch_builder(&kernel)?.arg(&input).arg(&mut output).launch(config)`.
+    /// A launch on this stream:
+    /// `stream.launch_builder(&kernel)?.arg(&input).arg(&mut output).launch(config)`.
     ///
     /// # Errors
     /// This is not a CUDA device.
@@ -84,8 +85,9 @@ impl DeviceStream {
         CudaViewMut::new(self, tensor)
     }
 
-    /// A packed part of a split tensor (some rows) as cudarc writes it. This stream waits for all earlier uses of the part
-    /// from here on. One that is not packed goes to a kernel of your own, with its [`strides`](TensorPart::strides).
+    /// A packed part of a split tensor (some rows) as cudarc writes it. This stream waits for all earlier
+    /// uses of the part from here on. One that is not packed goes to a kernel of your own, with its
+    /// [`strides`](TensorPart::strides).
     ///
     /// # Errors
     /// As for [`view`](Self::view).

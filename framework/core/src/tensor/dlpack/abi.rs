@@ -1,6 +1,6 @@
 //! The C structs of DLPack 1.x, as `dlpack.h` has them
-//! (<https://github.com/dmlc/dlpack/blob/v1.1/include/dlpack/dlpack.h>). They are some lines and do not change within a major
-//! version; a crate for them would bring more than they are.
+//! (<https://github.com/dmlc/dlpack/blob/v1.1/include/dlpack/dlpack.h>). They are some lines and do not
+//! change within a major version; a crate for them would bring more than they are.
 
 use std::ffi::c_void;
 

@@ -1,5 +1,6 @@
-//! What a DLPack tensor of somebody else's is, as far as it can be told from its struct: every field is looked at before one is
-//! believed (WIRE-1, as far as it goes: that its memory is there is its maker's word).
+//! What a DLPack tensor of somebody else's is, as far as it can be told from its struct: every field is
+//! looked at before one is believed (WIRE-1, as far as it goes: that its memory is there is its maker's
+//! word).
 
 use super::abi::{self, Array};
 use crate::limits::MAX_RANK;

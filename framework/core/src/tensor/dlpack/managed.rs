@@ -12,13 +12,14 @@ use crate::clock::{ClockDomain, Ticket};
 use crate::limits::MAX_RANK;
 use crate::tensor::TensorError;
 
-/// A tensor on its way between this framework and another library, in the same process, by [DLPack](https://dmlc.github.io/dlpack):
-/// PyTorch, numpy, JAX, CuPy and others. Without a copy: the memory stays whose it is, until who has this calls its deleter,
-/// which dropping does.
+/// A tensor on its way between this framework and another library, in the same process, by
+/// [DLPack](https://dmlc.github.io/dlpack): PyTorch, numpy, JAX, CuPy and others. Without a copy: the memory
+/// stays whose it is, until who has this calls its deleter, which dropping does.
 ///
-/// Out: [`Tensor::to_dlpack`](crate::tensor::Tensor::to_dlpack) and [`TensorMut::into_dlpack`](crate::tensor::TensorMut::into_dlpack), then
-/// [`into_capsule`](Self::into_capsule) or [`into_raw`](Self::into_raw). In: [`from_raw`](Self::from_raw), then
-/// [`DeviceStream::from_dlpack`](crate::tensor::DeviceStream::from_dlpack).
+/// Out: [`Tensor::to_dlpack`](crate::tensor::Tensor::to_dlpack) and
+/// [`TensorMut::into_dlpack`](crate::tensor::TensorMut::into_dlpack), then
+/// [`into_capsule`](Self::into_capsule) or [`into_raw`](Self::into_raw). In: [`from_raw`](Self::from_raw),
+/// then [`DeviceStream::from_dlpack`](crate::tensor::DeviceStream::from_dlpack).
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -39,8 +40,8 @@ use crate::tensor::TensorError;
 /// ```
 pub struct DlPack {
     held: Held,
-    /// When the data is there, of one that was made here and was no raw pointer since: then it is known, and nobody has
-    /// promised anything.
+    /// When the data is there, of one that was made here and was no raw pointer since: then it is known, and
+    /// nobody has promised anything.
     after: Option<After>,
 }
 
@@ -57,7 +58,8 @@ enum Held {
 // (`DlPack::from_raw`); what is made here owns something that is `Send`. There is no shared access.
 unsafe impl Send for DlPack {}
 
-/// What a managed tensor of this crate is: the struct that consumers see, in one allocation with all that it points to.
+/// What a managed tensor of this crate is: the struct that consumers see, in one allocation with all that it
+/// points to.
 struct Export<M> {
     managed: M,
     /// Shape, then strides.
@@ -76,22 +78,25 @@ pub(super) struct Contents<'a> {
 }
 
 impl DlPack {
-    /// Takes over a `DLManagedTensorVersioned`, which is what a capsule called `dltensor_versioned` has. (The capsule is then to
-    /// be renamed `used_dltensor_versioned`.)
+    /// Takes over a `DLManagedTensorVersioned`, which is what a capsule called `dltensor_versioned` has. (The
+    /// capsule is then to be renamed `used_dltensor_versioned`.)
     ///
     /// # Safety
-    /// - It points to a valid `DLManagedTensorVersioned` that nobody else uses, and whose deleter nobody else calls.
-    /// - Until its deleter is called, its memory is there, of the device and the layout that it says, and may be read. Nobody
-    ///   writes it from then on when its data is [ready](super::DlPackReady); with `DLPACK_FLAG_BITMASK_IS_COPIED` and
-    ///   without `READ_ONLY`, nobody but who has this uses it at all.
-    /// - It may be read, and its deleter called, on any thread. (A deleter of Python's takes the interpreter's lock itself.)
+    /// - It points to a valid `DLManagedTensorVersioned` that nobody else uses, and whose deleter nobody else
+    ///   calls.
+    /// - Until its deleter is called, its memory is there, of the device and the layout that it says, and may
+    ///   be read. Nobody writes it from then on when its data is [ready](super::DlPackReady); with
+    ///   `DLPACK_FLAG_BITMASK_IS_COPIED` and without `READ_ONLY`, nobody but who has this uses it at all.
+    /// - It may be read, and its deleter called, on any thread. (A deleter of Python's takes the
+    ///   interpreter's lock itself.)
     ///
     /// # Errors
     /// Another major version than 1: the deleter was called, and nothing else was looked at.
     pub unsafe fn from_raw(managed: NonNull<c_void>) -> Result<Self, TensorError> {
         let managed = managed.cast::<Versioned>();
         let taken = DlPack { held: Held::Versioned(managed), after: None };
-        // SAFETY: it is valid, as the caller promises. Version and deleter are where they are in every version.
+        // SAFETY: it is valid, as the caller promises. Version and deleter are where they are in every
+        // version.
         let version = unsafe { (&raw const (*managed.as_ptr()).version).read() };
         if version.major == abi::MAJOR {
             return Ok(taken);
@@ -107,8 +112,8 @@ impl DlPack {
         })
     }
 
-    /// Takes over a `DLManagedTensor`, without a version, which is what a capsule called `dltensor` has. (The capsule is then to
-    /// be renamed `used_dltensor`.)
+    /// Takes over a `DLManagedTensor`, without a version, which is what a capsule called `dltensor` has. (The
+    /// capsule is then to be renamed `used_dltensor`.)
     ///
     /// # Safety
     /// As for [`from_raw`](Self::from_raw), of a `DLManagedTensor`.
@@ -116,8 +121,8 @@ impl DlPack {
         DlPack { held: Held::Unversioned(managed.cast()), after: None }
     }
 
-    /// Gives it away as a `DLManagedTensorVersioned`, for a capsule called `dltensor_versioned`. Whoever takes it has to call its
-    /// deleter, once.
+    /// Gives it away as a `DLManagedTensorVersioned`, for a capsule called `dltensor_versioned`. Whoever
+    /// takes it has to call its deleter, once.
     pub fn into_raw(self) -> NonNull<c_void> {
         match self.held {
             Held::Versioned(managed) => {
@@ -128,9 +133,9 @@ impl DlPack {
         }
     }
 
-    /// Gives it away as a `DLManagedTensor`, for consumers that know no version, and a capsule called `dltensor`. It cannot say
-    /// that nobody may write, and it is for whoever takes it to know: what came from another process is mapped read-only, and
-    /// a write faults.
+    /// Gives it away as a `DLManagedTensor`, for consumers that know no version, and a capsule called
+    /// `dltensor`. It cannot say that nobody may write, and it is for whoever takes it to know: what came
+    /// from another process is mapped read-only, and a write faults.
     pub fn into_raw_unversioned(self) -> NonNull<c_void> {
         match self.held {
             Held::Unversioned(managed) => {
@@ -141,8 +146,8 @@ impl DlPack {
         }
     }
 
-    /// Gives it away in the form that a consumer asks for by the `max_version` of Python's `__dlpack__`, with the name of its
-    /// capsule: versioned from 1.0 on, and unversioned below that and for `None`.
+    /// Gives it away in the form that a consumer asks for by the `max_version` of Python's `__dlpack__`, with
+    /// the name of its capsule: versioned from 1.0 on, and unversioned below that and for `None`.
     pub fn into_capsule(self, max_version: Option<(u32, u32)>) -> (NonNull<c_void>, &'static CStr) {
         if max_version.is_some_and(|(major, _)| major >= abi::MAJOR) {
             (self.into_raw(), c"dltensor_versioned")
@@ -251,8 +256,8 @@ fn exported(
     let own_axes = axes.is_some();
     let export = Export { managed, axes: axes.unwrap_or_default(), _owner: owner };
     let export = Box::into_raw(Box::new(export));
-    // SAFETY: it was just made, and nobody else has it. No reference is made: what consumers are given points into the
-    // allocation by way of this one pointer, so none of them invalidates another.
+    // SAFETY: it was just made, and nobody else has it. No reference is made: what consumers are given points
+    // into the allocation by way of this one pointer, so none of them invalidates another.
     unsafe {
         (*export).managed.context = export.cast();
         if own_axes {

@@ -1,19 +1,21 @@
 //! Tensors of other libraries in the same process, by DLPack, without a copy in either direction.
 //!
-//! **Out.** What a consumer is given keeps the tensor, and so its lease, until the consumer calls the deleter. That may be on any
-//! thread, at any time, in the middle of a call of somebody else's: [`let_go`] makes a turn of it, so that the clock writes and
-//! the return of the lease go out at once, and leaves it to another thread where this one is ending.
+//! **Out.** What a consumer is given keeps the tensor, and so its lease, until the consumer calls the
+//! deleter. That may be on any thread, at any time, in the middle of a call of somebody else's: [`let_go`]
+//! makes a turn of it, so that the clock writes and the return of the lease go out at once, and leaves it to
+//! another thread where this one is ending.
 //!
 //! **In.** Memory of somebody else's becomes a chunk with one lease on it that no pool knows
-//! ([`lease::foreign`](crate::lease::foreign)). It lives until the last handle on it was dropped and all work of this process's
-//! streams with it has passed; then its deleter is called, on a thread of its own: it may wait for Python's lock, which nobody
-//! else here may. Other processes cannot map it, so it cannot be sent to them; `stream.copy(&tensor)` can.
+//! ([`lease::foreign`](crate::lease::foreign)). It lives until the last handle on it was dropped and all work
+//! of this process's streams with it has passed; then its deleter is called, on a thread of its own: it may
+//! wait for Python's lock, which nobody else here may. Other processes cannot map it, so it cannot be sent to
+//! them; `stream.copy(&tensor)` can.
 //!
-//! **Ready.** DLPack itself has no clocks. `Tensor::to_dlpack` waits on the host until the data is there; on a stream
-//! (`DeviceStream::to_dlpack`) nobody waits, and the consumer works on that stream.
+//! **Ready.** DLPack itself has no clocks. `Tensor::to_dlpack` waits on the host until the data is there; on
+//! a stream (`DeviceStream::to_dlpack`) nobody waits, and the consumer works on that stream.
 //!
-//! **Writes.** A shared tensor is marked READ_ONLY. (numpy heeds that, PyTorch does not.) A `TensorMut` is marked as the
-//! consumer's alone, and such a one of somebody else's can become a `TensorMut` here.
+//! **Writes.** A shared tensor is marked READ_ONLY. (numpy heeds that, PyTorch does not.) A `TensorMut` is
+//! marked as the consumer's alone, and such a one of somebody else's can become a `TensorMut` here.
 
 #![expect(unsafe_code, reason = "the structs are C's, and what they point to is somebody else's")]
 
@@ -65,9 +67,9 @@ fn let_go(owner: Box<dyn Any + Send>) {
 }
 
 impl Tensor {
-    /// The tensor for another library in this process, to read: see [`DlPack`]. Blocks until the data is there. The lease stays
-    /// until the deleter is called; what a library then still has on a GPU of work with it has to be done.
-    /// [`DeviceStream::to_dlpack`] waits for nothing.
+    /// The tensor for another library in this process, to read: see [`DlPack`]. Blocks until the data is
+    /// there. The lease stays until the deleter is called; what a library then still has on a GPU of work
+    /// with it has to be done. [`DeviceStream::to_dlpack`] waits for nothing.
     ///
     /// # Errors
     /// [`TensorError::Tainted`] where the data will never be there.
@@ -78,13 +80,14 @@ impl Tensor {
 }
 
 impl TensorMut {
-    /// The tensor for another library in this process, which may write it and has it alone: see [`DlPack`]. Blocks until earlier
-    /// work on it is done. The memory comes back when the deleter is called; what a library then still has on a GPU of work
-    /// with it has to be done. [`DeviceStream::into_dlpack`] waits for nothing.
+    /// The tensor for another library in this process, which may write it and has it alone: see [`DlPack`].
+    /// Blocks until earlier work on it is done. The memory comes back when the deleter is called; what a
+    /// library then still has on a GPU of work with it has to be done. [`DeviceStream::into_dlpack`] waits
+    /// for nothing.
     ///
     /// # Errors
-    /// [`TensorError::Tainted`] where that work came to nothing, or memory that cannot be mapped writable. The tensor is
-    /// dropped.
+    /// [`TensorError::Tainted`] where that work came to nothing, or memory that cannot be mapped writable.
+    /// The tensor is dropped.
     pub fn into_dlpack(self) -> Result<DlPack, TensorError> {
         self.wait(None)?;
         exported_mut(self, None)
@@ -92,8 +95,8 @@ impl TensorMut {
 }
 
 impl DeviceStream {
-    /// [`Tensor::to_dlpack`] for a consumer that works on this stream: the stream waits for the data, not the host, and the
-    /// memory's reuse waits for what is on the stream when the deleter is called.
+    /// [`Tensor::to_dlpack`] for a consumer that works on this stream: the stream waits for the data, not the
+    /// host, and the memory's reuse waits for what is on the stream when the deleter is called.
     ///
     /// # Errors
     /// Memory that this stream's device cannot reach, data that will never be there.
@@ -103,8 +106,8 @@ impl DeviceStream {
         exported_tensor(tensor, tensor.ready().map(|ready| self.after(ready)))
     }
 
-    /// [`TensorMut::into_dlpack`] for a consumer that works on this stream: the stream waits for earlier work, not the host, and
-    /// the memory's reuse waits for what is on the stream when the deleter is called.
+    /// [`TensorMut::into_dlpack`] for a consumer that works on this stream: the stream waits for earlier
+    /// work, not the host, and the memory's reuse waits for what is on the stream when the deleter is called.
     ///
     /// # Errors
     /// As for [`to_dlpack`](Self::to_dlpack). The tensor is dropped.
@@ -120,21 +123,22 @@ impl DeviceStream {
         (Arc::clone(self.clocked().domain()), ticket)
     }
 
-    /// A tensor of another library in this process, which has to be on this stream's device, without a copy. It lives until its
-    /// last handle was dropped and all work of this process with it has passed; then its deleter is called, on a thread of
-    /// its own.
+    /// A tensor of another library in this process, which has to be on this stream's device, without a copy.
+    /// It lives until its last handle was dropped and all work of this process with it has passed; then its
+    /// deleter is called, on a thread of its own.
     ///
-    /// It can be used like any other here, and by actors of this process. Other processes cannot map its memory: send them
-    /// `stream.copy(&tensor)`. It can become writable ([`Tensor::into_mut`]) if the other library says that it keeps nothing of
-    /// it (`DLPACK_FLAG_BITMASK_IS_COPIED`), as [`TensorMut::into_dlpack`] does.
+    /// It can be used like any other here, and by actors of this process. Other processes cannot map its
+    /// memory: send them `stream.copy(&tensor)`. It can become writable ([`Tensor::into_mut`]) if the other
+    /// library says that it keeps nothing of it (`DLPACK_FLAG_BITMASK_IS_COPIED`), as
+    /// [`TensorMut::into_dlpack`] does.
     ///
     /// This stream cannot wait for one of another node: if such a stream has exported the tensor, this call
     /// blocks until the data is there.
     ///
     /// # Errors
-    /// [`TensorError::DlPack`] names what cannot be: a dtype or a device that there is not, lanes, negative strides, null
-    /// data, sizes beyond the address space. [`TensorError::OtherDevice`] for memory of another device. The deleter was
-    /// called then.
+    /// [`TensorError::DlPack`] names what cannot be: a dtype or a device that there is not, lanes, negative
+    /// strides, null data, sizes beyond the address space. [`TensorError::OtherDevice`] for memory of another
+    /// device. The deleter was called then.
     pub fn from_dlpack(&self, tensor: DlPack, ready: DlPackReady) -> Result<Tensor, TensorError> {
         // SAFETY: who made it of a pointer has promised that its struct is valid, and so are its axes.
         let described = unsafe { describe(&tensor.array())? };
@@ -153,8 +157,9 @@ impl DeviceStream {
             after => after.map(|(_, ticket)| *ticket),
         };
         let holder = Collected::new(tensor, collector);
-        // SAFETY: the memory is there until the deleter is called, as who made `tensor` of a pointer has promised, and the
-        // holder calls it when it is dropped. What has no elements touches no memory. Nobody is given a reference into it.
+        // SAFETY: the memory is there until the deleter is called, as who made `tensor` of a pointer has
+        // promised, and the holder calls it when it is dropped. What has no elements touches no memory.
+        // Nobody is given a reference into it.
         let mapping =
             unsafe { ChunkMapping::new(address, bytes.max(1), access, self.device_id(), Box::new(holder)) };
         let lease = Lease::foreign(Arc::clone(self.clocked().domain()), mapping, bytes, sole, collector);

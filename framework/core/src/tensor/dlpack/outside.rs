@@ -1,12 +1,14 @@
 //! Tensors that a package for another language hands to its libraries, and knows again when they come back.
 //!
-//! Such a library makes views and slices of what it was given, and its user sends those: the package finds by the address which
-//! lease they stand on, and [`seen_as`] makes a tensor of it. Memory in which a library allocates by itself is one lease, and
-//! what lies in it is lent out piece by piece: [`piece_of`] opens an entry of its own in the lease table, and keeps what the library is
-//! not to use anew until that entry is closed and its uses have passed.
+//! Such a library makes views and slices of what it was given, and its user sends those: the package finds by
+//! the address which lease they stand on, and [`seen_as`] makes a tensor of it. Memory in which a library
+//! allocates by itself is one lease, and what lies in it is lent out piece by piece: [`piece_of`] opens an
+//! entry of its own in the lease table, and keeps what the library is not to use anew until that entry is
+//! closed and its uses have passed.
 //!
-//! **Invariants.** ONE-WRITER is the package's to uphold here: a library that was handed writable memory goes on having it while
-//! others read, so the package looks after each handler whether it has written. A piece is never sole.
+//! **Invariants.** ONE-WRITER is the package's to uphold here: a library that was handed writable memory goes
+//! on having it while others read, so the package looks after each handler whether it has written. A piece is
+//! never sole.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -28,8 +30,9 @@ pub enum Handing {
     ToWrite,
 }
 
-/// The tensor for a library that works on `stream`, or on the host where there is none: then this blocks until the data is there.
-/// `owner` is given where its allocation begins in this process; it is kept until the library lets go.
+/// The tensor for a library that works on `stream`, or on the host where there is none: then this blocks
+/// until the data is there. `owner` is given where its allocation begins in this process; it is kept until
+/// the library lets go.
 ///
 /// # Errors
 /// Memory out of reach, or that cannot be mapped writable; data that will never be there.
@@ -71,9 +74,9 @@ pub fn hand_out(
     Ok(DlPack::of(&contents, after, owner(start)))
 }
 
-/// The memory of `tensor` with another layout, whose offset is from the beginning of the allocation. `None` where that leaves the
-/// allocation, or the stream is of another node. `written`: the data is what the library has put there by
-/// now, on that stream, or on the host.
+/// The memory of `tensor` with another layout, whose offset is from the beginning of the allocation. `None`
+/// where that leaves the allocation, or the stream is of another node. `written`: the data is what the
+/// library has put there by now, on that stream, or on the host.
 pub fn seen_as(
     tensor: &Tensor,
     dtype: DType,
@@ -96,8 +99,8 @@ pub fn seen_as(
     Some(Tensor::from_parts(lease.clone(), dtype, layout, ready))
 }
 
-/// Takes what is to be dropped later. It is called once, on any thread, with locks of the pool held: it may only put what it is given
-/// where a thread finds it that may drop it.
+/// Takes what is to be dropped later. It is called once, on any thread, with locks of the pool held: it may
+/// only put what it is given where a thread finds it that may drop it.
 pub type PutAway = fn(Box<dyn Any + Send>);
 
 /// The simplest [`PutAway`]: drops on a thread of the process's own.
@@ -119,19 +122,22 @@ impl Drop for Held {
     }
 }
 
-/// A library has let go of `tensor`, before `later` was [made](piece_of) of what `stream` had been given by then: the clock write for that stands for
-/// what the library did with `tensor` on `stream`, too. To be dropped next; where it is not the last handle, nothing changes.
+/// A library has let go of `tensor`, before `later` was [made](piece_of) of what `stream` had been given by
+/// then: the clock write for that stands for what the library did with `tensor` on `stream`, too. To be
+/// dropped next; where it is not the last handle, nothing changes.
 ///
-/// The caller promises the order: a ticket from before the library let go does not stand for its last uses (CLOCK-2).
+/// The caller promises the order: a ticket from before the library let go does not stand for its last uses
+/// (CLOCK-2).
 pub fn closes_before(tensor: &Tensor, later: &Tensor, stream: &DeviceStream) {
     if let Some(end) = later.ready() {
         tensor.lease().closes_at(stream.clocked(), end);
     }
 }
 
-/// A part of the memory of `whole`, which has to be this process's own, as an allocation of its own, with what `stream` has
-/// written there by now. When nobody has a lease on the part any more and all uses of it have passed, `keep` goes to `put_away`; the
-/// part counts as lent out until that has dropped it. `None` where `layout`, from the beginning of `whole`'s allocation on, leaves it.
+/// A part of the memory of `whole`, which has to be this process's own, as an allocation of its own, with
+/// what `stream` has written there by now. When nobody has a lease on the part any more and all uses of it
+/// have passed, `keep` goes to `put_away`; the part counts as lent out until that has dropped it. `None`
+/// where `layout`, from the beginning of `whole`'s allocation on, leaves it.
 ///
 /// # Errors
 /// A layout that has no place in memory, a stream of another node.
@@ -160,8 +166,8 @@ pub fn piece_of(
     let lease: Lease = Arc::clone(pool).lend(whole.lease(), start, bytes, Box::new(keep), closed);
     lease.set_home(stream.clocked());
     let ready = stream.clocked().ticket();
-    // What the library does with it later is in the order of its own stream, and nobody's concern who has the piece: when the lease goes,
-    // no further clock write stands for it.
+    // What the library does with it later is in the order of its own stream, and nobody's concern who has the
+    // piece: when the lease goes, no further clock write stands for it.
     match ready {
         Some(ticket) => lease.used_until(stream.clocked(), ticket, true),
         None => lease.written_on(stream.clocked()),

@@ -1,4 +1,5 @@
-//! The structs, without memory of ours: what comes in is looked at, what goes out is let go of once. Miri runs these.
+//! The structs, without memory of ours: what comes in is looked at, what goes out is let go of once. Miri
+//! runs these.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};

@@ -57,11 +57,12 @@ impl Layout {
             .ok_or_else(|| LayoutError::TooManyBytes { shape: self.shape().into(), dtype })
     }
 
-    /// Checks that every element lies inside an allocation of `allocation` bytes; for a layout without elements,
-    /// that its offset does (WIRE-1).
+    /// Checks that every element lies inside an allocation of `allocation` bytes; for a layout without
+    /// elements, that its offset does (WIRE-1).
     ///
     /// # Errors
-    /// [`LayoutError::OutOfAllocation`], and [`LayoutError::TooManyBytes`] where the end is not representable.
+    /// [`LayoutError::OutOfAllocation`], and [`LayoutError::TooManyBytes`] where the end is not
+    /// representable.
     pub fn fits(&self, dtype: DType, allocation: u64) -> Result<(), LayoutError> {
         let end = self.bytes_span(dtype)?.end;
         if end as u64 <= allocation {
@@ -86,9 +87,9 @@ impl Layout {
 
     /// Whether two indices may be the same memory, so that nothing can write through this layout.
     ///
-    /// `false` is a proof. `true` is certain for what broadcasts, and for some interleaved strides (shape `[2, 3]`
-    /// with strides `[4, 3]`) a mere suspicion: the exact question is a search. Layouts that come from a
-    /// contiguous one by slicing, indexing, permuting, viewing and splitting never overlap.
+    /// `false` is a proof. `true` is certain for what broadcasts, and for some interleaved strides (shape
+    /// `[2, 3]` with strides `[4, 3]`) a mere suspicion: the exact question is a search. Layouts that come
+    /// from a contiguous one by slicing, indexing, permuting, viewing and splitting never overlap.
     pub fn overlaps_itself(&self) -> bool {
         if self.is_empty() {
             return false;
@@ -101,8 +102,8 @@ impl Layout {
         }
         let axes = &mut axes[..used];
         axes.sort_unstable();
-        // By induction over the axes from the smallest stride: the inner ones give distinct offsets of at most
-        // `reach`; a step larger than that puts every copy of them beyond the one before.
+        // By induction over the axes from the smallest stride: the inner ones give distinct offsets of at
+        // most `reach`; a step larger than that puts every copy of them beyond the one before.
         let mut reach = 0;
         axes.iter().any(|&(stride, extent)| {
             let overlaps = stride <= reach;
@@ -112,11 +113,11 @@ impl Layout {
         })
     }
 
-    /// The same elements in the same row-major order with the fewest axes: for copies and kernels that loop over
-    /// axes, whose inner loop becomes the longest.
+    /// The same elements in the same row-major order with the fewest axes: for copies and kernels that loop
+    /// over axes, whose inner loop becomes the longest.
     ///
-    /// Axes of one element go, neighbours that continue each other become one. A contiguous layout gets rank 1,
-    /// a single element rank 0, a layout without elements shape `[0]`.
+    /// Axes of one element go, neighbours that continue each other become one. A contiguous layout gets rank
+    /// 1, a single element rank 0, a layout without elements shape `[0]`.
     pub fn coalesced(&self) -> Layout {
         let mut merged = *self;
         let mut used = 0;

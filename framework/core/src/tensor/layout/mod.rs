@@ -1,18 +1,18 @@
 //! Where the elements of a tensor are: shape, strides and offset, and the arithmetic on them.
 //!
-//! Nothing here touches memory. A [`Layout`] is a small value without heap; an operation returns a new one over
-//! the same memory or says which axis, range or shape was wrong. All numbers are in elements unless a name says
-//! bytes, and all arithmetic is checked: an overflow is an error, never a wrap or a panic.
+//! Nothing here touches memory. A [`Layout`] is a small value without heap; an operation returns a new one
+//! over the same memory or says which axis, range or shape was wrong. All numbers are in elements unless a
+//! name says bytes, and all arithmetic is checked: an overflow is an error, never a wrap or a panic.
 //!
-//! Strides are zero or positive. Zero repeats an element (a broadcast); a negative stride is refused, because a
-//! reversed axis would have its first element at the end of its span, and nothing that Tensorpost exchanges
+//! Strides are zero or positive. Zero repeats an element (a broadcast); a negative stride is refused, because
+//! a reversed axis would have its first element at the end of its span, and nothing that Tensorpost exchanges
 //! memory with needs one.
 //!
 //! Every layout that exists satisfies, whoever asked for it (also a peer, WIRE-1):
 //! - LAYOUT-1: it has at most [`MAX_RANK`](crate::limits::MAX_RANK) axes and no negative stride.
 //! - LAYOUT-2: the product of its extents, zeros left out, is at most `isize::MAX`.
-//! - LAYOUT-3: the offset of every element, and that of the element that it would have if extents of zero were
-//!   one, is below `isize::MAX`.
+//! - LAYOUT-3: the offset of every element, and that of the element that it would have if extents of zero
+//!   were one, is below `isize::MAX`.
 //!
 //! An operation that only picks among the elements preserves them, so it needs no check of its own.
 
@@ -134,8 +134,8 @@ impl Layout {
 
     /// Wraps numbers that satisfy LAYOUT-1 to LAYOUT-3 because they came from a layout that does.
     ///
-    /// Without elements the offset becomes 0: that of a slice of shape `[n, 0]` could otherwise lie behind the end of an
-    /// allocation of no bytes, and a receiver refuses such a layout (WIRE-1).
+    /// Without elements the offset becomes 0: that of a slice of shape `[n, 0]` could otherwise lie behind
+    /// the end of an allocation of no bytes, and a receiver refuses such a layout (WIRE-1).
     fn trusted(shape: Dims<usize>, strides: Dims<isize>, offset: usize) -> Self {
         let offset = if shape.contains(&0) { 0 } else { offset };
         let layout = Layout { shape, strides, offset };

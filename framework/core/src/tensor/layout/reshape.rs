@@ -43,13 +43,13 @@ impl Layout {
 
     /// The same elements in the same row-major order under another shape, without a copy.
     ///
-    /// A contiguous layout can be viewed as any shape with as many elements. A strided one can where each new axis
-    /// stays inside a run of old axes that continue each other, and then always: the rule is that of torch's
-    /// `view`, and no shape is refused that some strides could express.
+    /// A contiguous layout can be viewed as any shape with as many elements. A strided one can where each new
+    /// axis stays inside a run of old axes that continue each other, and then always: the rule is that of
+    /// torch's `view`, and no shape is refused that some strides could express.
     ///
     /// # Errors
-    /// [`LayoutError::ViewLength`] where the number of elements differs, [`LayoutError::ViewNeedsCopy`] where no
-    /// strides express it, and those of [`contiguous`](Self::contiguous).
+    /// [`LayoutError::ViewLength`] where the number of elements differs, [`LayoutError::ViewNeedsCopy`] where
+    /// no strides express it, and those of [`contiguous`](Self::contiguous).
     pub fn view(&self, shape: &[usize]) -> Result<Self, LayoutError> {
         let mut view = Self::contiguous(shape)?;
         let (from_len, to_len) = (self.len(), view.len());
@@ -60,8 +60,9 @@ impl Layout {
         if self.is_empty() {
             return Ok(view);
         }
-        // From the innermost: each coalesced axis has to be the product of a run of new axes. Axes of one element
-        // that are left over at the end keep the stride that `contiguous` gave them; it places nothing.
+        // From the innermost: each coalesced axis has to be the product of a run of new axes. Axes of one
+        // element that are left over at the end keep the stride that `contiguous` gave them; it places
+        // nothing.
         let mut axes = (0..view.rank()).rev();
         for (extent, stride) in self.coalesced().axes().rev() {
             let mut done = 1;
@@ -124,7 +125,8 @@ impl Layout {
     /// Puts in an axis of one element that becomes axis `axis`; the rank puts it last.
     ///
     /// # Errors
-    /// [`LayoutError::NoSuchPlace`], and [`LayoutError::TooManyAxes`] where there is no room for another axis.
+    /// [`LayoutError::NoSuchPlace`], and [`LayoutError::TooManyAxes`] where there is no room for another
+    /// axis.
     pub fn unsqueeze(&self, axis: usize) -> Result<Self, LayoutError> {
         let rank = self.rank();
         if axis > rank {
@@ -144,8 +146,8 @@ impl Layout {
     /// Repeats axes of one element, and adds axes in front, without a copy: counted from the last axis, each
     /// extent of `shape` equals that of `self`, or `self` has 1 there or no axis.
     ///
-    /// A repeated axis has stride zero, so the result [overlaps itself](Self::overlaps_itself): it can be read,
-    /// not written.
+    /// A repeated axis has stride zero, so the result [overlaps itself](Self::overlaps_itself): it can be
+    /// read, not written.
     ///
     /// # Errors
     /// [`LayoutError::Broadcast`], [`LayoutError::TooManyAxes`] and [`LayoutError::TooManyElements`].

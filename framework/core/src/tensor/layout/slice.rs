@@ -59,8 +59,8 @@ impl Layout {
     /// (Their *spans* interleave unless the axis is the outermost.)
     ///
     /// # Errors
-    /// [`LayoutError::NoSuchAxis`], and [`LayoutError::Split`] for zero parts and for more parts than elements (an
-    /// axis without elements is one part).
+    /// [`LayoutError::NoSuchAxis`], and [`LayoutError::Split`] for zero parts and for more parts than
+    /// elements (an axis without elements is one part).
     pub fn split(
         &self,
         axis: usize,

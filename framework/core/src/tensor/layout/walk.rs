@@ -13,8 +13,8 @@ impl Layout {
         Offsets::new(self.coalesced())
     }
 
-    /// The elements in row-major order as ranges of offsets, all of one length: the longest for which the inner
-    /// axes are packed.
+    /// The elements in row-major order as ranges of offsets, all of one length: the longest for which the
+    /// inner axes are packed.
     ///
     /// A contiguous layout is one run; one whose innermost axis is strided has a run for each element,.
     pub(crate) fn contiguous_runs(&self) -> ContiguousRuns {
@@ -61,7 +61,8 @@ impl Iterator for Offsets {
                 self.next += stride;
                 break;
             }
-            // The carry: back to the start of this axis. It takes off only what the steps along it have added.
+            // The carry: back to the start of this axis. It takes off only what the steps along it have
+            // added.
             self.next -= self.index[axis] * stride;
             self.index[axis] = 0;
         }

@@ -66,9 +66,9 @@ struct Given<'p> {
 }
 
 impl TensorMut {
-    /// Makes the tensor whole again of all its parts, in any order, in whichever process has them. No byte is copied;
-    /// later work on `stream`'s stream comes after everything that was done with the parts, wherever that was (CLOCK-1,
-    /// CLOCK-2). An example is at [`TensorPart`].
+    /// Makes the tensor whole again of all its parts, in any order, in whichever process has them. No byte is
+    /// copied; later work on `stream`'s stream comes after everything that was done with the parts, wherever
+    /// that was (CLOCK-1, CLOCK-2). An example is at [`TensorPart`].
     ///
     /// # Errors
     /// [`JoinError`] gives the parts back and says which are missing, foreign or there twice.
@@ -148,7 +148,8 @@ fn verify(given: &[Given<'_>]) -> Result<(), JoinReason> {
     if sealed && covers(first.whole, &claims) { Ok(()) } else { Err(JoinReason::Forged) }
 }
 
-/// Whether the areas have every index of `whole` once. The seal says so already; this does not rest on a hash.
+/// Whether the areas have every index of `whole` once. The seal says so already; this does not rest on a
+/// hash.
 fn covers(whole: &Layout, claims: &[&Claim]) -> bool {
     let inside = claims.iter().all(|claim| super::cut(whole, &claim.piece.area).is_some());
     let sum = claims.iter().try_fold(0_usize, |sum, claim| {

@@ -1,31 +1,33 @@
 //! Parts of one tensor that several processes write at the same time.
 //!
-//! [`TensorMut::split`] takes a writable tensor apart into disjoint parts: columns, rows, tiles. Each [`TensorPart`] is
-//! the only handle on its elements, can be written, and travels in messages like a tensor. Whoever has all of them makes
-//! the tensor whole again with [`TensorMut::join`]: no byte is copied, and the new writer's stream is put behind everything
-//! that was done with each part (CLOCK-1, CLOCK-2).
+//! [`TensorMut::split`] takes a writable tensor apart into disjoint parts: columns, rows, tiles. Each
+//! [`TensorPart`] is the only handle on its elements, can be written, and travels in messages like a tensor.
+//! Whoever has all of them makes the tensor whole again with [`TensorMut::join`]: no byte is copied, and the
+//! new writer's stream is put behind everything that was done with each part (CLOCK-1, CLOCK-2).
 //!
-//! **ONE-WRITER.** The unit that has one writer is an element, and no element is in two parts: a part is a box of
-//! indices of a layout that does not overlap itself, and the boxes of a split do not meet. A part cannot be cloned, and
-//! leaves its process when it is sent; [`Writers`] refuses it where it would come to one twice. Nothing is
-//! atomic, and nothing has to be: parts may share a page and a cache line, but a store changes the bytes that it names
-//! and no others, on a CPU as on a GPU (where caches merge lines under byte masks), so writers of neighbouring bytes do
-//! not disturb each other. They may cost each other time, for the line.
-//! A *stray* write is another matter. A page is mapped writable as a whole, and a process that has a part maps its
-//! chunk so: what it writes out of bounds can reach everything in that chunk. Safe code cannot; a kernel of the
-//! user's can.
+//! **ONE-WRITER.** The unit that has one writer is an element, and no element is in two parts: a part is a
+//! box of indices of a layout that does not overlap itself, and the boxes of a split do not meet. A part
+//! cannot be cloned, and leaves its process when it is sent; [`Writers`] refuses it where it would come to
+//! one twice. Nothing is atomic, and nothing has to be: parts may share a page and a cache line, but a store
+//! changes the bytes that it names and no others, on a CPU as on a GPU (where caches merge lines under byte
+//! masks), so writers of neighbouring bytes do not disturb each other. They may cost each other time, for the
+//! line. A *stray* write is another matter. A page is mapped writable as a whole, and a process that has a
+//! part maps its chunk so: what it writes out of bounds can reach everything in that chunk. Safe code cannot;
+//! a kernel of the user's can.
 //!
-//! **WIRE-1.** What comes as a part is believed in nothing that can be recomputed: its layout is cut out of the whole
-//! anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a tensor that is handed
-//! over. A second part over the same elements is refused where the first one is (no two writers in one process), and a
-//! part that is not of the split is found when it is joined: each carries a token that only its holders know, and all
-//! together have to give the seal that each one names. So no process has to ask the owner, and parts travel as fast as
-//! tensors. The price: a process that lies can make a second writer in another process. It could write there itself.
+//! **WIRE-1.** What comes as a part is believed in nothing that can be recomputed: its layout is cut out of
+//! the whole anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a
+//! tensor that is handed over. A second part over the same elements is refused where the first one is (no two
+//! writers in one process), and a part that is not of the split is found when it is joined: each carries a
+//! token that only its holders know, and all together have to give the seal that each one names. So no
+//! process has to ask the owner, and parts travel as fast as tensors. The price: a process that lies can make
+//! a second writer in another process. It could write there itself.
 //!
 //! A part has its own list of streams, so a slow kernel on one part delays nobody who has another.
 //!
-//! **On drop** a part is gone, its lease goes back, and no join will have it. **When a process dies** its parts are gone
-//! in the same way (LEASE-4): the join says which are missing, and the memory comes back when the others drop.
+//! **On drop** a part is gone, its lease goes back, and no join will have it. **When a process dies** its
+//! parts are gone in the same way (LEASE-4): the join says which are missing, and the memory comes back when
+//! the others drop.
 
 mod join;
 mod seal;
@@ -253,13 +255,14 @@ impl TensorPart {
     }
 
     inside! {
-        /// Makes work on `stream` from here on wait for all earlier uses of this part, in other processes and on other
-        /// streams, and later ones wait for that work. Returns the writable address of the first element of the
-        /// *allocation*; the layout's offset is not added. Elements between those of the part are others'.
+        /// Makes work on `stream` from here on wait for all earlier uses of this part, in other processes and
+        /// on other streams, and later ones wait for that work. Returns the writable address of the first
+        /// element of the *allocation*; the layout's offset is not added. Elements between those of the part
+        /// are others'.
         ///
         /// # Errors
-        /// [`TensorError::Tainted`] where what was done with it before was lost with a process, a refusal of the device, an
-        /// unknown clock of the process that had the part before.
+        /// [`TensorError::Tainted`] where what was done with it before was lost with a process, a refusal of
+        /// the device, an unknown clock of the process that had the part before.
         pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
             check_node(&self.0.lease, stream)?;
             if let Some(tainted) = self.0.taint() {
@@ -333,7 +336,8 @@ impl Inner {
         self.ready.into_iter().chain(written).find_map(tainted)
     }
 
-    /// Whether the message that it is in was the only one to have it: its value has been dropped, and nobody kept it.
+    /// Whether the message that it is in was the only one to have it: its value has been dropped, and nobody
+    /// kept it.
     pub(crate) fn is_last(self: &Arc<Self>) -> bool {
         is_last(self)
     }

@@ -73,12 +73,12 @@ impl From<Clash> for SplitReason {
 }
 
 impl TensorMut {
-    /// Splits along `axis` into consecutive parts of `sizes` elements: `split(1, &[10, 20])` of a matrix of thirty
-    /// columns is its first ten columns and the other twenty. No byte is copied; see [`TensorPart`].
+    /// Splits along `axis` into consecutive parts of `sizes` elements: `split(1, &[10, 20])` of a matrix of
+    /// thirty columns is its first ten columns and the other twenty. No byte is copied; see [`TensorPart`].
     ///
     /// # Errors
-    /// [`SplitError`] gives the tensor back: there is no such axis, the sizes do not add up to it, one is zero, or there
-    /// are more than [`MAX_PARTS`].
+    /// [`SplitError`] gives the tensor back: there is no such axis, the sizes do not add up to it, one is
+    /// zero, or there are more than [`MAX_PARTS`].
     pub fn split(self, axis: usize, sizes: &[usize]) -> Result<Vec<TensorPart>, SplitError> {
         let cuts = self.layout().slice(axis, ..).map_err(SplitReason::from).and_then(|_| {
             let mut cuts = whole_axes(&self);
@@ -88,8 +88,8 @@ impl TensorMut {
         self.split_along(cuts)
     }
 
-    /// Splits along `axis` into `parts` parts of as many elements each, or one more for the first of them where that does
-    /// not come out even.
+    /// Splits along `axis` into `parts` parts of as many elements each, or one more for the first of them
+    /// where that does not come out even.
     ///
     /// # Errors
     /// As [`split`](Self::split), and more parts than elements.
@@ -103,8 +103,8 @@ impl TensorMut {
         self.split_along(cuts)
     }
 
-    /// Splits into tiles of `tile` elements along each axis, in row-major order; the last ones of an axis are smaller
-    /// where it does not come out even.
+    /// Splits into tiles of `tile` elements along each axis, in row-major order; the last ones of an axis are
+    /// smaller where it does not come out even.
     ///
     /// # Errors
     /// As [`split`](Self::split), and a tile of another rank.

@@ -1,7 +1,7 @@
 //! The elements of a part on the host.
 //!
-//! A part's elements lie in runs with others' in between, so a part is never seen as one slice, but run by run: no
-//! reference ever covers a byte of another part (ONE-WRITER).
+//! A part's elements lie in runs with others' in between, so a part is never seen as one slice, but run by
+//! run: no reference ever covers a byte of another part (ONE-WRITER).
 
 #![expect(unsafe_code, reason = "slices are made over mapped memory, run by run")]
 
@@ -30,8 +30,8 @@ impl<'k, T: Element> PartMut<'k, T> {
     /// The elements of `layout` in the allocation at `address`.
     ///
     /// # Safety
-    /// The layout lies in the allocation and does not overlap itself. Its elements are mapped writable, and nobody else
-    /// reads or writes them, for as long as `'k`; `T` is their type.
+    /// The layout lies in the allocation and does not overlap itself. Its elements are mapped writable, and
+    /// nobody else reads or writes them, for as long as `'k`; `T` is their type.
     unsafe fn new(address: u64, layout: Layout) -> Result<Self, TensorError> {
         let mut part = PartMut { address, layout, elements: PhantomData };
         if T::DTYPE == DType::Bool {
@@ -60,14 +60,14 @@ impl<'k, T: Element> PartMut<'k, T> {
         let (address, size) = (self.address, size_of::<T>());
         self.layout.contiguous_runs().map(move |run| {
             let bytes = run.start * size..run.end * size;
-            // SAFETY: by the promise of `new` the runs are this view's alone for `'k`, and it is borrowed mutably for as
-            // long as the slices are; the layout does not overlap itself, so no two runs do.
+            // SAFETY: by the promise of `new` the runs are this view's alone for `'k`, and it is borrowed
+            // mutably for as long as the slices are; the layout does not overlap itself, so no two runs do.
             unsafe { elements_mut::<T>(address, &bytes) }
         })
     }
 
-    /// The elements in row-major order, in slices: as many of them at a time as lie one after the other. Of some columns
-    /// of a packed matrix, a slice is what they have of one row.
+    /// The elements in row-major order, in slices: as many of them at a time as lie one after the other. Of
+    /// some columns of a packed matrix, a slice is what they have of one row.
     pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut [T]> {
         // Those of bool were found to be values in `new`, and writing keeps them so.
         self.try_runs().flatten()
@@ -101,9 +101,9 @@ impl<'k, T: Element> PartMut<'k, T> {
         let first = self.address as usize + self.layout.offset() * size_of::<T>();
         let first = std::ptr::with_exposed_provenance_mut::<T>(first);
         let shape = IxDyn(self.layout.shape()).strides(IxDyn(&strides));
-        // SAFETY: by the promise of `new`, which `self` was, the elements are in bounds, aligned (as in `host`), valid and
-        // this view's alone for `'k`; ndarray reaches them by these strides and nothing in between. The strides are not
-        // negative and elements do not overlap.
+        // SAFETY: by the promise of `new`, which `self` was, the elements are in bounds, aligned (as in
+        // `host`), valid and this view's alone for `'k`; ndarray reaches them by these strides and nothing in
+        // between. The strides are not negative and elements do not overlap.
         unsafe { ArrayViewMut::from_shape_ptr(shape, first) }
     }
 }
@@ -135,9 +135,10 @@ impl<T: Element> KernelArg for PartOut<'_, T> {
     }
 
     unsafe fn view<'k>(bound: &BoundPart) -> Result<PartMut<'k, T>, TensorError> {
-        // SAFETY: on the stream, in order: whoever had the part before has passed (`write_on`), and whoever has it next, or
-        // has the whole tensor again, waits for this stream's clock. The layout was cut out of one that lies in its
-        // lease and does not overlap itself; `bound` keeps it mapped. Others write other elements only (ONE-WRITER).
+        // SAFETY: on the stream, in order: whoever had the part before has passed (`write_on`), and whoever
+        // has it next, or has the whole tensor again, waits for this stream's clock. The layout was cut out
+        // of one that lies in its lease and does not overlap itself; `bound` keeps it mapped. Others write
+        // other elements only (ONE-WRITER).
         unsafe { PartMut::new(bound.address, bound.layout) }
     }
 
@@ -162,8 +163,8 @@ impl TensorPart {
         PartOut(self, PhantomData)
     }
 
-    /// The elements of a part on the host as an `ndarray` view, strides kept, to read and write. Blocks until earlier work
-    /// on them is done.
+    /// The elements of a part on the host as an `ndarray` view, strides kept, to read and write. Blocks until
+    /// earlier work on them is done.
     ///
     /// # Errors
     /// As [`elements_mut`](Self::elements_mut).
@@ -196,13 +197,14 @@ impl TensorPart {
         self.check::<T>()?;
         self.wait(None)?;
         let (address, _mapping) = self.lease().writable()?;
-        // SAFETY: the layout lies in the allocation and does not overlap itself; the lease, which keeps the writable
-        // mapping, is borrowed mutably with `self`; nobody else has these elements (ONE-WRITER), and queued work was
-        // waited for.
+        // SAFETY: the layout lies in the allocation and does not overlap itself; the lease, which keeps the
+        // writable mapping, is borrowed mutably with `self`; nobody else has these elements (ONE-WRITER), and
+        // queued work was waited for.
         unsafe { PartMut::new(address, *self.layout()) }
     }
 
-    /// Copies `elements`, in row-major order, into a part on the host. Blocks until earlier work on it is done.
+    /// Copies `elements`, in row-major order, into a part on the host. Blocks until earlier work on it is
+    /// done.
     ///
     /// # Errors
     /// As [`elements_mut`](Self::elements_mut), and another number of elements.
@@ -220,7 +222,8 @@ impl TensorPart {
         Ok(())
     }
 
-    /// A copy of the elements of a part on the host, in row-major order. Blocks until earlier work on them is done.
+    /// A copy of the elements of a part on the host, in row-major order. Blocks until earlier work on them is
+    /// done.
     ///
     /// # Errors
     /// As [`elements_mut`](Self::elements_mut).

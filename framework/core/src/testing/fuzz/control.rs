@@ -1,8 +1,9 @@
 //! The node's broker under workers that say anything.
 //!
-//! Beside "no panic" this holds after each message: nobody is told anything but the living and the sender; a descriptor
-//! of a chunk is one that the chunk's owner has published, for the access that was asked for; the tables are bounded by
-//! what workers there are, not by what these say. And when all have ended, nothing is kept of them (MBX-2).
+//! Beside "no panic" this holds after each message: nobody is told anything but the living and the sender; a
+//! descriptor of a chunk is one that the chunk's owner has published, for the access that was asked for; the
+//! tables are bounded by what workers there are, not by what these say. And when all have ended, nothing is
+//! kept of them (MBX-2).
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -21,8 +22,8 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 /// Slots of the node that the target uses, the node's own among them.
 pub const SLOTS: u16 = 4;
 
-/// Deliveries that one message may lead to, beside the answers to questions that were waiting: each of the living is told a
-/// few things of a death.
+/// Deliveries that one message may lead to, beside the answers to questions that were waiting: each of the
+/// living is told a few things of a death.
 const MOST_TOLD: usize = 8 * SLOTS as usize;
 
 /// The chunk files of each slot, one to read and one to write. They are told apart by their inode.

@@ -1,7 +1,8 @@
 //! The wire form of layouts, and what is done with one that a peer sent (WIRE-1).
 //!
-//! What is accepted keeps LAYOUT-1 to LAYOUT-3, has one form, and every operation on it ends with an error or with a layout
-//! that keeps them, whose elements are among those of the first and which is writable only where the first was.
+//! What is accepted keeps LAYOUT-1 to LAYOUT-3, has one form, and every operation on it ends with an error or
+//! with a layout that keeps them, whose elements are among those of the first and which is writable only
+//! where the first was.
 
 use std::collections::HashSet;
 
@@ -57,7 +58,8 @@ fn check(layout: &Layout, dtype: DType) {
     assert!(!layout.is_contiguous() || elements.is_empty() || packed, "{layout:?}");
 }
 
-/// Reads `form` as a peer's layout, checks it, and applies the operations that `operations` names, two bytes each.
+/// Reads `form` as a peer's layout, checks it, and applies the operations that `operations` names, two bytes
+/// each.
 ///
 /// # Panics
 /// An invariant does not hold.

@@ -1,7 +1,8 @@
 //! The trace of a process that writes anything into its memory, as the node reads it (WIRE-1, MBX-2).
 //!
-//! However the words stand, a look at them takes no more records than the ring has; and what is made of them is a file
-//! that readers take: slices lie inside each other or apart, arrows begin before they end, what begins ends.
+//! However the words stand, a look at them takes no more records than the ring has; and what is made of them
+//! is a file that readers take: slices lie inside each other or apart, arrows begin before they end, what
+//! begins ends.
 
 use std::collections::HashMap;
 

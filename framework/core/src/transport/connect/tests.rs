@@ -103,8 +103,8 @@ fn refusals_that_cross_are_for_one_link() {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// A lease on a third process's memory needs a link to that process. A frame that cannot have it is refused, with the reason,
-/// and holds nobody up.
+/// A lease on a third process's memory needs a link to that process. A frame that cannot have it is refused,
+/// with the reason, and holds nobody up.
 #[test]
 fn a_frame_whose_link_is_refused_goes_back_and_the_next_is_taken() {
     let cluster = Cluster::new(3);
@@ -135,7 +135,8 @@ fn a_frame_whose_link_is_refused_goes_back_and_the_next_is_taken() {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// A peer that refuses a half, which it has said to have taken, lies (WIRE-1). Of another half it says nothing.
+/// A peer that refuses a half, which it has said to have taken, lies (WIRE-1). Of another half it says
+/// nothing.
 #[test]
 fn who_refuses_an_open_link_is_given_up() {
     let cluster = Cluster::new(2);

@@ -99,7 +99,8 @@ impl Transport {
         }
     }
 
-    /// A message that no mailbox took: its sender is told where it waits for a reply, and gets its credit back (MBX-2).
+    /// A message that no mailbox took: its sender is told where it waits for a reply, and gets its credit
+    /// back (MBX-2).
     pub(super) fn refuse_frame(
         &self,
         link: &Arc<Link>,

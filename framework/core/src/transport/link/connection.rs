@@ -2,16 +2,17 @@
 //!
 //! Used by whoever makes the link, by everything that asks whether it is open, and by whoever rings.
 //!
-//! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open only while each side
-//! has said that it has mapped the other's half and neither is set. What was put off (`deferred`) is rung for by whoever takes
-//! it out of the mark. Of a half that was mapped by a link that is refused, one is told that it has to be refused too: whoever
-//! refuses the link, or whoever maps the half.
+//! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open
+//! only while each side has said that it has mapped the other's half and neither is set. What was put off
+//! (`deferred`) is rung for by whoever takes it out of the mark. Of a half that was mapped by a link that is
+//! refused, one is told that it has to be refused too: whoever refuses the link, or whoever maps the half.
 //!
-//! **Locks.** That of the bell's end, under which it is sent to the node, and under which a half is said to be mapped or the link
-//! refused; nothing else inside of it. `ring` may be called under the locks of the rings.
+//! **Locks.** That of the bell's end, under which it is sent to the node, and under which a half is said to
+//! be mapped or the link refused; nothing else inside of it. `ring` may be called under the locks of the
+//! rings.
 //!
-//! **On a crash** of the peer its doorbell is shut, and a ring in vain is an error that is logged and nothing else. **On
-//! cancellation** nothing happens.
+//! **On a crash** of the peer its doorbell is shut, and a ring in vain is an error that is logged and nothing
+//! else. **On cancellation** nothing happens.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -53,8 +54,8 @@ pub(super) struct Connection {
     made: AtomicBool,
     /// The peer broke the protocol or ended; nothing is sent or read any more.
     broken: AtomicBool,
-    /// Why it never opened, where that is known. Apart from the link for a frame that waits for it, which another link may
-    /// hold.
+    /// Why it never opened, where that is known. Apart from the link for a frame that waits for it, which
+    /// another link may hold.
     refused: Arc<OnceLock<LinkRefused>>,
     /// The peer has ended; what it had posted is still read.
     exited: AtomicBool,
@@ -134,9 +135,9 @@ impl Link {
         self.connection.memory.export()
     }
 
-    /// Has `send` send the half, with a descriptor of the rings and that with which the peer rings here: they are there once, and
-    /// the peer alone has the bell. Nothing is sent of a link that was refused meanwhile: the node would take the half for one that
-    /// stands.
+    /// Has `send` send the half, with a descriptor of the rings and that with which the peer rings here: they
+    /// are there once, and the peer alone has the bell. Nothing is sent of a link that was refused meanwhile:
+    /// the node would take the half for one that stands.
     pub(crate) fn send_half<E: From<io::Error>>(
         &self,
         send: impl FnOnce([OwnedFd; 2]) -> Result<(), E>,
@@ -155,8 +156,8 @@ impl Link {
         self.connection.number
     }
 
-    /// Says to the peer that its half, which has that number, is mapped: what it writes into it from then on is seen. False where the
-    /// link was refused meanwhile, and so the half has to be.
+    /// Says to the peer that its half, which has that number, is mapped: what it writes into it from then on
+    /// is seen. False where the link was refused meanwhile, and so the half has to be.
     #[must_use]
     pub(crate) fn note_taken(&self, number: u64) -> bool {
         let _refused_or_not = self.connection.unsent.lock();
@@ -212,8 +213,8 @@ impl Link {
         self.connection.broken.store(true, Ordering::Release);
     }
 
-    /// It never opens, for this reason. Whoever finds it broken finds that. A half that has not gone to the node by then does
-    /// not go. Returns the number of the peer's half, where that was mapped before.
+    /// It never opens, for this reason. Whoever finds it broken finds that. A half that has not gone to the
+    /// node by then does not go. Returns the number of the peer's half, where that was mapped before.
     pub(crate) fn refuse(&self, why: LinkRefused) -> Option<u64> {
         let _sent_or_not = self.connection.unsent.lock();
         let _ = self.connection.refused.set(why);
@@ -233,16 +234,16 @@ impl Link {
         self.connection.half.get().and_then(load).unwrap_or(0)
     }
 
-    /// [`CLOSED`] when the peer's actor `index` has gone, [`AWAY`] when it is started anew, [`NOBODY`] where there was none yet, or
-    /// else how many messages of this process its mailbox takes at a time.
+    /// [`CLOSED`] when the peer's actor `index` has gone, [`AWAY`] when it is started anew, [`NOBODY`] where
+    /// there was none yet, or else how many messages of this process its mailbox takes at a time.
     pub(crate) fn mailbox_state(&self, index: u16) -> u64 {
         // CREDIT acquire: pairs with `close` and `open`.
         let load = |half: &Half| half.mailbox_states.load(usize::from(index), Ordering::Acquire);
         self.connection.half.get().and_then(load).unwrap_or(0)
     }
 
-    /// Rings the peer's doorbell if it sleeps: for frames always, for other [`wake_reasons`] only if it wants to know
-    /// of such.
+    /// Rings the peer's doorbell if it sleeps: for frames always, for other [`wake_reasons`] only if it wants
+    /// to know of such.
     pub(crate) fn ring(&self, what: u8) {
         let Some(half) = self.connection.half.get() else { return };
         if !wake_reasons::is_wanted::<Native, Sound>(what, &half.wants) {

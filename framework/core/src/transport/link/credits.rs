@@ -1,17 +1,18 @@
 //! Credits: how many of the peer's messages this process's actors are done with.
 //!
-//! The receiver of messages grants: it counts on its half what its actors are done with, and the sender compares that
-//! with what it has sent. Used when a message's receipt drops, and when an actor comes or goes.
+//! The receiver of messages grants: it counts on its half what its actors are done with, and the sender
+//! compares that with what it has sent. Used when a message's receipt drops, and when an actor comes or goes.
 //!
-//! **Invariants.** How many messages a mailbox takes is what its own process says on the link, and not what an address says: so
-//! an address that lies about it costs nobody a link (WIRE-1). A count is published before anybody is rung for it. A word has one writer, the process that grants
-//! (ONE-WRITER). A peer has no more messages in a mailbox than its capacity (MBX-2).
+//! **Invariants.** How many messages a mailbox takes is what its own process says on the link, and not what
+//! an address says: so an address that lies about it costs nobody a link (WIRE-1). A count is published
+//! before anybody is rung for it. A word has one writer, the process that grants (ONE-WRITER). A peer has no
+//! more messages in a mailbox than its capacity (MBX-2).
 //!
-//! **Locks.** One, and nothing inside of it; the reader, which holds a peer to its credits, looks without it. It is taken inside of the
-//! receiving end's, by the reader and where an actor comes.
+//! **Locks.** One, and nothing inside of it; the reader, which holds a peer to its credits, looks without it.
+//! It is taken inside of the receiving end's, by the reader and where an actor comes.
 //!
-//! **On a crash** of the peer the counts are of no use to anybody, and go with the link. **On cancellation** of a handler
-//! its receipt drops, and counts.
+//! **On a crash** of the peer the counts are of no use to anybody, and go with the link. **On cancellation**
+//! of a handler its receipt drops, and counts.
 
 use std::sync::atomic::Ordering;
 
@@ -42,8 +43,8 @@ impl Credits {
 }
 
 impl Link {
-    /// The message of the peer that has this credit is done with. Whether the peer is to be woken for it, if it waits: not
-    /// while it has most of the mailbox under way (see [`wake_reasons`]).
+    /// The message of the peer that has this credit is done with. Whether the peer is to be woken for it, if
+    /// it waits: not while it has most of the mailbox under way (see [`wake_reasons`]).
     pub(crate) fn hand_back(&self, credit: Credit) -> bool {
         self.credits.granted.lock().one_more(credit, turn::about_now())
     }
@@ -51,10 +52,11 @@ impl Link {
     /// How many messages of the peer this process's actor `index` is done with.
     pub(crate) fn handed_back(&self, index: u16) -> u64 {
         let Credits { granted, counts, mailbox_states } = &self.credits;
-        // While the mailbox is open the word is the count (`Granted`), also where the mailbox is closed just now: then the count is
-        // that of a moment before. The word never goes back, and a sender that keeps to it saw it before it wrote the frame for which
-        // this looks: what is seen here is as high, so no such sender is found beyond its credits. What holds while the mailbox is not
-        // open, and what a pause is, the lock knows.
+        // While the mailbox is open the word is the count (`Granted`), also where the mailbox is closed just
+        // now: then the count is that of a moment before. The word never goes back, and a sender that keeps
+        // to it saw it before it wrote the frame for which this looks: what is seen here is as high, so no
+        // such sender is found beyond its credits. What holds while the mailbox is not open, and what a pause
+        // is, the lock knows.
         match mailbox_states.load(index.into(), Ordering::Acquire) {
             Some(state) if !matches!(state, CLOSED | AWAY | NOBODY) => {
                 counts.load(index.into(), Ordering::Acquire).unwrap_or(CLOSED)
@@ -63,28 +65,33 @@ impl Link {
         }
     }
 
-    /// An actor has come to the location `index`, and takes so many messages of the peer at a time. That is said here, by the
-    /// one who holds the peer to it: what an address says of it was written by anybody (WIRE-1).
+    /// An actor has come to the location `index`, and takes so many messages of the peer at a time. That is
+    /// said here, by the one who holds the peer to it: what an address says of it was written by anybody
+    /// (WIRE-1).
     pub(crate) fn open_mailbox(&self, index: u16, capacity: u32) {
-        // Where one was before, its credits go on where the messages taken stand. No frame for the place is taken meanwhile: a late
-        // one that was counted before is done with, and one that comes behind gets its credit back by itself (MBX-2).
+        // Where one was before, its credits go on where the messages taken stand. No frame for the place is
+        // taken meanwhile: a late one that was counted before is done with, and one that comes behind gets
+        // its credit back by itself (MBX-2).
         let inbound = self.inbound();
         let received = inbound.as_ref().and_then(|inbound| inbound.received.get(usize::from(index)));
         self.open_mailbox_at(index, capacity, received.copied().unwrap_or(0));
     }
 
-    /// As [`open_mailbox`](Self::open_mailbox), for the reader, which knows how many messages it has `received` for the place.
+    /// As [`open_mailbox`](Self::open_mailbox), for the reader, which knows how many messages it has
+    /// `received` for the place.
     pub(crate) fn open_mailbox_at(&self, index: u16, capacity: u32, received: u64) {
         self.credits.granted.lock().open(index, capacity, received);
     }
 
-    /// This process's actor `index` takes none for now: its senders look where it is. What is on its way is taken, and counted.
+    /// This process's actor `index` takes none for now: its senders look where it is. What is on its way is
+    /// taken, and counted.
     #[cfg(feature = "hosts")]
     pub(crate) fn pause(&self, index: u16) {
         self.credits.granted.lock().pause(index);
     }
 
-    /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next life.
+    /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next
+    /// life.
     pub(crate) fn close(&self, index: u16, away: bool) {
         self.credits.granted.lock().close(index, if away { AWAY } else { CLOSED });
     }

@@ -1,9 +1,10 @@
-//! What is to be published on a link, and on how many links of the process something is: whoever publishes ends its look with the last of them.
+//! What is to be published on a link, and on how many links of the process something is: whoever publishes
+//! ends its look with the last of them.
 //!
 //! Used by whoever commits frames, posts notices and hands credits back, and by `publish`.
 //!
-//! **Invariants.** A link counts from before its mark can be seen until what was marked can be seen by the peer: so a link whose mark
-//! another thread has taken, and has not published yet, is not passed by.
+//! **Invariants.** A link counts from before its mark can be seen until what was marked can be seen by the
+//! peer: so a link whose mark another thread has taken, and has not published yet, is not passed by.
 //!
 //! **Locks.** None. **On a crash** of this process nobody asks.
 
@@ -41,7 +42,8 @@ impl Due {
         }
     }
 
-    /// Takes what is to be published; zero if nothing is. Who gets something says when it is [`published`](Self::published).
+    /// Takes what is to be published; zero if nothing is. Who gets something says when it is
+    /// [`published`](Self::published).
     pub(super) fn take(&self) -> u8 {
         // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself.
         if self.mark.load(Ordering::Acquire) == 0 { 0 } else { self.mark.swap(0, Ordering::AcqRel) }

@@ -1,7 +1,7 @@
 //! The counts of messages that this process's actors are done with, as a peer sees them.
 //!
-//! Used by `credits`, under its lock. `tests/loom_senders.rs` explores this file: whoever finds a message counted may put
-//! another into its place.
+//! Used by `credits`, under its lock. `tests/loom_senders.rs` explores this file: whoever finds a message
+//! counted may put another into its place.
 
 use crate::limits::MAX_ACTORS;
 use crate::os::monotonic_ns;
@@ -77,8 +77,8 @@ impl Granted {
         self.count(index).is_some_and(|count| count >= AWAY)
     }
 
-    /// An actor is at `index` whose mailbox takes so many messages of a peer. Where it comes after another, `received` messages
-    /// were taken for that one, and all are done with.
+    /// An actor is at `index` whose mailbox takes so many messages of a peer. Where it comes after another,
+    /// `received` messages were taken for that one, and all are done with.
     pub(super) fn open(&mut self, index: u16, capacity: u32, received: u64) {
         let was_closed = self.is_closed(index);
         let index = usize::from(index);
@@ -91,8 +91,8 @@ impl Granted {
         self.mailbox_states.store(index, u64::from(capacity), Ordering::Release);
     }
 
-    /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the delay in
-    /// [`wake_reasons`] are others' to see to.
+    /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the
+    /// delay in [`wake_reasons`] are others' to see to.
     pub(super) fn one_more(&mut self, credit: Credit, now: u64) -> bool {
         let index = usize::from(credit.index);
         let Some(handled) = self.actors.get_mut(index).filter(|handled| handled.count < AWAY) else {

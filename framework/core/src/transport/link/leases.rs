@@ -2,15 +2,15 @@
 //!
 //! Used by `returns` (notices out and in), by `incoming` (room for holds), and by a claim (room for grants).
 //!
-//! **Invariants.** LEASE-2: room for the return of a lease is reserved when it is taken. The peer has room for
-//! `MAX_GRANTED` returns of what this process grants it, and this process leaves as much in its own ring for what the peer
-//! may still grant, whatever it holds by then. Forwards have a room of their own.
+//! **Invariants.** LEASE-2: room for the return of a lease is reserved when it is taken. The peer has room
+//! for `MAX_GRANTED` returns of what this process grants it, and this process leaves as much in its own ring
+//! for what the peer may still grant, whatever it holds by then. Forwards have a room of their own.
 //!
-//! **Locks.** `notices_in`, and inside of it whatever a notice leads to: a pool's, and the sender side's. `notices_out`,
-//! and nothing inside of it.
+//! **Locks.** `notices_in`, and inside of it whatever a notice leads to: a pool's, and the sender side's.
+//! `notices_out`, and nothing inside of it.
 //!
-//! **On a crash** of the peer what it had posted is read to the end; what is posted to it is read by nobody. **On
-//! cancellation** nothing happens.
+//! **On a crash** of the peer what it had posted is read to the end; what is posted to it is read by nobody.
+//! **On cancellation** nothing happens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -42,7 +42,8 @@ pub(super) struct Leases {
     granted: AtomicUsize,
     /// Those that it took because others forwarded them to it. They leave room for what it is granted.
     forwarded: AtomicUsize,
-    /// Holds of the peer that were refused and that it has not given back yet: it may be honest, and does not know.
+    /// Holds of the peer that were refused and that it has not given back yet: it may be honest, and does not
+    /// know.
     refused: AtomicUsize,
     /// Leases on the peer's memory that this process holds.
     held: AtomicUsize,
@@ -127,8 +128,8 @@ impl Leases {
 }
 
 impl Link {
-    /// Writes a notice to the peer, which sees it once it is [published](Self::publish_notices). For which of the
-    /// [`wake_reasons`] that is worth waking it; `None` while the link is not connected.
+    /// Writes a notice to the peer, which sees it once it is [published](Self::publish_notices). For which of
+    /// the [`wake_reasons`] that is worth waking it; `None` while the link is not connected.
     pub(crate) fn post(&self, notice: Entry) -> Result<Option<u8>, PushError> {
         let mut notices = self.leases.notices_out.lock();
         let Some(out) = notices.as_mut() else { return Ok(None) };
@@ -142,7 +143,8 @@ impl Link {
 
     /// Makes all notices to the peer visible.
     pub(crate) fn publish_notices(&self) -> bool {
-        // Acquire: those that this thread has posted are published where the mark is gone, by whichever thread.
+        // Acquire: those that this thread has posted are published where the mark is gone, by whichever
+        // thread.
         if !self.leases.unpublished.load(Ordering::Acquire) {
             return false;
         }
@@ -153,7 +155,8 @@ impl Link {
         })
     }
 
-    /// Takes room for so many forwards of leases on the peer's memory; false where there is none now. All or nothing.
+    /// Takes room for so many forwards of leases on the peer's memory; false where there is none now. All or
+    /// nothing.
     pub(crate) fn reserve_forwards(&self, count: usize) -> bool {
         // Only over an open link can the peer see them.
         self.is_open() && self.take_room_for_forwards(count, count)
@@ -198,8 +201,8 @@ impl Link {
         Ok(())
     }
 
-    /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of all leases
-    /// that the peer may still grant (LEASE-2).
+    /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of
+    /// all leases that the peer may still grant (LEASE-2).
     pub(crate) fn has_room_for_holds(&self, holds: usize) -> bool {
         let mut notices = self.leases.notices_out.lock();
         let Some(out) = notices.as_mut() else { return false };
@@ -208,8 +211,9 @@ impl Link {
         unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= MAX_FORWARDED as u64
     }
 
-    /// Has `handle` take each notice that the peer has posted; true if there was one. All of it under one lock: what another
-    /// thread took is in the lease table when this returns. `handle` says whether the ring goes on in other memory.
+    /// Has `handle` take each notice that the peer has posted; true if there was one. All of it under one
+    /// lock: what another thread took is in the lease table when this returns. `handle` says whether the ring
+    /// goes on in other memory.
     ///
     /// # Errors
     /// The ring is corrupt. The lock is free again.
@@ -232,20 +236,22 @@ impl Link {
         Ok(found)
     }
 
-    /// How far this process has written, and how many bytes of the ring it has touched. `None` while the link is not connected.
+    /// How far this process has written, and how many bytes of the ring it has touched. `None` while the link
+    /// is not connected.
     pub(super) fn notices_written(&self) -> Option<(u64, usize)> {
         self.leases.notices_out.lock().as_ref().map(|out| (out.ring.position(), out.ring.touched()))
     }
 
-    /// Whether the peer has taken all notices, and there is room for one that nobody has promised any to: then no release finds a
-    /// full ring because of it (LEASE-2), as with the rejection of a frame.
+    /// Whether the peer has taken all notices, and there is room for one that nobody has promised any to:
+    /// then no release finds a full ring because of it (LEASE-2), as with the rejection of a frame.
     pub(super) fn notices_are_taken(&self) -> bool {
         let taken = |out: &mut NoticesOut| out.ring.unconsumed().is_ok_and(|left| left == 0);
         self.leases.notices_out.lock().as_mut().is_some_and(taken) && self.has_room_for_holds(1)
     }
 
-    /// Has the return ring go on in `bytes`, and says so in it. For the reader, which posts holds, and has looked whether there
-    /// [is room](Self::notices_are_taken). Returns the memory that is left; `bytes`, where somebody has posted something since.
+    /// Has the return ring go on in `bytes`, and says so in it. For the reader, which posts holds, and has
+    /// looked whether there [is room](Self::notices_are_taken). Returns the memory that is left; `bytes`,
+    /// where somebody has posted something since.
     pub(super) fn move_notices(&self, bytes: NativeBytes) -> Result<NativeBytes, NativeBytes> {
         let mut guard = self.leases.notices_out.lock();
         let Some(out) = guard.as_mut() else { return Err(bytes) };

@@ -2,14 +2,17 @@
 //!
 //! Used by the reader alone, but for the questions whether anything lies unread.
 //!
-//! **Invariants.** The peer's words are looked at no more often than they have to be: each look takes a cache line away
-//! from the peer. A cursor is noted before what it tells of is read, so that what comes later moves it once more.
+//! **Invariants.** The peer's words are looked at no more often than they have to be: each look takes a cache
+//! line away from the peer. A cursor is noted before what it tells of is read, so that what comes later moves
+//! it once more.
 //!
-//! **Locks.** `inbound`, held while frames are taken, and outside of everything that taking them leads to: the places of
-//! actors, credits, notices in and out, the sender side, pools, the tables of asks and chunks. Nobody else waits for it but
-//! an actor that comes to a place where one was, and the looks whether a peer was read so far, or to its end.
+//! **Locks.** `inbound`, held while frames are taken, and outside of everything that taking them leads to:
+//! the places of actors, credits, notices in and out, the sender side, pools, the tables of asks and chunks.
+//! Nobody else waits for it but an actor that comes to a place where one was, and the looks whether a peer
+//! was read so far, or to its end.
 //!
-//! **On a crash** of the peer its frames are read to the end. **On cancellation** of the reader frames stay in the ring.
+//! **On a crash** of the peer its frames are read to the end. **On cancellation** of the reader frames stay
+//! in the ring.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,9 +30,11 @@ pub(super) struct ReceiverSide {
     inbound: Mutex<Option<Inbound>>,
     /// A frame of the peer lies unread until something comes that it needs.
     stuck: AtomicBool,
-    /// Something is left to do for the reader of which no word of the peer's will tell: frames that it did not take yet.
+    /// Something is left to do for the reader of which no word of the peer's will tell: frames that it did
+    /// not take yet.
     unfinished: AtomicBool,
-    /// What the peer moves: the tails of its two rings, and its head in the data ring to it. There once all is connected.
+    /// What the peer moves: the tails of its two rings, and its head in the data ring to it. There once all
+    /// is connected.
     cursors: OnceLock<[NativeWord; 3]>,
     /// They as the reader last found them.
     looked_at: [AtomicU64; 3],
@@ -103,8 +108,8 @@ impl Link {
         self.inbound().as_mut().is_none_or(|inbound| inbound.data.is_empty().unwrap_or(true))
     }
 
-    /// Where what the peer has sent by now ends. 0 while the link is not connected: then it has sent nothing; and where the ring
-    /// is corrupt, which ends the link.
+    /// Where what the peer has sent by now ends. 0 while the link is not connected: then it has sent nothing;
+    /// and where the ring is corrupt, which ends the link.
     pub(crate) fn sent_by_now(&self) -> u64 {
         self.inbound().as_mut().map_or(0, |inbound| inbound.data.written().unwrap_or(0))
     }
@@ -128,13 +133,15 @@ impl Link {
         self.receiver.unfinished.store(is_unfinished, Ordering::Relaxed);
     }
 
-    /// What there is for the reader to do but to look at this again: the peer has moved a cursor since the last
-    /// time that this was asked, or something is left over. For the reader alone, which then does all of it.
+    /// What there is for the reader to do but to look at this again: the peer has moved a cursor since the
+    /// last time that this was asked, or something is left over. For the reader alone, which then does all of
+    /// it.
     ///
-    /// The tail of frames is looked at before that of returns: what the peer gave back before it sent a frame is seen with it.
+    /// The tail of frames is looked at before that of returns: what the peer gave back before it sent a frame
+    /// is seen with it.
     ///
-    /// Its head in the data ring counts only if `heads` or where a frame waits for it: each look takes the cache line away
-    /// from the peer, which moves it with every batch of frames.
+    /// Its head in the data ring counts only if `heads` or where a frame waits for it: each look takes the
+    /// cache line away from the peer, which moves it with every batch of frames.
     pub(crate) fn look(&self, heads: bool) -> Moved {
         let Some(cursors) = self.receiver.cursors.get() else { return Moved::default() };
         // What it waits for may be leases.
@@ -146,7 +153,8 @@ impl Link {
         for (which, (cursor, looked_at)) in
             cursors.iter().zip(&self.receiver.looked_at).take(count).enumerate()
         {
-            // Before anything is read: what comes later moves it once more. Acquire as in the rings, though each looks again.
+            // Before anything is read: what comes later moves it once more. Acquire as in the rings, though
+            // each looks again.
             let at = cursor.load(Ordering::Acquire);
             if at != looked_at.load(Ordering::Relaxed) {
                 looked_at.store(at, Ordering::Relaxed);

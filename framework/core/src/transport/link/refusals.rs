@@ -1,7 +1,9 @@
-//! Counts what a peer sends and cannot be taken: frames and notices that are wrong, messages that nobody can read (WIRE-1).
+//! Counts what a peer sends and cannot be taken: frames and notices that are wrong, messages that nobody can
+//! read (WIRE-1).
 //!
-//! Used by whoever takes in what a peer has sent. The log has one a second, with the number of those that it has not. A peer
-//! that sends more than anybody sends by mistake, of what can only be its own fault, is given up (MBX-2).
+//! Used by whoever takes in what a peer has sent. The log has one a second, with the number of those that it
+//! has not. A peer that sends more than anybody sends by mistake, of what can only be its own fault, is given
+//! up (MBX-2).
 //!
 //! **Locks.** One, for a few comparisons; no honest peer's message comes to it.
 

@@ -1,27 +1,32 @@
 //! Fresh memory for rings that were busy and are not any more.
 //!
-//! A ring has touched all of its memory after one lap, and keeps it. The kernel punches no hole into memory that is sealed against
-//! other writers (ONE-WRITER), for the writer neither; so the rings of a link move, and the memory before goes as a whole:
+//! A ring has touched all of its memory after one lap, and keeps it. The kernel punches no hole into memory
+//! that is sealed against other writers (ONE-WRITER), for the writer neither; so the rings of a link move,
+//! and the memory before goes as a whole:
 //!
-//! 1. The reader of the writing process finds rings that have touched more than [`IDLE_RING_BYTES`], and into which nothing was
-//!    written since its last such look. It makes fresh memory and offers it to the peer, by way of the node.
+//! 1. The reader of the writing process finds rings that have touched more than [`IDLE_RING_BYTES`], and into
+//!    which nothing was written since its last such look. It makes fresh memory and offers it to the peer, by
+//!    way of the node.
 //! 2. The peer maps it, keeps it here, and answers. Until then all goes on in the memory before.
-//! 3. The reader of the writing process, when the peer has read a ring to its end, writes a mark into it and goes on in the fresh
-//!    memory. From there on it has no more to do with the memory before, and unmaps it when both rings have moved.
+//! 3. The reader of the writing process, when the peer has read a ring to its end, writes a mark into it and
+//!    goes on in the fresh memory. From there on it has no more to do with the memory before, and unmaps it
+//!    when both rings have moved.
 //! 4. The peer finds the mark where it finds all else, goes on there too, and unmaps.
 //!
-//! So nothing is given up that anybody still reads, and no word beside the cursors says which memory is meant.
+//! So nothing is given up that anybody still reads, and no word beside the cursors says which memory is
+//! meant.
 //!
 //! Used by `transport/renewal.rs`; by `incoming` and `returns`, which find the marks.
 //!
-//! **Invariants.** ONE-WRITER: the fresh memory is sealed before it is offered. WIRE-1: memory is believed as that of a half is; who
-//! marks a ring and has offered nothing, or offers again before both rings have moved, is given up. LEASE-2: a mark in the return
-//! ring takes room that no release was promised. MBX-2: there is one offer at a time, which the node holds too.
+//! **Invariants.** ONE-WRITER: the fresh memory is sealed before it is offered. WIRE-1: memory is believed as
+//! that of a half is; who marks a ring and has offered nothing, or offers again before both rings have moved,
+//! is given up. LEASE-2: a mark in the return ring takes room that no release was promised. MBX-2: there is
+//! one offer at a time, which the node holds too.
 //!
 //! **Locks.** Two, and inside of `state` those of the rings out; inside of `fresh` nothing.
 //!
-//! **On a crash** of the peer all of it goes with the link; of this process, what it had marked is read to the end: the peer has the
-//! memory by then. **On cancellation** nothing happens.
+//! **On a crash** of the peer all of it goes with the link; of this process, what it had marked is read to
+//! the end: the peer has the memory by then. **On cancellation** nothing happens.
 
 #[cfg(any(test, feature = "testing"))]
 use std::{any::Any, sync::Weak};
@@ -85,7 +90,8 @@ impl Fresh {
 pub(crate) enum RingUse {
     /// There is nothing to give back.
     Small,
-    /// There is, and something was written since the last look, or is still to be read, or an offer is under way.
+    /// There is, and something was written since the last look, or is still to be read, or an offer is under
+    /// way.
     Busy,
     /// There is, and nothing was.
     Idle,
@@ -99,7 +105,8 @@ impl Renewal {
 }
 
 impl Link {
-    /// Looks what the rings to the peer hold. Gives back what else has grown here, where nothing was written since the last look.
+    /// Looks what the rings to the peer hold. Gives back what else has grown here, where nothing was written
+    /// since the last look.
     pub(crate) fn look_at_rings(&self) -> RingUse {
         if !self.is_open() {
             return RingUse::Small;
@@ -145,8 +152,8 @@ impl Link {
         is_taken
     }
 
-    /// Has the rings that the peer has read to the end go on in the memory that it has taken. Whether there is something to be
-    /// published. For the reader alone: it posts holds, and so knows what room there is.
+    /// Has the rings that the peer has read to the end go on in the memory that it has taken. Whether there
+    /// is something to be published. For the reader alone: it posts holds, and so knows what room there is.
     pub(crate) fn move_rings(&self) -> bool {
         // Unmapped without a lock.
         let mut left = Vec::new();

@@ -1,17 +1,18 @@
-//! The sender's side of a link: the data ring out, what was promised of it, and what must be remembered of frames under
-//! way.
+//! The sender's side of a link: the data ring out, what was promised of it, and what must be remembered of
+//! frames under way.
 //!
-//! Used by `outgoing` (claims and frames, replies that wait for room), by `publish`, and by `returns`, which lets go of
-//! what the peer has passed.
+//! Used by `outgoing` (claims and frames, replies that wait for room), by `publish`, and by `returns`, which
+//! lets go of what the peer has passed.
 //!
-//! **Invariants.** MBX-2: a frame is written only into room that was claimed for it, and a message only for a credit; a
-//! claim that is not used gives all of it back. LEASE-3: leases of others are kept until the peer has passed their frame.
+//! **Invariants.** MBX-2: a frame is written only into room that was claimed for it, and a message only for a
+//! credit; a claim that is not used gives all of it back. LEASE-3: leases of others are kept until the peer
+//! has passed their frame.
 //!
-//! **Locks.** `out`, and nothing inside of it but atomics: no lease is dropped and nobody is woken under it, except for
-//! the reader, for which that is one write.
+//! **Locks.** `out`, and nothing inside of it but atomics: no lease is dropped and nobody is woken under it,
+//! except for the reader, for which that is one write.
 //!
-//! **On a crash** of the peer everything that waits here is let go by whoever breaks the link. **On cancellation** of a
-//! send its claim drops.
+//! **On a crash** of the peer everything that waits here is let go by whoever breaks the link. **On
+//! cancellation** of a send its claim drops.
 
 mod outbox;
 mod plain;
@@ -48,10 +49,11 @@ const KEPT_HEAD: usize = 1 << 10;
 #[derive(Debug)]
 pub(super) struct SenderSide {
     out: Mutex<Option<Outbound>>,
-    /// By the index of the peer's actor. Written under the lock of `out`; a look without it comes before the work of encoding,
-    /// and decides nothing.
+    /// By the index of the peer's actor. Written under the lock of `out`; a look without it comes before the
+    /// work of encoding, and decides nothing.
     windows: Box<[Window]>,
-    /// Up to where frames are in the ring, and up to where they are published. Written under the lock of `out`.
+    /// Up to where frames are in the ring, and up to where they are published. Written under the lock of
+    /// `out`.
     written: AtomicU64,
     published: AtomicU64,
     /// What was committed and is not published yet, see [`wake_reasons`](crate::transport::wake_reasons).
@@ -76,8 +78,8 @@ pub(crate) struct Outbound {
     in_flight: VecDeque<InFlight>,
     /// How many of them keep leases of others.
     forwards: usize,
-    /// Replies that found no room. Each still has the credit of its ask, so there are no more than the peer may ask
-    /// (MBX-2).
+    /// Replies that found no room. Each still has the credit of its ask, so there are no more than the peer
+    /// may ask (MBX-2).
     outbox: VecDeque<Reply>,
     /// Frames written so far: the number of the next one, see [`wire`].
     number: u32,
@@ -158,26 +160,28 @@ impl Claim {
         self.link.peer
     }
 
-    /// Writes the frame. Where it ends in the ring, if there was room; `want_progress` is called first where leases of
-    /// others go with it.
+    /// Writes the frame. Where it ends in the ring, if there was room; `want_progress` is called first where
+    /// leases of others go with it.
     pub(crate) fn write(&self, draft: Draft<'_>, want_progress: impl FnOnce()) -> Option<u64> {
         let mut guard = self.link.sender.out.lock();
         let out = guard.as_mut()?;
-        // What was promised is given back under the lock in which it is used: nobody else gets the room in between.
+        // What was promised is given back under the lock in which it is used: nobody else gets the room in
+        // between.
         out.claimed -= self.bytes;
         self.done.set(true);
         if !draft.kept.is_empty() {
             // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
             out.forwards += 1;
             self.link.sender.forwards.store(true, Ordering::Release);
-            // WANTS: pairs with the fence in `Sleeper::prepare`. Either the reader's last look finds that it waits for the peer's head, or what it
-            // says that it wants is seen here, and added to.
+            // WANTS: pairs with the fence in `Sleeper::prepare`. Either the reader's last look finds that it
+            // waits for the peer's head, or what it says that it wants is seen here, and added to.
             fence(Ordering::SeqCst);
             want_progress();
         }
         let end = out.write(draft)?;
         self.link.sender.note_remembered(out);
-        // Release: who sees it sees also that a notice waits which this thread has posted before, see `publish_all`.
+        // Release: who sees it sees also that a notice waits which this thread has posted before, see
+        // `publish_all`.
         self.link.sender.written.store(end, Ordering::Release);
         Some(end)
     }
@@ -274,7 +278,8 @@ impl SenderSide {
         self.has_forwards() || self.remembers_many.load(Ordering::Relaxed)
     }
 
-    /// How far this process has written, and how many bytes of the ring it has touched. `None` while the link is not connected.
+    /// How far this process has written, and how many bytes of the ring it has touched. `None` while the link
+    /// is not connected.
     pub(super) fn written(&self) -> Option<(u64, usize)> {
         self.out.lock().as_ref().map(|out| (out.ring.position(), out.ring.touched()))
     }
@@ -286,7 +291,8 @@ impl SenderSide {
         self.out.lock().as_mut().is_some_and(is_read)
     }
 
-    /// Has the data ring go on in `bytes`, and says so in it. Returns the memory that is left; `bytes`, where something is under way.
+    /// Has the data ring go on in `bytes`, and says so in it. Returns the memory that is left; `bytes`, where
+    /// something is under way.
     pub(super) fn move_ring(&self, bytes: NativeBytes) -> Result<NativeBytes, NativeBytes> {
         let mut guard = self.out.lock();
         // What was claimed is room that the mark must not take.
@@ -368,7 +374,8 @@ impl Link {
         // A peer that claims to have handled more than was sent gets no more than a full window for it.
         let is_full = |handled: u64| sent.saturating_sub(handled) >= capacity;
         if is_full(window.handled.load(Ordering::Relaxed)) {
-            // Only now: the receiver writes that word with each message, and to look at it takes the cache line away.
+            // Only now: the receiver writes that word with each message, and to look at it takes the cache
+            // line away.
             let handled = self.handled(index);
             if is_full(handled) {
                 return Err(TransmitError::NotNow(NotNow::MailboxFull));
@@ -378,9 +385,9 @@ impl Link {
         Ok(())
     }
 
-    /// Takes credit, `bytes` of the ring, and room for the return of `owned` leases, all or nothing, for a frame with its
-    /// body in `body` where it has one, and with `forwards` taken before. `corrupt` says what a peer is that has broken its cursor; it is called under the
-    /// lock.
+    /// Takes credit, `bytes` of the ring, and room for the return of `owned` leases, all or nothing, for a
+    /// frame with its body in `body` where it has one, and with `forwards` taken before. `corrupt` says what
+    /// a peer is that has broken its cursor; it is called under the lock.
     pub(crate) fn claim(
         self: &Arc<Self>,
         destination: &Destination,
@@ -444,8 +451,8 @@ impl Link {
         self.sender.due.note(due);
     }
 
-    /// Takes what is to be published; zero if nothing is. What was committed before is published behind this, by whichever
-    /// thread, which then says so ([`due_is_published`](Self::due_is_published)).
+    /// Takes what is to be published; zero if nothing is. What was committed before is published behind this,
+    /// by whichever thread, which then says so ([`due_is_published`](Self::due_is_published)).
     pub(crate) fn take_due(&self) -> u8 {
         self.sender.due.take()
     }
@@ -474,8 +481,8 @@ impl Link {
         self.sender.may_have_passed()
     }
 
-    /// How far the peer has read, if it is worth looking: with `heads`, or where leases of others wait for that, or where
-    /// many frames are remembered.
+    /// How far the peer has read, if it is worth looking: with `heads`, or where leases of others wait for
+    /// that, or where many frames are remembered.
     pub(crate) fn consumed_if_due(&self, heads: bool) -> Option<Result<u64, RingCorrupt>> {
         let mut out = self.sender.out.lock();
         let out = out.as_mut()?;
@@ -507,8 +514,8 @@ impl Link {
         Some(std::mem::take(&mut frame.granted))
     }
 
-    /// Takes everything that was to go over the link, and what was kept for frames under way. To be dropped without a lock:
-    /// leases go with it.
+    /// Takes everything that was to go over the link, and what was kept for frames under way. To be dropped
+    /// without a lock: leases go with it.
     pub(crate) fn take_unsent(&self) -> (VecDeque<InFlight>, VecDeque<Reply>) {
         match self.sender.out.lock().as_mut() {
             Some(out) => {
@@ -531,15 +538,16 @@ impl Link {
         self.has_waiting() && self.sender.lacks_room.load(Ordering::Acquire)
     }
 
-    /// Whether a reply waits for room, or leases of others wait for the peer to pass their frame. Who has just put a reply there wakes the reader.
+    /// Whether a reply waits for room, or leases of others wait for the peer to pass their frame. Who has
+    /// just put a reply there wakes the reader.
     pub(crate) fn waits_for_head(&self) -> bool {
         self.has_backlog() || self.sender.has_forwards()
     }
 }
 
 impl Link {
-    /// For whoever looks on: messages sent to each of the peer's actors, and replies that wait for room. `None` while a
-    /// sender has it locked, which is not waited for (CON-1).
+    /// For whoever looks on: messages sent to each of the peer's actors, and replies that wait for room.
+    /// `None` while a sender has it locked, which is not waited for (CON-1).
     pub(crate) fn sent_now(&self) -> Option<(Vec<SentReport>, u64)> {
         let out = self.sender.out.try_lock()?;
         let Some(out) = out.as_ref() else { return Some((Vec::new(), 0)) };
@@ -588,7 +596,8 @@ impl Link {
     }
 }
 
-/// Bytes of the ring that a frame is claimed for. Twice what it has: the record may have to skip to the beginning of the ring.
+/// Bytes of the ring that a frame is claimed for. Twice what it has: the record may have to skip to the
+/// beginning of the ring.
 pub(crate) fn claimed_bytes(leases: usize, tensors: usize, inline: usize) -> usize {
     2 * (wire::frame_bytes(leases, tensors, inline) + 16)
 }

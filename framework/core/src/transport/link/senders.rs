@@ -1,14 +1,16 @@
 //! Senders of this process that wait for room at the peer: one queue per mailbox there.
 //!
-//! Used by senders, which join a queue; by the directory, which takes a queue along from an actor's last place; and by the
-//! reader, which wakes whoever is in front when something has moved.
+//! Used by senders, which join a queue; by the directory, which takes a queue along from an actor's last
+//! place; and by the reader, which wakes whoever is in front when something has moved.
 //!
-//! **Invariants.** Every queue that anybody waits in is either one of these, or a guest; only then does the reader look at
-//! it. A queue is counted with one link at a time.
+//! **Invariants.** Every queue that anybody waits in is either one of these, or a guest; only then does the
+//! reader look at it. A queue is counted with one link at a time.
 //!
-//! **Locks.** `guests`, `lacks`, and a queue's own, one after the other; in `lacks`, the `notices_out` of other links. Nobody is woken under either.
+//! **Locks.** `guests`, `lacks`, and a queue's own, one after the other; in `lacks`, the `notices_out` of
+//! other links. Nobody is woken under either.
 //!
-//! **On a crash** of the peer all are woken, and look where their actor is. **On cancellation** a place is given up.
+//! **On a crash** of the peer all are woken, and look where their actor is. **On cancellation** a place is
+//! given up.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

@@ -16,7 +16,8 @@ use crate::transport::wake_reasons;
 const LIMIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The last process holds memory of the one before it, and is about to drop it and to say a word to process 0.
+/// The last process holds memory of the one before it, and is about to drop it and to say a word to process
+/// 0.
 struct Scene {
     cluster: Cluster,
     holder: usize,
@@ -49,8 +50,8 @@ impl Scene {
         self.cluster.send(self.holder, &self.word, 1);
     }
 
-    /// The holder drops and sends in one turn, on a thread of its own. That ends once `stop` has taken what its end waits for, and
-    /// `look` has to let go of that.
+    /// The holder drops and sends in one turn, on a thread of its own. That ends once `stop` has taken what
+    /// its end waits for, and `look` has to let go of that.
     fn end_turn<'a, S>(
         &'a self,
         held: Received<Tensor>,
@@ -76,7 +77,8 @@ impl Scene {
     }
 }
 
-/// The frame would say that the tensor is dropped. Here the end of the turn stands before it publishes frames.
+/// The frame would say that the tensor is dropped. Here the end of the turn stands before it publishes
+/// frames.
 #[test]
 fn a_drop_is_to_be_seen_before_a_frame_that_was_sent_after_it() {
     let (scene, held) = Scene::of(2);
@@ -93,7 +95,8 @@ fn a_drop_is_to_be_seen_before_a_frame_that_was_sent_after_it() {
     assert_eq!(scene.heard.take_one().message, 1);
 }
 
-/// The receiver may tell the owner, who is a third. Here the end of the turn stands before it publishes the drop.
+/// The receiver may tell the owner, who is a third. Here the end of the turn stands before it publishes the
+/// drop.
 #[test]
 fn a_drop_is_to_be_seen_before_a_frame_to_another() {
     let (scene, held) = Scene::of(3);
@@ -124,7 +127,8 @@ fn a_drop_whose_mark_another_has_taken_is_to_be_seen_before_a_frame_too() {
     assert_eq!(scene.cluster.leases(scene.owner), 0, "the frame has overtaken the drop");
 }
 
-/// Who has the answer forgets what it asked for, also where the one that answered is killed before it publishes the rest.
+/// Who has the answer forgets what it asked for, also where the one that answered is killed before it
+/// publishes the rest.
 #[test]
 fn an_answer_does_not_overtake_what_its_handler_has_sent_to_others() {
     let cluster = Cluster::new(3);
@@ -150,8 +154,8 @@ fn an_answer_does_not_overtake_what_its_handler_has_sent_to_others() {
     assert_eq!(answer.take().expect("an answer").expect("a reply"), 8);
 }
 
-/// Another thread has taken the mark of the word, and stands before it publishes what that is for: it may stand there until the
-/// process is killed.
+/// Another thread has taken the mark of the word, and stands before it publishes what that is for: it may
+/// stand there until the process is killed.
 #[test]
 fn an_answer_does_not_overtake_a_message_whose_mark_another_has_taken() {
     let cluster = Cluster::new(3);
@@ -206,8 +210,8 @@ fn a_frame_that_another_thread_publishes_does_not_overtake_a_drop() {
 #[gpu_message(crate = crate)]
 struct Said(u32);
 
-/// It is published as it is written, and says so little that it needs no turn. But what another thread has dropped before may be why
-/// it is sent.
+/// It is published as it is written, and says so little that it needs no turn. But what another thread has
+/// dropped before may be why it is sent.
 #[test]
 fn a_drop_on_another_thread_is_to_be_seen_before_a_frame_that_is_sent_outside_of_a_turn() {
     let (scene, held) = Scene::of(2);
@@ -234,7 +238,8 @@ fn a_drop_on_another_thread_is_to_be_seen_before_a_frame_that_is_sent_outside_of
     assert_eq!((said.take_one().message.0, leases), (7, 0), "the frame has overtaken the drop");
 }
 
-/// A turn's end finds what is due without a look at all links, and counts nothing twice: neither where a link goes with a mark on it.
+/// A turn's end finds what is due without a look at all links, and counts nothing twice: neither where a link
+/// goes with a mark on it.
 #[test]
 fn what_is_due_is_counted() {
     let cluster = Cluster::new(4);
@@ -260,8 +265,8 @@ fn what_is_due_is_counted() {
     assert_eq!(links.count_due(), 0);
 }
 
-/// A turn's end takes marks that come while it looks, and is not done by as many as there were before: its own would be left, and nobody
-/// would come for them.
+/// A turn's end takes marks that come while it looks, and is not done by as many as there were before: its
+/// own would be left, and nobody would come for them.
 #[test]
 fn nothing_is_left_where_others_mark_meanwhile() {
     let cluster = Cluster::new(4);

@@ -1,9 +1,9 @@
 //! Copies between this process's memory and memory that another process may write, or read, at the same time.
 //!
-//! A plain copy promises the compiler that nobody else writes there. A peer that breaks the protocol does. So on x86-64 the
-//! copies are made of instructions that the compiler cannot look into and rests nothing on; elsewhere, and under Miri and
-//! ThreadSanitizer, which know no instructions, of relaxed atomic accesses. What a peer writes meanwhile can be torn, is
-//! checked where it was copied to, and is not undefined.
+//! A plain copy promises the compiler that nobody else writes there. A peer that breaks the protocol does. So
+//! on x86-64 the copies are made of instructions that the compiler cannot look into and rests nothing on;
+//! elsewhere, and under Miri and ThreadSanitizer, which know no instructions, of relaxed atomic accesses.
+//! What a peer writes meanwhile can be torn, is checked where it was copied to, and is not undefined.
 //!
 //! Used by [`native`](super::native) alone.
 
@@ -12,8 +12,8 @@
 /// Copies out of memory that others may write meanwhile.
 ///
 /// # Safety
-/// `into.len()` bytes from `from` on are mapped readable, and in this process nobody writes them at the same time, but by
-/// [`copy_in`] or atomically. Other processes may do anything.
+/// `into.len()` bytes from `from` on are mapped readable, and in this process nobody writes them at the same
+/// time, but by [`copy_in`] or atomically. Other processes may do anything.
 #[inline]
 pub(super) unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
     // SAFETY: the caller's promise for the source; the target is a slice of this process's own.
@@ -23,8 +23,8 @@ pub(super) unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
 /// Copies into memory that others may look at meanwhile.
 ///
 /// # Safety
-/// `from.len()` bytes from `to` on are mapped writable, and in this process nobody accesses them at the same time, but by
-/// [`copy_out`] or atomically. Other processes may do anything.
+/// `from.len()` bytes from `to` on are mapped writable, and in this process nobody accesses them at the same
+/// time, but by [`copy_out`] or atomically. Other processes may do anything.
 #[inline]
 pub(super) unsafe fn copy_in(from: &[u8], to: *mut u8) {
     // SAFETY: the caller's promise for the target; the source is a slice of this process's own.
@@ -65,8 +65,8 @@ mod instructions {
     #[inline]
     unsafe fn copy(mut from: *const u8, mut to: *mut u8, mut count: usize) {
         if count >= MANY {
-            // SAFETY: the caller's promise; the direction flag is clear by the ABI, and nothing changes but the three
-            // registers and the bytes at `to`.
+            // SAFETY: the caller's promise; the direction flag is clear by the ABI, and nothing changes but
+            // the three registers and the bytes at `to`.
             unsafe {
                 asm!("rep movsb", inout("rcx") count => _, inout("rsi") from => _, inout("rdi") to => _,
                     options(nostack, preserves_flags));
@@ -75,8 +75,8 @@ mod instructions {
         }
         macro_rules! step {
             ($bytes:literal, [$($instruction:literal),+], [$($registers:tt)*]) => {{
-                // SAFETY: so many bytes are left of both, which end within their ranges; all these instructions take any
-                // alignment, and what they change is said.
+                // SAFETY: so many bytes are left of both, which end within their ranges; all these
+                // instructions take any alignment, and what they change is said.
                 unsafe {
                     asm!($($instruction),+, from = in(reg) from, to = in(reg) to, $($registers)*
                         options(nostack, preserves_flags));
@@ -124,8 +124,8 @@ mod words {
         let (first, rest) = into.split_at_mut(before);
         let (middle, last) = rest.split_at_mut(8 * words);
         let byte = |at: usize| {
-            // SAFETY: it is one of the bytes that the caller promised. Only a relaxed load is made, which read-only pages
-            // allow.
+            // SAFETY: it is one of the bytes that the caller promised. Only a relaxed load is made, which
+            // read-only pages allow.
             unsafe { AtomicU8::from_ptr(from.add(at).cast_mut()) }.load(Ordering::Relaxed)
         };
         first.iter_mut().enumerate().for_each(|(at, into)| *into = byte(at));
@@ -193,7 +193,8 @@ mod tests {
         }
     }
 
-    /// What a writer that keeps to no protocol leaves is some mixture of its bytes; under Miri and ThreadSanitizer, no race.
+    /// What a writer that keeps to no protocol leaves is some mixture of its bytes; under Miri and
+    /// ThreadSanitizer, no race.
     #[test]
     fn who_writes_meanwhile_changes_bytes_and_nothing_else() {
         let shared: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();

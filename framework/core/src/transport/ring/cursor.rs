@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::error::{Cursor, RingCorrupt};
 use super::platform::Word;
 
-/// The cursor that this side writes: ahead in private, published in batches, because a store per message would
-/// move the cache line to the peer and back each time (5.9 against 17 million messages a second).
+/// The cursor that this side writes: ahead in private, published in batches, because a store per message
+/// would move the cache line to the peer and back each time (5.9 against 17 million messages a second).
 #[derive(Debug)]
 pub(super) struct OwnCursor<W> {
     word: W,
@@ -33,7 +33,8 @@ impl<W: Word> OwnCursor<W> {
         true
     }
 
-    /// As [`publish`](Self::publish), but nothing that was written behind `end`, which this side was at once. Says what the peer can know.
+    /// As [`publish`](Self::publish), but nothing that was written behind `end`, which this side was at once.
+    /// Says what the peer can know.
     #[inline]
     pub(super) fn publish_to(&mut self, end: u64, order: Ordering) -> u64 {
         debug_assert!(end <= self.at);
@@ -45,8 +46,8 @@ impl<W: Word> OwnCursor<W> {
     }
 }
 
-/// The cursor that the peer writes: cached here, loaded again only when the cached value does not suffice, and not
-/// believed before it was checked.
+/// The cursor that the peer writes: cached here, loaded again only when the cached value does not suffice,
+/// and not believed before it was checked.
 #[derive(Debug)]
 pub(super) struct PeerCursor<W> {
     word: W,

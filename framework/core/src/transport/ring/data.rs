@@ -1,18 +1,18 @@
 //! The data ring: records of any length from one process to another, in order.
 //!
-//! What is where (ONE-WRITER): the tail and the bytes are the producer's pages, the head is on the consumer's. If
-//! the producer dies, what it had published stays readable; what it had not was never there. If the consumer dies,
-//! the ring fills up and the producer sees [`RingError::Full`] until it is told of the death. There is nothing to
-//! cancel: no call waits.
+//! What is where (ONE-WRITER): the tail and the bytes are the producer's pages, the head is on the
+//! consumer's. If the producer dies, what it had published stays readable; what it had not was never there.
+//! If the consumer dies, the ring fills up and the producer sees [`RingError::Full`] until it is told of the
+//! death. There is nothing to cancel: no call waits.
 //!
-//! Positions count bytes since the beginning and never wrap; the low bits of a position are the offset. A record
-//! is contiguous: a header of 8 bytes (length, marker), the payload, and up to 7 bytes to the next multiple of 8.
-//! Where a record does not fit before the end of the ring, a pad leads to the beginning; both become visible
-//! together. A record with its header takes at most half the ring, so the pad and the record always fit an empty
-//! one.
+//! Positions count bytes since the beginning and never wrap; the low bits of a position are the offset. A
+//! record is contiguous: a header of 8 bytes (length, marker), the payload, and up to 7 bytes to the next
+//! multiple of 8. Where a record does not fit before the end of the ring, a pad leads to the beginning; both
+//! become visible together. A record with its header takes at most half the ring, so the pad and the record
+//! always fit an empty one.
 //!
-//! The producer may go on in other memory that both have ([`Producer::move_to`], [`Consumer::follow`]): a header with a marker of
-//! its own is then the last thing in the memory before.
+//! The producer may go on in other memory that both have ([`Producer::move_to`], [`Consumer::follow`]): a
+//! header with a marker of its own is then the last thing in the memory before.
 
 use std::fmt::Debug;
 
@@ -73,8 +73,8 @@ impl Content for Records {
 pub type Producer<P = Native, O = Sound> = WritingEnd<P, O, Records>;
 
 impl<P: Platform, O: Orders> Producer<P, O> {
-    /// The writing end of a fresh ring: it stores to `tail` and `bytes`, and loads the peer's `head`. Both words
-    /// are zero.
+    /// The writing end of a fresh ring: it stores to `tail` and `bytes`, and loads the peer's `head`. Both
+    /// words are zero.
     ///
     /// # Errors
     /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
@@ -90,8 +90,9 @@ impl<P: Platform, O: Orders> Producer<P, O> {
     /// Room for a record with a payload of `len` bytes. Dropping the reservation leaves nothing behind.
     ///
     /// # Errors
-    /// [`RingError::Full`] where the consumer has to make room first: [`publish`](Self::publish), then wait for it.
-    /// [`RingError::TooLarge`] above [`max_payload`]. [`RingError::Corrupt`] where the consumer's cursor is wrong.
+    /// [`RingError::Full`] where the consumer has to make room first: [`publish`](Self::publish), then wait
+    /// for it. [`RingError::TooLarge`] above [`max_payload`]. [`RingError::Corrupt`] where the consumer's
+    /// cursor is wrong.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Result<Reservation<'_, P, O>, RingError> {
         let max = max_payload(self.capacity as usize);
@@ -111,8 +112,8 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         Ok(Reservation { pad, payload: (start + HEADER) as usize, len, ring: self })
     }
 
-    /// Whether at least `bytes` bytes are free, headers and pads included. Looks at the consumer's cursor only where what
-    /// it said last is not enough: its cache line is the consumer's to write.
+    /// Whether at least `bytes` bytes are free, headers and pads included. Looks at the consumer's cursor
+    /// only where what it said last is not enough: its cache line is the consumer's to write.
     ///
     /// # Errors
     /// As [`consumed`](Self::consumed).
@@ -130,12 +131,13 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         Ok((self.capacity - self.unconsumed()?) as usize)
     }
 
-    /// Goes on in `bytes`, which nobody has written or read, from the next record on, and returns the memory that it leaves. The
-    /// consumer is told in its turn, with the next [`publish`](Self::publish), and [follows](Consumer::follow).
+    /// Goes on in `bytes`, which nobody has written or read, from the next record on, and returns the memory
+    /// that it leaves. The consumer is told in its turn, with the next [`publish`](Self::publish), and
+    /// [follows](Consumer::follow).
     ///
     /// # Errors
-    /// `bytes` comes back where the consumer is not known to be done with all that was written, or where they are of another length:
-    /// nothing has changed.
+    /// `bytes` comes back where the consumer is not known to be done with all that was written, or where they
+    /// are of another length: nothing has changed.
     pub fn move_to(&mut self, bytes: P::Bytes) -> Result<P::Bytes, P::Bytes> {
         // An empty ring has room for the mark.
         if self.tail.at != self.head.seen || bytes.len() != self.bytes.len() {
@@ -166,8 +168,8 @@ pub struct Reservation<'a, P: Platform = Native, O: Orders = Sound> {
 }
 
 impl<P: Platform, O: Orders> Reservation<'_, P, O> {
-    /// Copies `bytes` into the payload, `offset` bytes from its beginning. What is never written is what an earlier
-    /// record left there.
+    /// Copies `bytes` into the payload, `offset` bytes from its beginning. What is never written is what an
+    /// earlier record left there.
     ///
     /// # Panics
     /// Where that goes beyond the length that was reserved.
@@ -190,7 +192,8 @@ impl<P: Platform, O: Orders> Reservation<'_, P, O> {
         self.len
     }
 
-    /// Makes it the next record, visible with the next [`Producer::publish`], and returns the position of its end.
+    /// Makes it the next record, visible with the next [`Producer::publish`], and returns the position of its
+    /// end.
     #[inline]
     pub fn commit(self) -> u64 {
         let ring = self.ring;
@@ -207,8 +210,8 @@ impl<P: Platform, O: Orders> Reservation<'_, P, O> {
 pub type Consumer<P = Native, O = Sound> = ReadingEnd<P, O, Records>;
 
 impl<P: Platform, O: Orders> Consumer<P, O> {
-    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail` and `bytes`. Both words
-    /// are zero.
+    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail` and `bytes`. Both
+    /// words are zero.
     ///
     /// # Errors
     /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
@@ -216,16 +219,17 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
         Self::with(tail, head, bytes, 0)
     }
 
-    /// Copies the next record's payload into `out`, in place of what was in it, and returns the position of its
-    /// end; `None`, and `out` as it was, where nothing was published. The record stays the next one until
+    /// Copies the next record's payload into `out`, in place of what was in it, and returns the position of
+    /// its end; `None`, and `out` as it was, where nothing was published. The record stays the next one until
     /// [`consume`](Self::consume).
     ///
-    /// It is copied before anyone looks at it, so a peer that changes it meanwhile cannot make it pass a check and
-    /// then be something else.
+    /// It is copied before anyone looks at it, so a peer that changes it meanwhile cannot make it pass a
+    /// check and then be something else.
     ///
     /// # Errors
-    /// [`RingCorrupt`] where the peer's cursor or the record's header cannot be right; `out` is as it was. Of these,
-    /// [`RingCorrupt::Moved`] is for who has the memory that the producer has moved to: [`follow`](Self::follow) it.
+    /// [`RingCorrupt`] where the peer's cursor or the record's header cannot be right; `out` is as it was. Of
+    /// these, [`RingCorrupt::Moved`] is for who has the memory that the producer has moved to:
+    /// [`follow`](Self::follow) it.
     #[inline]
     pub fn peek(&mut self, out: &mut Vec<u8>) -> Result<Option<u64>, RingCorrupt> {
         if self.is_empty()? {
@@ -254,8 +258,8 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
         Ok(Some(self.reading))
     }
 
-    /// Moves past the mark that was found by [`peek`](Self::peek) as [`RingCorrupt::Moved`], and reads on in `bytes`, the memory
-    /// that the producer has moved to. Returns the memory that is left.
+    /// Moves past the mark that was found by [`peek`](Self::peek) as [`RingCorrupt::Moved`], and reads on in
+    /// `bytes`, the memory that the producer has moved to. Returns the memory that is left.
     pub fn follow(&mut self, bytes: P::Bytes) -> P::Bytes {
         debug_assert_eq!(bytes.len(), self.bytes.len(), "a ring moves to memory of its own length");
         self.head.at += HEADER;
@@ -263,8 +267,8 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
         std::mem::replace(&mut self.bytes, bytes)
     }
 
-    /// Moves past the record that was [`peek`](Self::peek)ed, and returns the position. Without one, nothing moves.
-    /// The producer learns of it by [`publish_head`](Self::publish_head).
+    /// Moves past the record that was [`peek`](Self::peek)ed, and returns the position. Without one, nothing
+    /// moves. The producer learns of it by [`publish_head`](Self::publish_head).
     #[inline]
     pub fn consume(&mut self) -> u64 {
         self.head.at = self.reading;

@@ -1,6 +1,7 @@
 //! The two ends of a ring, whatever is in it: cursors, and how far each side has got.
 //!
-//! [`data`](super::data) and [`entries`](super::entries) say what a position counts and add what goes in and comes out.
+//! [`data`](super::data) and [`entries`](super::entries) say what a position counts and add what goes in and
+//! comes out.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -73,16 +74,16 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
         })
     }
 
-    /// Makes everything written since the last time visible to the reader, with one store. Says whether there was
-    /// anything: then, the reader's doorbell is due.
+    /// Makes everything written since the last time visible to the reader, with one store. Says whether there
+    /// was anything: then, the reader's doorbell is due.
     #[inline]
     pub fn publish(&mut self) -> bool {
         // TAIL release: pairs with `ReadingEnd::is_empty`.
         self.tail.publish(O::TAIL_RELEASE)
     }
 
-    /// As [`publish`](Self::publish), but nothing that was written behind `end`, a [`position`](Self::position) that it has had.
-    /// Says up to where the reader can see.
+    /// As [`publish`](Self::publish), but nothing that was written behind `end`, a
+    /// [`position`](Self::position) that it has had. Says up to where the reader can see.
     #[inline]
     pub(crate) fn publish_to(&mut self, end: u64) -> u64 {
         // TAIL release: as above.
@@ -96,7 +97,8 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
         self.tail.at != self.tail.published
     }
 
-    /// The end of what was written. The reader is done with it once [`consumed`](Self::consumed) is at least this.
+    /// The end of what was written. The reader is done with it once [`consumed`](Self::consumed) is at least
+    /// this.
     #[inline]
     pub fn position(&self) -> u64 {
         self.tail.at
@@ -160,7 +162,8 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
         })
     }
 
-    /// Gives the room of everything consumed since the last time back, with one store. Says whether there was any.
+    /// Gives the room of everything consumed since the last time back, with one store. Says whether there was
+    /// any.
     #[inline]
     pub fn publish_head(&mut self) -> bool {
         // HEAD release: pairs with `WritingEnd::consumed`.

@@ -2,11 +2,12 @@
 //!
 //! Memory, deaths and batching are as in the [data ring](super::data), except that positions count entries.
 //!
-//! There is room for many entries, and mostly few are under way. So a producer that has written [`RETURN_LAP`] slots begins at the
-//! front of the memory again as soon as the consumer has taken everything. It touches the slots behind them only where the
-//! consumer falls behind, and they cost nothing before. The position that lies at the front is a word of the producer's, the `front`.
-//! The producer changes it only where nothing is under way, so the consumer that sees a tail sees the front that goes with
-//! it, and cannot see a later one before it has published that it took everything.
+//! There is room for many entries, and mostly few are under way. So a producer that has written
+//! [`RETURN_LAP`] slots begins at the front of the memory again as soon as the consumer has taken everything.
+//! It touches the slots behind them only where the consumer falls behind, and they cost nothing before. The
+//! position that lies at the front is a word of the producer's, the `front`. The producer changes it only
+//! where nothing is under way, so the consumer that sees a tail sees the front that goes with it, and cannot
+//! see a later one before it has published that it took everything.
 
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
@@ -94,7 +95,8 @@ impl<W> ReadFront<W> {
 pub type EntryProducer<P = Native, O = Sound> = WritingEnd<P, O, Entries>;
 
 impl<P: Platform, O: Orders> EntryProducer<P, O> {
-    /// The writing end of a fresh ring: it stores to `tail`, `front` and `bytes`, and loads the peer's `head`. The words are zero.
+    /// The writing end of a fresh ring: it stores to `tail`, `front` and `bytes`, and loads the peer's
+    /// `head`. The words are zero.
     ///
     /// # Errors
     /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
@@ -111,15 +113,16 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
     /// Appends an entry, visible with the next [`publish`](Self::publish).
     ///
     /// # Errors
-    /// [`PushError::Full`] where the consumer has to make room first. [`PushError::Corrupt`] where its cursor is
-    /// wrong.
+    /// [`PushError::Full`] where the consumer has to make room first. [`PushError::Corrupt`] where its cursor
+    /// is wrong.
     #[inline]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         if self.tail.at - self.head.seen == self.capacity && self.unconsumed()? == self.capacity {
             return Err(PushError::Full);
         }
         let lap = self.tail.at - self.writing.at;
-        // Only where all is published can all be taken; and the head is not looked at for each entry of a batch.
+        // Only where all is published can all be taken; and the head is not looked at for each entry of a
+        // batch.
         if lap >= (RETURN_LAP as u64).min(self.capacity / 2) && self.tail.at == self.tail.published {
             self.begin_again()?;
         }
@@ -146,12 +149,12 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
         Ok(())
     }
 
-    /// Appends `mark`, and goes on in `bytes`, which nobody has written or read. Returns the memory that it leaves. Who reads the
-    /// mark [follows](EntryConsumer::follow).
+    /// Appends `mark`, and goes on in `bytes`, which nobody has written or read. Returns the memory that it
+    /// leaves. Who reads the mark [follows](EntryConsumer::follow).
     ///
     /// # Errors
-    /// `bytes` comes back where the consumer is not known to have taken all entries, or where they are of another length: nothing
-    /// has changed.
+    /// `bytes` comes back where the consumer is not known to have taken all entries, or where they are of
+    /// another length: nothing has changed.
     pub fn move_to(&mut self, mark: Entry, bytes: P::Bytes) -> Result<P::Bytes, P::Bytes> {
         if self.tail.at != self.head.seen || bytes.len() != self.bytes.len() || self.push(mark).is_err() {
             return Err(bytes);
@@ -166,7 +169,8 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
 pub type EntryConsumer<P = Native, O = Sound> = ReadingEnd<P, O, Entries>;
 
 impl<P: Platform, O: Orders> EntryConsumer<P, O> {
-    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail`, `front` and `bytes`. The words are zero.
+    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail`, `front` and
+    /// `bytes`. The words are zero.
     ///
     /// # Errors
     /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
@@ -174,8 +178,8 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
         Self::with(tail, head, bytes, ReadFront::new(front))
     }
 
-    /// Takes a copy of the next entry; `None` where nothing was published. The producer gets the slot back with
-    /// the next [`publish_head`](Self::publish_head).
+    /// Takes a copy of the next entry; `None` where nothing was published. The producer gets the slot back
+    /// with the next [`publish_head`](Self::publish_head).
     ///
     /// # Errors
     /// [`RingCorrupt`] where the producer's cursor cannot be right.
@@ -186,8 +190,9 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
         }
         if self.reading.seen_with != self.tail.seen {
             self.reading.seen_with = self.tail.seen;
-            // Behind the acquire of the tail. A front that is behind the one that is known is from before a move. A wrong one leads
-            // to entries that nobody wrote, which is nobody's loss but the producer's (WIRE-1).
+            // Behind the acquire of the tail. A front that is behind the one that is known is from before a
+            // move. A wrong one leads to entries that nobody wrote, which is nobody's loss but the producer's
+            // (WIRE-1).
             self.reading.at = self.reading.at.max(self.reading.word.load(Ordering::Relaxed));
         }
         let offset = offset(self.head.at.wrapping_sub(self.reading.at), self.capacity);
@@ -196,7 +201,8 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
         Ok(Some(entry))
     }
 
-    /// Reads on in `bytes`: the entry that was taken last says that the producer has moved to them. Returns what is left.
+    /// Reads on in `bytes`: the entry that was taken last says that the producer has moved to them. Returns
+    /// what is left.
     pub fn follow(&mut self, bytes: P::Bytes) -> P::Bytes {
         debug_assert_eq!(bytes.len(), self.bytes.len(), "a ring moves to memory of its own length");
         self.reading.at = self.head.at;

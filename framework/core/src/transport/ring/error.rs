@@ -22,8 +22,8 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// The peer wrote what no sound peer writes (WIRE-1). Nothing after it can be believed: give the ring up and treat
-/// the peer as broken. Positions and lengths are in bytes, in entries for a return ring.
+/// The peer wrote what no sound peer writes (WIRE-1). Nothing after it can be believed: give the ring up and
+/// treat the peer as broken. Positions and lengths are in bytes, in entries for a return ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RingCorrupt {
@@ -63,7 +63,8 @@ pub enum RingCorrupt {
         /// What it says.
         marker: u32,
     },
-    /// The ring goes on in other memory, which is for its reader to have. Where that has none, the peer has not said so before.
+    /// The ring goes on in other memory, which is for its reader to have. Where that has none, the peer has
+    /// not said so before.
     #[error("the ring goes on in other memory from {at} on, which the peer has not sent; give up this peer")]
     Moved {
         /// Position of the header.

@@ -1,12 +1,12 @@
 //! Rings in shared memory, each between one producing and one consuming process.
 //!
-//! [`data`] carries messages, [`entries`] carries the releases of leases back. Neither waits, allocates in shared
-//! memory or takes a lock; a process can be killed at any instruction and leaves the other's view intact
-//! (ONE-WRITER). Waking the other side is the [doorbell](super::doorbell)'s affair.
+//! [`data`] carries messages, [`entries`] carries the releases of leases back. Neither waits, allocates in
+//! shared memory or takes a lock; a process can be killed at any instruction and leaves the other's view
+//! intact (ONE-WRITER). Waking the other side is the [doorbell](super::doorbell)'s affair.
 //!
-//! Read in this order: [`platform`] (what the protocol asks of memory), [`native`] (the memory that gives it),
-//! `cursor` (how a side publishes its place and checks the peer's), [`ends`] (what both rings have), [`data`],
-//! [`entries`].
+//! Read in this order: [`platform`] (what the protocol asks of memory), [`native`] (the memory that gives
+//! it), `cursor` (how a side publishes its place and checks the peer's), [`ends`] (what both rings have),
+//! [`data`], [`entries`].
 
 mod copy;
 mod cursor;

@@ -40,9 +40,9 @@ impl NativeWord {
     /// The word at `at`, which `keep` keeps mapped. Give every word a cache line of its own.
     ///
     /// # Safety
-    /// `at` is aligned to 8 and stays readable for as long as `keep` or a clone of it lives; every access to it, in
-    /// any process, is atomic. Where it is mapped read-only, it is handed only to the side that loads it: each
-    /// constructor of a ring or doorbell says which word that side stores to.
+    /// `at` is aligned to 8 and stays readable for as long as `keep` or a clone of it lives; every access to
+    /// it, in any process, is atomic. Where it is mapped read-only, it is handed only to the side that loads
+    /// it: each constructor of a ring or doorbell says which word that side stores to.
     pub unsafe fn from_raw(at: NonNull<AtomicU64>, keep: KeepMapped) -> Self {
         NativeWord { at, _keep: keep }
     }
@@ -56,8 +56,9 @@ impl NativeWord {
 
     #[inline]
     fn atomic(&self) -> &AtomicU64 {
-        // SAFETY: `from_raw`'s caller promised an aligned, readable word that is only accessed atomically for as
-        // long as `_keep` lives, and `&self` borrows `_keep`; `in_memory` points into the allocation `_keep` owns.
+        // SAFETY: `from_raw`'s caller promised an aligned, readable word that is only accessed atomically for
+        // as long as `_keep` lives, and `&self` borrows `_keep`; `in_memory` points into the allocation
+        // `_keep` owns.
         unsafe { self.at.as_ref() }
     }
 }
@@ -85,8 +86,8 @@ fn load(word: &AtomicU64, order: Ordering) -> u64 {
     value
 }
 
-/// Words side by side in mapped memory, found by index. There are many, and they are few bytes for each process that knows
-/// them.
+/// Words side by side in mapped memory, found by index. There are many, and they are few bytes for each
+/// process that knows them.
 #[derive(Clone)]
 pub struct NativeWords {
     first: NonNull<AtomicU64>,
@@ -112,8 +113,8 @@ impl NativeWords {
 
     #[inline]
     fn get(&self, index: usize) -> Option<&AtomicU64> {
-        // SAFETY: it is one of the `count` words that `from_raw`'s caller promised, or that `in_memory` has allocated;
-        // `&self` borrows `_keep`, for as long as which they are there.
+        // SAFETY: it is one of the `count` words that `from_raw`'s caller promised, or that `in_memory` has
+        // allocated; `&self` borrows `_keep`, for as long as which they are there.
         (index < self.count).then(|| unsafe { self.first.add(index).as_ref() })
     }
 
@@ -165,20 +166,21 @@ impl NativeBytes {
     /// The `len` bytes from `start` on, which `keep` keeps mapped.
     ///
     /// # Safety
-    /// - `start` is aligned to 8, and `len` bytes from there stay readable for as long as `keep` or a clone of it
-    ///   lives; they are writable too where the bytes go to a producer.
-    /// - In this process, they are touched only through the one producer or the one consumer that is made of these
-    ///   bytes, or through the two ends of the same ring.
+    /// - `start` is aligned to 8, and `len` bytes from there stay readable for as long as `keep` or a clone
+    ///   of it lives; they are writable too where the bytes go to a producer.
+    /// - In this process, they are touched only through the one producer or the one consumer that is made of
+    ///   these bytes, or through the two ends of the same ring.
     ///
-    /// The other process is *not* trusted to keep to the protocol: one that writes what it has published already
-    /// changes only the contents of bytes, and any contents are valid, checked after they were copied out.
+    /// The other process is *not* trusted to keep to the protocol: one that writes what it has published
+    /// already changes only the contents of bytes, and any contents are valid, checked after they were copied
+    /// out.
     pub unsafe fn from_raw(start: NonNull<u8>, len: usize, keep: KeepMapped) -> Self {
         debug_assert_eq!(start.align_offset(8), 0, "a ring's memory is aligned to 8");
         NativeBytes { start, len, _keep: keep }
     }
 
-    /// Two views of zeroed memory of this process's own, for the two ends of a ring between threads. Crate-private
-    /// for they may be used only as [`from_raw`](Self::from_raw) says.
+    /// Two views of zeroed memory of this process's own, for the two ends of a ring between threads.
+    /// Crate-private for they may be used only as [`from_raw`](Self::from_raw) says.
     #[cfg(any(test, feature = "inside"))]
     pub(super) fn in_memory(len: usize) -> (Self, Self) {
         let memory: Arc<[AtomicU64]> = (0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
@@ -206,15 +208,17 @@ impl NativeBytes {
             "bytes {offset}+{count} are outside a ring of {}",
             self.len
         );
-        // SAFETY: the assertion keeps `offset` within the `len` bytes that are one mapping, or one allocation.
+        // SAFETY: the assertion keeps `offset` within the `len` bytes that are one mapping, or one
+        // allocation.
         unsafe { self.start.add(offset) }
     }
 
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "offset {offset} is no multiple of 8");
-        // SAFETY: `range` checked the bounds, `start` and `offset` are multiples of 8, the memory lives as long as
-        // `_keep`, which `&self` borrows, and no one in this process touches it in a way the cursors do not order.
+        // SAFETY: `range` checked the bounds, `start` and `offset` are multiples of 8, the memory lives as
+        // long as `_keep`, which `&self` borrows, and no one in this process touches it in a way the cursors
+        // do not order.
         unsafe { self.range(offset, 8).cast::<AtomicU64>().as_ref() }
     }
 }
@@ -223,19 +227,19 @@ impl Bytes for NativeBytes {
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) {
         let from = self.range(offset, into.len());
-        // SAFETY: `range` checked the bounds of the source, which stays mapped as long as `_keep`. The cursors order this
-        // read after the writes of a producer in this process (`from_raw`) and of a peer that keeps to the protocol; a peer
-        // that does not can change the bytes meanwhile, which `copy_out` allows. The copy is what gets checked and used,
-        // never the shared bytes.
+        // SAFETY: `range` checked the bounds of the source, which stays mapped as long as `_keep`. The
+        // cursors order this read after the writes of a producer in this process (`from_raw`) and of a peer
+        // that keeps to the protocol; a peer that does not can change the bytes meanwhile, which `copy_out`
+        // allows. The copy is what gets checked and used, never the shared bytes.
         unsafe { copy_out(from.as_ptr(), into) }
     }
 
     #[inline]
     fn write(&self, offset: usize, from: &[u8]) {
         let to = self.range(offset, from.len());
-        // SAFETY: `range` checked the bounds of the target, which `from_raw`'s caller promised to be writable for a
-        // producer, the only caller of `write`. No one else writes there (ONE-WRITER), and the consumer has given
-        // the range back, or has lied about it and then reads garbage of its own making.
+        // SAFETY: `range` checked the bounds of the target, which `from_raw`'s caller promised to be writable
+        // for a producer, the only caller of `write`. No one else writes there (ONE-WRITER), and the consumer
+        // has given the range back, or has lied about it and then reads garbage of its own making.
         unsafe { copy_in(from, to.as_ptr()) }
     }
 
@@ -256,8 +260,8 @@ impl Bytes for NativeBytes {
     }
 }
 
-// SAFETY: it is a view of memory that outlives it through `_keep`, which is `Send + Sync`; nothing in it belongs to
-// a thread. It is not `Sync`: a ring's end is used by one thread at a time.
+// SAFETY: it is a view of memory that outlives it through `_keep`, which is `Send + Sync`; nothing in it
+// belongs to a thread. It is not `Sync`: a ring's end is used by one thread at a time.
 unsafe impl Send for NativeBytes {}
 
 impl fmt::Debug for NativeBytes {

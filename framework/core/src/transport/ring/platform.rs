@@ -1,7 +1,7 @@
 //! What the shared-memory protocols need from the memory under them.
 //!
-//! The protocols are generic over a [`Platform`] so that loom explores the very code that runs in production, and
-//! over [`Orders`] so that a model can take away one barrier at a time and watch loom find the failure
+//! The protocols are generic over a [`Platform`] so that loom explores the very code that runs in production,
+//! and over [`Orders`] so that a model can take away one barrier at a time and watch loom find the failure
 //! (`tests/loom_ring.rs`, `tests/loom_doorbell.rs`).
 
 use std::fmt;
@@ -28,14 +28,15 @@ pub trait Word {
     fn store(&self, value: u64, order: Ordering);
 }
 
-/// Bytes in shared memory. One process writes them, and who may touch which of them when follows from the ring's
-/// two cursors. Offsets and lengths are in bytes.
+/// Bytes in shared memory. One process writes them, and who may touch which of them when follows from the
+/// ring's two cursors. Offsets and lengths are in bytes.
 #[allow(clippy::len_without_is_empty, reason = "a ring's memory is never empty")]
 pub trait Bytes {
     /// Copies `into.len()` bytes out, from `offset` on.
     ///
     /// # Panics
-    /// Where the range is out of bounds. The rings check every number from a peer first, so this is only a backstop.
+    /// Where the range is out of bounds. The rings check every number from a peer first, so this is only a
+    /// backstop.
     fn read(&self, offset: usize, into: &mut [u8]);
 
     /// Copies `from` in, at `offset`.
@@ -44,8 +45,8 @@ pub trait Bytes {
     /// Where the range is out of bounds, as for [`read`](Self::read).
     fn write(&self, offset: usize, from: &[u8]);
 
-    /// The eight bytes at `offset`, a multiple of 8, in native order and fetched exactly once: what was checked is
-    /// what is used, whatever the peer does meanwhile.
+    /// The eight bytes at `offset`, a multiple of 8, in native order and fetched exactly once: what was
+    /// checked is what is used, whatever the peer does meanwhile.
     ///
     /// # Panics
     /// Where the range is out of bounds or `offset` is no multiple of 8.
@@ -61,7 +62,8 @@ pub trait Bytes {
     fn len(&self) -> usize;
 }
 
-/// Every place where the protocols order memory. The defaults are what is needed; the models weaken one at a time.
+/// Every place where the protocols order memory. The defaults are what is needed; the models weaken one at a
+/// time.
 ///
 /// Sites that belong together carry the same label in the code: `TAIL`, `HEAD`, `BELL`, `WANTS`.
 pub trait Orders: 'static {
@@ -73,14 +75,14 @@ pub trait Orders: 'static {
     const HEAD_RELEASE: Ordering = Ordering::Release;
     /// `HEAD`, acquire: the producer learns of room; the bytes are overwritten after.
     const HEAD_ACQUIRE: Ordering = Ordering::Acquire;
-    /// `BELL`: whether the sleeper fences between "I sleep" and its second look at the sources. One of the two
-    /// fences comes first in the total order: the sleeper's second look sees the publication, or the ringer sees
-    /// the sleeper asleep. With either missing, both can miss.
+    /// `BELL`: whether the sleeper fences between "I sleep" and its second look at the sources. One of the
+    /// two fences comes first in the total order: the sleeper's second look sees the publication, or the
+    /// ringer sees the sleeper asleep. With either missing, both can miss.
     const SLEEPER_FENCE: bool = true;
     /// `BELL`: whether the ringer fences between publishing and its look at the sleep word.
     const RINGER_FENCE: bool = true;
-    /// `WANTS`: whether whoever publishes fences between that and its look at what the sleeper wants to be woken for. The
-    /// sleeper's fence is that of `BELL`: it writes what it wants before it.
+    /// `WANTS`: whether whoever publishes fences between that and its look at what the sleeper wants to be
+    /// woken for. The sleeper's fence is that of `BELL`: it writes what it wants before it.
     const WANTS_FENCE: bool = true;
 }
 

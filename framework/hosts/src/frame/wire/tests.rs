@@ -72,7 +72,8 @@ fn frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// What decodes is what was said: there is one form of each frame, so that nothing is in the bytes that no check has seen.
+/// What decodes is what was said: there is one form of each frame, so that nothing is in the bytes that no
+/// check has seen.
 fn one_form(bytes: &Bytes) -> Result<(), TestCaseError> {
     if let Ok(frame) = decode(bytes.clone()) {
         prop_assert_eq!(&encode(&frame), bytes);

@@ -1,6 +1,8 @@
-//! The lane that takes whatever there is: pieces, each a message of gRPC, over as many connections as were asked for.
+//! The lane that takes whatever there is: pieces, each a message of gRPC, over as many connections as were
+//! asked for.
 //!
-//! *When a stream ends*, of whatever reason, so does its connection: what had not landed is named again over the next one.
+//! *When a stream ends*, of whatever reason, so does its connection: what had not landed is named again over
+//! the next one.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -66,8 +68,8 @@ fn pieces(peer: Arc<Peer>, link: Link) -> impl Stream<Item = Outgoing> + Send + 
     Pieces { peer, named: named.boxed(), reading: FuturesOrdered::new() }
 }
 
-/// See [`pieces`]. While the bytes of one are still to come, the next is asked for; of memory that can be read at once a lane takes no
-/// piece that another lane could send.
+/// See [`pieces`]. While the bytes of one are still to come, the next is asked for; of memory that can be
+/// read at once a lane takes no piece that another lane could send.
 struct Pieces {
     peer: Arc<Peer>,
     named: BoxStream<'static, Piece>,

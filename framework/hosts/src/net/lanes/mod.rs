@@ -6,12 +6,13 @@
 //! | `nixl` | runs, which NIXL writes from memory of a GPU into memory of another |
 //! | `wire` | how the streams of both are written and read |
 //!
-//! A peer has its lanes in the order in which they are [offered](Lane::put) a span, the last of which takes all. Whoever sends a message, and
-//! whoever makes a connection, knows no more of a lane than this trait.
+//! A peer has its lanes in the order in which they are [offered](Lane::put) a span, the last of which takes
+//! all. Whoever sends a message, and whoever makes a connection, knows no more of a lane than this trait.
 //!
-//! **Done and failed.** A lane tells nobody but the session: the end that receives says of each part of a span that it landed (HOST-8), and a
-//! message whose parts have all landed is whole whatever lanes they came by. What fails on a lane that is not [needed](Lane::is_needed)
-//! goes by the next one, and the end of one that is needed is the end of its connection, after which what had not landed goes again.
+//! **Done and failed.** A lane tells nobody but the session: the end that receives says of each part of a
+//! span that it landed (HOST-8), and a message whose parts have all landed is whole whatever lanes they came
+//! by. What fails on a lane that is not [needed](Lane::is_needed) goes by the next one, and the end of one
+//! that is needed is the end of its connection, after which what had not landed goes again.
 //!
 //! **On the end of a connection** all its streams end, of every lane.
 
@@ -32,7 +33,8 @@ use super::peer::Peer;
 use crate::ids::Seq;
 use crate::session::{Bounds, Link, OnDevice, Session};
 
-/// See the module. One direction of it is this host's to send, and the other the peer's: both are over the same streams.
+/// See the module. One direction of it is this host's to send, and the other the peer's: both are over the
+/// same streams.
 pub(super) trait Lane: Send + Sync {
     /// The method of gRPC by which its streams are asked for.
     fn method(&self) -> &'static str;
@@ -46,8 +48,8 @@ pub(super) trait Lane: Send + Sync {
     /// Bytes of messages that may be on their way while it carries some.
     fn window(&self, bounds: Bounds) -> u64;
 
-    /// Puts a span of a message that was just posted on its way, from memory of a device, in parts as large as the lane likes best. Whether
-    /// it takes it.
+    /// Puts a span of a message that was just posted on its way, from memory of a device, in parts as large
+    /// as the lane likes best. Whether it takes it.
     fn put(&self, session: &mut Session, post: Seq, span: &OnDevice) -> bool;
 
     /// A stream of it is there. What is said on it; what comes is taken until the stream ends.
@@ -105,7 +107,8 @@ mod tests {
         all
     }
 
-    /// What every list of lanes has to hold for a session: each span goes by the first that takes it, and some lane takes it.
+    /// What every list of lanes has to hold for a session: each span goes by the first that takes it, and
+    /// some lane takes it.
     #[test]
     fn a_span_goes_by_the_first_lane_that_takes_it() {
         const LARGE: u64 = 4 << 20;

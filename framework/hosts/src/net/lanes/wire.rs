@@ -1,14 +1,15 @@
 //! A lane's wire: gRPC messages, written and read as the data of an HTTP/2 stream.
 //!
-//! Used by all lanes, and by the two ends of a connection. tonic's codecs put each message together, on either side. Most of
-//! what hosts send are pieces of tensors, so here a message goes out in the two parts that it has, and comes in the parts that HTTP/2 made
-//! of it: its bytes are copied once, to where they belong.
+//! Used by all lanes, and by the two ends of a connection. tonic's codecs put each message together, on
+//! either side. Most of what hosts send are pieces of tensors, so here a message goes out in the two parts
+//! that it has, and comes in the parts that HTTP/2 made of it: its bytes are copied once, to where they
+//! belong.
 //!
-//! The format is that of [gRPC over HTTP/2](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md): before each message a byte
-//! that says whether it is compressed, and its length in 4 bytes.
+//! The format is that of [gRPC over HTTP/2](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md):
+//! before each message a byte that says whether it is compressed, and its length in 4 bytes.
 //!
-//! *What a peer may do*: a message that is longer than [`MAX_LANE_FRAME`], compressed, or in more than [`MAX_LANE_PARTS`] parts is an error,
-//! and no more of it is kept.
+//! *What a peer may do*: a message that is longer than [`MAX_LANE_FRAME`], compressed, or in more than
+//! [`MAX_LANE_PARTS`] parts is an error, and no more of it is kept.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -27,16 +27,18 @@ use crate::verdict::{Agent, Head, Moment};
 
 /// Where the bytes of pieces come from and go to.
 pub trait Memory: Send + Sync {
-    /// The bytes of a piece that is sent; nothing where its message was aborted. They are copied before the lease of the message
-    /// ends, so this may wait for what makes them.
+    /// The bytes of a piece that is sent; nothing where its message was aborted. They are copied before the
+    /// lease of the message ends, so this may wait for what makes them.
     fn read(&self, piece: Piece) -> BoxFuture<'_, Option<Bytes>>;
 
-    /// Puts a piece where it belongs, in the parts in which it came. Its message may not have been seen yet as [`Event::Arriving`]; then this waits for that.
-    /// Whoever uses the memory after this finds the bytes there (HOST-8).
+    /// Puts a piece where it belongs, in the parts in which it came. Its message may not have been seen yet
+    /// as [`Event::Arriving`]; then this waits for that. Whoever uses the memory after this finds the bytes
+    /// there (HOST-8).
     fn write(&self, piece: Piece, bytes: Parts) -> BoxFuture<'_, ()>;
 }
 
-/// Who counts the beats of a connection. Their locks are taken under that of the peer: whoever holds one uses no peer.
+/// Who counts the beats of a connection. Their locks are taken under that of the peer: whoever holds one uses
+/// no peer.
 #[derive(Debug)]
 pub enum Pulse {
     /// Nobody: beats only show that a connection is whole.
@@ -80,8 +82,8 @@ impl Pulse {
         }
     }
 
-    /// Whether this host may say nothing any more, because the head may have given its actors to others (HOST-10). A machine that
-    /// wakes may run this before any timer.
+    /// Whether this host may say nothing any more, because the head may have given its actors to others
+    /// (HOST-10). A machine that wakes may run this before any timer.
     fn is_over(&self, now: Moment) -> bool {
         match self {
             Pulse::Agent(agent) | Pulse::Link(LinkPulse { agent: Some(agent), .. }) => {
@@ -125,8 +127,8 @@ pub enum Happened {
     Clock(Offset),
     /// The session is over: by the verdict, or because the other side breaks the protocol again and again.
     Ended(Ended),
-    /// The session is over, because the other side has this gateway now. Its host goes on: the next session is with that one, and is
-    /// another peer's.
+    /// The session is over, because the other side has this gateway now. Its host goes on: the next session
+    /// is with that one, and is another peer's.
     Renewed(Ended, Gateway),
 }
 
@@ -201,7 +203,8 @@ struct State {
     clock: Clock,
     offset: Option<Offset>,
     violations: u32,
-    /// What it had, until that is told, and the next gateway of the other side if it was over because of that.
+    /// What it had, until that is told, and the next gateway of the other side if it was over because of
+    /// that.
     ended: Option<(Ended, Option<Gateway>)>,
     over: bool,
     nixl: Option<Lane>,
@@ -250,8 +253,9 @@ impl Peer {
         self.lanes
     }
 
-    /// Takes a message, as [`Session::post`]. Where it has spans `lend` is told its number before a lane can ask for their bytes, and offers those
-    /// that lie in memory of a device: each of them goes by the first lane that takes it, and the rest by gRPC.
+    /// Takes a message, as [`Session::post`]. Where it has spans `lend` is told its number before a lane can
+    /// ask for their bytes, and offers those that lie in memory of a device: each of them goes by the first
+    /// lane that takes it, and the rest by gRPC.
     ///
     /// # Errors
     /// As there.
@@ -274,8 +278,9 @@ impl Peer {
         })
     }
 
-    /// The peer for the session that follows this one, whose other side has another gateway. What was told of its log goes on. A NIXL lane
-    /// begins anew, with arenas of its own: those of this one were closed when its session ended.
+    /// The peer for the session that follows this one, whose other side has another gateway. What was told of
+    /// its log goes on. A NIXL lane begins anew, with arenas of its own: those of this one were closed when
+    /// its session ended.
     pub fn followed_by(
         &self,
         session: Session,
@@ -329,15 +334,15 @@ impl Peer {
         .await
     }
 
-    /// Tells the other side some of this host's log, where that is its head. It may be lost: behind all else that is sent, and where too
-    /// much waits.
+    /// Tells the other side some of this host's log, where that is its head. It may be lost: behind all else
+    /// that is sent, and where too much waits.
     pub fn tell_log(&self, log: Log) {
         self.state.lock().sending.put(log);
         self.wakers.frames.notify_waiters();
     }
 
-    /// Waits until the gateway has taken most of what happened. Nothing of the other side is heard meanwhile, so that who says much
-    /// waits, and not this host's memory (HOST-9).
+    /// Waits until the gateway has taken most of what happened. Nothing of the other side is heard meanwhile,
+    /// so that who says much waits, and not this host's memory (HOST-9).
     pub(super) async fn until_told(&self) {
         let told = |state: &mut State| (state.session.untold() < MAX_EVENTS || state.over).then_some(());
         self.until(&self.wakers.told, told).await;
@@ -409,7 +414,8 @@ impl Peer {
                 state.ended = Some((state.session.renew(), Some(found)));
             }
             drop(state);
-            // HOST-11: the process of the gateway that this was with has ended, or there would be no next. So its agents have.
+            // HOST-11: the process of the gateway that this was with has ended, or there would be no next. So
+            // its agents have.
             self.nixl(|lane, session, now| lane.end(session, now));
             self.wakers.all();
         }
@@ -444,7 +450,8 @@ impl Peer {
         self.wakers.all();
     }
 
-    /// The next frame to send over a connection; nothing once it is over. It does not come while this host may say nothing.
+    /// The next frame to send over a connection; nothing once it is over. It does not come while this host
+    /// may say nothing.
     pub(super) async fn next_frame(&self, link: Link) -> Option<Frame> {
         loop {
             let look = self.until(&self.wakers.frames, |state| {

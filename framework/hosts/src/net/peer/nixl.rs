@@ -1,4 +1,5 @@
-//! A peer's NIXL lane: its state is under the lock of the session, whose spans it names, and what it says to be done is done without.
+//! A peer's NIXL lane: its state is under the lock of the session, whose spans it names, and what it says to
+//! be done is done without.
 
 use std::time::Duration;
 

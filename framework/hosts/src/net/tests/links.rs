@@ -30,7 +30,8 @@ fn spans(from: u16, number: u64) -> Vec<Bytes> {
     (0..number % 3).map(|span| content(from, number, span)).collect()
 }
 
-/// Sends so many messages to each of two mailboxes of the other side, and takes as many; until all of both are done with.
+/// Sends so many messages to each of two mailboxes of the other side, and takes as many; until all of both
+/// are done with.
 async fn talk(gateway: Arc<Gateway>, other: u16, messages: u64) {
     let mut sent = [0_u64; 2];
     let mut taken = [0_u64; 2];
@@ -105,8 +106,8 @@ async fn through<F: Future<Output = ()>>(
     let all = async { tokio::join!(both, weather(relay, calm)) };
     tokio::time::timeout(Duration::from_secs(120), all).await.expect("in time");
     let attempts = one.peer.with(|session| session.dial().attempt) - 1;
-    // Who dials ends first. Where the listening side does, the dialling one sees its connection end, and may come back, and be
-    // refused, before its own end: that is what a verdict looks like.
+    // Who dials ends first. Where the listening side does, the dialling one sees its connection end, and may
+    // come back, and be refused, before its own end: that is what a verdict looks like.
     one.peer.end();
     dialling.await.expect("it ended").expect("nobody refused");
     zero.peer.end();
@@ -153,10 +154,12 @@ async fn broken_connections_lose_double_and_reorder_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_open_connection_is_noticed_and_replaced() {
-    // All of it; then one lane alone, while the control stream is whole. Both wait for silence, so they wait together.
+    // All of it; then one lane alone, while the control stream is whole. Both wait for silence, so they wait
+    // together.
     let through = async |which: Option<u64>| {
         let attempts = through(&Security::loopback(), 400, |relay, calm| async move {
-            // The control stream and two lanes: on a machine that is busy they take a while. Then some way into what there is to say.
+            // The control stream and two lanes: on a machine that is busy they take a while. Then some way
+            // into what there is to say.
             relay.until_made(3).await;
             tokio::time::sleep(Duration::from_millis(30)).await;
             relay.change(which, Weather::HalfOpen);

@@ -1,4 +1,5 @@
-//! NIXL lanes between two hosts, with memory of the host: with a false NIXL, and with the one that `TENSORPOST_NIXL` names.
+//! NIXL lanes between two hosts, with memory of the host: with a false NIXL, and with the one that
+//! `TENSORPOST_NIXL` names.
 
 #![expect(unsafe_code, reason = "memory that others write by its address, as NIXL does")]
 
@@ -162,7 +163,8 @@ impl Agent for FalseAgent {
         // Held while it is copied: who deregisters waits for that.
         let memory = all.memory.lock();
         if !self.other.as_ref().is_some_and(|other| memory.contains_key(other)) {
-            // The other side may have heard first that their connection broke. Nothing is written there any more.
+            // The other side may have heard first that their connection broke. Nothing is written there any
+            // more.
             return Err(NixlError::Argument { what: "memory that was deregistered" });
         }
         if all.stuck.load(Relaxed) {
@@ -199,7 +201,8 @@ impl Drop for FalseAgent {
 /// What a host needs for NIXL; `counted` is had once more for each arena.
 fn using(nixl: &Arc<dyn Nixl>, memory: &Arc<Buffers>, counted: &Arc<()>) -> Option<NixlUse> {
     let arenas = Arc::new(HostArenas { memory: Arc::clone(memory), counted: Arc::clone(counted) });
-    // As if there were no lane of gRPC: which one is faster on this machine, where both copy, is not the tests' concern.
+    // As if there were no lane of gRPC: which one is faster on this machine, where both copy, is not the
+    // tests' concern.
     Some(NixlUse { nixl: Arc::clone(nixl), arenas, lanes: 0 })
 }
 
@@ -260,7 +263,8 @@ async fn until_used(zero: &Gateway, one: &Gateway) {
         while one.peer.nixl_routes() == 0 {
             passes(zero, one, number).await;
             number = number.wrapping_add(1).max(1);
-            // On a machine with much to do a probe may have taken too long, which holds as long as the connection.
+            // On a machine with much to do a probe may have taken too long, which holds as long as the
+            // connection.
             if number.is_multiple_of(16)
                 && let Some(link) = one.peer.link()
             {
@@ -309,7 +313,8 @@ async fn tensors_go_by_nixl_once_it_was_found_to_be_faster() {
     until_closed(&fabric).await;
 }
 
-/// HOST-11. A device goes on with what it was told to copy when the agent has ended: so that one ends behind its writes.
+/// HOST-11. A device goes on with what it was told to copy when the agent has ended: so that one ends behind
+/// its writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_ends_after_its_writes() {
     let fabric = Arc::new(False::default());
@@ -348,7 +353,8 @@ async fn until_closed(fabric: &False) {
     tokio::time::timeout(Duration::from_secs(60), ended).await.expect("all agents end");
 }
 
-/// A gateway of a host in the session with this one of the other, behind another gateway of its own host or of that.
+/// A gateway of a host in the session with this one of the other, behind another gateway of its own host or
+/// of that.
 fn next(
     nixl: &Arc<dyn Nixl>,
     (own, gateway): (u16, u32),
@@ -367,8 +373,8 @@ fn next(
     (Gateway { own, peer, memory, refused }, counted)
 }
 
-/// HOST-11. Of a gateway that dies the agents are gone with it; those of the other side end, its arenas are free then, and the next
-/// session has others.
+/// HOST-11. Of a gateway that dies the agents are gone with it; those of the other side end, its arenas are
+/// free then, and the next session has others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nixl_is_used_with_the_next_gateway_of_either_host() {
     let fabric = Arc::new(False::default());

@@ -74,7 +74,8 @@ async fn another_key_or_none_is_refused_and_counted() {
     for (wrong, times) in [(&other, 1), (&Security::loopback(), 2)] {
         let refused = connected(&intruder, &listener, wrong).await;
         assert!(matches!(refused, Err(DialError::Unreachable { .. })), "{refused:?}");
-        // Who dials with another key sees by itself that the listener's is wrong, and the listener hears of it later.
+        // Who dials with another key sees by itself that the listener's is wrong, and the listener hears of
+        // it later.
         let counted = async {
             while zero.refused.count(Kind::Key) < times {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -280,7 +281,8 @@ async fn who_says_nothing_in_time_may_come_again() {
     assert_eq!(zero.refused.count(Kind::Garbage), 1);
 }
 
-/// Both sides of a session end while a connection of it is being made: nobody is left to be told of the refusal.
+/// Both sides of a session end while a connection of it is being made: nobody is left to be told of the
+/// refusal.
 #[tokio::test]
 async fn who_is_refused_after_the_end_of_its_own_session_has_ended_in_order() {
     let security = Security::loopback();

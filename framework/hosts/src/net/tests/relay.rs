@@ -1,4 +1,5 @@
-//! Stands between two hosts, and breaks their connections. The tests of nodes on two hosts (`tests/tests/hosts`) have it too.
+//! Stands between two hosts, and breaks their connections. The tests of nodes on two hosts
+//! (`tests/tests/hosts`) have it too.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The way of an item into a replica's mailbox: who takes it where the chosen one is between two lives, or gone.
+//! The way of an item into a replica's mailbox: who takes it where the chosen one is between two lives, or
+//! gone.
 
 use std::rc::Rc;
 
@@ -92,8 +93,8 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Asks a replica. Where another could take the item as well, it does not wait for the next life of one that is
-    /// restarted.
+    /// Asks a replica. Where another could take the item as well, it does not wait for the next life of one
+    /// that is restarted.
     pub(super) fn ask(
         &self,
         to: Address<EdgeMessage<T>>,
@@ -114,7 +115,8 @@ impl<T: Item> Branch<T> {
         ack_guard: &AckGuards,
         tried: &mut Tried,
     ) -> Turned<T> {
-        // Accepted by a mailbox that ended at once: the message is gone, and nothing is left to send to another.
+        // Accepted by a mailbox that ended at once: the message is gone, and nothing is left to send to
+        // another.
         let why = why(&error);
         let AskError::NotSent(error) = error else {
             self.lost(tag, Unanswered::of(&error).cause(), &why).await;
@@ -139,8 +141,8 @@ impl<T: Item> Branch<T> {
             };
             return Turned::To(other, back);
         }
-        // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the window would
-        // wait for it.
+        // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the
+        // window would wait for it.
         if !is_exited(&error.reason) {
             self.settle(tag);
             return Turned::Away(Err(Unsendable { tag: tag.clone(), why }));

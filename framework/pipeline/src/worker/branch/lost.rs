@@ -27,8 +27,8 @@ impl<T: Item> Branch<T> {
         self.leave_gap(tag).boxed_local()
     }
 
-    /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what it was
-    /// made of, its ack guard says so; otherwise it is lost for good, and named.
+    /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what
+    /// it was made of, its ack guard says so; otherwise it is lost for good, and named.
     pub(super) fn lost_here<'a>(
         self: &'a Rc<Self>,
         tag: &'a Tag,
@@ -43,8 +43,8 @@ impl<T: Item> Branch<T> {
         self.leave_gap(tag).boxed_local()
     }
 
-    /// Fills an item's place in the order: the restorer behind the replicas must not wait for it. Any replica can pass
-    /// that on.
+    /// Fills an item's place in the order: the restorer behind the replicas must not wait for it. Any replica
+    /// can pass that on.
     pub(super) async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
         self.settle(tag);
         if let Some(order) = tag.order.filter(|order| order.last) {
@@ -59,7 +59,8 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// [`gap`](Self::gap), by a replica from `first` on: one that is not between two lives, where there is one.
+    /// [`gap`](Self::gap), by a replica from `first` on: one that is not between two lives, where there is
+    /// one.
     async fn gap_by(self: &Rc<Self>, first: usize, order: Order) {
         let count = self.to.len();
         let mut tried = Tried::default();
@@ -84,8 +85,8 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Has another replica pass a gap on if this one dies before it has. (Of a restorer that dies, a later life waits for
-    /// no place.)
+    /// Has another replica pass a gap on if this one dies before it has. (Of a restorer that dies, a later
+    /// life waits for no place.)
     fn follow_gap(self: &Rc<Self>, at: usize, ask: Ask<EdgeMessage<T>>, order: Order) {
         self.begin(at, 0);
         let branch = Rc::clone(self);

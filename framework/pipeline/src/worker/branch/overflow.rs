@@ -1,13 +1,13 @@
 //! In front of a stage that drops what it has no room for: what waits for it, here with its sender.
 //!
-//! Nobody waits for such a stage. An item goes if the stage has nothing to do, and is kept otherwise, the newest or the
-//! oldest few of them; a task, the pump, sends what is kept when the stage is ready. An item that is dropped gives its
-//! tensors back at once, because it never left its sender.
+//! Nobody waits for such a stage. An item goes if the stage has nothing to do, and is kept otherwise, the
+//! newest or the oldest few of them; a task, the pump, sends what is kept when the stage is ready. An item
+//! that is dropped gives its tensors back at once, because it never left its sender.
 //!
-//! **On a death of the stage** what is kept waits for its next life. **On a death of the actor that keeps it**, or of its
-//! process, what is kept is lost with it; its own senders name it, because it is not answered before it was accepted or
-//! dropped. A process that outlives its actor sends none of it: its next life sends too, and the order between the two would
-//! be lost.
+//! **On a death of the stage** what is kept waits for its next life. **On a death of the actor that keeps
+//! it**, or of its process, what is kept is lost with it; its own senders name it, because it is not answered
+//! before it was accepted or dropped. A process that outlives its actor sends none of it: its next life sends
+//! too, and the order between the two would be lost.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -89,8 +89,8 @@ impl<T> Overflow<T> {
         dropped
     }
 
-    /// Has the last item that waits with this place in an order close it, if there is one. A gap that went ahead of that would
-    /// have it come too late.
+    /// Has the last item that waits with this place in an order close it, if there is one. A gap that went
+    /// ahead of that would have it come too late.
     pub(super) fn close(&self, order: Order) -> bool {
         let mut waiting = self.waiting.borrow_mut();
         let mut places = waiting.iter_mut().rev().filter_map(|waits| waits.tag.order.as_mut());

@@ -1,11 +1,13 @@
 //! Replicas of the receiver that come and go while everything runs.
 //!
-//! Used by [`Branch`], on the actor's thread. The conductor says which places of the receiver have a replica; a place that has
-//! none takes nothing and is told nothing. One that leaves gets an end from here behind everything that went there, and no item
-//! after that: nothing waits between the choice of a replica and the ask, and asks to one mailbox arrive in order (MBX-1).
+//! Used by [`Branch`], on the actor's thread. The conductor says which places of the receiver have a replica;
+//! a place that has none takes nothing and is told nothing. One that leaves gets an end from here behind
+//! everything that went there, and no item after that: nothing waits between the choice of a replica and the
+//! ask, and asks to one mailbox arrive in order (MBX-1).
 //!
-//! **A later life** of this actor begins with what its arguments say: the first place, which never leaves. The conductor tells it
-//! of the others, and of those that are leaving, whom it tells the end again: its earlier life may not have.
+//! **A later life** of this actor begins with what its arguments say: the first place, which never leaves.
+//! The conductor tells it of the others, and of those that are leaving, whom it tells the end again: its
+//! earlier life may not have.
 
 use std::rc::Rc;
 
@@ -26,7 +28,8 @@ impl<T: Item> Branch<T> {
         self.index == stage
     }
 
-    /// Items that may be unanswered. A receiver that drops what it has no room for has so many for each replica.
+    /// Items that may be unanswered. A receiver that drops what it has no room for has so many for each
+    /// replica.
     pub(super) fn most_items(&self) -> Option<u32> {
         let most = self.max_items?;
         if self.overflow.is_none() || self.to.is_empty() {
@@ -36,7 +39,8 @@ impl<T: Item> Branch<T> {
         Some(most / self.to.len() as u32 * open.max(1))
     }
 
-    /// The replicas are these. The end of one that leaves, and of one that has come after the end, goes beside what the actor does.
+    /// The replicas are these. The end of one that leaves, and of one that has come after the end, goes
+    /// beside what the actor does.
     pub(in crate::worker) fn places(self: &Rc<Self>, places: &[Place]) {
         for (at, place) in places.iter().enumerate().take(self.to.len()) {
             let to = &self.to[at];

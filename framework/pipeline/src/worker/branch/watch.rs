@@ -1,7 +1,7 @@
 //! Follows an item that was accepted until it is answered.
 //!
-//! Used by [`Branch`], on the actor's thread. **On a death** of the receiver the ask fails, and the branch sees to what
-//! becomes of the item; **dropped**, with its actor, it tells nobody anything.
+//! Used by [`Branch`], on the actor's thread. **On a death** of the receiver the ask fails, and the branch
+//! sees to what becomes of the item; **dropped**, with its actor, it tells nobody anything.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,7 +15,8 @@ use super::{Branch, Underway};
 use crate::item::{EdgeMessage, Item};
 use crate::worker::meter::Spanned;
 
-/// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is rare is boxed.
+/// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is
+/// rare is boxed.
 pub(super) struct Watch<T: Item> {
     pub(super) branch: Rc<Branch<T>>,
     pub(super) ask: Ask<EdgeMessage<T>>,
@@ -41,8 +42,8 @@ impl<T: Item> Future for Watch<T> {
                 branch.meter.span(of, Some(underway.tag.id), since, Instant::now());
             }
             let Err(error) = answer else {
-                // First its number, then the counts, which wake the sender. The ack guard drops last, with `underway`:
-                // that may answer the sender before this one.
+                // First its number, then the counts, which wake the sender. The ack guard drops last, with
+                // `underway`: that may answer the sender before this one.
                 branch.settle(&underway.tag);
                 branch.handled.set(branch.handled.get() + 1);
                 branch.answered(underway.to, underway.bytes);

@@ -1,8 +1,9 @@
 //! The end of a stage: hears it from all senders, finishes, passes it on, and answers it.
 //!
-//! Used by the steps of [`Core`]. **After a death** items may come behind the end. A source that begins anew says its end
-//! once more behind these, and that end is passed on and answered like the first: its sender, and with it the run, waits
-//! for what came late. **On a crash** of this process its senders say their ends again to its next life.
+//! Used by the steps of [`Core`]. **After a death** items may come behind the end. A source that begins anew
+//! says its end once more behind these, and that end is passed on and answered like the first: its sender,
+//! and with it the run, waits for what came late. **On a crash** of this process its senders say their ends
+//! again to its next life.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -49,16 +50,16 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end is passed
-    /// on.
+    /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end
+    /// is passed on.
     pub(super) async fn ended(self: &Rc<Self>, lanes: Vec<u32>, ack_guard: Option<AckGuard>) {
         {
             let expected = &self.part.config.lanes;
             let mut ends = self.ends.borrow_mut();
             if ends.begun {
-                // A source that had said its end may die before all is answered, and begin anew: then this is the end
-                // behind what came late. Its answer too says that this stage is done, and all behind it, which have to
-                // hear it. Of one without an answer nobody waits for that.
+                // A source that had said its end may die before all is answered, and begin anew: then this is
+                // the end behind what came late. Its answer too says that this stage is done, and all behind
+                // it, which have to hear it. Of one without an answer nobody waits for that.
                 let (true, Some(ack_guard)) = (ends.late, ack_guard) else { return };
                 ends.late = false;
                 ends.ack_guard.push(ack_guard);
@@ -76,8 +77,8 @@ impl<S: Stage> Core<S> {
         if !self.ends.borrow().begun {
             return self.side_ended().await;
         }
-        // What still waits in the order goes first, without what is missing: nobody is left to send that. Only then the
-        // stage has seen everything and may finish.
+        // What still waits in the order goes first, without what is missing: nobody is left to send that.
+        // Only then the stage has seen everything and may finish.
         self.order.borrow_mut().close();
         self.in_order().await;
         self.call(None, S::finish).await;
@@ -86,28 +87,30 @@ impl<S: Stage> Core<S> {
         self.begin_end();
     }
 
-    /// Passes the end on beside the mailbox, which stays open: after a death items may still go round a loop, or be sent
-    /// again, and those behind this stage answer its end only when they could pass them on to it.
+    /// Passes the end on beside the mailbox, which stays open: after a death items may still go round a loop,
+    /// or be sent again, and those behind this stage answer its end only when they could pass them on to it.
     fn begin_end(self: &Rc<Self>) {
         self.ends.borrow_mut().passing = true;
         let core = Rc::clone(self);
         crate::worker::spawn(async move { core.end().await });
     }
 
-    /// Says that nothing more comes from here, and is done when all was answered. One at a time, because two would wait
-    /// for the same word that all is answered.
+    /// Says that nothing more comes from here, and is done when all was answered. One at a time, because two
+    /// would wait for the same word that all is answered.
     async fn end(&self) {
         loop {
             // Those that come from now on are about what goes behind this end.
             let senders = std::mem::take(&mut self.ends.borrow_mut().ack_guard);
-            // Both before either is waited for: where they come together again, the receiver is done when it has both.
+            // Both before either is waited for: where they come together again, the receiver is done when it
+            // has both.
             let of = if self.ends.borrow().leaves { EndOf::Sender } else { EndOf::Flow };
             self.results.say_end(of).await;
             self.dead.say_end(of).await;
             self.results.ended().await;
             self.dead.ended().await;
             self.pushes.idle().await;
-            // Only now the senders' ends are answered: an answer says that this stage is done, and all behind it.
+            // Only now the senders' ends are answered: an answer says that this stage is done, and all behind
+            // it.
             self.part.finish().await;
             drop(senders);
             let mut ends = self.ends.borrow_mut();

@@ -1,8 +1,8 @@
-//! What becomes of items when a call has failed, or their data was lost with a process (DEATH-3): tried again, sent to the
-//! dead letters, named as failed or lost, or left to whoever can send them again.
+//! What becomes of items when a call has failed, or their data was lost with a process (DEATH-3): tried
+//! again, sent to the dead letters, named as failed or lost, or left to whoever can send them again.
 //!
-//! Used by the steps of [`Core`]. **On a crash** of this process nothing of it is told any more; senders name what they had
-//! under way here.
+//! Used by the steps of [`Core`]. **On a crash** of this process nothing of it is told any more; senders name
+//! what they had under way here.
 
 use std::collections::HashSet;
 
@@ -43,8 +43,8 @@ impl<S: Stage> Core<S> {
         self.part.env.lost_with(item)
     }
 
-    /// An attempt has failed, the one after so many others; `copy` is what was kept of its item. Gives back what is to be
-    /// tried again.
+    /// An attempt has failed, the one after so many others; `copy` is what was kept of its item. Gives back
+    /// what is to be tried again.
     pub(super) async fn failed(
         &self,
         error: anyhow::Error,
@@ -68,7 +68,8 @@ impl<S: Stage> Core<S> {
             self.nothing_of(order).await;
             return None;
         }
-        // On every attempt: what the call had emitted or dropped of what it kept does not come back with a retry.
+        // On every attempt: what the call had emitted or dropped of what it kept does not come back with a
+        // retry.
         let attempts = before + 1;
         self.fail_too(Some(id), out, &why, attempts);
         tag.attempt += 1;
@@ -76,7 +77,8 @@ impl<S: Stage> Core<S> {
             part.meter.note(|counts| counts.retries += 1);
             return copy;
         }
-        // Final. The conductor hears of it before anything of the item is passed on, so that the sources stop soon.
+        // Final. The conductor hears of it before anything of the item is passed on, so that the sources stop
+        // soon.
         part.failed(Some(id), why.clone(), attempts, on_error.fails());
         match copy.filter(|_| on_error.keeps()) {
             Some(item) => {
@@ -122,7 +124,8 @@ impl<S: Stage> Core<S> {
         self.part.meter.lost(&self.part.config.stage, ids, Cause::Tainted, why);
     }
 
-    /// Names what goes down with the item on which a call has failed: what it had kept and has dropped in that call.
+    /// Names what goes down with the item on which a call has failed: what it had kept and has dropped in
+    /// that call.
     pub(super) fn fail_too(&self, failed: Option<ItemId>, mut out: Out<S::Out>, why: &str, attempts: u32) {
         let exited: Vec<_> = out.withdraw().chain(self.part.retained.dropped()).collect();
         let mut seen: HashSet<_> = failed.into_iter().collect();

@@ -1,9 +1,11 @@
 //! Graphs of kernels: the driver's functions for them, which only programs that make one look up.
 //!
-//! A graph here is a chain: kernels one behind the other, and behind the last a batch of 64-bit writes. The parameters of all of
-//! them can be set anew before each launch; a launch that is on its way keeps those that it had.
+//! A graph here is a chain: kernels one behind the other, and behind the last a batch of 64-bit writes. The
+//! parameters of all of them can be set anew before each launch; a launch that is on its way keeps those that
+//! it had.
 //!
-//! **On a crash** a graph goes with its process. Nothing blocks: what is launched is destroyed only by whoever knows that it is through.
+//! **On a crash** a graph goes with its process. Nothing blocks: what is launched is destroyed only by
+//! whoever knows that it is through.
 
 use std::ffi::{c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, OnceLock};
@@ -58,8 +60,8 @@ pub(in super::super) struct Graph {
     writes: Opaque,
 }
 
-// SAFETY: handles of the driver's, which may be used from any thread, by one at a time: what changes a graph takes `&mut`, and
-// the last owner destroys it.
+// SAFETY: handles of the driver's, which may be used from any thread, by one at a time: what changes a graph
+// takes `&mut`, and the last owner destroys it.
 unsafe impl Send for Graph {}
 // SAFETY: as above; nothing is done by `&`.
 unsafe impl Sync for Graph {}
@@ -86,7 +88,8 @@ impl Graph {
             let before = made.kernels.last().copied();
             let node = driver.get_value("cuGraphAddKernelNode", |out| {
                 let (nodes, count) = dependency(before.as_ref());
-                // SAFETY: the graph and the node before live; the parameters are the caller's contract, and copied.
+                // SAFETY: the graph and the node before live; the parameters are the caller's contract, and
+                // copied.
                 unsafe { (table.cuGraphAddKernelNode)(out, graph, nodes, count, kernel) }
             })?;
             made.kernels.push(node);
@@ -127,8 +130,8 @@ impl Graph {
     /// Launches the chain with `writes` behind it, as many as it was made with.
     ///
     /// # Safety
-    /// The kernels' parameters were set for this launch, and what they point to stays until the stream is through; so do the
-    /// words, which nobody but the device writes.
+    /// The kernels' parameters were set for this launch, and what they point to stays until the stream is
+    /// through; so do the words, which nobody but the device writes.
     pub(in super::super) unsafe fn launch(
         &mut self,
         stream: &CudaStream,

@@ -1,4 +1,5 @@
-//! Some honest processes pass one allocation around, in any order and back: whatever comes when, nobody is refused (LEASE-3, WIRE-1).
+//! Some honest processes pass one allocation around, in any order and back: whatever comes when, nobody is
+//! refused (LEASE-3, WIRE-1).
 
 use std::collections::VecDeque;
 
@@ -124,7 +125,8 @@ fn honestly() -> impl Strategy<Value = Honestly> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else if thorough() { 16_384 } else { 1024 }))]
 
-    /// However some honest processes pass one allocation around, and back, and the owner reads of it: nobody is refused.
+    /// However some honest processes pass one allocation around, and back, and the owner reads of it: nobody
+    /// is refused.
     #[test]
     fn no_honest_process_is_refused(acts in prop::collection::vec(honestly(), 1..200)) {
         let mut world = Honest::new();

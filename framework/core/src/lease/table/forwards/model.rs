@@ -1,10 +1,11 @@
 //! Forwarded leases in every order of events (LEASE-3, LEASE-4, WIRE-1), with the real lease table.
 //!
-//! A owns the memory and has lent it to B. B passes it on to C, and C to D; each lets go when the next has passed the frame. B
-//! and C may die at any moment: then, as the node has it, the next process takes what they had sent, A reads what they had
-//! posted, and their leases are dropped. A reads ring after ring, in any order, and another of its threads reads between any
-//! two of these. In every state must hold: no hold of an honest process was refused, the memory of none was freed; and
-//! where nothing can happen any more, nothing is left. Each step is then left out, and a state must be found that breaks this.
+//! A owns the memory and has lent it to B. B passes it on to C, and C to D; each lets go when the next has
+//! passed the frame. B and C may die at any moment: then, as the node has it, the next process takes what
+//! they had sent, A reads what they had posted, and their leases are dropped. A reads ring after ring, in any
+//! order, and another of its threads reads between any two of these. In every state must hold: no hold of an
+//! honest process was refused, the memory of none was freed; and where nothing can happen any more, nothing
+//! is left. Each step is then left out, and a state must be found that breaks this.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
@@ -358,7 +359,8 @@ fn the_leases_of_the_dead_go_behind_what_came_of_their_frames() {
     breaks(Flaw::NothingGoesWithTheDead, &[0], "left");
 }
 
-/// Two forward to one, which takes the frame of the second first; and that one lets go before the other's frame is taken.
+/// Two forward to one, which takes the frame of the second first; and that one lets go before the other's
+/// frame is taken.
 #[test]
 fn a_hold_takes_the_forward_of_whom_it_names() {
     let mut table = LeaseTable::default();
@@ -389,8 +391,8 @@ fn a_silent_forwarder_takes_nothing_from_who_was_granted_a_lease() {
     assert_eq!(table.hold(entry, life, name(2), name(1)), Ok(true));
 }
 
-/// Two branches of which each forwards to the same third, which forwards both: what it does with the second begins when it has let
-/// go of the first, and so have those in front of it.
+/// Two branches of which each forwards to the same third, which forwards both: what it does with the second
+/// begins when it has let go of the first, and so have those in front of it.
 #[test]
 fn the_oldest_forward_is_taken_first() {
     let mut table = LeaseTable::default();
@@ -436,7 +438,8 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else if thorough() { 16_384 } else { 2048 }))]
 
-    /// Whatever four liars say, of whom one was lent the memory: who holds it was forwarded it by one who did, and as often.
+    /// Whatever four liars say, of whom one was lent the memory: who holds it was forwarded it by one who
+    /// did, and as often.
     #[test]
     fn nobody_holds_what_no_holder_forwarded(acts in prop::collection::vec(act(), 1..60)) {
         let (mut table, id) = (LeaseTable::default(), |slot| ProcessId::new(slot, 0).expect("small"));

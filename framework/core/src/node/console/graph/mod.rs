@@ -1,8 +1,8 @@
 //! Who sends to whom, as the links have counted it: for `tensorpost graph` and the live page.
 //!
-//! A link knows the process that sent and the actor that was sent to. So where a process has one actor, that is the sender;
-//! where it has none, as the program's own mostly, or several, the process itself is drawn. What actors of one process send to
-//! each other goes over no link, and is not there.
+//! A link knows the process that sent and the actor that was sent to. So where a process has one actor, that
+//! is the sender; where it has none, as the program's own mostly, or several, the process itself is drawn.
+//! What actors of one process send to each other goes over no link, and is not there.
 
 mod form;
 mod svg;
@@ -82,7 +82,8 @@ impl Graph {
         svg::svg(self)
     }
 
-    /// Of a look, with rates since an earlier one; on the head with the other hosts that have answered, each by its own clock.
+    /// Of a look, with rates since an earlier one; on the head with the other hosts that have answered, each
+    /// by its own clock.
     pub fn of(earlier: Option<&Look>, now: &Look) -> Graph {
         views::joined(earlier, now)
     }

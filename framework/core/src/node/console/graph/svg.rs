@@ -1,6 +1,6 @@
-//! The graph as a picture: columns from senders to receivers, boxes in them, curves between. An edge that passes a column has a
-//! lane of its own above the boxes, one that leads back has one below them, so that no label stands on another. One file,
-//! readable on light and on dark ground.
+//! The graph as a picture: columns from senders to receivers, boxes in them, curves between. An edge that
+//! passes a column has a lane of its own above the boxes, one that leads back has one below them, so that no
+//! label stands on another. One file, readable on light and on dark ground.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -156,8 +156,8 @@ fn columns(graph: &Graph) -> HashMap<&str, usize> {
     graph.nodes.iter().map(|node| node.id.as_str()).zip(columns).collect()
 }
 
-/// The edges by the places of their nodes in the list. What comes from other hosts is drawn as it is, so each edge is looked at once for each
-/// other, and no more.
+/// The edges by the places of their nodes in the list. What comes from other hosts is drawn as it is, so each
+/// edge is looked at once for each other, and no more.
 struct Ways {
     edges: Vec<(usize, usize)>,
     /// To whom each sends.
@@ -178,8 +178,9 @@ impl Ways {
         Ways { edges, next, is_process }
     }
 
-    /// Whether a receiver reaches its sender too: then the one that comes first in the list is in front. A process is in front of
-    /// actors, for the program's own starts them and gets their reports; so a way through a process makes no circle of actors.
+    /// Whether a receiver reaches its sender too: then the one that comes first in the list is in front. A
+    /// process is in front of actors, for the program's own starts them and gets their reports; so a way
+    /// through a process makes no circle of actors.
     fn leads_back(&self, from: usize, to: usize) -> bool {
         let of_actors = !self.is_process[to];
         if of_actors && self.is_process[from] {

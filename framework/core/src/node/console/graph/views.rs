@@ -1,10 +1,12 @@
 //! The graph of all hosts in one, from what each shows of itself.
 //!
-//! What an actor sends to one of another host goes to a place in the gateway of its own, and from there it is the other gateway's to send on. So the edge
-//! is the one to that place, and it is drawn to the actor at its own host, which is known by its identity. What a gateway sends is that of others,
-//! and is drawn only where one of them shows nothing.
+//! What an actor sends to one of another host goes to a place in the gateway of its own, and from there it is
+//! the other gateway's to send on. So the edge is the one to that place, and it is drawn to the actor at its
+//! own host, which is known by its identity. What a gateway sends is that of others, and is drawn only where
+//! one of them shows nothing.
 //!
-//! **Invariants.** WIRE-1: a host shows what goes out of its own processes alone, to whomever, and no more of it than
+//! **Invariants.** WIRE-1: a host shows what goes out of its own processes alone, to whomever, and no more of
+//! it than
 //! [`MAX_HOST_EDGES`]: the busiest. What it says of places in its gateway moves its own edges, and no other's.
 
 use std::collections::{HashMap, HashSet};
@@ -243,7 +245,8 @@ mod tests {
         ProcessId::new(slot, 0).expect("there is such a slot")
     }
 
-    /// A host whose first actor has sent so many to actor 2 of host `to`, by the gateway in slot 3, and to that of its own.
+    /// A host whose first actor has sent so many to actor 2 of host `to`, by the gateway in slot 3, and to
+    /// that of its own.
     fn view(number: u16, to: u16, at: u64, sent: u64) -> Look {
         let mut look = sample::look(at, [sent, 0]);
         look.actors.iter_mut().for_each(|of| of.actor = ActorId::numbered(number, of.actor.0));
@@ -312,7 +315,8 @@ mod tests {
         // By its own clock.
         assert_eq!(edge(&graph, actor(1, 1), actor(0, 2)).messages_per_second, Some(10.0));
 
-        // One that shows nothing: what comes from it comes from the gateway, and who it has is known by the number.
+        // One that shows nothing: what comes from it comes from the gateway, and who it has is known by the
+        // number.
         let mut silent = all(2_000_000_000, [110, 120]);
         silent.hosts[0].look = None;
         let graph = Graph::of(None, &silent);

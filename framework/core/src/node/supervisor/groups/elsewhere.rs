@@ -1,17 +1,20 @@
-//! Groups whose actors are on several hosts: what fails on one ends the members on all, and none begins before the last has ended.
+//! Groups whose actors are on several hosts: what fails on one ends the members on all, and none begins
+//! before the last has ended.
 //!
-//! Each host supervises the members that live there, by their own policies. What is common is in the hands of the group's *home*, the host whose program
-//! has made it: rounds (`spread.rs`). The hosts say to each other what happens by their starters (`node/elsewhere/groups.rs`). A member that
-//! roams (`roaming.rs`) is one of the host that it lives on; that its host was lost is a failure as any other, and its next life is one of the
-//! round that follows. Who does not roam is given up with its host, and with it the group. Of the ends of such the home hears as of
-//! any actor that somebody watches.
+//! Each host supervises the members that live there, by their own policies. What is common is in the hands of
+//! the group's *home*, the host whose program has made it: rounds (`spread.rs`). The hosts say to each other
+//! what happens by their starters (`node/elsewhere/groups.rs`). A member that roams (`roaming.rs`) is one of
+//! the host that it lives on; that its host was lost is a failure as any other, and its next life is one of
+//! the round that follows. Who does not roam is given up with its host, and with it the group. Of the ends of
+//! such the home hears as of any actor that somebody watches.
 //!
-//! **Invariants.** HOST-10: a next life of a group waits for its hosts' answers, or for what the head says of a host that does not answer. WIRE-1: a host has a
-//! group fail where it was to start a member of it, and ends members of its own groups alone; whoever lies so ends actors that it could have
-//! ended in other ways. MBX-2: what is known of groups is bounded by the actors that are there, or being started.
+//! **Invariants.** HOST-10: a next life of a group waits for its hosts' answers, or for what the head says of
+//! a host that does not answer. WIRE-1: a host has a group fail where it was to start a member of it, and
+//! ends members of its own groups alone; whoever lies so ends actors that it could have ended in other ways.
+//! MBX-2: what is known of groups is bounded by the actors that are there, or being started.
 //!
-//! **On a shutdown** nothing begins again, so nothing is said. **On the loss** of the home the members' workers end with it. **On the end** of a gateway what was said
-//! is said again.
+//! **On a shutdown** nothing begins again, so nothing is said. **On the loss** of the home the members'
+//! workers end with it. **On the end** of a gateway what was said is said again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -82,7 +85,8 @@ impl Supervisor {
         self.shared.groups(command);
     }
 
-    /// A member of a group is about to be started on another host: what that is to know. Nothing where the group does not restart as one.
+    /// A member of a group is about to be started on another host: what that is to know. Nothing where the
+    /// group does not restart as one.
     pub(in crate::node) fn starts_on(
         &self,
         group: Option<&Group>,
@@ -147,7 +151,8 @@ impl HostGroups {
         self.joined.get_mut(&(group.home()?, group.id()))
     }
 
-    /// A host says that a member of a group has failed there, whose life was of the round `begun`: the group, where another round follows.
+    /// A host says that a member of a group has failed there, whose life was of the round `begun`: the group,
+    /// where another round follows.
     fn hear_failure(&mut self, host: u16, id: u64, begun: u64, at: Instant) -> Result<Option<Group>, String> {
         // WIRE-1.
         let spread = self.spread.get_mut(&id).filter(|(_, spread)| spread.has(host));
@@ -156,10 +161,12 @@ impl HostGroups {
         Ok(spread.is_news(begun, at).then(|| group.clone()))
     }
 
-    /// Something has happened to a member on another host that does not roam: the group, and why, where it is given up.
+    /// Something has happened to a member on another host that does not roam: the group, and why, where it is
+    /// given up.
     fn hear_event(&mut self, id: u64, event: &Lifecycle) -> Option<(Group, String)> {
         let (group, spread) = self.spread.get_mut(&id)?;
-        // Where its host leaves, the group hears of that; where nobody knows why it has ended, nothing was wrong with it.
+        // Where its host leaves, the group hears of that; where nobody knows why it has ended, nothing was
+        // wrong with it.
         let failed = match event.failure() {
             Some(EndReason::NodeStopped) => return None,
             Some(EndReason::Forgotten) | None => None,
@@ -273,7 +280,8 @@ impl State {
         self.groups.joined.entry((home, group.id())).or_insert_with(new).starting += 1;
     }
 
-    /// Members on other hosts end with those here that restart because of a failure here: `given_up` are those of `groups` that do not come back.
+    /// Members on other hosts end with those here that restart because of a failure here: `given_up` are
+    /// those of `groups` that do not come back.
     pub(in super::super) fn groups_fail(
         &mut self,
         groups: &[Group],
@@ -375,7 +383,8 @@ impl State {
         Ok(())
     }
 
-    /// A member of a group of this host has failed elsewhere, or its host was lost: all end. They come back together, unless one of them does not.
+    /// A member of a group of this host has failed elsewhere, or its host was lost: all end. They come back
+    /// together, unless one of them does not.
     pub(in super::super) fn group_failed(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
         if self.stopping.is_some() {
             return;
@@ -438,7 +447,8 @@ impl State {
         }
     }
 
-    /// A host is not of the node any more: groups do not wait for it, and are given up where one of its actors does not go on elsewhere.
+    /// A host is not of the node any more: groups do not wait for it, and are given up where one of its
+    /// actors does not go on elsewhere.
     pub(in super::super) fn groups_lost(&mut self, host: u16, why: &str) {
         let mut given_up = Vec::new();
         for (group, spread) in self.groups.spread.values_mut() {

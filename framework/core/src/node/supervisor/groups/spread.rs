@@ -1,16 +1,20 @@
 //! The rounds of a group whose actors are on several hosts, without I/O.
 //!
-//! The host whose program has made the group is its *home*, which keeps a [`Spread`]; each other host with members keeps a [`Joined`]. A *round* is
-//! one common restart. The home begins it, with a failure of its own or one that a host has told it of, and has each host end its
-//! members ([`Step::End`]). When all have answered that they have ended, here too, it has each begin the next lives ([`Step::Begin`]). A host whose own
-//! member fails ends its others at once, holds the next lives back, and tells the home, which answers with a round.
+//! The host whose program has made the group is its *home*, which keeps a [`Spread`]; each other host with
+//! members keeps a [`Joined`]. A *round* is one common restart. The home begins it, with a failure of its own
+//! or one that a host has told it of, and has each host end its members ([`Step::End`]). When all have
+//! answered that they have ended, here too, it has each begin the next lives ([`Step::Begin`]). A host whose
+//! own member fails ends its others at once, holds the next lives back, and tells the home, which answers
+//! with a round.
 //!
-//! Used by the supervisor (`groups/elsewhere.rs`). What is said is said again where it was lost with a gateway, so each step may come
-//! twice. The model (`model.rs`) loses, repeats and delays, and takes out what each case is for.
+//! Used by the supervisor (`groups/elsewhere.rs`). What is said is said again where it was lost with a
+//! gateway, so each step may come twice. The model (`model.rs`) loses, repeats and delays, and takes out what
+//! each case is for.
 //!
-//! **Invariants.** No next life begins on any host before the last of the old ones has ended on all. A failure of one life ends each other life
-//! once: a host says which round its lives are of, so what was said late, or twice, begins no further round. **On the loss** of a host it
-//! is waited for no longer; what that means for the group, the supervisor decides.
+//! **Invariants.** No next life begins on any host before the last of the old ones has ended on all. A
+//! failure of one life ends each other life once: a host says which round its lives are of, so what was said
+//! late, or twice, begins no further round. **On the loss** of a host it is waited for no longer; what that
+//! means for the group, the supervisor decides.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -67,7 +71,8 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Rounds before this one were before it. `round` is no smaller than that of any group before it, for hosts that remember those.
+    /// Rounds before this one were before it. `round` is no smaller than that of any group before it, for
+    /// hosts that remember those.
     pub(super) fn new(round: u64, now: Instant) -> Self {
         let (hosts, members) = Default::default();
         Spread {
@@ -119,8 +124,8 @@ impl Spread {
         (self.round, self.why) = (round, why);
     }
 
-    /// A host says that one of its members has failed, whose life was of the round `begun`. Whether another round follows: otherwise the present
-    /// one ends it, or has.
+    /// A host says that one of its members has failed, whose life was of the round `begun`. Whether another
+    /// round follows: otherwise the present one ends it, or has.
     pub(super) fn is_news(&mut self, begun: u64, at: Instant) -> bool {
         if begun < self.round && self.is_ending {
             self.at = self.at.max(at);

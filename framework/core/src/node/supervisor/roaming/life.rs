@@ -1,7 +1,7 @@
 //! The lives of one actor that roams, without I/O: told what came, it says whether another one may begin.
 //!
-//! Used by the supervisor of its home. The model (`model.rs`) has hosts that are lost, leave, are given up though they live, and answer late
-//! or not at all, and shows what each case is for.
+//! Used by the supervisor of its home. The model (`model.rs`) has hosts that are lost, leave, are given up
+//! though they live, and answer late or not at all, and shows what each case is for.
 
 use std::time::{Duration, Instant};
 

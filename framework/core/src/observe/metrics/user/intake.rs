@@ -1,11 +1,11 @@
 //! The node's side: gives what workers tell to the recorder of the program.
 //!
-//! A recorder is the program's code and may take its time, so a thread of its own calls it. What finds no room in the
-//! queue to it is dropped and counted. Whoever asks for metrics empties the queue too, so that the recorder has all that
-//! the answers are about.
+//! A recorder is the program's code and may take its time, so a thread of its own calls it. What finds no
+//! room in the queue to it is dropped and counted. Whoever asks for metrics empties the queue too, so that
+//! the recorder has all that the answers are about.
 //!
-//! **Locks.** `known` for as long as the recorder is called; inside it `queue`, for a moment. The supervisor takes `queue`
-//! alone. **On a panic** of the recorder this says so and ends; the node goes on.
+//! **Locks.** `known` for as long as the recorder is called; inside it `queue`, for a moment. The supervisor
+//! takes `queue` alone. **On a panic** of the recorder this says so and ends; the node goes on.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,8 @@ use crate::limits::{
 };
 use crate::observe::text::shown;
 
-/// See the module. Dropping it lets the recorder have what has come, for at most a second, in case it is stuck.
+/// See the module. Dropping it lets the recorder have what has come, for at most a second, in case it is
+/// stuck.
 pub(crate) struct Intake {
     waiting: Arc<Waiting>,
     /// Until the drop.
@@ -99,7 +100,8 @@ impl Intake {
             dropped = dropped.saturating_add(updates.len() as u64);
             updates.clear();
         }
-        // A count alone needs no entry of its own: there are no more entries than updates, and one for each worker.
+        // A count alone needs no entry of its own: there are no more entries than updates, and one for each
+        // worker.
         if updates.is_empty()
             && let Some(last) = queue.told.iter_mut().rev().find(|told| told.worker == *worker)
         {

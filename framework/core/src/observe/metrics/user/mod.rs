@@ -1,19 +1,21 @@
-//! Metrics of user code: what `metrics::counter!`, `gauge!` and `histogram!` say in a worker, on the way to the recorder
-//! of the process that has the node.
+//! Metrics of user code: what `metrics::counter!`, `gauge!` and `histogram!` say in a worker, on the way to
+//! the recorder of the process that has the node.
 //!
-//! In a worker [`WorkerRecorder`] is the recorder. It adds up; its control thread tells the node what has changed, as
-//! [`Update`]s, [`TELL_EVERY`] after the first change, when the node asks for metrics, and at a clean end. So nothing is
-//! sent or allocated per message, and an idle worker is not woken. In the node, [`Intake`] gives what comes to the
-//! recorder there, with the labels `actor` and `worker`, on a thread of its own: the supervisor waits for nobody.
+//! In a worker [`WorkerRecorder`] is the recorder. It adds up; its control thread tells the node what has
+//! changed, as [`Update`]s, [`TELL_EVERY`] after the first change, when the node asks for metrics, and at a
+//! clean end. So nothing is sent or allocated per message, and an idle worker is not woken. In the node,
+//! [`Intake`] gives what comes to the recorder there, with the labels `actor` and `worker`, on a thread of
+//! its own: the supervisor waits for nobody.
 //!
-//! **Bounded (MBX-2).** Series, names, labels and values have limits (`limits.rs`), which the node checks again (WIRE-1).
-//! What is past them is dropped and counted, in [`DROPPED`], and the log says so once for each worker.
+//! **Bounded (MBX-2).** Series, names, labels and values have limits (`limits.rs`), which the node checks
+//! again (WIRE-1). What is past them is dropped and counted, in [`DROPPED`], and the log says so once for
+//! each worker.
 //!
-//! A description (`describe_counter!`) is told once for each metric and worker, and the recorder gets the first of all
-//! workers.
+//! A description (`describe_counter!`) is told once for each metric and worker, and the recorder gets the
+//! first of all workers.
 //!
-//! **On a crash** the worker takes with it what it had not told. A counter goes on from what the recorder has, because
-//! additions travel and no sums.
+//! **On a crash** the worker takes with it what it had not told. A counter goes on from what the recorder
+//! has, because additions travel and no sums.
 
 mod intake;
 mod owner;
@@ -94,7 +96,8 @@ impl Update {
     }
 }
 
-/// The name under which a label arrives: two are the framework's, and a user's of that name gives way, as in Prometheus.
+/// The name under which a label arrives: two are the framework's, and a user's of that name gives way, as in
+/// Prometheus.
 fn label_name(name: &str) -> Cow<'_, str> {
     if matches!(name, "actor" | "worker") { format!("exported_{name}").into() } else { name.into() }
 }

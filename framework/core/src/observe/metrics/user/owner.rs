@@ -1,9 +1,9 @@
 //! Whose code a thread runs: the label `actor` of metrics.
 //!
-//! A thread says so by a number in thread-local memory, so that polling an actor costs a store; the names stand in a
-//! table that changes when actors start and end. A thread that an actor has for itself is always its own. Where a process has
-//! one actor, all its threads count as that actor's: a task outside the actor's context, the future of a handler (which
-//! actix runs as such a task), or a host kernel is of nobody else.
+//! A thread says so by a number in thread-local memory, so that polling an actor costs a store; the names
+//! stand in a table that changes when actors start and end. A thread that an actor has for itself is always
+//! its own. Where a process has one actor, all its threads count as that actor's: a task outside the actor's
+//! context, the future of a handler (which actix runs as such a task), or a host kernel is of nobody else.
 
 use std::cell::Cell;
 use std::sync::Arc;

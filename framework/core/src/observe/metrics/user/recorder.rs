@@ -1,7 +1,7 @@
 //! The recorder of a worker.
 //!
-//! **Locks.** `series` for the call of a macro; a histogram's own for a value. Neither is held while anything else is
-//! called but `HashMap`s. **On the path of a message** there is nothing of this.
+//! **Locks.** `series` for the call of a macro; a histogram's own for a value. Neither is held while anything
+//! else is called but `HashMap`s. **On the path of a message** there is nothing of this.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -20,7 +20,8 @@ use crate::limits::{
     MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_METRIC_VALUES, MAX_WORKER_METRIC_VALUES,
 };
 
-/// The bits of a value that are cut off past the exact ones: what is left is right to 1 in 256, and never too large.
+/// The bits of a value that are cut off past the exact ones: what is left is right to 1 in 256, and never too
+/// large.
 const CUT_BITS: u64 = (1 << 44) - 1;
 
 /// Adds up what a worker's code says. Clones are the same recorder.
@@ -199,7 +200,8 @@ impl WorkerRecorder {
 
 impl Shared {
     fn touch(&self) {
-        // A swap, and no look before it: it is in one order with that of `take`, so a value that `take` does not see wakes.
+        // A swap, and no look before it: it is in one order with that of `take`, so a value that `take` does
+        // not see wakes.
         if !self.dirty.swap(true, AcqRel) {
             (self.wake)();
         }

@@ -68,8 +68,8 @@ impl Model {
         sorted.windows(2).any(|pair| pair[0] == pair[1])
     }
 
-    /// Whether some strides express the elements under `shape`: the steps along each axis fix them, the rest has
-    /// to agree.
+    /// Whether some strides express the elements under `shape`: the steps along each axis fix them, the rest
+    /// has to agree.
     fn viewable_as(&self, shape: &[usize]) -> bool {
         let Some(&first) = self.offsets.first() else { return true };
         let view = Model { shape: shape.to_vec(), offsets: self.offsets.clone() };

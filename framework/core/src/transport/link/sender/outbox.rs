@@ -1,7 +1,7 @@
 //! Replies that found no room, in their order: the reader sends them when there is some.
 //!
-//! Used by `outgoing`. Invariants and locks are those of the [sender's side](super). MBX-2: each still has the credit of its ask, so there are
-//! no more than the peer may ask.
+//! Used by `outgoing`. Invariants and locks are those of the [sender's side](super). MBX-2: each still has
+//! the credit of its ask, so there are no more than the peer may ask.
 
 use std::sync::atomic::Ordering;
 

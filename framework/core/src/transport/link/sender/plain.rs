@@ -1,9 +1,10 @@
-//! A frame of a body alone: claimed and written in one step, because nothing of its value can be handed over, and outside of a turn
-//! seen with it.
+//! A frame of a body alone: claimed and written in one step, because nothing of its value can be handed over,
+//! and outside of a turn seen with it.
 //!
-//! Used by `outgoing`. Invariants and locks are those of the [sender's side](super): a frame is written only into room that nobody
-//! else was promised, a message only for a credit, and where one of the two lacks nothing was taken. Returns that other threads
-//! have posted before their frames are seen first: the lock, under which those frames were written, says whether there are any.
+//! Used by `outgoing`. Invariants and locks are those of the [sender's side](super): a frame is written only
+//! into room that nobody else was promised, a message only for a credit, and where one of the two lacks
+//! nothing was taken. Returns that other threads have posted before their frames are seen first: the lock,
+//! under which those frames were written, says whether there are any.
 
 use std::sync::atomic::Ordering;
 
@@ -14,8 +15,9 @@ use crate::transport::outgoing::{Destination, NotNow, TransmitError};
 use crate::transport::ring::RingCorrupt;
 
 impl Link {
-    /// Takes credit and room for a frame of a body alone and writes it, all or nothing. Where it ends in the ring, and whether it is
-    /// published: if `now` says so, once it is written. `corrupt` as for [`claim`](Self::claim).
+    /// Takes credit and room for a frame of a body alone and writes it, all or nothing. Where it ends in the
+    /// ring, and whether it is published: if `now` says so, once it is written. `corrupt` as for
+    /// [`claim`](Self::claim).
     pub(crate) fn send_plain(
         &self,
         destination: &Destination,
@@ -35,7 +37,8 @@ impl Link {
         }
         let head = wire::plain_head(header, out.number);
         let Some(end) = out.put(&head, body) else {
-            // Only where it was not as free as it said: then its cursor went back, and the next look finds that.
+            // Only where it was not as free as it said: then its cursor went back, and the next look finds
+            // that.
             self.lack_room();
             return Err(TransmitError::NotNow(NotNow::RingFull));
         };
@@ -47,7 +50,8 @@ impl Link {
         }
         // Release: see `Claim::write`.
         self.sender.written.store(end, Ordering::Release);
-        // Under the lock: of whoever has written a frame before this one, the returns that are not published are seen.
+        // Under the lock: of whoever has written a frame before this one, the returns that are not published
+        // are seen.
         let is_published = now();
         if is_published {
             let published = out.ring.publish_to(end);

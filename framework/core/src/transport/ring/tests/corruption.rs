@@ -1,5 +1,5 @@
-//! A peer that writes anything, anywhere it can (WIRE-1): an error or a record, never a panic, never out of bounds
-//! and never without end.
+//! A peer that writes anything, anywhere it can (WIRE-1): an error or a record, never a panic, never out of
+//! bounds and never without end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -60,7 +60,8 @@ impl Pair {
             }
             Err(RingError::TooLarge { .. }) => assert!(len > data::max_payload(CAPACITY)),
             Err(RingError::Full) => {
-                // What is free can be split by the end of the ring, and a record is never: less than twice fits.
+                // What is free can be split by the end of the ring, and a record is never: less than twice
+                // fits.
                 let free = self.producer.free().expect("the consumer is sound");
                 assert!(free < 2 * (8 + len.next_multiple_of(8)), "{free} free bytes are enough for {len}");
             }
@@ -180,7 +181,8 @@ fn a_return_ring_begins_again_where_all_was_taken() {
     }
     let lap = (RETURN_LAP + 3) * entries::ENTRY_BYTES;
     assert!(producer.touched() <= lap, "{} bytes", producer.touched());
-    // A consumer that is always behind has it go round all of the memory, and the last slot is as good as the first.
+    // A consumer that is always behind has it go round all of the memory, and the last slot is as good as the
+    // first.
     assert!(pass(&mut producer, 1, 0));
     for _ in 0..3 * SLOTS {
         assert!(pass(&mut producer, 1, 1));

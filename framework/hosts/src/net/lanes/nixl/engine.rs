@@ -1,4 +1,5 @@
-//! The thread of one end of a route: an agent of NIXL, and its arena. It ends when it is told so, or when its peer is gone.
+//! The thread of one end of a route: an agent of NIXL, and its arena. It ends when it is told so, or when its
+//! peer is gone.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -24,8 +25,9 @@ pub(super) enum Order {
     Close,
 }
 
-/// So long after something has happened a thread asks without a break whether a write is complete, or there is another: a slot over NVLink
-/// takes less, however many are before it, and to be woken costs a third of that.
+/// So long after something has happened a thread asks without a break whether a write is complete, or there
+/// is another: a slot over NVLink takes less, however many are before it, and to be woken costs a third of
+/// that.
 const EAGER: Duration = Duration::from_millis(1);
 /// Then it sleeps between.
 const NAP: Duration = Duration::from_micros(50);
@@ -71,7 +73,8 @@ pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
     }
 }
 
-/// A name that no other agent has, nor had: of this process, of the gateway before it, or of another host. At most 64 characters.
+/// A name that no other agent has, nor had: of this process, of the gateway before it, or of another host. At
+/// most 64 characters.
 fn name(peer: &Peer, way: Way) -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     let ((own, gateway), number) = (peer.own(), NUMBER.fetch_add(1, Relaxed));
@@ -223,8 +226,9 @@ impl Engine {
         }
     }
 
-    /// HOST-11. Waits for the writes that nobody waits for any more: an agent that ends gives them up, but what a device was told to
-    /// copy it copies all the same, into an arena that is used again once this end has said that it is gone.
+    /// HOST-11. Waits for the writes that nobody waits for any more: an agent that ends gives them up, but
+    /// what a device was told to copy it copies all the same, into an arena that is used again once this end
+    /// has said that it is gone.
     fn settle(&mut self) {
         let Some(agent) = &mut self.agent else { return };
         let since = Instant::now();

@@ -1,11 +1,11 @@
 //! The stream of a [NIXL lane](crate::nixl), and what is done for it: copies, and calls of NIXL.
 //!
-//! The stream is one more connection beside the lanes, and ends with its link; that it is not there ends nothing. The state is the peer's, under
-//! the lock of its session. Each end of a route has a thread ([`engine`]), because NIXL may wait for whatever it likes; copies run
-//! where the stream does.
+//! The stream is one more connection beside the lanes, and ends with its link; that it is not there ends
+//! nothing. The state is the peer's, under the lock of its session. Each end of a route has a thread
+//! ([`engine`]), because NIXL may wait for whatever it likes; copies run where the stream does.
 //!
-//! *When the stream ends*, what goes by NIXL goes by gRPC, and the arenas are closed. *When the peer is dropped*, agents end with their
-//! threads, and have their arenas until then.
+//! *When the stream ends*, what goes by NIXL goes by gRPC, and the arenas are closed. *When the peer is
+//! dropped*, agents end with their threads, and have their arenas until then.
 
 mod engine;
 

@@ -1,5 +1,5 @@
-//! Seeded runs of one group on a home and three hosts: members fail, what is said is late, lost with a gateway and said again. No life
-//! begins beside one of an earlier round, and in the end all live in one.
+//! Seeded runs of one group on a home and three hosts: members fail, what is said is late, lost with a
+//! gateway and said again. No life begins beside one of an earlier round, and in the end all live in one.
 
 use std::collections::VecDeque;
 

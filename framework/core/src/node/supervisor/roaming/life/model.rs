@@ -1,5 +1,5 @@
-//! Seeded runs of one actor on hosts that come and go, and whose gateways end. At no moment does it work twice (HOST-10), and its home
-//! hears of its end.
+//! Seeded runs of one actor on hosts that come and go, and whose gateways end. At no moment does it work
+//! twice (HOST-10), and its home hears of its end.
 
 use std::time::Instant;
 
@@ -88,7 +88,8 @@ impl Run {
         self.life.host_gone(host as u16, how, "gone".to_owned(), self.now)
     }
 
-    /// The next life is asked for. The answer may be lost, on its way there or back, with the host or with a gateway.
+    /// The next life is asked for. The answer may be lost, on its way there or back, with the host or with a
+    /// gateway.
     fn begins(&mut self, host: usize) -> Follows {
         self.life.begin();
         let (came, with_gateway) = (self.draw.below(2) == 0, self.draw.below(2) == 0);
