@@ -301,7 +301,7 @@ fn outlives(node: Node, before: &HashSet<PathBuf>) -> anyhow::Result<()> {
 /// Plays a scene if this process is to; whether it was.
 pub(super) fn play() -> bool {
     let Ok(scene) = std::env::var(SCENE) else { return false };
-    let builder = || program(Node::builder());
+    let builder = Node::builder;
     // tokio has sockets too, with itself.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let before = sockets();

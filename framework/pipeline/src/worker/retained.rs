@@ -44,7 +44,7 @@ fn place(order: Order) -> Place {
 impl Retained {
     /// `keeps_places`: whether what is kept keeps its place in the order. The items of a batch or a pair do
     /// not: it has the place of the item that completes it, which may never come.
-    pub(super) fn new(keeps_places: bool) -> Self {
+    pub(crate) fn new(keeps_places: bool) -> Self {
         Retained(Rc::new(Inner { keeps_places, ..Inner::default() }))
     }
 
