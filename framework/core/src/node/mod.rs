@@ -1,9 +1,9 @@
 //! Nodes: the processes that a program starts, supervises and ends.
 //!
 //! [`Node::builder`](crate::node::Node::builder) makes the running program a node. Each
-//! [`spawn`](crate::node::Node::spawn) starts a worker process with an actor in it, unless it is told another
-//! place. A worker is this program again, of which it runs nothing but the actors: `main` never begins there.
-//! Restart policies, groups, watching and limits for hangs are settings of the spawn and of the builder.
+//! [`spawn`](crate::node::Node::spawn) starts a worker process with an actor in it, unless the spawn names
+//! another place. A worker runs this program again, but only its actors: `main` never begins there. Restart
+//! policies, groups, watching and limits for hangs are settings of the spawn and of the builder.
 //!
 //! ```standalone_crate
 //! use std::time::Duration;
@@ -48,14 +48,15 @@
 //! }
 //! ```
 //!
-//! Nothing is in the file system: a worker inherits its socket to the node. The node's process alone listens,
-//! for the command `tensorpost`, at an abstract name that only its user and root get answers from
-//! ([`NodeBuilder::console`]). On a worker's death the rest goes on; on the node's death all of it ends.
+//! Nothing is in the file system: a worker inherits its socket to the node. Only the node's process listens,
+//! at an abstract name, for the command `tensorpost`. It answers only its own user and root
+//! ([`NodeBuilder::console`]). When a worker dies, the rest goes on; when the node dies, all workers end.
 //!
-//! Inside, read in this order: [`host`] (what a process runs), `control` and `line` (what travels on a
-//! control socket, and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and `questions` (what
-//! the node knows and passes on; no sockets), [`supervisor`] (the thread in the node), `worker` (the other
-//! side), [`shutdown`] and `journal`; `console` and `live` (who looks in from outside).
+//! Read the modules in this order. [`host`] runs inside a process; `control` and `line` define the messages
+//! on a control socket and send them; then `handshake`. `broker` with `roster`, `registry`, `chunks` and
+//! `questions` holds what the node knows and passes on, without sockets. [`supervisor`] is the thread in the
+//! node, `worker` the other side. Then [`shutdown`] and `journal`. `console` and `live` answer watchers from
+//! outside.
 
 #[cfg(feature = "hosts")]
 pub(crate) mod all_hosts;
@@ -106,7 +107,7 @@ mod signals;
 mod spawn;
 mod spawned;
 pub mod supervisor;
-// What tests see through `testing::deaths`.
+// Tests reach it through `testing::deaths`.
 #[cfg_attr(
     not(any(test, feature = "testing")),
     expect(unreachable_pub, reason = "public for the model's test only")
@@ -158,8 +159,8 @@ pub use self::worker::run_if_worker;
 pub use crate::actor::{NewActor, StartActor};
 
 /// A running node. It starts without workers; each [`spawn`](Node::spawn) adds one. Dropping it shuts it
-/// down, with [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics. In a forked child of its process it
-/// is nobody's: calls on it are errors, and its drop does nothing.
+/// down, with [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics. In a forked child of its process
+/// calls on it are errors, and its drop does nothing.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -177,17 +178,17 @@ pub struct Node {
     processes: Inert<Processes>,
 }
 
-/// The processes of a node, whatever they run. Dropping it shuts them down.
+/// The processes of a node, independent of what they run. Dropping it shuts them down.
 pub struct Processes {
     supervisor: Arc<Supervisor>,
-    /// This process's own.
+    /// The runtime of the node's own process.
     process_runtime: Arc<dyn host::ProcessRuntime>,
     trace: Option<Arc<Collector>>,
     /// Why workers share GPUs in time slices.
     time_slices: Option<String>,
-    /// Looks into it from outside; ends after the workers have.
+    /// Answers watchers from outside; ends after the workers have.
     _console: Option<console::Server>,
-    /// Live pages, the same.
+    /// Serves the live pages; ends after the workers, too.
     live: Mutex<Vec<live::Server>>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
@@ -195,36 +196,39 @@ pub struct Processes {
 
 impl Node {
     inside! {
-        /// The transport of the node's own process.
+        /// Returns the transport of the node's own process.
         pub fn transport(&self) -> &Arc<Transport> {
             &self.transport
         }
     }
 
-    /// The handle to the thread that keeps the workers, for whoever starts workers and actors.
+    /// Returns the handle to the supervisor's thread, for code that starts workers and actors itself.
     pub fn supervisor(&self) -> &Arc<Supervisor> {
         self.processes.supervisor()
     }
 
-    /// Why workers that share a GPU take turns on it; `None` if their kernels overlap ([`Sharing::Mps`]).
+    /// Returns why workers that share a GPU take turns on it; `None` if their kernels overlap
+    /// ([`Sharing::Mps`]).
     pub fn time_slices(&self) -> Option<&str> {
         self.processes.time_slices.as_deref()
     }
 
-    /// All workers, also those that have ended and whose slot is not used again yet.
+    /// Returns the status of all workers, also of those that have ended and whose slot is not used again yet.
     pub fn workers(&self) -> Vec<WorkerStatus> {
         self.supervisor().workers()
     }
 
-    /// What all processes and actors have done and have before them. On the head of several hosts those of
-    /// the others are in it too, each with its host. Waits for the answers, at most a second and for other
-    /// hosts half a second more, on this thread: an async function calls it in its runtime's
-    /// `spawn_blocking`. What comes is also given to the recorder of the `metrics` crate, if the program has
-    /// installed one (after the start: before it, each worker would install one too).
+    /// Returns the metrics of all processes and actors. On the head of several hosts the metrics of the other
+    /// hosts are in it too, each with its host.
     ///
-    /// Metrics of user code arrive there by themselves, wherever it runs: what `counter!`, `gauge!` and
-    /// `histogram!` say in a worker has the labels `actor` and `worker`. When this returns, the recorder has
-    /// all that was said before.
+    /// Blocks this thread until the answers come, for at most a second, and half a second more for other
+    /// hosts; an async function calls it in its runtime's `spawn_blocking`. The answers also go to the
+    /// recorder of the `metrics` crate, if the program has installed one. Install it after the node's start:
+    /// before the start, each worker would install one too.
+    ///
+    /// Metrics of user code in any process reach that recorder by themselves: values of `counter!`, `gauge!`
+    /// and `histogram!` from a worker get the labels `actor` and `worker`. When this returns, the recorder
+    /// has all values from before the call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -248,8 +252,8 @@ impl Node {
         Ok(metrics)
     }
 
-    /// Shows all actors on stderr, until the returned value drops or the node ends: what each has handled,
-    /// how fast, what waits for it, and the bytes in flight. See [`ProgressDisplay`].
+    /// Shows all actors on stderr, until the returned value drops or the node ends: how many messages each
+    /// has handled, how fast, how many wait, and the bytes in flight. See [`ProgressDisplay`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -269,9 +273,9 @@ impl Node {
         })
     }
 
-    /// What has gone wrong so far: all workers, how often each was restarted, and why; what stood still for
-    /// too long, where there is a [limit](NodeBuilder::hang_limit). On the head of several hosts it has the
-    /// workers of the others too, and waits half a second for them at most.
+    /// Returns what has gone wrong so far: all workers, how often each was restarted, and why, and the hangs,
+    /// if there is a [limit](NodeBuilder::hang_limit). On the head of several hosts the report includes the
+    /// workers of the other hosts, and the call waits for their answers for at most half a second.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -284,21 +288,21 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down; what [`shutdown`](Self::shutdown) returned says it
-    /// then.
+    /// [`Closed::Ended`] when the node has shut down; the report of [`shutdown`](Self::shutdown) has the
+    /// restarts then.
     pub fn report(&self) -> Result<NodeReport, Closed> {
         self.supervisor().report_of_all()
     }
 
-    /// Serves the live page at an address, until the node is dropped, and says at which: figures of all
-    /// actors, processes, memory and links for a browser at `/`, for Prometheus at `/metrics`, for programs
-    /// at `/figures.json` and `/graph.svg`, for probes at `/livez` and `/readyz`. It only reads, and makes no
-    /// actor wait. The environment variable `TENSORPOST_HTTP=127.0.0.1:9464` does the same, without a change
-    /// of the program.
+    /// Serves the live page at an address, until the node is dropped, and returns the address. A browser sees
+    /// figures of all actors, processes, memory and links at `/`, Prometheus reads them at `/metrics`, and
+    /// programs at `/figures.json` and `/graph.svg`. Probes use `/livez` and `/readyz`. The page only reads,
+    /// and makes no actor wait. The environment variable `TENSORPOST_HTTP=127.0.0.1:9464` does the same,
+    /// without a change of the program.
     ///
-    /// Whoever reaches the address is answered, and nobody is asked who they are: other users of the machine
-    /// at `127.0.0.1`, everybody in the network at `0.0.0.0`. What they see is names, counts and sizes. To
-    /// restrict it, use the command `tensorpost`, which answers its own user alone.
+    /// Everybody who reaches the address is answered, without authentication: other users of the machine at
+    /// `127.0.0.1`, everybody in the network at `0.0.0.0`. They see names, counts and sizes. If that is too
+    /// much, use the command `tensorpost`: the node answers it only for its own user.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -310,7 +314,7 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// The address cannot be had, or the system refuses a thread.
+    /// The address cannot be bound, or the system refuses a thread.
     pub fn serve(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
         let shared = self.supervisor().shared();
         if shared.is_inherited() {
@@ -321,9 +325,9 @@ impl Node {
         Ok(address)
     }
 
-    /// Writes the trace of this host as it is now to `path`, while everything goes on; the file that
-    /// [`NodeBuilder::trace`] named is written at the end all the same. `None` where this node does not
-    /// trace, and in a forked child.
+    /// Writes the trace of this host so far to `path`, while everything goes on. The node still writes the
+    /// file that [`NodeBuilder::trace`] names at its end. Returns `None` if this node does not trace, and in
+    /// a forked child.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -332,9 +336,9 @@ impl Node {
         trace.map(|trace| trace.write_to(path.as_ref(), &[]))
     }
 
-    /// Lets everything under way finish, stops the actors and then the workers; what is not done after
-    /// `deadline` is killed and named in the report. Waits for the end; a second call returns the same
-    /// report.
+    /// Lets everything under way finish, stops the actors and then the workers, and waits until they have
+    /// ended. Workers that have not ended after `deadline` are killed and named in the report. A second call
+    /// returns the same report.
     ///
     /// # Errors
     /// [`Closed::Ended`] only if the supervisor's thread was lost.
@@ -342,12 +346,12 @@ impl Node {
         self.supervisor().shutdown(deadline)
     }
 
-    /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`; a second one kills what is left at
-    /// once. A shutdown that somebody else has begun, `tensorpost stop` for example, ends the wait too. While
-    /// this runs, and after it, these signals no longer end the process by themselves.
+    /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`. A second signal kills the
+    /// remaining workers at once. A shutdown from elsewhere, `tensorpost stop` for example, ends the wait
+    /// too. During this call, and after it, these signals no longer end the process by themselves.
     ///
     /// # Errors
-    /// When signals cannot be waited for; the node is shut down all the same, when it is dropped.
+    /// The process cannot wait for signals. The node still shuts down when it is dropped.
     pub fn run_until_ctrl_c(&self, deadline: Duration) -> Result<ShutdownReport, RunError> {
         self.processes.run_until_ctrl_c(deadline)
     }

@@ -1,10 +1,10 @@
 //! Restarts whatever has served its backoff.
 //!
-//! A worker waits for four things: its backoff, what others on its GPU say of that where it was killed
-//! (`gpu_looks`), the ends of all others of its round (`groups`), on other hosts too, and a slot. Its old
-//! slot is free when everybody has read what its last life had posted (`node/reclaims`), for cursors are kept
-//! by slot. A worker with a spare needs no slot (`spares`). An actor that failed in a worker that goes on
-//! waits for its backoff only.
+//! A worker waits for four things. First, its backoff. Second, if it was killed, the answers of others on its
+//! GPU whether the GPU still works (`gpu_looks`). Third, the ends of all other workers of its round
+//! (`groups`), on other hosts too. Fourth, a slot: its old slot is free when everybody has read the last
+//! messages of its last life (`node/reclaim`), because readers keep cursors by slot. A worker with a spare
+//! needs no slot (`spares`). An actor that failed in a worker that goes on waits for its backoff only.
 
 use std::time::{Duration, Instant};
 
@@ -21,17 +21,18 @@ use super::record::{Asker, Pending, WorkerPhase};
 use super::restarts::Between;
 use super::run::State;
 
-/// How long past its backoff a worker waits for its old slot, which is free when everybody has read what its
-/// last life had posted. A process that has not by then is stopped, or stuck, and the worker takes another
-/// slot.
+/// How long past its backoff a worker waits for its old slot. The slot is free when everybody has read the
+/// last messages of its last life. A process that has not read them by then is stopped or stuck, and the
+/// worker takes another slot.
 const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
 impl State {
-    /// When the next restart is due.
+    /// Returns when the next restart is due.
     pub(super) fn next_restart(&self) -> Option<Instant> {
         let now = Instant::now();
         let workers = self.restarts.between.iter().filter_map(|next| {
-            // Past both times only an event can help: a worker that drains, or a slot that becomes free.
+            // Past both times only an event can help: a process that reads the last messages, or a slot that
+            // becomes free.
             [next.at, next.at + DRAIN_GRACE]
                 .into_iter()
                 .find(|at| *at > now || self.slot_for(next, now).is_some())
@@ -44,14 +45,15 @@ impl State {
         let now = Instant::now();
         while let Some(at) = self.restarts.away.iter().position(|next| next.at <= now) {
             let next = self.restarts.away.swap_remove(at);
-            // A worker that is ending is not running: `decide` judges the actor with all others in it when it
-            // has ended.
+            // A worker that is ending is not running: when it has ended, `decide` decides about this actor
+            // together with all others in it.
             let running = |index: &usize| self.workers.at(*index).is_some_and(|worker| worker.is_running());
             if let Some(index) = self.workers.slot_of(next.worker).filter(running) {
                 self.start_again(index, next.actor);
             }
         }
-        // One at a time, and looked for anew each time: a launch takes a slot that another may have wanted.
+        // One at a time, with a new search each time: a launch takes a slot that another worker may have
+        // wanted.
         let ready = |state: &State| {
             let mut all = state.restarts.between.iter().enumerate();
             all.find_map(|(at, next)| Some((at, state.slot_for(next, now)?)))
@@ -62,10 +64,10 @@ impl State {
         }
     }
 
-    /// The slot for the next life of a worker, or `None` if it is too early: that of a spare, or its old
-    /// slot, once everybody has read what the last life had posted; another one if somebody does not read. A
-    /// spare is not early either, although its slot is another: who hears of an actor's next life has read
-    /// all of the last.
+    /// Returns the slot for the next life of a worker, or `None` if it is too early. Once everybody has read
+    /// the last messages of the last life, that is the slot of a spare, or the old slot; if a process does
+    /// not read them in time, it is another slot. A spare waits for the reading too, although it has another
+    /// slot: a process that hears of an actor's next life must have read all of the last.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
         if next.at > now || self.is_ending(&next.rounds) || self.waits_for_gpus(next.worker) {
             return None;
@@ -89,15 +91,15 @@ impl State {
         if !is_late {
             return None;
         }
-        // A slot that was never used before one that was, so that the dead are remembered as long as
-        // possible; never one that another worker's next life waits for.
+        // An unused slot comes first, so that the status of dead workers stays as long as possible. A slot
+        // that another worker's next life waits for is never taken.
         if let Some(unused) = self.workers.next_unused() {
             return Some(unused);
         }
         (1..self.workers.slots().len()).find(|&slot| free(slot) && !self.restarts.reserves(slot))
     }
 
-    /// Whether everybody has read what the last life in a slot had posted.
+    /// Whether everybody has read the last messages of the last life in a slot.
     pub(super) fn is_reclaimed(&self, slot: usize) -> bool {
         let life = self.workers.slot(slot).and_then(|known| known.next_life.checked_sub(1));
         let process = life.and_then(|life| ProcessId::new(u16::try_from(slot).ok()?, life));
@@ -111,15 +113,15 @@ impl State {
         self.workers.open_slot(slot);
         let deadline = Instant::now() + self.settings.start_deadline;
         let phase = WorkerPhase::Greeting { deadline, asker: Asker::Restart };
-        // The worker is listed once: the status of its last life stood in the old slot.
+        // List the worker only once: the old slot still has the status of its last life.
         if slot != next.slot
             && let Some(last) = self.workers.slot_mut(next.slot)
         {
             last.last = None;
         }
         if let Err(source) = self.launch(slot, next.worker, &next.name, phase, None) {
-            // The system may have room for it later. It is charged like a death, so that a launch that fails
-            // each time ends.
+            // The system may have room for it later. A failed launch is charged like a death, so that
+            // launches that always fail come to an end.
             let reason = EndReason::CreateFailed(format!(
                 "its process could not be started: {source}{}",
                 remedy_of_start(&source)
@@ -140,7 +142,7 @@ impl State {
         self.dirty = true;
     }
 
-    /// A worker that was started again is ready: starts its actors in it.
+    /// Starts the actors of a worker that was started again and is ready.
     pub(super) fn worker_is_back(&mut self, index: usize) {
         let Some(worker) = self.workers.at(index) else { return };
         let (id, name, process) = (worker.id, worker.name.clone(), worker.process);
@@ -164,7 +166,7 @@ impl State {
                 return;
             }
         };
-        // Only now, when it has a place: a life that could not begin has no number.
+        // Counted only now that the actor has a location: a life that could not begin has no number.
         supervised.life += 1;
         worker.uses(supervised.made_of.device);
         let start =
@@ -175,7 +177,7 @@ impl State {
         self.dirty = true;
     }
 
-    /// An actor has started in another life.
+    /// Announces an actor that has started in another life.
     pub(super) fn actor_is_back(&mut self, actor: ActorId) {
         self.broker.roster.started(actor);
         let mut told = Vec::new();
@@ -188,7 +190,7 @@ impl State {
     }
 }
 
-/// The order to a worker to start an actor.
+/// Makes the message that tells a worker to start an actor.
 pub(super) fn start_of(
     actor: ActorId,
     location: Location,

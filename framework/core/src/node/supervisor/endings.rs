@@ -1,10 +1,10 @@
 //! What an end means: which actors come back, which do not, and who is told.
 //!
 //! `decide` runs when a worker's process has ended, `actor_failed` when one actor ended in a worker that goes
-//! on. Both decide first, then change the roster and the budgets, and collect what is to be told;
-//! `State::deliver` sends it last. One order holds for all that is told: the news which actors come back goes
-//! out before the news that the process is gone. So a process that sees the broken link does not tell a
-//! sender that an actor is gone which is about to return (DEATH-2).
+//! on. Both decide first, then change the roster and the budgets and collect the deliveries; `State::deliver`
+//! sends them last. All deliveries keep one order: the news which actors come back goes out before the news
+//! that the process is gone. So a process that sees the broken link does not tell a sender that an actor is
+//! gone although it is about to return (DEATH-2).
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -25,7 +25,7 @@ use super::restarts::{Away, Between, RestartDecisions, Supervised};
 use super::run::State;
 
 impl State {
-    /// Puts `actor` under its restart policy.
+    /// Puts `actor` under its restart policy `how`.
     pub(super) fn supervise(
         &mut self,
         actor: ActorId,
@@ -40,8 +40,8 @@ impl State {
         self.restarts.supervised.insert(actor, supervised);
     }
 
-    /// A worker's process has ended, for `reason`: decides what becomes of its actors, queues what comes
-    /// back, and adds to `told` what others must hear. Returns whether the worker comes back.
+    /// Decides the fate of the actors of a worker whose process has ended for `reason`, queues its restart,
+    /// and adds the news for others to `told`. Returns whether the worker comes back.
     pub(super) fn decide(
         &mut self,
         index: usize,
@@ -55,8 +55,7 @@ impl State {
         #[cfg(not(feature = "hosts"))]
         let is_replaced = false;
         // The decision first, while the budgets and groups are as the end found them. A worker that ended in
-        // somebody else's round begins none: under MPS each client reports the fault of one. After a shutdown
-        // has begun nothing comes back.
+        // another worker's round begins no round: under MPS each client reports the fault of one.
         let now = Instant::now();
         let mut rounds: Vec<_> =
             worker.group_restart.iter().map(|group_restart| group_restart.round).collect();
@@ -67,19 +66,19 @@ impl State {
         // In a shutdown nothing comes back.
         if self.stopping.is_none() {
             decisions = self.restarts.decisions(worker.id, reason, worker.group_restart, now);
-            // Who was marked to restart with others has its round already: it decides for nobody else. Nor
-            // does a spare, which had no kernel to die in.
+            // A worker that was marked to restart with others has its round already, so it decides for no
+            // other worker. A spare does not either: it ran no kernel to die in.
             if rounds.is_empty() && worker.spare.is_none() {
                 rounds = self.restart_with_group(worker, (reason, was_killed), &mut decisions, now, told);
             }
         }
         // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors
-        // that were between two lives in this process have their next one with the others, and not by their
+        // that were between two lives in this process begin the next one with the others, and not after their
         // own backoff.
         decisions.gave_up.iter().for_each(|actor| self.restarts.forget(*actor));
         self.restarts.away.retain(|away| away.worker != worker.id);
-        // Complete before `on_process_down` changes the roster: it names where each actor was in the life
-        // that ended.
+        // Built before `on_process_down` changes the roster, because it names the location of each actor in
+        // the life that ended.
         let roster = &self.broker.roster;
         let location = |actor: &ActorId| Some((*actor, roster.actor(*actor)?.location));
         let process_down = ProcessDown {
@@ -89,12 +88,12 @@ impl State {
             restarting: decisions.restarting.iter().filter_map(location).collect(),
             gave_up: decisions.gave_up.clone(),
         };
-        // The events are made before `on_process_down`, which takes the actors off the list of those in the
-        // process, and told after it: a watcher that hears of an end and writes to the actor finds its
-        // address waiting for the next life, and not broken.
+        // The events are made before `on_process_down`, which removes the actors from the process's list, and
+        // told after it: a watcher that hears of an end and sends to the actor finds its address waiting for
+        // the next life, and not broken.
         let mut events = self.events_of(worker.process, reason, &decisions);
-        // First where its actors are, for those who send; then the events, for those who watch: who hears
-        // that an actor is down finds out by a send whether it comes back.
+        // First the actors' locations, for senders; then the events, for watchers: a watcher that hears that
+        // an actor is down can find out by a send whether it comes back.
         self.broker.on_process_down(process_down, told);
         events.drain(..).for_each(|event| self.broker.tell(&event, told));
         let comes_back = !decisions.restarting.is_empty();
@@ -110,7 +109,7 @@ impl State {
             self.journal.node(Severity::Error, Some(&worker.name), text);
         }
         if comes_back {
-            // Where the system ended it, the next life may end in the same way.
+            // If the system ended it, the next life may end in the same way, so the hint matters.
             let hint = match reason {
                 EndReason::Signal(number) => hint(&Some(ExitStatus::from_raw(*number))),
                 _ => "",
@@ -118,15 +117,15 @@ impl State {
             let text =
                 format!("worker `{}` is restarted in {:?}: {reason}{hint}", worker.name, decisions.delay);
             self.journal.node(Severity::Warn, Some(&worker.name), text);
-            // The slot stays reserved for the worker from here on; `rounds` hold it until its companions have
-            // ended too.
+            // The slot stays reserved for the worker from here on; `rounds` hold it back until its companions
+            // have ended too.
             let (worker, name, at) = (worker.id, worker.name.clone(), now + decisions.delay);
             self.restarts.between.push(Between { worker, name, slot: index, at, rounds, ended });
         }
         comes_back || is_replaced
     }
 
-    /// The events for those who watch the actors of a process that ended.
+    /// Returns the events for watchers of the actors of a process that ended.
     fn events_of(
         &self,
         process: ProcessId,
@@ -134,8 +133,8 @@ impl State {
         decisions: &RestartDecisions,
     ) -> Vec<Lifecycle> {
         let mut actors = self.broker.roster.those_in(process);
-        // An actor between two lives in a process that went on is not in the roster's list: its last end was
-        // told when it came. It is added only where it does not come back, which is news.
+        // An actor between two lives in a process that went on is not in the roster's list, because its last
+        // end was told when it came. It is added only if it does not come back, which is news.
         actors.extend(decisions.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
         actors.sort();
         let event = |actor| {
@@ -143,7 +142,7 @@ impl State {
                 return Lifecycle::GaveUp { actor, reason: reason.clone() };
             }
             let will_restart = decisions.restarting.contains(&actor);
-            // One that roams goes on elsewhere when this host leaves.
+            // An actor that roams continues elsewhere when this host leaves.
             let leaves = self.is_missed_elsewhere(actor) && self.stopping.is_some();
             let reason = if leaves { EndReason::NodeStopped } else { reason.clone() };
             Lifecycle::Down { actor, reason, will_restart }
@@ -151,7 +150,7 @@ impl State {
         actors.into_iter().map(event).collect()
     }
 
-    /// Takes a worker off the list of what comes back if none of its actors does any more.
+    /// Takes a worker off the restart list if none of its actors comes back any more.
     pub(super) fn stay_ended(&mut self, id: WorkerId) {
         if !self.restarts.of(id).is_empty() {
             return;
@@ -164,8 +163,8 @@ impl State {
         self.dirty = true;
     }
 
-    /// A supervised actor of a worker that goes on has ended. False if it is not supervised, or its policy
-    /// does not restart it after such an end; the caller then tells of its end.
+    /// Handles the end of a supervised actor in a worker that goes on. Returns false if the actor is not
+    /// supervised, or if its policy does not restart it after such an end; the caller then tells of its end.
     pub(super) fn actor_failed(&mut self, index: usize, actor: ActorId, reason: EndReason) -> bool {
         let Some(worker) = self.workers.at_mut(index) else { return false };
         let Some(supervised) = self.restarts.supervised.get_mut(&actor) else { return false };
@@ -173,13 +172,13 @@ impl State {
             self.restarts.supervised.remove(&actor);
             return false;
         }
-        // An actor that the worker is still starting counts as company: it would go down with the process.
+        // An actor that the worker is still starting counts too: it would go down with the process.
         let alone = self.broker.roster.actors_of(worker.process) <= 1 && worker.pending.is_empty();
         let group = supervised.group.as_ref().is_some_and(Group::is_one) && reason.is_failure();
         if alone || group || supervised.marked_final {
-            // Alone, in a group that restarts as one, or its group was given up: the process ends with it.
-            // Nothing is charged here; `decide` charges the actor when the process has ended, or the failure
-            // would count twice.
+            // The actor is alone, or in a group that restarts as one, or its group was given up: the process
+            // ends with it. Nothing is charged here, or the failure would count twice: `decide` charges the
+            // actor when the process has ended.
             worker.retire(reason);
             self.dirty = true;
             return true;
@@ -191,8 +190,8 @@ impl State {
         self.restarts.note_end(id, &name, &reason, matches!(verdict, Verdict::Restart(_)));
         let mut told = Vec::new();
         let event = if let Verdict::Restart(delay) = verdict {
-            // Detached before it is announced: what goes out is that the actor is nowhere for now, so its
-            // senders wait.
+            // Detached before it is announced: the announcement then says that the actor has no location for
+            // now, so its senders wait.
             self.broker.roster.detach(actor);
             self.restarts.away.push(Away { actor, worker: id, at: now + delay });
             let text = format!("{actor} in worker `{name}` is restarted in {delay:?}: {reason}");
@@ -205,8 +204,8 @@ impl State {
             self.broker.given_up(actor, reason.clone());
             Lifecycle::GaveUp { actor, reason }
         };
-        // First where the actor is, then what happened to it: whoever hears the event and writes finds the
-        // new state.
+        // First the actor's location, then the event: a watcher that hears the event and sends finds the new
+        // state.
         self.broker.announce(actor, &mut told);
         self.broker.tell(&event, &mut told);
         self.deliver(told);
@@ -214,7 +213,7 @@ impl State {
         true
     }
 
-    /// An actor has ended for good: tells those who wait for its next life.
+    /// Tells the senders and watchers that wait for an actor's next life that it has ended for good.
     pub(super) fn actor_given_up(&mut self, actor: ActorId, reason: EndReason) {
         let mut told = Vec::new();
         self.give_up_actor(actor, reason, &mut told);
@@ -227,10 +226,10 @@ impl State {
         self.broker.tell(&Lifecycle::GaveUp { actor, reason }, told);
     }
 
-    /// The node shuts down: tells whoever waits for a next life that none comes.
+    /// Tells every process that waits for an actor's next life that none comes, because the node shuts down.
     pub(super) fn end_restarts(&mut self) {
         self.gpu_looks = Default::default();
-        // Before anybody is told, so that nothing is started while the messages go out.
+        // Cleared before anybody is told, so that nothing is started while the messages go out.
         self.restarts.between.clear();
         self.restarts.away.clear();
         let mut told = Vec::new();

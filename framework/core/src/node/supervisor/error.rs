@@ -1,4 +1,4 @@
-//! The errors of what the node is asked for.
+//! The errors of requests to the node.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -46,9 +46,9 @@ pub enum NodeError {
     Program {
         /// Its path.
         program: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
-        /// What the doctor finds.
+        /// The doctor's findings.
         found: String,
     },
     /// The node's own process could not be opened.
@@ -60,9 +60,9 @@ pub enum NodeError {
         remedy = remedy_of_start(.source)
     )]
     System {
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
-        /// What the doctor finds.
+        /// The doctor's findings.
         found: String,
     },
     /// There is no MPS.
@@ -79,7 +79,7 @@ impl NodeError {
         NodeError::System { source, found: String::new() }
     }
 
-    /// With what the doctor finds about a start with this program and this budget.
+    /// Adds the doctor's findings about a start with this program and this budget.
     pub(crate) fn examined(self, program: Option<&Path>, host_budget: u64) -> Self {
         let at_start = |said: &str| doctor::at_start(program, host_budget, said);
         match self {
@@ -91,7 +91,7 @@ impl NodeError {
                 let found = at_start(&remedy_of_start(&source));
                 NodeError::System { source, found }
             }
-            // It says itself what to do about the daemon.
+            // The error itself says what to do about the daemon.
             NodeError::Mps(error) => NodeError::Mps(error),
             #[cfg(feature = "hosts")]
             NodeError::Hosts(why) => NodeError::Hosts(why),
@@ -115,9 +115,9 @@ pub enum SpawnError {
         name: String,
         /// The program.
         program: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
-        /// What the doctor finds.
+        /// The doctor's findings.
         found: String,
     },
     /// It runs another build.
@@ -125,7 +125,7 @@ pub enum SpawnError {
     Build {
         /// Its name.
         name: String,
-        /// In what the builds differ.
+        /// The difference between the builds.
         source: BuildMismatch,
     },
     /// It took too long; it was killed.
@@ -141,7 +141,7 @@ pub enum SpawnError {
         deadline: Duration,
         /// The stage that it had reached.
         doing: &'static str,
-        /// What the doctor finds.
+        /// The doctor's findings.
         found: String,
     },
     /// It ended before it was ready.
@@ -151,9 +151,9 @@ pub enum SpawnError {
         name: String,
         /// Its exit status.
         exit: Option<ExitStatus>,
-        /// What it said, if it said why.
+        /// The reason that it gave, if it gave one.
         why: Option<String>,
-        /// What the doctor finds.
+        /// The doctor's findings.
         found: String,
     },
     /// The node does not start workers any more.
@@ -186,7 +186,7 @@ pub enum StartError {
         worker: String,
         /// The actor's type.
         type_name: String,
-        /// What `create` said, with its causes.
+        /// The error of `create`, with its causes.
         why: String,
     },
     /// Its name is taken, or cannot be a name.
@@ -204,7 +204,7 @@ pub enum StartError {
         /// The actor's type.
         type_name: String,
     },
-    /// As many actors as may go on on other hosts were started by this one, and have not ended.
+    /// This host has started the most actors that may continue on other hosts, and they have not ended.
     #[cfg(feature = "hosts")]
     #[error(
         "this host has {MAX_ROAMING} actors that may go on on other hosts; start some from another host, or without \
@@ -220,7 +220,7 @@ pub(crate) fn exit_text(exit: &Option<ExitStatus>) -> String {
     exit.map_or_else(|| "exit status unknown".to_owned(), |exit| exit.to_string())
 }
 
-/// What to look at when a worker was ended by a signal that the node did not send.
+/// Returns a hint for a worker that was ended by a signal that the node did not send.
 pub(crate) fn hint(exit: &Option<ExitStatus>) -> &'static str {
     match exit.and_then(|exit| exit.signal()).and_then(Signal::from_named_raw) {
         Some(Signal::KILL) => {

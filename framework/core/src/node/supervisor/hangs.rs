@@ -2,18 +2,18 @@
 //!
 //! Every quarter of the limit the supervisor asks all workers. They answer on their control thread, which
 //! runs no actor, so a worker that does not answer hangs as a whole. The supervisor compares each answer with
-//! the one before. Durations are the node's own: a handler pays a store before and after its call and no look
-//! at the clock.
+//! the one before. The node measures all durations itself, so a handler pays only a store before and after
+//! its call and never reads the clock.
 //!
-//! A worker that tells of a wait accuses another, so the node looks for itself (WIRE-1). It has the clock
-//! pages of all processes mapped: a clock must stand, before a value that its process has promised, for as
-//! long as the limit, by the node's time. A worker that tells of a value that was never promised is
-//! complained of, and hangs by itself.
+//! A worker that reports a wait accuses another worker, so the node checks it (WIRE-1). The node has the
+//! clock pages of all processes mapped. A wait counts only if the clock has not moved for the whole limit, by
+//! the node's time, and stands before a value that its process has promised. If a worker reports a value that
+//! was never promised, the node logs a complaint, and the hang is that worker's own.
 //!
-//! Time in which the node stood still itself (its machine was suspended, or it was) counts against nobody.
+//! Time in which the node itself stood still, because it or its machine was suspended, counts against nobody.
 //!
-//! A worker that waits for another process's clock is that one's victim and not to blame; where they wait in
-//! a row, the last one is.
+//! A worker that waits for another process's clock is a victim and not to blame. In a chain of waits, the
+//! last process is to blame.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -40,37 +40,37 @@ pub(super) struct Hangs {
     found: VecDeque<HangReport>,
 }
 
-/// What the last answers of one worker showed.
+/// The last answers of one worker.
 #[derive(Default)]
 struct Seen {
-    /// The look that it has not answered, and when it was asked.
+    /// The round that it has not answered, and when it was asked.
     unanswered: Option<(u64, Instant)>,
-    /// By actor: how far it was, and since when.
+    /// By actor: its last probe, and since when it has not moved.
     mailboxes: HashMap<ActorId, (ActorProbe, Instant)>,
     waits: Vec<Standing>,
-    /// The reports made of it, so that each is made once.
+    /// The hangs already reported, so that each is reported once.
     reported: HashSet<Said>,
 }
 
-/// A wait that a process tells of, as the node has found it.
+/// A wait that a process reports, as the node has checked it.
 struct Standing {
     wait: WaitProbe,
     clock: Clock,
-    /// Since when the process tells of it and the clock stands.
+    /// Since when the process reports it and the clock has not moved.
     since: Instant,
 }
 
-/// A clock that somebody waits for, as the page of its process shows it.
+/// A clock that a process waits for, as the page of its owner shows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Clock {
-    /// Its value, before one that was promised.
+    /// It shows this value, and a later one was promised.
     Owes(u64),
-    /// There is no such clock, or it was never to show that value.
+    /// There is no such clock, or that value was never promised.
     OwesNothing,
 }
 
 impl Clock {
-    /// The clock that a process says it waits for; `None` where nobody waits for it any more.
+    /// Looks up the clock that a process says it waits for; `None` if the wait is over.
     fn of(wait: &WaitProbe, broker: &Broker) -> Option<Self> {
         let WaitProbe { on, clock, value, .. } = *wait;
         let Some(page) = broker.deaths.page_of(on).filter(|_| broker.roster.lifecycle(on)) else {
@@ -88,9 +88,9 @@ impl Clock {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Said {
     Silent,
-    /// An actor, and how far it was.
+    /// An actor, and its count of messages at the time.
     Mailbox(ActorId, u64),
-    /// A clock that somebody waits for, and the value.
+    /// A clock that a process waits for, and the value.
     Clock(ProcessId, u16, u64),
 }
 
@@ -103,7 +103,7 @@ impl Hangs {
         self.found.iter().cloned().collect()
     }
 
-    /// The node has stood still for so long, and others perhaps with it: that time is in nobody's durations.
+    /// Takes `lost` out of all durations: the node stood still for that long, and others perhaps with it.
     pub(super) fn stalled(&mut self, lost: Duration) {
         for seen in self.seen.values_mut() {
             let asked = seen.unanswered.iter_mut().map(|(_, asked)| asked);
@@ -117,8 +117,8 @@ impl Hangs {
         self.seen.remove(&process);
     }
 
-    /// Whether a process is itself kept waiting by another. Where several wait in a row, the node may have
-    /// heard of one wait two looks after another; so half of the limit is enough.
+    /// Whether another process keeps this process waiting. In a chain of waits, the node may hear of one wait
+    /// two rounds after another, so half of the limit is enough.
     fn is_victim(&self, process: ProcessId, limit: Duration, now: Instant) -> bool {
         let waits = self.seen.get(&process).map(|seen| seen.waits.as_slice()).unwrap_or_default();
         waits.iter().any(|standing| {
@@ -129,7 +129,7 @@ impl Hangs {
 }
 
 impl Seen {
-    /// Takes what its process tells of its waits now. The first that nobody can make.
+    /// Takes the waits that the process reports now. Returns the first one that cannot be true.
     fn take_waits(&mut self, told: Vec<WaitProbe>, broker: &Broker, now: Instant) -> Option<&WaitProbe> {
         let before = std::mem::take(&mut self.waits);
         let standing = |wait: WaitProbe| {
@@ -143,7 +143,8 @@ impl Seen {
         forged.map(|standing| &standing.wait)
     }
 
-    /// Forgets reports of what has moved since: it may be reported again if it stops again.
+    /// Forgets reports of mailboxes and clocks that have moved since: they may be reported again if they stop
+    /// again.
     fn forget_what_is_over(&mut self) {
         let Seen { mailboxes, waits, reported, .. } = self;
         reported.retain(|said| match said {
@@ -157,7 +158,7 @@ impl Seen {
 }
 
 impl Hangs {
-    /// Judges the last look, and begins the next one, if it is time for that.
+    /// Judges the last round, and begins the next one, if it is due.
     pub(super) fn look(
         &mut self,
         limit: Duration,
@@ -171,8 +172,7 @@ impl Hangs {
             return;
         }
         self.next = Some(now + limit / 4);
-        // Judged before anybody is asked again: an answer that is still missing counts from when it was asked
-        // for.
+        // Judged before anybody is asked again: a missing answer counts from the time of its question.
         self.judge(limit, then, now, (workers, broker), journal);
         self.round += 1;
         let round = self.round;
@@ -181,7 +181,7 @@ impl Hangs {
                 continue;
             }
             let seen = self.seen.entry(worker.process).or_default();
-            // Who has not answered is not asked again: its socket would fill.
+            // A worker that has not answered is not asked again: its socket would fill.
             if seen.unanswered.is_none() {
                 seen.unanswered = Some((round, now));
                 worker.send(&Down::Look { round }, Vec::new());
@@ -189,14 +189,14 @@ impl Hangs {
         }
         // The node's own threads wait for clocks too.
         let own = process_runtime.hang_probe();
-        // There is nobody to complain to.
+        // A false wait of the node's own process has nobody to complain of.
         let _ = self.seen.entry(ProcessId::NODE).or_default().take_waits(own.waits, broker, now);
     }
 
-    /// A worker has answered.
+    /// Takes a worker's answer.
     ///
     /// # Errors
-    /// WIRE-1: what is wrong with the answer, which is taken as far as it can be true.
+    /// WIRE-1: says what is wrong with the answer. The parts that can be true are taken.
     pub(super) fn hang_probe(
         &mut self,
         process: ProcessId,
@@ -212,14 +212,14 @@ impl Hangs {
         seen.unanswered = None;
         seen.reported.remove(&Said::Silent);
         let before = std::mem::take(&mut seen.mailboxes);
-        // A process says nothing of the actors of others.
+        // A process may report only its own actors.
         let is_own = |actor: &ActorProbe| {
             broker.roster.actor(actor.actor).is_some_and(|entry| entry.location.process == process)
         };
         for actor in hang_probe.actors.into_iter().filter(|actor| actor.open > 0 && is_own(actor)) {
             let since = match before.get(&actor.actor) {
                 Some((last, since)) if last.moved == actor.moved => *since,
-                // It has moved, or is new: it stands still since now at the earliest.
+                // It has moved, or is new: its time starts now.
                 _ => now,
             };
             seen.mailboxes.insert(actor.actor, (actor, since));
@@ -240,7 +240,7 @@ impl Hangs {
         (workers, broker): (&mut Workers, &Broker),
         journal: &Journal,
     ) {
-        // By the process that is to blame, with the process that it is remembered under.
+        // Each hang with the process to blame, and the process whose entry remembers the report.
         let mut found: Vec<(ProcessId, ProcessId, Said, Hang, Duration)> = Vec::new();
         for (process, seen) in &self.seen {
             if let Some((_, asked)) = seen.unanswered.filter(|(_, asked)| now - *asked >= limit) {
@@ -249,7 +249,7 @@ impl Hangs {
                 continue;
             }
             for Standing { wait, clock, since } in seen.waits.iter().filter(|of| now - of.since >= limit) {
-                // It may have moved since the process told of it.
+                // The clock may have moved since the process reported the wait.
                 if Clock::of(wait, broker) != Some(*clock) {
                     continue;
                 }
@@ -296,7 +296,7 @@ impl Hangs {
         }
     }
 
-    /// Reports a hang, and has the worker killed if `then` says so.
+    /// Reports a hang, and kills the worker if `then` says so.
     fn hangs_now(
         &mut self,
         process: ProcessId,

@@ -1,7 +1,7 @@
-//! Workers that are not needed any more: each ends when its actors have, by itself.
+//! Workers that are not needed any more: each ends by itself when its actors have ended.
 //!
-//! Such a worker finishes what it has put on its streams before it exits. Memory that it owns stays valid for
-//! its holders, as after any end (LEASE-4), and so its data has to be there.
+//! Such a worker finishes the work on its streams before it exits. Memory that it owns stays valid for its
+//! holders, as after any end (LEASE-4), so the data must have been written.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::node::limits::LEAVE_GRACE;
 use crate::transport::lifecycle::EndReason;
 
 impl State {
-    /// From now on nothing comes back in this worker, and it ends when nothing is left in it.
+    /// Lets a worker end when nothing is left in it. From now on nothing comes back in it.
     pub(super) fn let_go(&mut self, id: WorkerId) {
         // First, so that an actor that ends from here on has no next life.
         self.forget_restarts(id);
@@ -27,7 +27,7 @@ impl State {
         }
     }
 
-    /// Ends a worker at once, in order, with whatever lives in it.
+    /// Ends a worker at once, in order, with all actors in it.
     pub(super) fn retire(&mut self, id: WorkerId) {
         self.forget_restarts(id);
         if let Some(worker) = self.workers.by_id(id).filter(|worker| worker.is_running()) {

@@ -1,10 +1,10 @@
-//! What a worker's process is made of: the program, where it is another than the node's others run (an
+//! How a worker's process is made: its program, if it differs from that of the other workers (an
 //! interpreter), and how many hardware queues of a GPU it gets.
 //!
-//! Used where a worker is started, for the first time or again, and where one did not start.
+//! Used when a worker is started, for the first time or again, and when a start has failed.
 //!
-//! **Invariants.** A worker is made of the same in all its lives. The table holds no more than the workers
-//! that are there or come back.
+//! **Invariants.** A worker is made in the same way in all its lives. The table has entries only for workers
+//! that run or come back.
 //!
 //! **Locks.** None: one thread owns it.
 
@@ -18,24 +18,24 @@ use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
 use super::run::State;
 use super::{Program, WorkerId};
 
-/// What is asked for.
+/// How the caller wants a worker to be made.
 pub(crate) struct Making {
     /// `None`: the program of the node's other workers.
     pub(crate) program: Option<WorkerProgram>,
-    /// `CUDA_DEVICE_MAX_CONNECTIONS`, unless the node's own environment says otherwise.
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`, unless the node's own environment sets it.
     pub(crate) connections: usize,
-    /// The budget of its pool on each GPU, where it is not that of the node.
+    /// The budget of its pool on each GPU, if it is not that of the node.
     pub(crate) gpu_budget: Option<GpuBudget>,
 }
 
 impl Making {
-    /// With hardware queues for so many streams on a GPU.
+    /// Asks for hardware queues for `streams` streams on a GPU.
     pub(crate) fn of(program: Option<WorkerProgram>, streams: usize) -> Self {
         Making { program, connections: cuda_connections(streams), gpu_budget: None }
     }
 }
 
-/// What was found for it.
+/// A [`Making`] with its program resolved.
 pub(super) struct Made {
     program: Option<Program>,
     connections: usize,
@@ -43,12 +43,12 @@ pub(super) struct Made {
 }
 
 impl State {
-    /// This worker is made of that in all its lives.
+    /// Remembers how this worker is made, for all its lives.
     pub(super) fn note_making(&mut self, id: WorkerId, making: Making) {
         let Making { program, connections, gpu_budget } = making;
         let program = program.map(|program| self.settings.program.another(program));
         let (workers, between) = (&mut self.workers, &self.restarts.between);
-        // Those that are not there, and do not come back, need none.
+        // Workers that have ended and do not come back need no entry.
         let known: HashSet<WorkerId> =
             workers.iter().map(|worker| worker.id).chain(between.iter().map(|next| next.worker)).collect();
         workers.makings.retain(|id, _| known.contains(id));
@@ -61,23 +61,23 @@ impl State {
         self.workers.makings.get(&id)?.program.as_ref()
     }
 
-    /// What a worker runs.
+    /// Returns the program that a worker runs.
     pub(super) fn program_of(&self, id: WorkerId) -> &Program {
         self.another_program_of(id).unwrap_or(&self.settings.program)
     }
 
-    /// Its hardware queues on a GPU.
+    /// Returns how many hardware queues on a GPU a worker gets.
     pub(super) fn connections_of(&self, id: WorkerId) -> usize {
         self.workers.makings.get(&id).map_or(CUDA_CONNECTIONS, |made| made.connections)
     }
 
-    /// The budget of its pool on each GPU.
+    /// Returns the budget of its pool on each GPU.
     pub(super) fn gpu_budget_of(&self, id: WorkerId) -> Option<GpuBudget> {
         let made = self.workers.makings.get(&id).and_then(|made| made.gpu_budget);
         made.or(self.settings.gpu_budget)
     }
 
-    /// What the doctor finds about a worker that did not start; `said` is what the error says itself.
+    /// Returns the doctor's findings about a worker that did not start; `said` is the error's own text.
     pub(super) fn examine(&self, id: WorkerId, said: &str) -> String {
         if let Some(program) = self.another_program_of(id) {
             return doctor::at_start(None, self.settings.host_budget, said) + program.remedy;

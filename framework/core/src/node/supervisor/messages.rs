@@ -1,4 +1,4 @@
-//! Handles what workers say.
+//! Handles the messages of workers.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -31,16 +31,15 @@ impl State {
                 let is_long = matches!(error, ControlError::TooLong(_));
                 self.complain(index, error.to_string());
                 if is_long && let Some(worker) = self.workers.at_mut(index) {
-                    // To read more of that takes time from all others.
+                    // Reading more of its messages would take time from all other workers.
                     worker.open = false;
                     worker.give_up(error.to_string());
                 }
                 return;
             }
         };
-        // A GPU's chunk is a file of its driver, of which only the driver can say what it is. All else that a
-        // worker of ours sends is memory or a local socket; whoever sends another thing has something in
-        // mind.
+        // A GPU's chunk is a file of its driver, and only the driver can check it. Our workers send only
+        // memory and local sockets beside that; a worker that sends anything else is hostile.
         let of_a_driver = matches!(message, Up::Node(ToNode::PublishChunk { .. }));
         let is_known = |fd: &OwnedFd| {
             #[cfg(feature = "hosts")]
@@ -63,7 +62,7 @@ impl State {
         match (message, &worker.phase) {
             (Up::Log(record), _) => {
                 let name = worker.name.clone();
-                // What a gateway logs of each frame that it sends is no reason for another frame.
+                // A gateway logs each frame that it sends. Passing that record on would cause another frame.
                 #[cfg(feature = "hosts")]
                 if record.severity > Severity::Info && self.broker.foreign.gateway() == Some(process) {
                     return self.journal.worker_here(&name, record);
@@ -95,13 +94,14 @@ impl State {
                 self.trace_newcomer(index);
             }
             (Up::OpenFailed { why }, WorkerPhase::Opening { .. }) => {
-                // The first cause counts. Its exit, which follows, answers whoever asked for it.
+                // The first cause counts. The worker exits next, and `reclaim` then answers the caller that
+                // asked for it.
                 worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
             (Up::Failing { why, lost_gpu }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
-                // First: where a GPU went with another worker, that one is the cause of its end.
+                // First: if the GPU went with another worker, that worker is the cause of this end.
                 if lost_gpu {
                     self.has_lost_gpu(index);
                 }
@@ -141,9 +141,9 @@ impl State {
                 self.pong(process, number)
             }
             (Up::ActorsStopped, WorkerPhase::Running) => worker.actors_stopped = true,
-            // Ended for another reason meanwhile, it has lost the GPU all the same.
+            // It ends for another reason already, but it has lost the GPU all the same.
             (Up::Failing { lost_gpu: true, .. }, WorkerPhase::Ending) => self.has_lost_gpu(index),
-            // Messages that were on their way when the node gave the worker up.
+            // These messages were on their way when the node gave the worker up.
             (_, WorkerPhase::Ending) => {}
             (message, _) => {
                 let text = format!("it said something at the wrong time: {}", name_of(&message));
@@ -204,15 +204,15 @@ impl State {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter, telemetry }, descriptors),
             Err(error) => return worker.give_up(format!("its pages could not be handed over: {error}")),
         }
-        // After the welcome, and before anything else: what died before it came (DEATH-3), and where actors
-        // are that moved.
+        // After the welcome, and before anything else: deaths from before it joined (DEATH-3), and the
+        // locations of actors that moved.
         let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
         self.broker.brief(process, &mut told);
         self.deliver(told);
     }
 
-    /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for
-    /// an answer gets it.
+    /// Gives the broker a message of `from` and sends the deliveries that follow. The complaint comes last,
+    /// so that every process that waits for an answer gets it first.
     pub(super) fn broker_message(
         &mut self,
         from: ProcessId,
@@ -231,12 +231,12 @@ impl State {
         self.note(from, result);
     }
 
-    /// A message of a worker came, and its descriptors were lost: the node may open no more files.
+    /// Handles a message whose descriptors were lost because the node may open no more files.
     pub(super) fn starved(&mut self, index: usize, bytes: &[u8]) {
         let Some(worker) = self.workers.at_mut(index) else { return };
         let (from, runs) = (worker.process, !matches!(worker.phase, WorkerPhase::Greeting { .. }));
-        // Both ends of a link are told, and it costs nobody anything else. Nor does it where a link only
-        // renews its rings.
+        // If the message was for a link, both ends are told, and nothing else is lost. The same holds if a
+        // link only renews its rings.
         if let Ok(Up::Node(ToNode::Route { to, link_message })) = Up::read(bytes)
             && runs
         {
@@ -257,15 +257,16 @@ impl State {
                 return self.note(from, result);
             }
         }
-        // What it sent is lost, and whoever waits for that would wait for ever: its end is told to all of
-        // them. Before it comes to this the node starts no more workers (`launch`).
+        // The message is lost, and a process that waits for it would wait for ever. So the worker ends, and
+        // its end reaches all of them. The node stops starting workers before it comes to this (`launch`).
         worker.open = false;
         worker.give_up(format!(
             "the node may open no more files and has lost what this worker sent; {OPEN_FILES}"
         ));
     }
 
-    /// Whoever is told that a link was refused knows workers by their names.
+    /// Adds the name of the worker that refused a link: the receiver of the message knows workers by their
+    /// names.
     pub(super) fn name_who_refused(&self, message: &mut FromNode) {
         if let FromNode::LinkRefused { by, name, .. } = message
             && let Some(worker) = self.workers.of(*by)
@@ -274,7 +275,7 @@ impl State {
         }
     }
 
-    /// `from` has answered a ping, and all that it said before was handled.
+    /// Handles the answer of `from` to a ping; everything that it sent earlier has been handled.
     pub(super) fn pong(&mut self, from: ProcessId, number: u64) {
         let mut deliveries = Vec::new();
         let result = self.broker.pong(from, number, &mut deliveries);
@@ -299,7 +300,7 @@ impl State {
         }
     }
 
-    /// Logs and counts that a worker said what it must not. Past [`MAX_COMPLAINTS`] it is given up.
+    /// Logs and counts a message that a worker must not send. Past [`MAX_COMPLAINTS`] it is given up.
     pub(super) fn complain(&mut self, index: usize, text: String) {
         let Some(worker) = self.workers.at_mut(index) else { return };
         // An error about a message may quote the message.
@@ -310,7 +311,8 @@ impl State {
         self.journal.about(name, format!("worker `{name}`: {text}"));
         worker.offences = worker.offences.saturating_add(1);
         if worker.offences >= MAX_COMPLAINTS {
-            // Each costs the node a line of its log and some of its time: the one who talks pays for it.
+            // Each complaint costs the node a line of its log and some of its time, so the sender pays for
+            // it.
             worker.open = false;
             worker.give_up(format!("it said {MAX_COMPLAINTS} things that it must not say; the last: {text}"));
         }

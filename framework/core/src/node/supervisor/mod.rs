@@ -1,37 +1,39 @@
-//! The node's side: one thread that starts the workers, passes on what they say and watches them end.
+//! The node's side: one thread that starts the workers, passes on their messages and notices their ends.
 //!
-//! * Death of a worker: its pidfd and the end of its socket show it. The thread first handles what the worker
-//!   had sent, then takes its exit status, forgets its actors and names, tells everybody else that it is
-//!   gone, and gives an error to whoever waits for it. Nothing else stops.
-//! * Death of the node: the kernel kills every worker, because a thread of this one's started them and ends
+//! * Death of a worker: its pidfd and the end of its socket show it. The thread first handles the messages
+//!   that the worker had sent, and takes its exit status. Then it forgets the worker's actors and names,
+//!   tells everybody else that the worker is gone, and gives an error to each caller that waits for it.
+//!   Nothing else stops.
+//! * Death of the node: the kernel kills every worker, because a thread of this process started them and ends
 //!   with it.
-//! * Close: [`Supervisor::shutdown`], which dropping the [`Node`](crate::node::Node) does too.
+//! * Close: [`Supervisor::shutdown`]. Dropping the [`Node`](crate::node::Node) calls it too.
 //!
-//! Nothing that a worker does can make the thread wait. It never waits for a socket; it queues up to a bound
-//! what a socket does not take, and kills a worker that fills its queue, with a clear word in the log.
+//! Nothing that a worker does can make the thread wait. The thread never waits for a socket: it queues, up to
+//! a bound, the bytes that a socket does not take. It kills a worker that fills its queue, and the log says
+//! why.
 //!
-//! The thread owns all of `State` and takes no lock but those of `Shared`, one at a time. What must be told
-//! to many is first collected as deliveries and sent when the bookkeeping is done, so nobody hears of half a
-//! change.
+//! The thread owns all of `State` and takes no lock but those of `Shared`, one at a time. News for several
+//! processes is first collected as deliveries, and sent when the bookkeeping is done, so nobody hears of half
+//! a change.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `run` | the loop: commands, sockets, deadlines, the end of a process |
-//! | `record` | what is known of one worker |
+//! | `record` | what the supervisor knows of one worker |
 //! | `launch`, `starts` | a process's program; starting it in a free slot |
-//! | `messages` | what workers say |
+//! | `messages` | messages from workers |
 //! | `actors` | starting actors, and their ends |
-//! | `endings` | what an end means: who comes back, and who is told what |
-//! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
-//! | `spares` | processes that wait to go on as a worker which ends |
-//! | `groups`, `gpu_looks` | workers that end together, on several hosts too; whether a GPU went with one that was killed |
-//! | `shared` | what every thread shares with this one: the queue of commands, the status |
-//! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
-//! | `hosts`, `gateways` | the gateway to other hosts; the one that follows it |
+//! | `endings` | what an end means: which actors come back, and who is told what |
+//! | `restarts`, `comebacks` | restart budgets and workers between two lives; starting them again |
+//! | `spares` | processes that wait to replace a worker that ends |
+//! | `groups`, `gpu_looks` | workers that end together, on several hosts too; whether a killed worker took a GPU with it |
+//! | `shared` | state that every thread shares with this one: the queue of commands, the status |
+//! | `letting_go`, `stopping` | the end of one worker that is not needed; the end of all workers |
+//! | `hosts`, `gateways` | the gateway to other hosts; the gateway that replaces it |
 //! | `names` | names that are unique on all hosts |
-//! | `roaming` | actors that go on on another host |
+//! | `roaming` | actors that continue on another host |
 //! | `hangs`, `metrics` | questions that all workers answer |
-//! | `looks` | what the node knows itself of what the console shows |
+//! | `looks` | the part of the console's answers that the node knows by itself |
 //! | `traces` | tracing, of the run or of an interval |
 
 mod actors;
@@ -104,26 +106,27 @@ pub use self::record::{WorkerState, WorkerStatus};
 pub(crate) use self::shared::Shared;
 use self::shared::{Command, Reply, deadline_after};
 
-/// A worker of this node, in all its lives. Never names another one.
+/// The id of a worker of this node, the same in all its lives. No other worker ever gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WorkerId(pub(crate) u64);
 
 #[cfg(feature = "hosts")]
 impl WorkerId {
-    /// A worker of another host, which is no worker of this host's supervisor.
+    /// Makes the id of a worker of another host, which this host's supervisor does not supervise.
     pub(crate) fn of_host(host: u16, number: u64) -> Self {
-        // No supervisor counts so far. Of the head, host 0, too: one that is not its own begins with a one.
+        // No supervisor counts so far. The top bit marks workers of the head, host 0, too: an id of another
+        // host begins with a one.
         WorkerId(1 << 63 | u64::from(host) << 47 | number & ((1 << 47) - 1))
     }
 
-    /// Its host and its number there, if it is another host's.
+    /// Returns its host and its number there, if it is a worker of another host.
     pub(crate) fn elsewhere(self) -> Option<(u16, u64)> {
         self.is_of_another_host().then_some(((self.0 >> 47) as u16, self.0 & ((1 << 47) - 1)))
     }
 }
 
 impl WorkerId {
-    /// Whether it is a worker of another host, whose processes have no numbers here.
+    /// Whether it is a worker of another host. Its processes have no numbers here.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn is_of_another_host(self) -> bool {
         self.0 >> 63 == 1
@@ -144,29 +147,29 @@ pub(crate) struct Settings {
     pub(crate) program: Program,
     pub(crate) start_deadline: Duration,
     pub(crate) worker_log: String,
-    /// Makes the program's own layer of a worker's telemetry.
+    /// Makes the layer that the program adds to a worker's telemetry.
     pub(crate) worker_telemetry: Option<Code>,
     pub(crate) host_budget: u64,
     pub(crate) gpu_budget: Option<GpuBudget>,
-    /// Those that the node's own process was opened with.
+    /// The pages that the node's own process was opened with.
     pub(crate) pages: ProcessPages,
-    /// Where the trace of the run goes, and where its rings come together, if there is one.
+    /// The file for the trace of the run, and the collector of its rings, if the run is traced.
     pub(crate) trace: Option<(PathBuf, Arc<Collector>)>,
-    /// Records that each process keeps for a trace.
+    /// How many records each process keeps for a trace.
     pub(crate) trace_records: usize,
-    /// Why workers on one GPU take turns; without it their kernels overlap, and they end together where one
-    /// costs the others the GPU.
+    /// Why workers on one GPU take turns. If `None`, their kernels overlap, and they end together when one of
+    /// them costs the others the GPU.
     pub(crate) time_slices: Option<String>,
-    /// How long something may stand still, and what happens then.
+    /// How long something may stand still, and what the supervisor does then.
     pub(crate) hang_limit: Option<(Duration, OnHang)>,
-    /// Where the latest records of the log are kept for the console, if there is one.
+    /// The latest records of the log, kept for the console if there is one.
     pub(crate) log_ring: Option<Arc<LogRing>>,
-    /// One more variable for the workers.
+    /// One more environment variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
 
-/// The handle to the supervisor's thread. Its methods may be called on any thread; those that return what
-/// they asked for wait for it, so call them where waiting is allowed.
+/// The handle to the supervisor's thread. Its methods may be called on any thread. A method that returns an
+/// answer of the supervisor blocks until the answer comes, so call it where blocking is allowed.
 pub struct Supervisor {
     shared: Arc<Shared>,
     user_metrics: Arc<Waiting>,
@@ -193,7 +196,7 @@ impl Supervisor {
         Ok(Supervisor { shared, user_metrics: waiting, thread: Mutex::new(Some(thread)) })
     }
 
-    /// What every thread shares with the supervisor's.
+    /// Returns the state that every thread shares with the supervisor's.
     pub(crate) fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
     }
@@ -201,13 +204,14 @@ impl Supervisor {
     /// Starts a worker and waits until it is ready.
     ///
     /// # Errors
-    /// [`SpawnError`]: it says what the worker did instead.
+    /// [`SpawnError`]: it says why the worker did not get ready.
     pub fn spawn_worker(&self, name: &str) -> Result<WorkerId, SpawnError> {
         self.spawn_worker_of(name, Making { connections: CUDA_CONNECTIONS, ..Making::of(None, 1) })
     }
 
-    /// As [`spawn_worker`](Self::spawn_worker), with so many streams on each GPU: as many as there will be
-    /// actors in it, and those that they make themselves. Fewer start faster.
+    /// As [`spawn_worker`](Self::spawn_worker), with `streams` streams on each GPU. Count one for each actor
+    /// that the worker will hold, and those that the actors make themselves. A worker with fewer streams
+    /// starts faster.
     ///
     /// # Errors
     /// As there.
@@ -215,8 +219,8 @@ impl Supervisor {
         self.spawn_worker_of(name, Making::of(None, streams))
     }
 
-    /// As [`spawn_worker_with`](Self::spawn_worker_with); the worker runs the interpreter of `python`, if
-    /// there is one.
+    /// As [`spawn_worker_with`](Self::spawn_worker_with). The worker runs the interpreter of `python`, if
+    /// that is given.
     ///
     /// # Errors
     /// As there.
@@ -246,8 +250,8 @@ impl Supervisor {
     }
 
     inside! {
-        /// Starts an actor in a worker and waits until it can take messages. The policy for when it ends
-        /// holds once the actor has started: a first start that fails is an error here and nothing else.
+        /// Starts an actor in a worker and waits until it can take messages. The restart policy holds once
+        /// the actor has started: a first start that fails is only an error here.
         ///
         /// # Errors
         /// [`StartError`]: it says what `create` said, or how the worker ended.
@@ -263,11 +267,11 @@ impl Supervisor {
     }
 
     inside! {
-        /// Makes an id and a location in the node's own process for an actor that the caller runs itself, and
-        /// that takes messages with this key, where it is given.
+        /// Makes an id and a location in the node's own process for an actor that the caller runs itself. The
+        /// actor takes messages with the key `takes`, if that is given.
         ///
         /// # Errors
-        /// When its name is taken, or there are too many.
+        /// The name is taken, or there are too many actors.
         pub fn adopt_actor(
             &self,
             name: Option<&str>,
@@ -279,15 +283,16 @@ impl Supervisor {
     }
 
     inside! {
-        /// An actor of the node's own process has ended. For those of workers, the worker says so.
+        /// Tells the supervisor that an actor of the node's own process has ended. The ends of other actors
+        /// are told by their workers.
         pub fn actor_ended(&self, actor: ActorId) {
-            // With the node, its roster of actors is gone too.
+            // After the node's end its roster of actors is gone too.
             let _ = self.shared.push(Command::ActorEnded(actor));
         }
     }
 
-    /// Waits until the process of a worker has ended, and says how; for one that is between two lives, how
-    /// the last one ended. `None` where there is no such worker (any more).
+    /// Waits until the process of a worker has ended, and returns how it ended. For a worker between two
+    /// lives it returns how the last life ended. `None` if there is no such worker (any more).
     pub fn await_end(&self, worker: WorkerId) -> Option<WorkerState> {
         let ended = |state: &WorkerState| matches!(state, WorkerState::Exited { .. });
         self.shared
@@ -296,21 +301,21 @@ impl Supervisor {
             .or_else(|| self.worker(worker).map(|status| status.state).filter(ended))
     }
 
-    /// Asks all processes for their metrics, and waits for them, for at most a second.
+    /// Asks all processes for their metrics, and waits at most a second for the answers.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
     pub fn metrics(&self) -> Result<Metrics, Closed> {
         let metrics = self.shared.ask(Command::Metrics)?;
-        // Each worker has told those of its user code before it answered.
+        // Each worker had sent the metrics of its user code before it answered.
         self.user_metrics.give();
         Ok(metrics)
     }
 
-    /// The ends so far of workers with a restart policy, and the hangs.
+    /// Returns the ends so far of workers with a restart policy, and the hangs.
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down; its report has it then.
+    /// [`Closed::Ended`] when the node has shut down; the shutdown's report has both then.
     pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), Closed> {
         self.shared.ask(Command::Report)
     }
@@ -321,15 +326,15 @@ impl Supervisor {
         self.metrics()
     }
 
-    /// What has gone wrong so far: there are no other hosts.
+    /// Returns what has gone wrong so far on this host: there are no other hosts.
     #[cfg(not(feature = "hosts"))]
     pub(crate) fn report_of_all(&self) -> Result<crate::node::NodeReport, Closed> {
         let (restarts, hangs) = self.report()?;
         Ok(crate::node::NodeReport { workers: self.workers(), restarts, hangs, silent: Vec::new() })
     }
 
-    /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any
-    /// other.
+    /// Kills a worker at once. The rest of the node goes on. Restart policies treat this as a failure like
+    /// any other.
     pub fn kill_worker(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::Kill) {
@@ -339,10 +344,10 @@ impl Supervisor {
         let _ = self.shared.push(Command::KillWorker(worker));
     }
 
-    /// Has up to [`Node::MAX_SPARES`](crate::node::Node::MAX_SPARES) processes wait, ready, to go on as this
-    /// worker when its process ends, with this device opened. They are started in the background. There are
-    /// none for a worker without an actor that comes back; and where spares were asked for before, the larger
-    /// number holds.
+    /// Keeps up to [`Node::MAX_SPARES`](crate::node::Node::MAX_SPARES) spare processes ready, with `device`
+    /// opened: when this worker's process ends, one of them replaces it. The supervisor starts them in the
+    /// background. A worker without an actor that comes back gets none. If spares were asked for before, the
+    /// larger number holds.
     pub fn keep_spares(&self, worker: WorkerId, count: u32, device: DeviceId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::KeepSpares(count, device)) {
@@ -352,19 +357,20 @@ impl Supervisor {
         let _ = self.shared.push(Command::KeepSpares(worker, count, device));
     }
 
-    /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has
+    /// Ends a worker in order, with all actors in it, because not everything that it was started for has
     /// started. Nothing comes back in it.
     pub fn retire(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::Retire) {
             return;
         }
-        // After the node's end there is nobody left to let go.
+        // After the node's end there is no worker left.
         let _ = self.shared.push(Command::Retire(worker));
     }
 
-    /// Tells the actors in a worker that they are to end, as a shutdown of the node tells all:
-    /// [`Env::is_stopping`](crate::actor::Env::is_stopping). A worker that is not running now is not told.
+    /// Tells the actors in a worker to end, as a shutdown of the node tells all actors:
+    /// [`Env::is_stopping`](crate::actor::Env::is_stopping) becomes true. A worker that is not running now is
+    /// not told.
     pub fn ask_to_stop(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::AskToStop) {
@@ -374,19 +380,19 @@ impl Supervisor {
         let _ = self.shared.push(Command::AskToStop(worker));
     }
 
-    /// Lets a worker end when the actors that are in it have: none of them comes back, whatever its policy
-    /// says. What the worker has put on its streams is finished first.
+    /// Lets a worker end as soon as its actors have ended. None of them comes back, whatever its policy says.
+    /// The worker finishes the work on its streams first.
     pub fn let_go(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::LetGo) {
             return;
         }
-        // After the node's end there is nobody left to let go.
+        // After the node's end there is no worker left.
         let _ = self.shared.push(Command::LetGo(worker));
     }
 
-    /// Arms a fault in a worker; see [`fault`](crate::fault). It is heard after what the node has said to the
-    /// worker before, and by a worker that does not read its socket never. In the node itself, call
+    /// Arms a fault in a worker; see [`fault`](crate::fault). The worker gets it after all earlier messages
+    /// of the node; a worker that does not read its socket never gets it. In the node itself, call
     /// `fault::arm`.
     #[cfg(feature = "testing")]
     pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
@@ -395,33 +401,34 @@ impl Supervisor {
     }
 
     /// Arms a fault in every process that is started from now on for the worker called `name`, its later
-    /// lives included: for what a worker passes before it can be told anything.
+    /// lives included. Use it for code that a worker runs before the node can send it anything.
     #[cfg(feature = "testing")]
     pub fn arm_starts(&self, name: &str, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
         let _ = self.shared.push(Command::ArmStarts(name.to_owned(), fault));
     }
 
-    /// Takes back all that [`arm_starts`](Self::arm_starts) has said.
+    /// Disarms all faults that [`arm_starts`](Self::arm_starts) has armed.
     #[cfg(feature = "testing")]
     pub fn disarm_starts(&self) {
         let _ = self.shared.push(Command::DisarmStarts);
     }
 
-    /// All workers, also those that have ended and whose slot is not used again yet.
+    /// Returns the status of all workers, also of those that have ended and whose slot is not used again yet.
     pub fn workers(&self) -> Vec<WorkerStatus> {
-        // In a forked child the lock may be a thread's that is not there, and there are none.
+        // In a forked child a thread that does not exist there may hold the lock, and the child has no
+        // workers.
         if self.shared.is_inherited() { Vec::new() } else { self.shared.status.lock().clone() }
     }
 
-    /// One worker.
+    /// Returns the status of one worker.
     pub fn worker(&self, worker: WorkerId) -> Option<WorkerStatus> {
         self.workers().into_iter().find(|status| status.worker == worker)
     }
 
-    /// Lets everything under way finish, stops the actors and then the workers, in that order, and waits for
-    /// it; what is not done after `deadline` is killed. A second call waits for the same end, or returns the
-    /// same report.
+    /// Lets everything under way finish, stops the actors, then the workers, and waits until they have ended.
+    /// Workers that have not ended after `deadline` are killed. A second call waits for the same end, or
+    /// returns the same report.
     ///
     /// # Errors
     /// [`Closed::Ended`] only if the supervisor's thread was lost.
@@ -435,11 +442,11 @@ impl Supervisor {
         answer.or_else(|closed| self.shared.report.lock().clone().ok_or(closed))
     }
 
-    /// Resolves when a shutdown has begun, whoever has asked for it.
+    /// Resolves when a shutdown has begun, from any caller.
     pub(crate) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut stopping = self.shared.stopping.subscribe();
         async move {
-            // An error is a supervisor that is gone, and its shutdown with it.
+            // An error means that the supervisor has ended, and thus has shut down.
             let _ = stopping.wait_for(|stopping| *stopping).await;
         }
     }

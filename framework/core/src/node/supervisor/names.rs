@@ -1,21 +1,21 @@
-//! Names that are unique in the whole node: the head says who has one.
+//! Names that are unique in the whole node: the head grants them.
 //!
-//! An agent *claims* a name from the head before it gives it to an actor: whoever starts or registers that
-//! actor waits for the answer. The head notes the names of all other hosts beside its own registry
-//! (`node/registry.rs`), and takes none that one of them has, without asking anybody. So of two hosts that
-//! want a name at the same instant, the one that the head hears second is refused. When an actor ends, its
-//! host gives its names back, and says so before it says that the actor has ended.
+//! An agent *claims* a name from the head before it gives it to an actor. The caller that starts or registers
+//! the actor waits for the answer. The head keeps the names of all other hosts beside its own registry
+//! (`node/registry.rs`), so it needs to ask nobody before it refuses a name that is taken. If two hosts want
+//! a name at the same instant, the head refuses the one that it hears second. When an actor ends, its host
+//! first gives the actor's names back, and then says that the actor has ended.
 //!
-//! **Invariants.** One claim of a host for a name is under way, and whoever else wants that name there waits
-//! behind it: an answer is never older than the host's last word of that name. MBX-2: so many names are
-//! claimed at a time, and the head notes so many for a host. WIRE-1: only the head's answers are heard, and a
-//! host has nobody's names but its own.
+//! **Invariants.** At most one claim of a host for a name is under way, and other claimants on that host wait
+//! behind it: an answer is never older than the host's last message about that name. MBX-2: the claims under
+//! way are bounded, and so are the names that the head keeps for a host. WIRE-1: an agent takes answers only
+//! from the head, and a host can change only its own names.
 //!
-//! **With another gateway** on either side an agent says which names it has, and claims again what it waits
-//! for. Until then a name that was given back stays taken.
+//! **With another gateway** on either side an agent tells the head which names it has, and repeats its open
+//! claims. Until then a name that was given back stays taken.
 //!
-//! **On the loss** of a host the head frees its names. An agent without the head ends (HOST-10), and with it
-//! whoever waits here.
+//! **On the loss** of a host the head frees its names. An agent without the head ends (HOST-10), and its
+//! waiting claimants with it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -32,51 +32,51 @@ use super::actors::Started;
 use super::run::State;
 use super::{Reply, WorkerId};
 
-/// What a name counts beside its bytes where several are told together.
+/// Bytes that a name counts beside its own in a message with several names.
 const NAME_BASE: usize = 8;
 
-/// Names that the head was asked for.
+/// Claims that the head has not answered.
 #[derive(Default)]
 pub(super) struct Claims {
     names: HashMap<String, Claim>,
     last: u64,
-    /// On the head: the names that other hosts have begun to say they have.
+    /// On the head: names from lists that other hosts have begun to send.
     told: HashMap<u16, HashSet<String>>,
 }
 
 struct Claim {
     ticket: u64,
-    /// In the order in which they came: it is claimed for the first.
+    /// In order of arrival: the name is claimed for the first one.
     waiting: VecDeque<Claimant>,
 }
 
-/// Who wants a name.
+/// An actor that is to get a name.
 pub(super) enum Claimant {
     /// An actor that is to be started in a worker.
     Start(Box<(WorkerId, NewActor, Supervision, Reply<Started>)>),
-    /// One that lives.
+    /// An actor that already runs.
     Register { by: ProcessId, ticket: u64, actor: ActorId },
 }
 
 impl State {
-    /// Whether the head has to be asked before somebody gets this name.
+    /// Whether this host must ask the head before it gives this name to an actor.
     pub(super) fn has_to_claim(&self, name: &str) -> bool {
-        // Between two gateways it waits for the next.
+        // Between two gateways the claim waits for the next gateway.
         let is_reached = self.broker.foreign.gateway().is_some() || self.broker.gateway_is_to_follow();
         let is_agent = self.broker.roster.host != 0 && is_reached;
-        // What is refused here need not be asked there.
+        // A name that this host refuses itself needs no claim.
         is_agent
             && self.stopping.is_none()
             && check_name(name).is_ok()
             && self.broker.registry.find(name).is_none()
     }
 
-    /// Whether it can be given a name: it is here, or roams and is of this host.
+    /// Whether an actor can get a name here: it lives on this host, or it roams and this host is its home.
     fn exists(&self, actor: ActorId) -> bool {
         self.broker.roster.actor(actor).is_some() || self.broker.is_home_of(actor)
     }
 
-    /// Has the head asked for a name.
+    /// Claims a name from the head for `claimant`.
     pub(super) fn claim(&mut self, name: String, claimant: Claimant) {
         if let Some(claim) = self.claims.names.get_mut(&name) {
             if claim.waiting.len() < MAX_CLAIMS {
@@ -93,10 +93,10 @@ impl State {
         self.tell_gateway(ToGateway::Claim { ticket, name });
     }
 
-    /// A message of a process, unless it has to wait until the head was asked.
+    /// Returns the message for the broker, or holds it back until the head has answered a claim.
     pub(super) fn claim_first(&mut self, by: ProcessId, message: ToNode) -> Option<ToNode> {
         match message {
-            // An actor that is none, and what is wrong with the name, the broker complains of.
+            // The broker complains of an unknown actor or a bad name.
             ToNode::Register { ticket, name, actor } if self.exists(actor) && self.has_to_claim(&name) => {
                 self.claim(name, Claimant::Register { by, ticket, actor });
                 None
@@ -105,7 +105,7 @@ impl State {
         }
     }
 
-    /// The head says whether this host may have a name.
+    /// Takes the head's answer to a claim of this host.
     pub(super) fn claimed(&mut self, name: String, ticket: u64, result: Result<(), NameRefused>) {
         let Some(claim) = self.claims.names.get(&name).filter(|claim| claim.ticket == ticket) else { return };
         debug_assert!(!claim.waiting.is_empty());
@@ -117,10 +117,10 @@ impl State {
             }
         }
         if result.is_ok() && self.broker.registry.find(&name).is_none() {
-            // Something else was wrong with it.
+            // The name could not be given for another reason, so it goes back.
             self.tell_gateway(ToGateway::Release { name: name.clone() });
         }
-        // They find it taken, or ask for themselves.
+        // The other claimants find the name taken, or claim it for themselves.
         for claimant in waiting {
             match claimant {
                 Claimant::Start(start) => {
@@ -151,7 +151,7 @@ impl State {
                 self.deliver(told);
                 self.note(by, result);
             }
-            // It has ended meanwhile.
+            // The actor has ended meanwhile.
             Claimant::Register { by, ticket, .. } => self.registered(by, ticket, Err(ActorId(0))),
         }
     }
@@ -185,13 +185,14 @@ impl State {
         }
     }
 
-    /// The way to the head begins anew. What was on it is lost: names that this host has given back, so it
-    /// says which it has; and its claims, or the answers, so it claims again.
+    /// Tells the head again which names this host has, and repeats its claims, because the link to the head
+    /// begins anew. Messages on the old link are lost: names that this host gave back, its claims, or the
+    /// answers to them.
     pub(super) fn say_names(&mut self) {
         if self.broker.roster.host == 0 {
             return;
         }
-        // Their end is in what is said now.
+        // The complete list below already leaves these names out.
         drop(self.broker.registry.take_freed());
         let mut names: Vec<Vec<String>> = vec![Vec::new()];
         let mut bytes = 0;
@@ -217,10 +218,10 @@ impl State {
         }
     }
 
-    /// The head: these are names of another host, some of all that it has.
+    /// On the head: takes a part of the list of another host's names.
     pub(super) fn names_of_host(&mut self, host: u16, names: Vec<String>, is_last: bool) {
         let known = self.claims.told.entry(host).or_default();
-        // MBX-2: of more it may have none.
+        // MBX-2: names past the limit are dropped.
         let room = MAX_NAMES_OF_HOST.saturating_sub(known.len());
         known.extend(names.into_iter().take(room));
         if is_last {
@@ -229,12 +230,12 @@ impl State {
         }
     }
 
-    /// The head: a host is not of the node any more, or begins anew.
+    /// On the head: drops the partial list of a host that has left the node, or begins anew.
     pub(super) fn forget_names_of(&mut self, host: u16) {
         self.claims.told.remove(&host);
     }
 
-    /// The head: another host wants a name.
+    /// On the head: answers another host's claim of a name.
     pub(super) fn claim_of_host(&mut self, host: u16, ticket: u64, name: String) {
         let result = self.broker.registry.claim(host, &name);
         self.tell_gateway(ToGateway::Claimed { host, ticket, name, result });

@@ -1,4 +1,4 @@
-//! What the supervisor knows about one worker.
+//! The supervisor's record of one worker.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -28,7 +28,7 @@ use super::launch::Launched;
 use super::spares::SpareFor;
 use super::{Reply, SpawnError, StartError, WorkerId};
 
-/// How a process ended, as the system's number.
+/// Serializes how a process ended, as the system's number.
 mod exit_status {
     use super::{Deserialize, ExitStatus, ExitStatusExt, Serialize};
     use serde::{Deserializer, Serializer};
@@ -45,21 +45,21 @@ mod exit_status {
 /// The state of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WorkerState {
-    /// Its process was started; it is not ready.
+    /// Its process was started, but it is not ready.
     Starting,
     /// Its actors run.
     Running,
     /// It was told to end, or is being killed.
     Ending,
-    /// It has no actor, and waits to go on as another worker when that one's process ends
+    /// It has no actor, and waits to replace another worker when that worker's process ends
     /// ([`Spawn::spares`](crate::node::Spawn::spares)).
     Spare {
-        /// That worker.
+        /// The worker that it may replace.
         of: WorkerId,
-        /// Whether it has started, and opened the device.
+        /// Whether it has started and opened the device.
         ready: bool,
     },
-    /// Its process has ended, and it gets another.
+    /// Its process has ended, and it gets another process.
     Restarting {
         /// Why it ended.
         reason: EndReason,
@@ -69,7 +69,7 @@ pub enum WorkerState {
         /// How; `None` if the system did not say.
         #[serde(with = "exit_status")]
         exit: Option<ExitStatus>,
-        /// What was wrong, if the node knows.
+        /// The cause, if the node knows it.
         why: Option<String>,
     },
 }
@@ -87,15 +87,15 @@ pub struct WorkerStatus {
     pub pid: u32,
     /// Its state.
     pub state: WorkerState,
-    /// Actors in it.
+    /// The number of actors in it.
     pub actors: usize,
     /// Messages that it should not have sent; each is in the log.
     pub complaints: u64,
     /// Events of its log that were dropped because nobody read fast enough.
     pub logs_dropped: u64,
-    /// How often it was restarted, or an actor in it.
+    /// How often it, or an actor in it, was restarted.
     pub restarts: u32,
-    /// Why that was, the last time.
+    /// The reason of the last restart.
     pub last_end: Option<EndReason>,
 }
 
@@ -111,13 +111,13 @@ pub(super) enum WorkerPhase {
     Ending,
 }
 
-/// Who hears how a worker's start went.
+/// The party that hears how a worker's start went.
 pub(super) enum Asker {
-    /// Whoever asked for the worker.
+    /// The caller that asked for the worker.
     Caller(Reply<Result<WorkerId, SpawnError>>),
-    /// The supervisor itself: it is another life of the worker, whose actors are to follow.
+    /// The supervisor itself: this is another life of the worker, and its actors start next.
     Restart,
-    /// The supervisor itself: it is to be the next gateway.
+    /// The supervisor itself: the worker becomes the next gateway.
     #[cfg(feature = "hosts")]
     Gateway,
     /// Nobody: it is a spare.
@@ -132,7 +132,7 @@ impl Asker {
 
     pub(super) fn answer(&self, result: Result<WorkerId, SpawnError>) {
         if let Asker::Caller(reply) = self {
-            // Whoever asked may be gone.
+            // The caller may be gone.
             let _ = reply.try_send(result);
         }
     }
@@ -142,7 +142,8 @@ impl Asker {
 pub(super) struct Pending {
     pub(super) location: Location,
     pub(super) type_name: String,
-    /// It ended before the worker said that it had started; inside, why, and whether its senders wait.
+    /// Set if it ended before the worker said that it had started: why it ended, and whether its senders
+    /// wait.
     pub(super) ended: Option<(Option<EndReason>, bool)>,
     /// Set for its first life.
     pub(super) first: Option<First>,
@@ -153,7 +154,7 @@ pub(super) struct First {
     pub(super) made_of: NewActor,
     pub(super) how: Supervision,
     pub(super) reply: Reply<Result<(ActorId, Location), StartError>>,
-    /// The number of the life that it begins here; another than 0 where it has lived on another host.
+    /// The number of the life that it begins here; not 0 if it has lived on another host.
     pub(super) life: u32,
 }
 
@@ -165,13 +166,13 @@ pub(super) struct Worker {
     pub(super) child: Child,
     pub(super) pidfd: PidFd,
     pub(super) socket: Arc<Seqpacket>,
-    /// Its standard error before it greets.
+    /// Its standard error until it greets.
     pub(super) last_words: Option<LastWords>,
     pub(super) incoming: Receiving,
     pub(super) outgoing: Outgoing,
     /// Whether the socket may still be read.
     pub(super) open: bool,
-    /// Whether everything that it had sent was read.
+    /// Whether everything that it had sent has been read.
     pub(super) read_to_the_end: bool,
     pub(super) phase: WorkerPhase,
     pub(super) pending: HashMap<ActorId, Pending>,
@@ -179,20 +180,20 @@ pub(super) struct Worker {
     pub(super) told_to_stop_actors: bool,
     pub(super) actors_stopped: bool,
     pub(super) told_to_exit: bool,
-    /// It ends when nothing is left in it.
+    /// Whether it ends as soon as nothing is left in it.
     pub(super) leaves: bool,
     pub(super) complaints: u64,
-    /// How many of them only the worker itself can be to blame for.
+    /// The complaints that only the worker itself can have caused.
     pub(super) offences: u64,
     pub(super) logs_dropped: u64,
     /// When to kill it.
     pub(super) kill_at: Option<Instant>,
     pub(super) killed: Option<Phase>,
-    /// The reason of its end, in its words or in ours. The first one counts.
+    /// The reason of its end as text, from the worker or from the node. The first one counts.
     pub(super) why: Option<String>,
-    /// Why it ends, where its exit status does not say it.
+    /// Why it ends, if its exit status does not show it.
     pub(super) cause: Option<EndReason>,
-    /// Others have failed, and it ends with them.
+    /// Set if others have failed and it restarts with them.
     pub(super) group_restart: Option<GroupRestart>,
     /// The GPUs that its actors were started on, or that it has opened for them.
     pub(super) gpus: HashSet<DeviceId>,
@@ -242,38 +243,39 @@ impl Worker {
         }
     }
 
-    /// The worker whose program and settings it was started with.
+    /// Returns the worker whose program and settings it was started with.
     pub(super) fn made_as(&self) -> WorkerId {
         self.spare.as_ref().map_or(self.id, |spare| spare.worker)
     }
 
-    /// What its process calls itself: a spare has the name of whom it waits for, which it may be one day.
+    /// Returns the name that its process uses for itself: a spare has the name of the worker that it may
+    /// replace.
     pub(super) fn title(&self) -> &Arc<str> {
         self.spare.as_ref().map_or(&self.name, |spare| &spare.name)
     }
 
-    /// Whether nothing is known by which it would end.
+    /// Whether the supervisor knows of no reason for it to end.
     pub(super) fn can_go_on(&self) -> bool {
         let is_ending = matches!(self.phase, WorkerPhase::Ending) || self.told_to_exit;
         !is_ending && self.open && self.cause.is_none() && self.kill_at.is_none()
     }
 
-    /// Whether its process has ended, which may not have been heard of yet.
+    /// Whether its process has ended, even if the loop has not handled that yet.
     pub(super) fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        // What cannot be asked is heard of later.
+        // If poll fails, the loop hears of the end later.
         wait::poll(&mut fds, Some(Duration::ZERO)).is_ok() && !fds[0].revents().is_empty()
     }
 
-    /// An actor on this device is started in it.
+    /// Notes that an actor on this device is started in it.
     pub(super) fn uses(&mut self, device: DeviceId) {
         if device != DeviceId::HOST {
             self.gpus.insert(device);
         }
     }
 
-    /// Sends a message, or queues it. A worker that cannot be written to is as good as dead: it is killed,
-    /// unless it has closed its socket, which means that it is ending by itself.
+    /// Sends a message, or queues it. A worker whose socket fails is as good as dead, so the supervisor kills
+    /// it. A worker that has closed its socket is ending by itself.
     pub(super) fn send(&mut self, message: &Down, descriptors: Vec<OwnedFd>) {
         let sent = match encode(message) {
             Ok(bytes) => self.outgoing.send(&bytes, descriptors),
@@ -292,13 +294,13 @@ impl Worker {
 
     fn line_failed(&mut self, error: LineError) {
         match error {
-            // Its last words are still to be read.
+            // Its last messages are still unread.
             LineError::Closed => self.end_soon(Instant::now()),
             error => self.give_up(error.to_string()),
         }
     }
 
-    /// It closed its socket. It is killed if it has not ended in a moment.
+    /// Gives a worker that ends by itself a moment; the supervisor kills it afterwards.
     pub(super) fn end_soon(&mut self, now: Instant) {
         let at = now + END_GRACE;
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
@@ -311,8 +313,9 @@ impl Worker {
         self.kill();
     }
 
-    /// Ends it because its only actor has ended, for `reason`. It is asked to exit, because a process that is
-    /// killed in the middle of a kernel can take others with it; it is killed if it does not.
+    /// Ends it because its only actor has ended, for `reason`. The supervisor first asks it to exit, because
+    /// a process that is killed in the middle of a kernel can take others with it. If it does not exit, the
+    /// supervisor kills it.
     pub(super) fn retire(&mut self, reason: EndReason) {
         self.cause.get_or_insert(reason);
         self.phase = WorkerPhase::Ending;
@@ -320,7 +323,7 @@ impl Worker {
         self.end_soon(Instant::now());
     }
 
-    /// Ends a spare that nobody needs any more. It has nothing to finish.
+    /// Ends a spare that is not needed any more. It has nothing to finish.
     pub(super) fn dismiss(&mut self) {
         self.told_to_exit = true;
         if self.is_running() {
@@ -331,15 +334,15 @@ impl Worker {
         self.kill();
     }
 
-    /// Lets it end by itself, in order; it is killed if it has not ended at `until`. It goes on answering
-    /// meanwhile: others may wait for what it still makes, so it must hear of deaths (DEATH-3).
+    /// Lets it end by itself, in order; the supervisor kills it if it has not ended at `until`. Until then it
+    /// still answers: others may wait for its last results, so it must hear of deaths (DEATH-3).
     pub(super) fn leave(&mut self, until: Instant) {
         self.cause.get_or_insert(EndReason::Normal);
         self.told_to_exit = true;
         self.kill_at = Some(self.kill_at.map_or(until, |earlier| earlier.min(until)));
     }
 
-    /// Why it has ended: what the node knows comes before what the exit status says.
+    /// Returns why it has ended. A cause that the node knows comes before the exit status.
     pub(super) fn reason(&self, exit: Option<ExitStatus>) -> EndReason {
         if let Some(cause) = &self.cause {
             return cause.clone();
@@ -354,15 +357,15 @@ impl Worker {
         }
     }
 
-    /// Kills it and whatever processes it has started in its group.
+    /// Kills it and all processes that it has started in its group.
     pub(super) fn kill(&mut self) {
         self.kill_at = None;
-        // Its number cannot be somebody else's: the process was not waited for yet.
+        // Its process id cannot belong to another process: nobody has waited for this one yet.
         let group = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
         if let Some(group) = group {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
-        // Where this fails there is no process any more, and its pidfd says so.
+        // If this fails, the process is gone already, and its pidfd says so.
         let _ = self.pidfd.kill();
     }
 

@@ -1,16 +1,17 @@
-//! Restart bookkeeping: the actors with a restart policy, what is between two lives, and how often each was
-//! restarted.
+//! Restart bookkeeping: the actors with a restart policy, the workers and actors between two lives, and how
+//! often each worker was restarted.
 //!
 //! A worker that ends is started again, as the same worker in another process, if one of its actors comes
 //! back. Its actors with a policy are then made anew in it, from their arguments. An actor that fails in a
 //! worker that goes on is made anew there if others live in it too: its neighbours did nothing wrong. If it
 //! was alone, its process is ended and started again: a panic can leave behind a lock that is held, a stream
-//! that waits, or a context of the driver that is lost, and nothing of that reaches the next life. The
-//! process is asked to exit before it is killed, because under MPS a process that is killed in the middle of
-//! a kernel takes others with it.
+//! that waits, or a lost context of the driver, and none of these reaches the next life. The supervisor asks
+//! the process to exit before it kills it, because under MPS a process that is killed in the middle of a
+//! kernel takes others with it.
 //!
-//! Nothing else is touched, unless it restarts with what ended (`groups`). `endings` decides what an end
-//! means; `comebacks` starts what is due. Everything is counted and timed on the supervisor's own loop.
+//! No other worker is touched, unless it restarts together with the one that ended (`groups`). `endings`
+//! decides what an end means; `comebacks` starts workers and actors when they are due. The supervisor's own
+//! loop counts and times everything.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -30,11 +31,11 @@ use super::{RestartReport, WorkerId};
 /// An actor under a restart policy.
 pub(super) struct Supervised {
     pub(super) worker: WorkerId,
-    /// The order to start it, the same each time.
+    /// The arguments that it is made from, the same each time.
     pub(super) made_of: NewActor,
     pub(super) budget: Budget,
     pub(super) group: Option<Group>,
-    /// Its group was given up: the end of its present life is final.
+    /// Whether its group was given up: the end of its present life is then final.
     pub(super) marked_final: bool,
     /// The number of its present or last life.
     pub(super) life: u32,
@@ -44,10 +45,10 @@ pub(super) struct Supervised {
 pub(super) struct Between {
     pub(super) worker: WorkerId,
     pub(super) name: Arc<str>,
-    /// Where it was; it goes there again, if it can.
+    /// Its last slot; it goes there again, if it can.
     pub(super) slot: usize,
     pub(super) at: Instant,
-    /// Ended together with others, which it waits for: those of all these rounds.
+    /// The rounds in which it ended together with others; it waits for the ends of all workers in them.
     pub(super) rounds: Vec<u64>,
     /// How its last life ended.
     pub(super) ended: WorkerState,
@@ -77,7 +78,7 @@ pub(super) struct Restarts {
     pub(super) last_round: u64,
 }
 
-/// The decision on the actors of a worker that ended.
+/// The decisions about the actors of a worker that ended.
 #[derive(Default)]
 pub(super) struct RestartDecisions {
     pub(super) restarting: Vec<ActorId>,
@@ -86,7 +87,7 @@ pub(super) struct RestartDecisions {
 }
 
 impl Restarts {
-    /// The supervised actors of a worker.
+    /// Returns the supervised actors of a worker.
     pub(super) fn of(&self, worker: WorkerId) -> Vec<ActorId> {
         let mut actors: Vec<_> = self
             .supervised
@@ -98,7 +99,7 @@ impl Restarts {
         actors
     }
 
-    /// The workers with an actor that would come back after a failure.
+    /// Returns the workers with an actor that would come back after a failure.
     pub(super) fn those_that_come_back(&self) -> HashSet<WorkerId> {
         let all = self.supervised.values();
         let come_back = all
@@ -106,19 +107,19 @@ impl Restarts {
         come_back.map(|supervised| supervised.worker).collect()
     }
 
-    /// The devices of a worker's actors.
+    /// Returns the devices of a worker's actors.
     pub(super) fn devices_of(&self, worker: WorkerId) -> HashSet<DeviceId> {
         let all = self.supervised.values().filter(|supervised| supervised.worker == worker);
         all.map(|supervised| supervised.made_of.device).collect()
     }
 
-    /// The policy of one of a worker's actors.
+    /// Returns the policy of one of a worker's actors.
     pub(super) fn policy_of(&self, worker: WorkerId) -> Option<Restart> {
         let mut all = self.supervised.values();
         all.find(|supervised| supervised.worker == worker).map(|supervised| supervised.budget.policy())
     }
 
-    /// Which of a worker's actors come back after it ended for `reason`, and when.
+    /// Decides which of a worker's actors come back after it ended for `reason`, and when.
     pub(super) fn decisions(
         &mut self,
         worker: WorkerId,
@@ -131,7 +132,7 @@ impl Restarts {
             let Some(supervised) = self.supervised.get_mut(&actor) else { continue };
             let verdict = match group_restart {
                 _ if supervised.marked_final => Verdict::UsedUp,
-                // For what others did, nothing is counted.
+                // A failure of others costs no budget.
                 Some(group_restart) if supervised.budget.policy().when().after(true) => {
                     Verdict::Restart(group_restart.at.saturating_duration_since(now))
                 }
@@ -152,7 +153,7 @@ impl Restarts {
         decisions
     }
 
-    /// The groups that restart as one because of this end, and those that are given up.
+    /// Returns the groups that restart as one because of this end, and the groups that are given up.
     pub(super) fn groups_hit(
         &self,
         decisions: &RestartDecisions,
@@ -177,7 +178,7 @@ impl Restarts {
         (hit, given_up)
     }
 
-    /// The groups that restart as one in which these workers have actors.
+    /// Returns the groups that restart as one and have actors in these workers.
     pub(super) fn groups_of(&self, workers: &HashSet<WorkerId>) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         let supervised = self.supervised.values().filter(|supervised| workers.contains(&supervised.worker));
@@ -191,7 +192,7 @@ impl Restarts {
         groups
     }
 
-    /// The workers in which these groups have actors.
+    /// Returns the workers in which these groups have actors.
     pub(super) fn workers_in(&self, groups: &[Group]) -> Vec<WorkerId> {
         let is_in =
             |supervised: &&Supervised| supervised.group.as_ref().is_some_and(|group| groups.contains(group));
@@ -207,20 +208,20 @@ impl Restarts {
         self.supervised.get(&actor).is_some_and(|supervised| supervised.group.as_ref() == Some(group))
     }
 
-    /// Whether an actor is in this group.
+    /// Whether any actor is in this group.
     #[cfg(feature = "hosts")]
     pub(super) fn has_group(&self, group: &Group) -> bool {
         self.supervised.values().any(|supervised| supervised.group.as_ref() == Some(group))
     }
 
-    /// Marks the end of its present life as final.
+    /// Marks the end of an actor's present life as final.
     pub(super) fn mark_final(&mut self, actor: ActorId) {
         if let Some(supervised) = self.supervised.get_mut(&actor) {
             supervised.marked_final = true;
         }
     }
 
-    /// Takes it off its restart policy.
+    /// Takes an actor off its restart policy.
     pub(super) fn forget(&mut self, actor: ActorId) {
         self.supervised.remove(&actor);
     }
@@ -238,12 +239,12 @@ impl Restarts {
         history.ends.push_back(reason.clone());
     }
 
-    /// How often a worker, or an actor in it, was restarted, and why that was last.
+    /// Returns how often a worker, or an actor in it, was restarted, and the reason of the last restart.
     pub(super) fn of_worker(&self, worker: WorkerId) -> (u32, Option<EndReason>) {
         self.histories.get(&worker).map_or((0, None), |past| (past.restarts, past.ends.back().cloned()))
     }
 
-    /// All ends that nobody asked for, by worker.
+    /// Returns all ends that nobody asked for, by worker.
     pub(super) fn report(&self) -> Vec<RestartReport> {
         let mut report: Vec<_> = self
             .histories
@@ -259,7 +260,7 @@ impl Restarts {
         report
     }
 
-    /// How the last life of a worker ended that is between two.
+    /// Returns how the last life of a worker between two lives ended.
     pub(super) fn last_end(&self, worker: WorkerId) -> Option<WorkerState> {
         self.between.iter().find(|between| between.worker == worker).map(|between| between.ended.clone())
     }

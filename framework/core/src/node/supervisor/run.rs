@@ -35,36 +35,37 @@ use super::traces::Traces;
 use super::workers::Workers;
 use super::{Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
 
-/// How often the supervisor looks at the clock while a worker starts: time that it missed shows by that.
+/// How often the supervisor looks at the clock while a worker starts, so that it notices time in which it did
+/// not run.
 const STALL_TICK: Duration = Duration::from_millis(250);
-/// So much too late is more than the system's scheduling.
+/// A delay that scheduling alone does not explain.
 const STALL: Duration = Duration::from_millis(10);
 
-/// The supervisor, part by part. One thread owns it, so there are no locks; what the parts decide goes out
-/// over the broker and the workers' sockets.
+/// The supervisor's state, part by part. One thread owns it, so there are no locks. The parts act through the
+/// broker and the workers' sockets.
 pub(super) struct State {
     pub(super) settings: Settings,
-    /// What every thread shares with this one.
+    /// State that every thread shares with this one.
     pub(super) shared: Arc<Shared>,
-    /// The node's own process.
+    /// The runtime of the node's own process.
     pub(super) process_runtime: Arc<dyn ProcessRuntime>,
     pub(super) journal: Journal,
-    /// Starts the workers' processes; they end with it.
+    /// Starts the workers' processes, which end with it.
     pub(super) launcher: Launcher,
     /// Metrics of the workers' user code, on their way to the program's recorder.
     pub(super) user_metrics: Intake,
-    /// What processes say to each other through the node: the roster, names, chunks, deaths.
+    /// State that processes share through the node: the roster, names, chunks, deaths.
     pub(super) broker: Broker,
-    /// Who runs where.
+    /// The workers, by slot.
     pub(super) workers: Workers,
-    /// What is to come back.
+    /// Actors under restart policies, and workers between two lives.
     pub(super) restarts: Restarts,
-    /// Who waits to take the place of a worker.
+    /// Spares, which wait to replace a worker.
     pub(super) spares: Spares,
     pub(super) gpu_looks: GpuLooks,
-    /// Questions for metrics.
+    /// Questions for metrics that workers still have to answer.
     pub(super) askings: Askings,
-    /// What stands still.
+    /// Hang detection.
     pub(super) hangs: Hangs,
     /// Intervals of tracing.
     pub(super) traces: Traces,
@@ -78,9 +79,9 @@ pub(super) struct State {
     pub(super) groups: super::groups::elsewhere::HostGroups,
     /// The shutdown, once it has begun.
     pub(super) stopping: Option<Stopping>,
-    /// Whether the status that callers see is to be written anew.
+    /// Whether the status that callers see is out of date.
     pub(super) dirty: bool,
-    /// Whether the log has it that workers on one GPU take turns.
+    /// Whether the log already says that workers on one GPU take turns.
     pub(super) noted_time_slices: bool,
     pub(super) began: Instant,
 }
@@ -129,8 +130,8 @@ impl State {
 
     pub(super) fn run(mut self) {
         let _close = CloseOnDrop(self.shared.clone());
-        // Each step may cause work for those below it. The status is published before the thread waits, and a
-        // shutdown that is done ends the loop before that: nobody is left waiting for an event that does not
+        // Each step may cause work for the steps below it. The loop publishes the status before it waits, and
+        // ends before it waits if a shutdown is complete: otherwise it would wait for an event that does not
         // come.
         loop {
             self.take_commands();
@@ -158,7 +159,7 @@ impl State {
             #[cfg(feature = "hosts")]
             self.release_names();
             if let Err(error) = self.wait_and_serve() {
-                // Without poll there is no supervising: end as the process's own end would.
+                // Without poll there is no supervision: end the workers, as this process's end would.
                 self.journal.node(
                     Severity::Error,
                     None,
@@ -239,10 +240,11 @@ impl State {
         }
     }
 
-    /// Sends what the broker decided, then its pings: a ping goes behind everything else that was sent to its
+    /// Sends the broker's deliveries, then its pings: a ping goes behind everything else that was sent to its
     /// process.
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
-        // Before the word of an actor's end, which is in them.
+        // The head must learn of freed names before anybody hears of an actor's end, which is among the
+        // deliveries.
         #[cfg(feature = "hosts")]
         self.release_names();
         for Delivery { to, mut message, descriptors } in deliveries {
@@ -251,15 +253,15 @@ impl State {
                 self.process_runtime.from_node(message, descriptors);
                 continue;
             }
-            // By process and not by slot: what was for one life must not reach the next.
+            // By process and not by slot: a message for one life must not reach the next.
             if let Some(worker) = self.workers.of_mut(to) {
                 worker.send(&Down::Node(message), descriptors);
             }
         }
         for Ping { to, number } in self.broker.take_pings() {
             if to == ProcessId::NODE {
-                // Behind everything that the node's own process has said so far. A closed queue is the node's
-                // end.
+                // The answer queues behind everything that the node's own process has sent so far. A closed
+                // queue means that the node has ended.
                 let _ = self.shared.push(Command::Pong(number));
                 continue;
             }
@@ -269,7 +271,8 @@ impl State {
         }
     }
 
-    /// Goes on without those who have not marked in time what follows from a death (DEATH-1).
+    /// Goes on without the processes that have not marked in time which of their values depend on a death
+    /// (DEATH-1).
     fn tick_deaths(&mut self, now: Instant) {
         if self.broker.deaths.next_tick().is_none_or(|at| now < at) {
             return;
@@ -322,8 +325,9 @@ impl State {
         }
     }
 
-    /// This thread was woken so much too late: the node was stopped, or its machine was, or it had no
-    /// processor. Others may have stood still with it, so that time counts against nobody.
+    /// Extends all deadlines by `lost`, because this thread was woken that much too late: the node was
+    /// stopped, or its machine was, or it had no processor. Others may have stood still with it, so that time
+    /// counts against nobody.
     fn stalled(&mut self, lost: Duration) {
         for worker in self.workers.iter_mut() {
             if let WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } =
@@ -375,7 +379,8 @@ impl State {
     fn wait_and_serve(&mut self) -> std::io::Result<()> {
         let next = self.next_event();
         let timeout = next.map(|at| {
-            // The kernel's timeout rounds; a little later beats once more for nothing.
+            // The kernel rounds the timeout. Waking a little late is better than waking early and waiting
+            // once more.
             at.saturating_duration_since(Instant::now()) + Duration::from_micros(50)
         });
         let shared = self.shared.clone();
@@ -393,7 +398,7 @@ impl State {
             fds.push(if worker.open {
                 PollFd::new(&*worker.socket, PollFlags::IN | out)
             } else {
-                // A closed socket would be reported for ever, asked for or not; this never is.
+                // Poll would report a closed socket for ever, even with no flags. It never reports this one.
                 PollFd::new(&shared.wake, PollFlags::empty())
             });
         }
@@ -419,7 +424,7 @@ impl State {
             {
                 worker.flush();
             }
-            // An end comes before unread messages: `reclaim` reads to the end first.
+            // A process's end may come before its messages are read: `reclaim` first reads them all.
             if ended {
                 self.reclaim(index);
             } else if !(socket - PollFlags::OUT).is_empty() {
@@ -450,10 +455,11 @@ impl State {
         }
     }
 
-    /// A worker's process has ended: handles its last messages, takes its exit status and tells everybody.
+    /// Handles the last messages of a worker whose process has ended, takes its exit status and tells
+    /// everybody.
     fn reclaim(&mut self, index: usize) {
-        // Last messages first: they may say why it ends, or that an actor had ended before. The dead send
-        // nothing new, so this ends; the bound is for a child of the worker that inherited its socket.
+        // Last messages first: they may say why it ends, or that an actor had ended before. A dead process
+        // sends nothing new, so this ends. The bound is for a child of the worker that inherited its socket.
         self.read(index, 1 << 16);
         let Some(mut worker) = self.workers.take(index) else { return };
         if !worker.told_to_exit {
@@ -463,29 +469,28 @@ impl State {
         // Reaped after the kill: until then its process id cannot be somebody else's.
         let exit = worker.child.wait().ok();
         self.trace_ended(worker.process, &format!("ended: {}", exit_text(&exit)));
-        // Whoever waits for its answers waits no longer.
+        // Nobody waits for its answers any longer.
         self.askings.left(worker.process);
         self.hangs.left(worker.process);
         self.gpu_looks.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Exited { exit, why: worker.why.clone() };
-        // First what becomes of the actors, then that the process is gone: a sender that sees the broken link
-        // knows already whether its actor comes back (DEATH-2).
+        // First announce which actors come back, then that the process is gone: a sender that sees the broken
+        // link then knows already whether its actor comes back, and where to wait (DEATH-2).
         let mut told = Vec::new();
-        // What becomes of its actors is told before that it is gone: who hears of the end knows where to
-        // wait.
         let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
         let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
         let hint = if worker.why.is_none() { hint(&exit) } else { "" };
         let text = format!("{text}: {}{}{hint}", exit_text(&exit), because(&worker.why));
         self.broker.left(worker.process, &mut told);
-        // From now on a shutdown cannot go by sums of messages (`node/shutdown`). A spare has exchanged none.
+        // From now on a shutdown cannot rely on sums of messages (`node/shutdown`). A spare has exchanged
+        // none.
         self.workers.deaths |= worker.spare.is_none();
         let name = worker.name.clone();
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
-        // That it is restarted was said, with the reason; and what a spare's end means is said there.
+        // `decide` has already logged a restart, with the reason, and `spare_ended` logs the end of a spare.
         let is_known = expected || comes_back || worker.spare.is_some();
         let severity = if is_known { Severity::Debug } else { Severity::Error };
         self.journal.node(severity, Some(&name), text);
@@ -498,16 +503,17 @@ impl State {
         let (restarts, last_end) = self.restarts.of_worker(worker.id);
         let status = WorkerStatus { state, restarts, last_end, ..worker.status(actors) };
         self.note_end(&worker, exit);
-        // Nobody asks for a spare that was none yet.
+        // Nobody asks for the status of a spare that has not replaced a worker.
         if let Some(slot) = self.workers.slot_mut(index).filter(|_| worker.spare.is_none()) {
             slot.last = Some(status);
         }
         self.dirty = true;
-        // The status before any answer, so that whoever gets an error finds what it says there.
+        // Publish the status before any answer, so that a caller that gets an error finds the same in the
+        // status.
         self.publish();
         self.deliver(told);
-        // Last, so that who has waited for the end finds it in this process wherever they look: a send fails
-        // as it will from then on.
+        // Last, so that a caller that has waited for the end finds it everywhere in this process: from now on
+        // its sends fail.
         for reply in worker.awaiting_end.drain(..) {
             let _ = reply.try_send(ended.clone());
         }
@@ -530,7 +536,8 @@ impl State {
             asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why, found }));
         }
         if !worker.read_to_the_end {
-            // Unread messages in the socket may carry descriptors, which close with the socket.
+            // Unread messages in the socket may carry descriptors, which close with the socket. Closing some
+            // of them may block, so another thread does it.
             foreign::aside((worker.incoming, worker.outgoing, worker.socket));
         }
     }
@@ -552,7 +559,7 @@ impl State {
         *self.shared.status.lock() = status.collect();
     }
 
-    /// Writes the report where a late caller finds it, and answers those who wait.
+    /// Writes the report where a late caller finds it, and answers the callers that wait.
     fn finish(mut self) {
         self.dirty = true;
         self.publish();
@@ -572,8 +579,8 @@ impl State {
     }
 }
 
-/// Refuses further commands and drops those that wait, however the thread ends: nobody waits for an answer
-/// for ever.
+/// On drop it refuses further commands and drops the queued ones, however the thread ends: nobody waits for
+/// an answer for ever.
 struct CloseOnDrop(Arc<Shared>);
 
 impl Drop for CloseOnDrop {
@@ -586,8 +593,8 @@ impl Drop for CloseOnDrop {
     }
 }
 
-/// Says what a worker wrote to its standard error that has never greeted: all of it there, and its last lines
-/// in an error.
+/// Copies what a worker that never greeted wrote to its standard error to this process's, and returns its
+/// last lines for an error.
 fn words_of(words: &LastWords) -> String {
     let (all, last) = words.read();
     let _ = std::io::stderr().write_all(&all);

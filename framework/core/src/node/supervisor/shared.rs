@@ -1,11 +1,11 @@
-//! What every thread shares with the supervisor's: the queue of commands to it, how its workers are, and the
-//! report of the shutdown.
+//! The state that every thread shares with the supervisor's: the queue of commands, the status of the
+//! workers, and the report of the shutdown.
 //!
-//! Used by [`Supervisor`](super::Supervisor), by the console, and by the node's own process, whose control
-//! channel it is.
+//! Used by [`Supervisor`](super::Supervisor), by the console, and by the node's own process as its control
+//! channel.
 //!
-//! **Locks.** Those of its fields, one at a time, and nothing inside of them. Who asks waits for the answer
-//! without any.
+//! **Locks.** Those of its fields, one at a time; no other lock is taken inside them. A caller holds no lock
+//! while it waits for an answer.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -32,7 +32,7 @@ use crate::observe::trace::Collector;
 use crate::os::{Birth, EventFd};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
 
-/// Where an answer goes. There is room for one, so giving it never waits.
+/// The channel for an answer. It has room for one, so sending it never waits.
 pub(super) type Reply<T> = SyncSender<T>;
 
 /// A command to the supervisor's thread.
@@ -47,9 +47,9 @@ pub(super) enum Command {
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Metrics(Reply<Metrics>),
     Look(Reply<Look>),
-    /// Begin to trace, for an interval; the answer is where it comes together.
+    /// Begins an interval of tracing; the answer is its collector.
     BeginTrace(Reply<std::io::Result<Arc<Collector>>>),
-    /// End it.
+    /// Ends the interval.
     EndTrace,
     /// A warning for the log.
     Say(String),
@@ -80,7 +80,7 @@ pub(crate) struct Shared {
     /// Whether a shutdown has begun.
     pub(super) stopping: watch::Sender<bool>,
     pub(super) gpu_shares: GpuShares,
-    /// The way to other hosts, where there are such.
+    /// The way to other hosts, if there are any.
     #[cfg(feature = "hosts")]
     pub(in crate::node) all_hosts: AllHosts,
 }
@@ -106,14 +106,14 @@ impl Shared {
         }))
     }
 
-    /// Whether this process was forked from the node's, whose threads are not here.
+    /// Whether this process was forked from the node's. The node's threads do not run here.
     pub(crate) fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
     }
 
     pub(super) fn push(&self, command: Command) -> Result<(), Closed> {
         if self.is_inherited() {
-            // Its drop could tell an asker something.
+            // Dropping it could wrongly tell the caller that the node has ended.
             std::mem::forget(command);
             return Err(Closed::Forked);
         }
@@ -123,13 +123,13 @@ impl Shared {
         }
         commands.queue.push_back(command);
         drop(commands);
-        // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
+        // If the doorbell is full, it was rung already; nothing else can fail on an eventfd of our own.
         let _ = self.wake.ring();
         Ok(())
     }
 
-    /// How everything stands, for the console. Waits no longer than `patience`, and nobody waits for the
-    /// answer to be taken (CON-1): `None` where the supervisor was not so quick.
+    /// Returns the state of everything, for the console. Waits no longer than `patience`, and the supervisor
+    /// does not wait for the answer to be taken (CON-1). `None` if the supervisor did not answer in time.
     pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, Closed> {
         let (reply, answer) = sync_channel(1);
         self.push(Command::Look(reply))?;
@@ -163,8 +163,8 @@ impl Shared {
     #[cfg(not(feature = "hosts"))]
     pub(crate) fn drop_trace_of_hosts(&self) {}
 
-    /// Begins an interval of tracing. Waits no longer than `patience`: `None` where the supervisor was not so
-    /// quick, and then nothing is traced.
+    /// Begins an interval of tracing. Waits no longer than `patience`: `None` if the supervisor did not
+    /// answer in time, and then nothing is traced.
     pub(crate) fn begin_trace(
         &self,
         patience: Duration,
@@ -181,13 +181,13 @@ impl Shared {
         }
     }
 
-    /// Ends the interval, and does not wait for it: what is asked later is answered after that.
+    /// Ends the interval of tracing without waiting for it. Commands that are pushed later run after it.
     pub(crate) fn end_trace(&self) {
         // After the node's end nothing is traced.
         let _ = self.push(Command::EndTrace);
     }
 
-    /// Begins a shutdown, and does not wait for it.
+    /// Begins a shutdown without waiting for it.
     pub(crate) fn begin_shutdown(&self, within: Duration) -> Result<(), Closed> {
         let (reply, _nobody_waits) = sync_channel(1);
         self.push(Command::Shutdown(deadline_after(within), reply))
@@ -198,7 +198,7 @@ impl Shared {
         let _ = self.push(Command::Say(text));
     }
 
-    /// Asks and waits for the answer.
+    /// Pushes a command and waits for the answer.
     pub(super) fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Closed> {
         let (reply, answer): (_, Receiver<T>) = sync_channel(1);
         self.push(command(reply))?;
@@ -206,7 +206,7 @@ impl Shared {
     }
 }
 
-/// A deadline past the end of time is none.
+/// Returns the instant `time` from now. A time too long for the clock counts as [`ENDLESS`].
 pub(super) fn deadline_after(time: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(time).unwrap_or(now + ENDLESS)

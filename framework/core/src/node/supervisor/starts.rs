@@ -1,12 +1,12 @@
-//! Starts workers' processes: the first of a worker, which somebody waits for, and all others.
+//! Starts workers' processes: the first process of a worker, for which a caller waits, and all later ones.
 //!
 //! Used by commands (`run`), restarts (`comebacks`) and `spares`.
 //!
-//! **Invariants.** The number of a slot's life is spent only when its process runs, and never again. A slot
-//! is free when everybody has read what its last life had posted (`node/reclaim`), and no worker between two
-//! lives waits for it. There is a clock page before there is a process (DEATH-1).
+//! **Invariants.** A life's number is spent only when its process runs, and is never used again. A slot is
+//! free when everybody has read the last messages of its last life (`node/reclaim`), and no worker between
+//! two lives waits for it. The clock page exists before the process does (DEATH-1).
 //!
-//! **On a crash** of a process that is just starting its socket and its pidfd say so, as later. **On
+//! **On a crash** of a process that is just starting its socket and its pidfd show it, as later. **On
 //! cancellation** nothing happens: nothing here waits.
 
 use std::time::Instant;
@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    /// Starts the process of a worker in a free slot, or that of a spare.
+    /// Starts the process of a worker, or of a spare, in a free slot.
     pub(super) fn launch(
         &mut self,
         slot: usize,
@@ -54,12 +54,12 @@ impl State {
         phase: WorkerPhase,
         spare: Option<SpareFor>,
     ) -> std::io::Result<()> {
-        // The number of the life is spent only when the process runs; a launch that fails leaves the slot as
-        // it was.
+        // The life's number is spent only when the process runs; a launch that fails leaves the slot as it
+        // was.
         let life = self.workers.slot(slot).map_or(0, |slot| slot.next_life);
         let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
         let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
-        // The clock page before its process: the node has to have it when that dies (DEATH-1).
+        // The clock page before its process: the node must have the page when the process dies (DEATH-1).
         self.broker.deaths.prepare(process)?;
         #[cfg_attr(not(feature = "testing"), expect(unused_mut, reason = "only tests have more of them"))]
         let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
@@ -78,7 +78,8 @@ impl State {
         Ok(())
     }
 
-    /// The faults for a process that is started now, beside those of this process's environment.
+    /// Returns the variable with the faults for a process that is started now, together with those of this
+    /// process's environment.
     #[cfg(feature = "testing")]
     fn armed_starts(&self) -> Option<(&'static str, std::ffi::OsString)> {
         use crate::fault::VARIABLE;
@@ -88,8 +89,8 @@ impl State {
         (!self.workers.start_faults.is_empty()).then(|| (VARIABLE, faults.join(";").into()))
     }
 
-    /// A slot for a worker that somebody asked for: one that was never used if there is one, so that the dead
-    /// are remembered as long as possible.
+    /// Returns a slot for a worker that a caller asked for. An unused slot comes first, so that the status of
+    /// dead workers stays as long as possible.
     pub(super) fn new_slot(&mut self, name: &str) -> Result<usize, SpawnError> {
         check_name(name)?;
         if self.stopping.is_some() {
@@ -98,15 +99,15 @@ impl State {
         self.workers.take_unused().or_else(|| self.free_slot(|_| true)).ok_or(SpawnError::TooMany)
     }
 
-    /// A slot for a spare: one that nobody asks about if there is one, so that spares which end one after the
-    /// other cost no memory of others.
+    /// Returns a slot for a spare. A slot without a last status comes first, so that spares that end one
+    /// after the other erase no status of other workers.
     pub(super) fn slot_for_spare(&mut self) -> Option<usize> {
         let forgotten =
             self.free_slot(|slot| self.workers.slot(slot).is_some_and(|slot| slot.last.is_none()));
         forgotten.or_else(|| self.workers.take_unused()).or_else(|| self.free_slot(|_| true))
     }
 
-    /// A slot that was used before and is free; of several the one with the fewest lives.
+    /// Returns a free slot that was used before, the one with the fewest lives.
     fn free_slot(&self, also: impl Fn(usize) -> bool) -> Option<usize> {
         let slots = self.workers.slots().iter().enumerate().skip(1);
         let free = slots.filter(|(index, slot)| {

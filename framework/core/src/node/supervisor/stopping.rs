@@ -1,5 +1,5 @@
 //! A shutdown, in three phases: wait until nothing is under way, stop the actors, end the workers. Past its
-//! deadline everything left is killed.
+//! deadline the supervisor kills all workers that are left.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -14,10 +14,11 @@ use super::record::{Worker, WorkerPhase};
 use super::run::State;
 use super::{Closed, Reply, RestartReport, SpawnError};
 
-/// How long the system may take to end a process that was killed, before a shutdown goes on without it.
+/// How long a shutdown waits for the system to end a killed process before it goes on without it.
 const KILL_GRACE: Duration = Duration::from_secs(10);
 
-/// A round of the head, if it waits for this host's answer.
+/// The head decides for this host when nothing is under way; `asked` is the head's round that waits for this
+/// host's answer.
 #[cfg(feature = "hosts")]
 pub(super) struct DrainsWithOthers {
     pub(super) asked: Option<u64>,
@@ -31,7 +32,7 @@ pub(super) struct Stopping {
     ask_at: Option<Instant>,
     drained: bool,
     late: bool,
-    /// On an agent whose head shuts all hosts down, which says when nothing is under way.
+    /// Set on an agent while its head shuts all hosts down and decides when nothing is under way.
     #[cfg(feature = "hosts")]
     pub(super) drains_with_others: Option<DrainsWithOthers>,
     ends: Vec<WorkerEnd>,
@@ -50,13 +51,13 @@ impl Stopping {
         self.phase == Phase::Draining && !self.late
     }
 
-    /// What all processes of this host have said, once they have.
+    /// Returns the sum of the answers of all processes of this host, once all have answered.
     #[cfg(feature = "hosts")]
     pub(super) fn total(&self) -> Option<Activity> {
         self.rounds.total()
     }
 
-    /// Nobody else says from now on when nothing is under way.
+    /// From now on this host decides by itself when nothing is under way.
     #[cfg(feature = "hosts")]
     pub(super) fn drain_alone(&mut self) {
         if self.drains_with_others.take().is_some() {
@@ -64,14 +65,15 @@ impl Stopping {
         }
     }
 
-    /// Another host's head says it: what it asked is all that is asked.
+    /// From now on the head decides when nothing is under way: this host asks its processes only when the
+    /// head asks.
     #[cfg(feature = "hosts")]
     pub(super) fn drain_with_others(&mut self, round: u64) {
         self.ask_at = None;
         self.drains_with_others = Some(DrainsWithOthers { asked: Some(round) });
     }
 
-    /// Whether everything that was left was killed.
+    /// Whether the deadline has passed and the remaining workers were killed.
     #[cfg(feature = "hosts")]
     pub(super) fn is_late(&self) -> bool {
         self.late
@@ -86,7 +88,7 @@ impl Stopping {
         (report, self.replies)
     }
 
-    /// Whether another host, the head, says when nothing is under way.
+    /// Whether the head, on another host, decides when nothing is under way.
     pub(super) fn is_led(&self) -> bool {
         #[cfg(feature = "hosts")]
         return self.drains_with_others.is_some();
@@ -111,8 +113,8 @@ impl Stopping {
 }
 
 impl State {
-    /// Begins a shutdown, or joins the one that is on: the earlier deadline holds. While a head shuts all
-    /// hosts down, its own does, unless this one has no time left.
+    /// Begins a shutdown, or joins the one in progress: the earlier deadline holds. While a head shuts all
+    /// hosts down, the head's deadline holds, unless this call leaves no time at all.
     pub(super) fn begin_stopping(&mut self, deadline: Instant, reply: Reply<ShutdownReport>) {
         let now = Instant::now();
         if let Some(stopping) = &mut self.stopping {
@@ -136,9 +138,9 @@ impl State {
             replies: vec![reply],
         });
         self.shared.stopping.send_replace(true);
-        // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers,
-        // before the first round of questions: one that goes on making messages would keep the first phase
-        // from ending.
+        // First the restarts end, so that nothing comes back from here on. Then the actors that produce
+        // messages, in this process and in the workers, hear of the shutdown, before the first round of
+        // questions: one that goes on producing would keep the first phase from ending.
         self.end_restarts();
         #[cfg(feature = "hosts")]
         self.end_roaming();
@@ -161,7 +163,7 @@ impl State {
         self.dirty = true;
     }
 
-    /// Does what the shutdown needs next; says whether it is done.
+    /// Takes the next step of the shutdown, and returns whether the shutdown is complete.
     pub(super) fn advance_stopping(&mut self) -> bool {
         let now = Instant::now();
         // The deadline before anything else: no phase outlasts it.
@@ -191,7 +193,7 @@ impl State {
     }
 
     /// Stops the actors of all workers, then ends the workers. No worker exits before all actors have
-    /// stopped: their last messages still find their addresses.
+    /// stopped, so the actors' last messages still find their addresses.
     fn stop_actors(&mut self) {
         for worker in
             self.workers.iter_mut().filter(|worker| worker.is_running() && !worker.told_to_stop_actors)
@@ -232,20 +234,21 @@ impl State {
         self.begin_round();
     }
 
-    /// Asks all once more whether anything is under way.
+    /// Asks all processes once more whether anything is under way.
     pub(super) fn begin_round(&mut self) {
         #[cfg(feature = "hosts")]
         let others = self.other_hosts();
         #[cfg(not(feature = "hosts"))]
         let others = [];
         let Some(stopping) = &mut self.stopping else { return };
-        // The round begins with all who are asked, this process among them, before the first answer can come.
+        // The round knows all processes that are asked, this one among them, before the first answer can
+        // come.
         let mut workers: Vec<_> = self.workers.iter_mut().filter(|worker| worker.is_running()).collect();
         let asked = workers.iter().map(|worker| worker.process).chain([ProcessId::NODE]);
         let round = stopping.rounds.begin(asked.map(Party::from).chain(others));
         let mut own = self.process_runtime.activity();
         for worker in &mut workers {
-            // An actor that is being created may send before it is said to have started.
+            // An actor that is being created may send before the worker says that it has started.
             own.busy |= !worker.pending.is_empty();
             worker.send(&Down::Probe { round }, Vec::new());
         }
@@ -260,7 +263,7 @@ impl State {
         self.answered(|rounds| rounds.answer(party, round, activity));
     }
 
-    /// Whoever was asked has answered, or never will.
+    /// Takes an answer of a process, or the fact that a process will never answer.
     pub(super) fn answered(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
         if let Some(stopping) = self.stopping.as_mut().filter(|stopping| stopping.phase == Phase::Draining) {
             let verdict = answer(&mut stopping.rounds);
@@ -270,7 +273,7 @@ impl State {
         self.answer_head();
     }
 
-    /// Kills every worker, because of the deadline or because somebody is in a hurry.
+    /// Kills every worker, because the deadline has passed or because a caller asked for it.
     pub(super) fn kill_all(&mut self, now: Instant) {
         if let Some(stopping) = &mut self.stopping {
             stopping.late = true;
@@ -289,10 +292,9 @@ impl State {
         }
     }
 
-    /// A worker's process has ended; if a shutdown is on, that goes into the report.
+    /// Notes the end of a worker's process in the report of the shutdown, if one is in progress.
     pub(super) fn note_end(&mut self, worker: &Worker, exit: Option<ExitStatus>) {
-        // A spare had nothing to do, so there is nothing to say of one that ended in time; nor did it
-        // exchange a message.
+        // A spare had nothing to do and exchanged no message, so one that ended in time is left out.
         if worker.spare.is_some() && worker.killed.is_none() {
             return;
         }

@@ -1,12 +1,12 @@
-//! Tracing: of the whole run, if the program asks for it, and of an interval, if a watcher does.
+//! Tracing: of the whole run, if the program asks for it, and of an interval, if a watcher asks.
 //!
-//! A node that does not trace begins an interval by telling each worker to make a ring, and ends it by
-//! telling them to note nothing any more. A worker that becomes ready meanwhile is told, too, before it has
-//! an actor. A node that traces anyway has all of it in its rings. One interval at a time: who comes second
-//! is refused.
+//! A node that does not trace its run begins an interval by telling each worker to make a ring, and ends it
+//! by telling the workers to stop recording. It also tells a worker that becomes ready meanwhile, before that
+//! worker has an actor. A node that traces its run has the interval in its rings already. There is one
+//! interval at a time: a second watcher is refused.
 //!
-//! **On a crash** of a worker its ring stays here, as it does in the trace of a run. The watcher is the
-//! console's concern: when it goes away, the interval ends.
+//! **On a crash** of a worker its ring stays here, as it does in the trace of a run. The console looks after
+//! the watcher: when the watcher goes away, the interval ends.
 
 #[cfg(feature = "hosts")]
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ use super::{Command, Shared};
 /// The intervals that watchers ask for.
 #[derive(Default)]
 pub(super) struct Traces {
-    /// The number of the last one that began.
+    /// The number of the last interval that began.
     last: u64,
     now: Option<Arc<Collector>>,
     #[cfg(feature = "hosts")]
@@ -47,26 +47,27 @@ pub(super) struct Traces {
 #[cfg(feature = "hosts")]
 #[derive(Default)]
 struct OtherHosts {
-    /// All that have joined, with their names.
+    /// All hosts that have joined, with their names.
     known: BTreeMap<u16, String>,
-    /// Whether they were asked what they have noted.
+    /// Whether they were asked for their traces.
     are_asked: bool,
     came: Option<Vec<(String, HostTrace)>>,
 }
 
 impl State {
-    /// Whether something is traced.
+    /// Whether this node traces now.
     pub(super) fn traces(&self) -> bool {
         self.settings.trace.is_some() || self.traces.now.is_some()
     }
 
-    /// Begins an interval; the answer is where its rings come together.
+    /// Begins an interval; the answer is the collector of its rings.
     pub(super) fn begin_trace(&mut self, reply: &Reply<io::Result<Arc<Collector>>>) {
         let begun = match &self.settings.trace {
             Some((_, all_of_it)) => Ok(Arc::clone(all_of_it)),
             None => self.begin_interval(),
         };
-        // Nobody takes it where the console has given up, and that has ended the interval behind this.
+        // If the console has given up, nobody takes the answer, and the console's command behind this one
+        // ends the interval.
         let _ = reply.try_send(begun);
     }
 
@@ -88,19 +89,19 @@ impl State {
         Ok(collector)
     }
 
-    /// Ends the interval, if there is one: nobody notes anything any more.
+    /// Ends the interval, if there is one: all processes stop recording.
     pub(super) fn end_trace(&mut self) {
         if self.traces.now.take().is_none() {
             return;
         }
         self.process_runtime.end_trace();
-        // Also one that is ending: its last turns are nobody's any more.
+        // A worker that is ending is told too: its last turns belong to no interval.
         for worker in self.workers.iter_mut() {
             worker.send(&Down::EndTrace, Vec::new());
         }
     }
 
-    /// Writes the trace of the run, if there is one, and says so.
+    /// Writes the trace of the run, if there is one, and logs that.
     pub(super) fn write_run(&mut self) {
         let Some((path, run)) = self.settings.trace.take() else { return };
         #[cfg(feature = "hosts")]
@@ -121,23 +122,23 @@ impl State {
         }
     }
 
-    /// A worker has become ready: what it does from here on belongs to the interval.
+    /// Includes a worker that has become ready in the interval: its work from here on is recorded.
     pub(super) fn trace_newcomer(&mut self, index: usize) {
         let (Some(collector), Some(worker)) = (&self.traces.now, self.workers.at_mut(index)) else { return };
         let (interval, records) = (self.traces.last, collector.records());
         worker.send(&Down::Trace { interval, records }, Vec::new());
     }
 
-    /// A worker that opens has sent the memory that it notes the trace of the run in.
+    /// Takes the ring in which a worker that opens records the trace of the run.
     pub(super) fn trace_joined(&mut self, index: usize, descriptors: Vec<OwnedFd>) {
         let collector = self.settings.trace.as_ref().map(|(_, collector)| Arc::clone(collector));
         self.joined(index, collector, true, descriptors);
     }
 
-    /// A worker has sent the memory that it notes an interval in.
+    /// Takes the ring in which a worker records an interval.
     pub(super) fn interval_joined(&mut self, index: usize, interval: u64, descriptors: Vec<OwnedFd>) {
         if self.traces.now.is_none() && interval <= self.traces.last || interval < self.traces.last {
-            // That was over before this came. The memory is closed with its descriptor.
+            // That interval was over before this came. The ring closes with its descriptor.
             return;
         }
         let collector = self.traces.now.clone().filter(|_| interval == self.traces.last);
@@ -162,7 +163,7 @@ impl State {
         }
     }
 
-    /// A worker's process has ended.
+    /// Notes in the traces that a worker's process has ended.
     pub(super) fn trace_ended(&self, process: ProcessId, how: &str) {
         let run = self.settings.trace.as_ref().map(|(_, collector)| collector);
         run.into_iter()
@@ -171,7 +172,7 @@ impl State {
     }
 }
 
-/// Does it beside the supervisor, which waits for no host (CON-1).
+/// Runs `what` on another thread, because the supervisor waits for no host (CON-1).
 #[cfg(feature = "hosts")]
 fn aside(shared: &Arc<Shared>, what: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
     let shared = Arc::clone(shared);
@@ -181,17 +182,17 @@ fn aside(shared: &Arc<Shared>, what: impl FnOnce(&Shared) + Send + 'static) -> i
 
 #[cfg(feature = "hosts")]
 impl State {
-    /// Has hosts that have joined trace too, where the run of the head is traced.
+    /// Tells hosts that have joined to trace too, if the head traces its run.
     pub(super) fn trace_hosts(&mut self) {
         let is_on = self.settings.trace.is_some() && self.broker.roster.host == 0;
-        // The way to them is known when the node has started.
+        // The transport to them exists once the node has started.
         if !is_on || self.shared.all_hosts.transport.get().is_none() {
             return;
         }
         let others = self.hosts.members.iter().filter(|host| host.number != 0);
         let before = self.traces.hosts.known.len();
         self.traces.hosts.known.extend(others.map(|host| (host.number, host.short())));
-        // No number is given twice.
+        // A host's number is never used twice, so a new host always lengthens the list.
         if self.traces.hosts.known.len() > before
             && let Err(error) = aside(&self.shared, Shared::begin_run_of_hosts)
         {
@@ -200,9 +201,9 @@ impl State {
         }
     }
 
-    /// Whether the other hosts have said what they noted of the run, or need not. They are asked when nothing
-    /// is under way any more, and before this host's gateway ends: the shutdown's deadline ends the wait,
-    /// whatever they do.
+    /// Whether the other hosts have sent their traces of the run, or there is none to send. They are asked
+    /// when nothing is under way any more, and before this host's gateway ends. The shutdown's deadline ends
+    /// the wait in any case.
     pub(super) fn has_traces_of_hosts(&mut self) -> bool {
         let known = &self.traces.hosts.known;
         if !self.hosts.members.iter().any(|host| known.contains_key(&host.number)) {
@@ -211,11 +212,11 @@ impl State {
         if !std::mem::replace(&mut self.traces.hosts.are_asked, true) {
             let asked = aside(&self.shared, |shared| {
                 let (read, bad) = decode_all(shared.end_run_of_hosts());
-                // After the node's end nobody waits for it.
+                // After the node's end nobody waits for the answer.
                 let _ = shared.push(Command::Hosts(HostsCommand::Traced(read, bad)));
             });
             if asked.is_err() {
-                // They are named as missing.
+                // `traced_by_hosts` then names them as missing.
                 self.traces.hosts.came = Some(Vec::new());
             }
         }
@@ -229,7 +230,7 @@ impl State {
         self.traces.hosts.came = Some(read);
     }
 
-    /// What the other hosts have traced of the run; those are named of which there is nothing.
+    /// Returns the other hosts' traces of the run, and logs the names of hosts without one.
     fn traced_by_hosts(&mut self, path: &Path) -> Vec<(String, HostTrace)> {
         let OtherHosts { known, came, .. } = std::mem::take(&mut self.traces.hosts);
         let came = came.unwrap_or_default();

@@ -1,14 +1,14 @@
-//! The workers, by slot: who runs where, and who was there last.
+//! The workers, by slot: the one that runs there now, and the one that was there last.
 //!
 //! Used by everything that the supervisor does, on its own thread.
 //!
-//! **Invariants.** Slot 0 is the node, and has no worker. A slot's lives are counted up and never come back.
-//! A worker has one slot at a time.
+//! **Invariants.** Slot 0 is the node, and has no worker. The lives of a slot are numbered upwards, and no
+//! number is used twice. A worker has one slot at a time.
 //!
 //! **Locks.** None: one thread owns it.
 //!
-//! **On a crash** of a worker it is taken out when its last words were heard, and its status stays as the
-//! slot's last. **On cancellation** nothing happens: nothing here waits.
+//! **On a crash** of a worker the supervisor takes it out once its last messages are handled. Its status
+//! stays as the slot's last. **On cancellation** nothing happens: nothing here waits.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ use super::record::{Worker, WorkerStatus};
 /// One slot for a process. Slot 0 is the node and has no worker.
 #[derive(Default)]
 pub(super) struct Slot {
-    /// The next life of the slot.
+    /// The number of the slot's next life.
     pub(super) next_life: u32,
     pub(super) worker: Option<Worker>,
     /// The worker that was here last.
@@ -32,7 +32,7 @@ pub(super) struct Slot {
 /// See the module.
 pub(super) struct Workers {
     slots: Vec<Slot>,
-    /// What workers are made of in all their lives, where that is not what most are.
+    /// How workers are made in all their lives, if they differ from the default.
     pub(super) makings: HashMap<WorkerId, Made>,
     last_id: u64,
     /// Whether any of them has ended since the node began.
@@ -54,7 +54,8 @@ impl Workers {
         }
     }
 
-    /// The id of the next worker; it is used up once that [has started](Self::next_id_is_used).
+    /// Returns the id of the next worker; it is used up once that worker [has
+    /// started](Self::next_id_is_used).
     pub(super) fn next_id(&self) -> WorkerId {
         WorkerId(self.last_id + 1)
     }
@@ -63,7 +64,7 @@ impl Workers {
         self.last_id += 1;
     }
 
-    /// All slots, the node's own first.
+    /// Returns all slots, the node's own first.
     pub(super) fn slots(&self) -> &[Slot] {
         &self.slots
     }
@@ -76,31 +77,31 @@ impl Workers {
         self.slots.get_mut(slot)
     }
 
-    /// The index of a slot that was never used; `None` where all have been.
+    /// Returns the index of a slot that was never used; `None` if all were.
     pub(super) fn next_unused(&self) -> Option<usize> {
         (self.slots.len() < MAX_PROCESSES).then_some(self.slots.len())
     }
 
-    /// Makes a slot that was never used; `None` where all have been.
+    /// Opens a slot that was never used; `None` if all were.
     pub(super) fn take_unused(&mut self) -> Option<usize> {
         let unused = self.next_unused()?;
         self.open_slot(unused);
         Some(unused)
     }
 
-    /// Makes the slot `slot`, if it is the [next](Self::next_unused).
+    /// Opens the slot `slot`, if it is the [next](Self::next_unused).
     pub(super) fn open_slot(&mut self, slot: usize) {
         if slot == self.slots.len() {
             self.slots.push(Slot::default());
         }
     }
 
-    /// The worker in a slot.
+    /// Returns the worker in a slot.
     pub(super) fn at(&self, slot: usize) -> Option<&Worker> {
         self.slots.get(slot)?.worker.as_ref()
     }
 
-    /// The worker in a slot.
+    /// Returns the worker in a slot.
     pub(super) fn at_mut(&mut self, slot: usize) -> Option<&mut Worker> {
         self.slots.get_mut(slot)?.worker.as_mut()
     }
@@ -110,12 +111,12 @@ impl Workers {
         self.slots.get_mut(slot)?.worker.take()
     }
 
-    /// The worker of a process that has not ended.
+    /// Returns the worker that runs as this process.
     pub(super) fn of(&self, process: ProcessId) -> Option<&Worker> {
         self.at(process.slot()).filter(|worker| worker.process == process)
     }
 
-    /// The worker of a process that has not ended.
+    /// Returns the worker that runs as this process.
     pub(super) fn of_mut(&mut self, process: ProcessId) -> Option<&mut Worker> {
         self.at_mut(process.slot()).filter(|worker| worker.process == process)
     }
@@ -124,7 +125,7 @@ impl Workers {
         self.iter_mut().find(|worker| worker.id == id)
     }
 
-    /// Where a worker is.
+    /// Returns the slot of a worker.
     pub(super) fn slot_of(&self, id: WorkerId) -> Option<usize> {
         self.slots.iter().position(|slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id))
     }
@@ -137,7 +138,8 @@ impl Workers {
         self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut())
     }
 
-    /// What is known of a worker that is not there now, where its slot has not had another since.
+    /// Returns the last status of a worker that does not run now, unless its slot has had another worker
+    /// since.
     pub(super) fn last_of(&self, id: WorkerId) -> Option<&WorkerStatus> {
         self.slots.iter().filter_map(|slot| slot.last.as_ref()).find(|last| last.worker == id)
     }
@@ -147,7 +149,7 @@ impl Workers {
         self.slots.iter_mut().filter_map(|slot| slot.last.as_mut()).find(|last| last.worker == id)
     }
 
-    /// What a process is called.
+    /// Returns the name of a process.
     pub(super) fn name_of(&self, process: ProcessId) -> String {
         if process == ProcessId::NODE {
             return "node".to_owned();
@@ -156,7 +158,7 @@ impl Workers {
             .map_or_else(|| "a process that has ended".to_owned(), |worker| worker.name.to_string())
     }
 
-    /// Whether the system says that a process is stopped.
+    /// Whether a process is stopped, as the system reports it.
     pub(super) fn is_stopped(&self, process: ProcessId) -> bool {
         let pid = self.of(process).map(|worker| worker.child.id());
         // The state follows the program's name, which is in parentheses and may hold any character.

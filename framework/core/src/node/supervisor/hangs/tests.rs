@@ -1,4 +1,4 @@
-//! A worker tells of its waits, and the clock pages show another thing.
+//! A worker reports waits that the clock pages contradict.
 
 use super::*;
 use crate::clock::ProcessPages;
@@ -10,7 +10,7 @@ fn process(slot: u16) -> ProcessId {
     ProcessId::new(slot, 0).unwrap()
 }
 
-/// A node with workers 1 and 2, which were asked for look 1.
+/// Makes a node with workers 1 and 2, which were asked in round 1.
 fn scene() -> (Broker, Hangs) {
     let mut broker = Broker::with_pages(ProcessPages::of_the_node().unwrap());
     broker.joined(ProcessId::NODE);
@@ -28,14 +28,14 @@ impl Hangs {
         self.seen.entry(process).or_default().unanswered = Some((self.round, Instant::now()));
     }
 
-    /// Worker 1 tells of its waits, in answer to a look.
+    /// Takes worker 1's answer to a round, with these waits.
     fn hears(&mut self, broker: &Broker, waits: &[WaitProbe]) -> Result<(), String> {
         self.asked(process(1));
         let hang_probe = HangProbe { actors: Vec::new(), waits: waits.to_vec() };
         self.hang_probe(process(1), self.round, hang_probe, broker)
     }
 
-    /// For how long worker 1 has waited for another, by the node's time; `now` is so much later.
+    /// Whether worker 1 is another process's victim, `later` from now by the node's time.
     fn is_victim_in(&self, later: Duration) -> bool {
         self.is_victim(process(1), LIMIT, Instant::now() + later)
     }
@@ -64,7 +64,7 @@ fn a_wait_for_what_nobody_promised_is_a_lie_that_names_its_teller() {
         assert!(said.contains("has not promised"), "{said}");
         assert!(!hangs.is_victim_in(2 * LIMIT), "{lie:?} makes nobody a victim");
     }
-    // A true one beside it is kept.
+    // A true wait beside a false one is kept.
     hangs.hears(&broker, &[wait(process(2), 3, 8), wait(process(2), 3, 7)]).unwrap_err();
     assert!(hangs.is_victim_in(LIMIT));
 }
@@ -77,7 +77,7 @@ fn a_wait_counts_from_when_the_node_has_seen_it_and_ends_with_the_clock() {
     let waits = [wait(process(2), 3, 7)];
     hangs.hears(&broker, &waits).unwrap();
     assert!(!hangs.is_victim_in(Duration::ZERO) && hangs.is_victim_in(LIMIT));
-    // The clock moves: whoever moves is not stuck, whoever waits for it.
+    // The clock moves: its process is not stuck, although another waits for it.
     let first = hangs.seen[&process(1)].waits[0].since;
     page.testing_advance(3, 5);
     hangs.hears(&broker, &waits).unwrap();
@@ -89,7 +89,7 @@ fn a_wait_counts_from_when_the_node_has_seen_it_and_ends_with_the_clock() {
     page.testing_advance(3, 7);
     hangs.hears(&broker, &waits).unwrap();
     assert!(!hangs.is_victim_in(2 * LIMIT) && hangs.seen[&process(1)].waits.is_empty());
-    // Who has ended keeps nobody waiting.
+    // A process that has ended keeps nobody waiting.
     page.promise(3, 9);
     broker.left(process(2), &mut Vec::new());
     hangs.hears(&broker, &[wait(process(2), 3, 9)]).unwrap();
