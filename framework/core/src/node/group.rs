@@ -1,4 +1,4 @@
-//! Groups of actors: what the end of one means for the others.
+//! Groups of actors: how the end of one affects the others.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use super::restart::Restart;
 /// How the failure of one actor affects the others in its [`Group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Nothing. Each restarts by its own policy.
+    /// Not at all. Each restarts by its own policy.
     #[default]
     OneForOne,
-    /// When one fails and its policy would bring it back, all end and begin their next lives together, those
-    /// with a policy for failures at least. When its restarts are used up, all are given up.
+    /// When one fails and its policy would restart it, all end. Those with a policy for failures begin their
+    /// next lives together. When its restarts are used up, all are given up.
     OneForAll,
 }
 
 /// Actors with a common [`Strategy`]; made by [`Node::group`](super::Node::group). Cheap to clone.
 ///
-/// What restarts is the process: of a group that fails, each worker with one of its actors ends, and with it
-/// whatever else lives there. Its actors may be on several hosts (`Spawn::on`): then the host of the program
-/// that has made it says when all have ended, and the next lives begin.
+/// A group restarts by processes: if it fails, each worker with one of its actors ends, with all other actors
+/// in that worker. Its actors may be on several hosts (`Spawn::on`). Then the host of the program that made
+/// the group decides when all have ended and the next lives begin.
 #[derive(Clone)]
 pub struct Group {
-    /// Counts the groups of the program that has made it.
+    /// Its number among the groups of the program that made it.
     id: u64,
-    /// The host of that program, where it is another one.
+    /// The host of that program, if it is another one.
     home: Option<u16>,
     name: Arc<str>,
     strategy: Strategy,
@@ -38,30 +38,30 @@ impl Group {
         Group { id: NEXT.fetch_add(1, Ordering::Relaxed), home: None, name: name.into(), strategy }
     }
 
-    /// One that restarts as one, and was made on another host.
+    /// Makes the group of another host, one that restarts as one.
     #[cfg(feature = "hosts")]
     pub(crate) fn of_host(home: u16, id: u64, name: &str) -> Self {
         Group { id, home: Some(home), name: name.into(), strategy: Strategy::OneForAll }
     }
 
-    /// Its number on the host where it was made.
+    /// Returns its number on the host where it was made.
     #[cfg(feature = "hosts")]
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Where it was made, if that is another host.
+    /// Returns the host where it was made, if that is another one.
     #[cfg(feature = "hosts")]
     pub(crate) fn home(&self) -> Option<u16> {
         self.home
     }
 
-    /// Its name, for logs and reports.
+    /// Returns its name, for logs and reports.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its strategy.
+    /// Returns its strategy.
     pub fn strategy(&self) -> Strategy {
         self.strategy
     }
@@ -91,7 +91,7 @@ impl fmt::Debug for Group {
 pub struct Supervision {
     /// When it is started anew.
     pub restart: Restart,
-    /// With whom it restarts.
+    /// The group that it restarts with.
     pub group: Option<Group>,
 }
 

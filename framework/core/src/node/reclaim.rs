@@ -1,13 +1,13 @@
-//! Which processes have still to read what a dead one left behind (LEASE-4).
+//! Tracks the processes that must still read the last messages of a dead process (LEASE-4).
 //!
 //! A process that ends may have forwarded leases in frames that nobody has read yet. Their owners must not
-//! drop the leases of the dead before the readers have posted their own holds. So death is told in two steps.
-//! First every process that lived at the time drains what the dead had posted to it, and says so. When all
-//! have, or have ended themselves, the leases of the dead are *reclaimed*: the node tells the owners, and
-//! they drop them.
+//! drop the leases of the dead before the readers have posted their own holds. So the node tells of a death
+//! in two steps. First every process that lived at the time drains the dead process's messages to it, and
+//! says so. When all have, or have ended themselves, the leases of the dead are *reclaimed*: the node tells
+//! the owners, and they drop them.
 //!
-//! A slot has its next life only after the leases of the last were reclaimed, because cursors on wake pages
-//! are kept by slot.
+//! A slot gets its next life only after the leases of the last life were reclaimed, because cursors on wake
+//! pages are kept by slot.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,12 +15,12 @@ use crate::ids::ProcessId;
 
 #[derive(Default)]
 pub(crate) struct Reclaims {
-    /// By the dead: who has not drained yet.
+    /// By dead process: the processes that have not drained yet.
     open: HashMap<ProcessId, HashSet<ProcessId>>,
 }
 
 impl Reclaims {
-    /// `dead` has ended while `living` lived. True if there is nobody to wait for.
+    /// Notes that `dead` has ended while `living` lived. Returns true if there is nobody to wait for.
     pub(crate) fn died(&mut self, dead: ProcessId, living: impl IntoIterator<Item = ProcessId>) -> bool {
         let drainers: HashSet<_> = living.into_iter().collect();
         if drainers.is_empty() {
@@ -30,7 +30,7 @@ impl Reclaims {
         false
     }
 
-    /// `by` has drained what `dead` left it. True if it was the last.
+    /// Notes that `by` has drained the messages of `dead`. Returns true if it was the last.
     pub(crate) fn drained(&mut self, by: ProcessId, dead: ProcessId) -> bool {
         let Some(drainers) = self.open.get_mut(&dead) else { return false };
         drainers.remove(&by);
@@ -41,24 +41,25 @@ impl Reclaims {
         true
     }
 
-    /// Whether somebody has still to drain what `dead` left.
+    /// Whether a process must still drain messages of `dead`.
     pub(crate) fn is_open(&self, dead: ProcessId) -> bool {
         self.open.contains_key(&dead)
     }
 
-    /// Whether `by` has still to drain what `dead` left it.
+    /// Whether `by` must still drain messages of `dead`.
     #[cfg(feature = "hosts")]
     pub(crate) fn waits_for(&self, dead: ProcessId, by: ProcessId) -> bool {
         self.open.get(&dead).is_some_and(|drainers| drainers.contains(&by))
     }
 
-    /// How many of the dead somebody has still to drain.
+    /// Returns how many dead processes are not drained.
     #[cfg(feature = "testing")]
     pub(crate) fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// `process` has ended, and will drain nothing more. Returns those who can be reclaimed now.
+    /// Notes that `process` has ended and drains nothing more. Returns the dead processes that can be
+    /// reclaimed now.
     pub(crate) fn left(&mut self, process: ProcessId) -> Vec<ProcessId> {
         let waiting: Vec<_> = self.open.keys().copied().collect();
         waiting.into_iter().filter(|dead| self.drained(process, *dead)).collect()

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::limits::{ENDLESS, MAX_RESTARTS};
 use crate::transport::lifecycle::{EndReason, RestartWhen};
 
-/// What becomes of an actor that ended: left alone, or started anew from its arguments, in a new process.
+/// Whether an actor that ended is started anew, from its arguments, in a new process.
 ///
-/// A budget bounds the restarts, over the actor's whole life or in any window of time; the end that would
-/// need one more is final. Before each restart the supervisor waits, twice as long as before the last one.
+/// A budget bounds the restarts, over the actor's whole life or in any window of time. An end past the budget
+/// is final. Before each restart the supervisor waits twice as long as before the last one.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,24 +29,26 @@ pub struct Restart {
     window: Option<Duration>,
     first: Duration,
     most: Duration,
-    /// Whether an actor that was started on another host may go on on a third.
+    /// Whether an actor that was started on another host may continue on a third.
     #[cfg(feature = "hosts")]
     on_other_hosts: bool,
 }
 
 impl Restart {
-    /// No restart: an actor that ended is gone. This is the default.
+    /// Makes a policy without restarts: an actor that ended is gone. This is the default.
     pub const fn never() -> Self {
         Restart::new(RestartWhen::Never, 0)
     }
 
-    /// At most `budget` restarts, after failures: everything but a stop that the actor asked for itself, such
-    /// as a panic in a handler, an exit of its process, a signal. `budget` is counted up to 65,536.
+    /// Allows at most `budget` restarts, after failures. Every end is a failure (a panic in a handler, an
+    /// exit of its process, a signal) except a stop that the actor asked for itself. A `budget` above 65,536
+    /// counts as 65,536.
     pub const fn on_failure(budget: u32) -> Self {
         Restart::new(RestartWhen::Failed, budget)
     }
 
-    /// At most `budget` restarts, also after the actor stopped by itself; not after a shutdown of the node.
+    /// Allows at most `budget` restarts, also after the actor stopped by itself; not after a shutdown of the
+    /// node.
     pub const fn always(budget: u32) -> Self {
         Restart::new(RestartWhen::Ended, budget)
     }
@@ -79,32 +81,33 @@ impl Restart {
         self
     }
 
-    /// Lets an actor that is started [on another host](super::Spawn::on) go on on a third one, or on the one
-    /// that starts it, when its host is lost or leaves the node: on the one with the fewest actors at that
-    /// moment. Without this it is given up with its host.
+    /// Lets an actor that is started [on another host](super::Spawn::on) continue on a third host, or on the
+    /// host that started it, when its host is lost or leaves the node. It continues on the host with the
+    /// fewest actors at that moment. Without this setting it is given up with its host.
     ///
     /// Each life is made from the same arguments, under the same identity: its addresses stay valid on all
-    /// hosts, its names stay its own, and whoever watches it hears of the end and of the next life. What was
-    /// in its mailbox or on its way is lost; an ask that it had accepted ends with an error that names the
-    /// lost host; who sends meanwhile waits. A next life begins only when nothing of the last one can run any
-    /// more: 15 s after a host fell silent, or when it has left in order. Losses of hosts are counted and
-    /// spaced by this policy, apart from the ends that a host restarts it after, which it counts anew.
+    /// hosts, it keeps its names, and its watchers hear of the end and of the next life. Messages in its
+    /// mailbox or on their way are lost, and an ask that it had accepted ends with an error that names the
+    /// lost host. Senders wait meanwhile. A next life begins only when nothing of the last one can run any
+    /// more: 15 s after a host fell silent, or when it has left in order. This policy counts and spaces
+    /// losses of hosts. Each host counts its own restarts of the actor by the same policy, separately and
+    /// from zero.
     ///
-    /// The host that has started it knows where it lives, so it ends with that host. Nothing changes for one
-    /// that is started on this host, nor for the stages of a pipeline.
+    /// The host that started the actor knows where it lives, so the actor ends with that host. The setting
+    /// changes nothing for an actor that is started on this host, nor for the stages of a pipeline.
     #[cfg(feature = "hosts")]
     pub const fn on_other_hosts(mut self) -> Self {
         self.on_other_hosts = true;
         self
     }
 
-    /// Whether it goes on without its host.
+    /// Whether an actor with this policy outlives its host.
     #[cfg(feature = "hosts")]
     pub(crate) fn roams(&self) -> bool {
         self.on_other_hosts && self.when != RestartWhen::Never
     }
 
-    /// As another host has sent it.
+    /// Bounds a policy that another host has sent.
     #[cfg(feature = "hosts")]
     pub(crate) fn bounded(self) -> Self {
         Restart { budget: self.budget.min(MAX_RESTARTS), ..self }
@@ -114,7 +117,7 @@ impl Restart {
         self.when
     }
 
-    /// How long to wait after an end before which there were so many that count.
+    /// Returns how long to wait after an end, when `count` earlier restarts count.
     pub(crate) fn delay(&self, count: u32) -> Duration {
         let factor = 1u32.checked_shl(count).unwrap_or(u32::MAX);
         self.first.saturating_mul(factor).min(self.most).min(ENDLESS)
@@ -154,7 +157,7 @@ impl Budget {
         self.policy
     }
 
-    /// The actor has ended; a restart is counted if there is one.
+    /// Decides about an actor's end, and counts the restart if there is one.
     pub(crate) fn spend(&mut self, reason: &EndReason, now: Instant) -> Verdict {
         if !self.policy.when.after(reason.is_failure()) {
             return Verdict::Final;

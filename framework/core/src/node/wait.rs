@@ -18,12 +18,12 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
     }
 }
 
-/// When to flush again although no event says so.
+/// Returns when to flush again although no event asks for it.
 pub(crate) fn retry_after(flushed: Flushed) -> Option<Duration> {
     (flushed == Flushed::Later).then_some(Duration::from_millis(5))
 }
 
-/// Waits on this thread, or where that is one of an async runtime's, on one of its own.
+/// Waits on this thread, or on a new one if this thread belongs to an async runtime.
 #[cfg(feature = "hosts")]
 pub(super) fn wait_for<F: Future<Output: Send> + Send>(future: F) -> io::Result<F::Output> {
     let wait = || {

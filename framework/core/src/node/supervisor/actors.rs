@@ -19,7 +19,7 @@ use super::{Reply, StartError, WorkerId};
 
 pub(in crate::node) type Started = Result<(ActorId, Location), StartError>;
 
-/// A life of an actor that roams, on a host that has not given it its id.
+/// A life of an actor that roams, on a host that did not give it its id.
 #[cfg(feature = "hosts")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(in crate::node) struct Guest {
@@ -47,7 +47,7 @@ impl State {
         self.start_with_name(id, new, how, reply);
     }
 
-    /// As [`start_actor`](Self::start_actor), where no other host has its name.
+    /// As [`start_actor`](Self::start_actor), when no other host has the name.
     pub(super) fn start_with_name(
         &mut self,
         id: WorkerId,
@@ -58,7 +58,7 @@ impl State {
         self.start_as(id, new, how, None, reply);
     }
 
-    /// Starts a life of an actor that has its id from another host, which has its names.
+    /// Starts a life of an actor whose id and names are from another host.
     #[cfg(feature = "hosts")]
     pub(super) fn start_guest(
         &mut self,
@@ -126,7 +126,7 @@ impl State {
         self.broker.roster.works_on(actor, new.receive_on, new.device);
         let type_name = new.type_name.clone();
         let start = start_of(actor, location, &new, life, how.restart);
-        // Encoded once to see whether it fits: a worker is not killed for what its node asked.
+        // Encoded once to see whether it fits: sending it would kill the worker for a mistake of the caller.
         let start = Down::Start(start);
         if let Err(ControlError::TooLarge(_) | ControlError::Encode(_)) = encode(&start) {
             self.broker.actor_ended(actor);
@@ -143,7 +143,7 @@ impl State {
         Ok(())
     }
 
-    /// Says once, for all GPUs, that two workers on one take turns, and what that costs.
+    /// Logs once, for all GPUs, that two workers on one GPU take turns, and what that costs.
     fn note_time_slices(&mut self, index: usize, device: DeviceId) {
         let Some(why) = self.settings.time_slices.as_ref().filter(|_| device != DeviceId::HOST) else {
             return;
@@ -199,7 +199,7 @@ impl State {
         let _ = reply.try_send(result);
     }
 
-    /// The worker says whether an actor has started.
+    /// Takes a worker's report that an actor has started, or could not.
     pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
         let Some(worker) = self.workers.at_mut(index) else { return };
         let Some(Pending { location, type_name, ended, first }) = worker.pending.remove(&actor) else {
@@ -207,12 +207,11 @@ impl State {
         };
         let (id, name) = (worker.id, worker.name.to_string());
         self.dirty = true;
-        // `first` tells a first start, which somebody waits for, from a later life, which its policy answers
-        // for.
+        // `first` is set for a first start, for which a caller waits. A later life is the policy's concern.
         match (first, result) {
             (Some(First { made_of, how, reply, life }), Ok(())) => {
-                // Under its policy before the caller hears of it: a failure that follows at once is the
-                // policy's affair.
+                // Put it under its policy before the caller hears of it, so that the policy handles a failure
+                // that follows at once.
                 self.broker.roster.started(actor);
                 if how.restart.when() != RestartWhen::Never || how.group.is_some() {
                     self.supervise(actor, id, made_of, how, life);
@@ -228,7 +227,7 @@ impl State {
                 self.leave_if_empty(index);
             }
             (Some(First { reply, .. }), Err(why)) => {
-                // Its `create` may have handed its address out, so those who watch it are told.
+                // Its `create` may have handed out its address, so its watchers are told.
                 self.actor_ended(actor, EndReason::CreateFailed(why.clone()));
                 let _ = reply.try_send(Err(StartError::Create { worker: name, type_name, why }));
                 self.leave_if_empty(index);
@@ -238,13 +237,13 @@ impl State {
                 self.actor_failed(index, actor, EndReason::CreateFailed(why));
             }
         }
-        // It ended before the worker said that it had started: handled now, when it is known what it was.
+        // It ended before the worker said that it had started. Its end is handled now that its start is.
         if let Some((why, away)) = ended {
             self.actor_stopped(index, actor, why, away);
         }
     }
 
-    /// The worker says that an actor has ended; where it is `away`, the worker has told its senders to wait
+    /// Takes a worker's report that an actor has ended. If `away`, the worker has told its senders to wait
     /// for its next life.
     pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>, away: bool) {
         let is_missed = self.is_missed_elsewhere(actor);
@@ -262,18 +261,18 @@ impl State {
             self.journal.node(Severity::Error, Some(&worker.name), text);
         }
         let reason = match why {
-            // One that roams goes on elsewhere when this host leaves, unless it has ended by itself.
+            // An actor that roams continues elsewhere when this host leaves, unless it has ended by itself.
             why if is_missed && self.stopping.is_some() && (why.is_some() || worker.told_to_stop_actors) => {
                 EndReason::NodeStopped
             }
             None => EndReason::Normal,
             Some(reason @ (EndReason::HandlerPanic(_) | EndReason::Linked(_))) => reason,
-            // WIRE-1: of other ends an actor cannot tell.
+            // WIRE-1: an actor cannot report other ends.
             Some(other) => EndReason::HandlerPanic(other.to_string()),
         };
         match self.actor_failed(index, actor, reason.clone()) {
             true => {}
-            // The worker did not know that the end is final, and only the node can tell those who wait.
+            // The worker did not know that the end is final, so the node tells the waiting senders.
             false if away => self.actor_given_up(actor, reason),
             false => self.actor_ended(actor, reason),
         }
@@ -281,7 +280,7 @@ impl State {
         self.dirty = true;
     }
 
-    /// Whether another host has to know that it is this one's end that ends an actor: it roams, or is in a
+    /// Whether another host must know that an actor ends because this host does: the actor roams, or is in a
     /// group of that host.
     pub(super) fn is_missed_elsewhere(&self, actor: ActorId) -> bool {
         #[cfg(feature = "hosts")]
@@ -290,7 +289,7 @@ impl State {
         actor.roams()
     }
 
-    /// An actor has ended for good, and had no policy against that.
+    /// Handles the end of an actor that no policy restarts.
     pub(super) fn actor_ended(&mut self, actor: ActorId, reason: EndReason) {
         self.broker.actor_ended(actor);
         let mut told = Vec::new();
@@ -303,7 +302,7 @@ impl State {
 #[cfg(feature = "hosts")]
 impl State {
     fn take_in(&mut self, process: ProcessId, actor: ActorId, new: &NewActor) -> Started {
-        // HOST-10: it is asked for one life after the other.
+        // HOST-10: its home asks for one life after the other.
         if self.broker.is_guest(actor) {
             let (worker, type_name) = (process.to_string(), new.type_name.clone());
             let why = format!("{actor} lives on this host already");
@@ -315,7 +314,7 @@ impl State {
         Ok((actor, location?))
     }
 
-    /// Where it is, unless it is none of this host's, or has ended.
+    /// Returns where a guest is, unless it does not live on this host, or has ended.
     pub(super) fn guest(&self, actor: ActorId) -> Option<(Location, WorkerId)> {
         let entry = self.broker.roster.actor(actor).filter(|_| self.broker.is_guest(actor))?;
         Some((entry.location, self.restarts.supervised.get(&actor)?.worker))
@@ -328,13 +327,13 @@ impl State {
         let mut told = Vec::new();
         self.broker.guest_started(actor, &mut told);
         if life > 0 {
-            // What its home says of this life is not heard here.
+            // This host does not hear its home's news of this life.
             self.broker.tell(&Lifecycle::Up { actor, incarnation: life }, &mut told);
         }
         self.deliver(told);
     }
 
-    /// The first life of an actor on this host could not begin.
+    /// Handles a guest whose first life on this host could not begin.
     pub(super) fn guest_failed(&mut self, actor: ActorId) {
         if self.broker.is_guest(actor) {
             let mut told = Vec::new();

@@ -1,4 +1,4 @@
-//! What an end means: which actors come back, which do not, and who is told.
+//! The consequences of an end: which actors come back, which do not, and which processes are told.
 //!
 //! `decide` runs when a worker's process has ended, `actor_failed` when one actor ended in a worker that goes
 //! on. Both decide first, then change the roster and the budgets and collect the deliveries; `State::deliver`
@@ -89,8 +89,8 @@ impl State {
             gave_up: decisions.gave_up.clone(),
         };
         // The events are made before `on_process_down`, which removes the actors from the process's list, and
-        // told after it: a watcher that hears of an end and sends to the actor finds its address waiting for
-        // the next life, and not broken.
+        // told after it. So a watcher that hears of an end and sends to the actor finds its address waiting
+        // for the next life, and not broken.
         let mut events = self.events_of(worker.process, reason, &decisions);
         // First the actors' locations, for senders; then the events, for watchers: a watcher that hears that
         // an actor is down can find out by a send whether it comes back.

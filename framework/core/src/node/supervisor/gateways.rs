@@ -1,22 +1,22 @@
 //! The gateways of this host, one after the other.
 //!
-//! A gateway that ends is followed by another, as long as there are not too many in a short time. The node
-//! keeps what outlives it: the socket at which it listens, so that who connects meanwhile waits and is not
-//! refused; its page; who is of the node, as it said last, and how others went; and this host's number and
-//! life. The next one begins with these, and other hosts know it by its number. What the node itself has to
-//! do with other hosts waits for it (`node/foreign/next_gateway.rs`, `supervisor/names.rs`), and it is told
-//! where actors of this host live that roam (`supervisor/roaming.rs`): that a gateway ends is no loss of a
-//! host.
+//! Another gateway follows a gateway that ends, unless too many have ended in a short time. The node keeps
+//! the state that outlives a gateway. That is its listening socket, so that hosts that connect meanwhile wait
+//! and are not refused; its page; the last list of members, and how other hosts went; and this host's number
+//! and life. The next gateway begins with these, and other hosts know it by its number. The node's own
+//! business with other hosts waits for it (`node/foreign/next_gateway.rs`, `supervisor/names.rs`). It is also
+//! told where roaming actors of this host live (`supervisor/roaming.rs`): the end of a gateway is not the
+//! loss of a host.
 //!
-//! **Invariants.** HOST-10: an agent's workers end by the page of the last gateway until the next has one
-//! with an answer of the head in it, and the next begins with no more time than the last had. A number of a
-//! host is given once: the head's page has the last one before the host hears it. Of two gateways the second
-//! begins when the first has ended: the system says so.
+//! **Invariants.** HOST-10: an agent's workers end by the page of the last gateway until the next gateway has
+//! a page with an answer of the head in it. The next gateway begins with no more time than the last had. A
+//! host's number is used once: the head's page has the latest number before the host hears it. A gateway
+//! begins only when the system has reported the end of the one before.
 //!
-//! **On the end of the next**, before it has begun or later, the one after that follows. Past [`RESTARTS`],
-//! in a shutdown, and before the first has begun, none does: then an agent ends, and a head goes on alone.
-//! **A gateway that is stopped**, or stands still, is ended: it says each second that it is not, and no
-//! sooner has another begun than beats are answered again.
+//! **If the next gateway ends**, before it has begun or later, another one follows. Past [`RESTARTS`], in a
+//! shutdown, and before the first has begun, none follows: then an agent ends, and a head goes on alone. **A
+//! gateway that is stopped**, or stands still, is killed: a gateway that runs says so each second. Other
+//! hosts' beats are answered again only when the next one has begun.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -42,39 +42,41 @@ use super::run::State;
 use super::stopping::Stopping;
 use super::{Making, WorkerId};
 
-/// How often a gateway is followed by another. Their beats have to be answered again before an agent's time
-/// is over: 10 s after the last.
+/// How often another gateway follows. The new one must answer beats before an agent's time is over: 10 s
+/// after the last beat.
 const RESTARTS: Restart = Restart::always(5)
     .within(Duration::from_secs(60))
     .backoff(Duration::from_millis(10), Duration::from_millis(500));
 
-/// One that says nothing for so long is stopped. Half of an agent's time is left then for the next to begin.
+/// A gateway that says nothing for this long counts as stopped. Half of an agent's time is left then for the
+/// next one to begin.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What it has said may lie unread, because this thread was held up: it is read before the gateway is ended.
+/// How long a silent gateway gets before it is killed: its messages may lie unread because this thread was
+/// held up, and are read first.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// What outlives a gateway.
+/// The state that outlives a gateway.
 pub(super) struct Gateways {
     settings: Option<Settings>,
-    /// In all its lives, and where it is or was.
+    /// The gateway's worker, the same in all its lives, and its present or last slot.
     worker: Option<(WorkerId, usize)>,
-    /// How many there have been.
+    /// How many gateways there have been.
     count: u32,
-    /// The number of this host, and its life: once the first has begun.
+    /// The number of this host, and its life, once the first gateway has begun.
     own: Option<(u16, u64)>,
-    /// Who is of the node, each with its life.
+    /// The hosts of the node, each with its life.
     members: Vec<(Host, u64)>,
     page: Option<Arc<WorksUntil>>,
     socket: Option<OwnedFd>,
     budget: Budget,
-    /// When the next is started.
+    /// When the next gateway is started.
     next: Option<Instant>,
-    /// The process of the next, which has not begun.
+    /// The process of the next gateway, which has not begun.
     starting: Option<ProcessId>,
-    /// When the present one was heard last.
+    /// When the present gateway was heard last.
     alive: Option<Instant>,
-    /// When it was found that this is too long ago.
+    /// When this thread noticed that this is too long ago.
     missed: Option<Instant>,
 }
 
@@ -98,14 +100,14 @@ impl Default for Gateways {
 }
 
 impl Gateways {
-    /// What the first is told.
+    /// Makes the message that begins the first gateway.
     pub(super) fn first(&mut self, worker: WorkerId, process: ProcessId, settings: Settings) -> ToGateway {
         self.settings = Some(settings.clone());
         (self.worker, self.count) = (Some((worker, process.slot())), 1);
         ToGateway::Begin(Box::new(Beginning { settings, gateway: 1, left: None }))
     }
 
-    /// This host is one of its node, with what its gateway has given the node.
+    /// Keeps what the first gateway has given the node, when this host has joined.
     pub(super) fn began(&mut self, own: (u16, u64), page: Arc<WorksUntil>, socket: OwnedFd) {
         (self.own, self.page, self.socket) = (Some(own), Some(page), Some(socket));
         self.is_heard();
@@ -115,7 +117,7 @@ impl Gateways {
         self.members = members;
     }
 
-    /// The present one has said something.
+    /// Notes a message of the present gateway.
     pub(super) fn is_heard(&mut self) {
         (self.alive, self.missed) = (Some(Instant::now()), None);
     }
@@ -125,19 +127,19 @@ impl Gateways {
         [self.next, silent].into_iter().flatten().min()
     }
 
-    /// The node itself stood still for so long.
+    /// Extends the deadlines by `lost`: the node itself stood still for that long.
     pub(super) fn stalled(&mut self, lost: Duration) {
         self.alive = self.alive.map(|at| at + lost);
         self.missed = self.missed.map(|at| at + lost);
     }
 
-    /// None follows: who connects is refused from now on.
+    /// Notes that no gateway follows: hosts that connect are refused from now on.
     pub(super) fn are_over(&mut self) {
         (self.socket, self.next, self.starting) = (None, None, None);
         (self.alive, self.missed) = (None, None);
     }
 
-    /// What the last has left, and how hosts went that are not of the node any more.
+    /// Returns the state that the last gateway left, and how hosts have left the node.
     fn left(&self, gone: Vec<(u16, Gone)>) -> Option<Left> {
         let ((number, _), page) = (self.own?, self.page.as_ref()?);
         let works_until = u64::try_from(page.get().as_nanos()).unwrap_or(u64::MAX);
@@ -146,13 +148,14 @@ impl Gateways {
 }
 
 impl State {
-    /// Whether it is the gateway, or about to be.
+    /// Whether a process is the gateway, or is about to be.
     pub(super) fn is_gateway(&self, process: ProcessId) -> bool {
         let present = self.broker.foreign.gateway();
         present == Some(process) || self.hosts.gateways.starting == Some(process)
     }
 
-    /// A worker's process has ended. Whether it was the gateway, and another follows.
+    /// Handles the end of a process that may have been the gateway. Returns whether it was, and another one
+    /// follows.
     pub(super) fn gateway_may_have_ended(
         &mut self,
         process: ProcessId,
@@ -169,7 +172,7 @@ impl State {
         is_followed
     }
 
-    /// A shutdown has begun between two gateways.
+    /// Gives up the other hosts, because a shutdown has begun between two gateways.
     pub(super) fn end_without_gateway(&mut self) {
         let mut told = Vec::new();
         self.broker.no_gateway(&mut told);
@@ -179,10 +182,10 @@ impl State {
         self.deliver(told);
     }
 
-    /// There is no gateway any more.
+    /// Gives up the other hosts, because there is no gateway any more. An agent ends.
     pub(super) fn no_gateway_follows(&mut self, why: &EndReason, told: &mut Vec<Delivery>) {
         if self.broker.gateway_is_to_follow() {
-            // One that had begun is told with its process.
+            // The end of a gateway that had begun is told with its process.
             self.broker.no_gateway(told);
         }
         self.hosts.gateways.are_over();
@@ -201,7 +204,8 @@ impl State {
         }
     }
 
-    /// The gateway has ended, or the next one has before it began. Whether another follows.
+    /// Handles the end of the gateway, or of the next one before it began. Returns whether another one
+    /// follows.
     pub(super) fn is_followed(&mut self, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
         let present = self.broker.foreign.gateway();
         let gateways = &mut self.hosts.gateways;
@@ -226,10 +230,10 @@ impl State {
         true
     }
 
-    /// Starts the next gateway, when it is time.
+    /// Starts the next gateway, if it is due.
     pub(super) fn next_gateway_due(&mut self) {
         if self.stopping.is_some() && self.broker.gateway_is_to_follow() {
-            // A shutdown starts nothing, and does not wait for other hosts that nobody reaches.
+            // A shutdown starts nothing, and does not wait for hosts that are out of reach.
             return self.end_without_gateway();
         }
         let now = Instant::now();
@@ -256,7 +260,7 @@ impl State {
             format!("its process could not be started: {error}{}", remedy_of_start(&error))
         };
         self.launch(slot, id, GATEWAY, phase, None).map_err(failed)?;
-        // The worker is listed once: the status of its last life stood in the old slot.
+        // List the worker only once: the old slot still has the status of its last life.
         if let Some(last) = self.workers.slot_mut(before).filter(|_| before != slot) {
             last.last = None;
         }
@@ -265,7 +269,7 @@ impl State {
         Ok(())
     }
 
-    /// The process of the next gateway is ready.
+    /// Tells the process of the next gateway, which is ready, to begin.
     pub(super) fn begin_next_gateway(&mut self, index: usize) {
         let gone = self.hosts_gone();
         let gateways = &mut self.hosts.gateways;
@@ -281,7 +285,7 @@ impl State {
         worker.send(&Down::Node(begin), vec![socket]);
     }
 
-    /// The next gateway has begun, or cannot.
+    /// Takes the next gateway's report that it has begun, or cannot.
     pub(super) fn next_gateway_began(
         &mut self,
         process: ProcessId,
@@ -320,25 +324,25 @@ impl State {
         self.say_names();
     }
 
-    /// HOST-10: the page of the last gateway is written by nobody any more.
+    /// HOST-10: gives all workers the new page, because nobody writes the last gateway's page any more.
     fn give_page_to_all(&mut self, page: &WorksUntil) {
         for worker in self.workers.iter_mut() {
-            // Who was not welcomed yet gets it then.
+            // A worker that was not welcomed yet gets it with its welcome.
             if !matches!(worker.phase, WorkerPhase::Opening { .. } | WorkerPhase::Running) {
                 continue;
             }
-            // Without it the worker ends by the last one, in time.
+            // A worker without the new page ends by the last one, in time.
             if let Ok(page) = page.export() {
                 worker.send(&Down::WorksUntil, vec![page]);
             }
         }
     }
 
-    /// Ends a gateway that stands still.
+    /// Kills a gateway that stands still.
     pub(super) fn check_gateway(&mut self, now: Instant) {
         let gateways = &mut self.hosts.gateways;
         if self.stopping.is_some() {
-            // Its deadline ends whatever stands still.
+            // The shutdown's deadline ends a gateway that stands still.
             (gateways.alive, gateways.missed) = (None, None);
             return;
         }

@@ -1,25 +1,26 @@
-//! Whether a GPU went with a worker that was killed, under MPS.
+//! Finds out whether a worker that was killed took its GPU with it, under MPS.
 //!
-//! A client that is killed in the middle of a kernel costs all other clients of its server their context; one
-//! that is killed between two kernels, or while its streams wait, costs them nothing. Which of the two it was
-//! nobody can say but the others: their context is lost before the end of the dead one's process is seen (30
-//! ms before, on an H100), and the next work that they put on the GPU is refused. An idle stream says nothing
-//! of it, however often the driver is asked.
+//! A client that is killed in the middle of a kernel costs all other clients of its server their context. A
+//! client that is killed between two kernels, or while its streams wait, costs them nothing. Only the other
+//! clients can tell the two cases apart. They lose their context before the node sees the end of the dead
+//! process (30 ms before, on an H100), and the driver refuses the next work that they put on the GPU. An idle
+//! stream shows nothing, however often one asks the driver.
 //!
-//! So [`State::ask_who_has_lost`] has the workers on its GPUs put something on them and say when that was
-//! done; the next lives of all that were on them wait for that, a few milliseconds. Where one says instead
-//! that a GPU is lost to it, all of them end as one round (`groups`), for which these next lives wait too.
-//! One that works may say so before the end of the dead one is seen: then nobody is asked.
+//! So [`State::ask_who_has_lost`] has the workers on the dead worker's GPUs put some work on them and report
+//! when it is done. The next lives of all workers that were on them wait for the reports, a few milliseconds.
+//! If a worker reports instead that it has lost a GPU, all of them end as one round (`groups`), and these
+//! next lives wait for that round too. A worker that is busy may report the loss before the node sees the end
+//! of the dead worker: then nobody is asked.
 //!
-//! **Invariants.** Nobody is ended, and no restart is charged, for a death that took nothing from others.
-//! Where a GPU is lost, no client of it begins its next life before the last of the old ones has ended: one
-//! that starts earlier is refused by the server.
+//! **Invariants.** A death that took nothing from others ends nobody and charges no restart. If a GPU is
+//! lost, no client of it begins its next life before the last of the old clients has ended: the server
+//! refuses a client that starts earlier.
 //!
-//! **A worker that does not answer** is waited for [`GPU_LOOK_PATIENCE`]: it may be stopped, or wait in the
-//! driver. If it has lost the GPU it finds that when it goes on, and says so then. **On its end** it is
-//! waited for no longer. A peer that lies (WIRE-1) can say that a GPU is lost, as it can at any time, and
-//! costs those that it shares the GPU with a restart; what sharing means stands at
-//! [`Sharing::Mps`](crate::node::Sharing::Mps).
+//! **If a worker does not answer**, the supervisor waits for [`GPU_LOOK_PATIENCE`]: the worker may be
+//! stopped, or wait in the driver. If it has lost the GPU, it finds that when it goes on, and reports it
+//! then. **When it ends**, the supervisor waits for it no longer. A peer that lies (WIRE-1) can report a lost
+//! GPU, as it can at any time, and costs the workers that share the GPU a restart;
+//! [`Sharing::Mps`](crate::node::Sharing::Mps) says what sharing means.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -32,19 +33,19 @@ use super::WorkerId;
 use super::record::Worker;
 use super::run::State;
 
-/// What is asked because of one death.
+/// The question that one death causes.
 struct GpuLook {
     number: u64,
     gpus: HashSet<DeviceId>,
-    /// Why others end, should a GPU be lost, and when the next lives begin.
+    /// Why others end if a GPU is lost, and when the next lives begin.
     text: String,
     at: Instant,
-    /// Who has not answered.
+    /// The processes that have not answered.
     asked: HashSet<ProcessId>,
     until: Instant,
 }
 
-/// What is asked now.
+/// The open questions.
 #[derive(Default)]
 pub(super) struct GpuLooks {
     last: u64,
@@ -52,7 +53,7 @@ pub(super) struct GpuLooks {
 }
 
 impl GpuLooks {
-    /// Whether somebody was asked about any of these GPUs, and has not answered.
+    /// Whether a question about any of these GPUs is open.
     fn are_about(&self, gpus: &HashSet<DeviceId>) -> bool {
         self.pending.iter().any(|look| !look.gpus.is_disjoint(gpus))
     }
@@ -61,25 +62,25 @@ impl GpuLooks {
         self.pending.iter().map(|look| look.until).min()
     }
 
-    /// A process has done what it was asked for.
+    /// Takes a process's answer.
     pub(super) fn answered(&mut self, process: ProcessId, number: u64) {
         let of_it = self.pending.iter_mut().filter(|look| look.number == number);
         of_it.for_each(|look| look.asked.retain(|asked| *asked != process));
         self.drop_done();
     }
 
-    /// A process has ended.
+    /// Stops waiting for a process that has ended.
     pub(super) fn left(&mut self, process: ProcessId) {
         self.pending.iter_mut().for_each(|look| look.asked.retain(|asked| *asked != process));
         self.drop_done();
     }
 
-    /// Goes on without those who have not answered in time.
+    /// Goes on without the processes that have not answered in time.
     pub(super) fn tick(&mut self, now: Instant) {
         self.pending.retain(|look| look.until > now);
     }
 
-    /// The node stood still for so long, and others perhaps with it.
+    /// Extends the deadlines by `lost`: the node stood still for that long, and others perhaps with it.
     pub(super) fn stalled(&mut self, lost: Duration) {
         self.pending.iter_mut().for_each(|look| look.until += lost);
     }
@@ -88,12 +89,12 @@ impl GpuLooks {
         self.pending.retain(|look| !look.asked.is_empty());
     }
 
-    /// Takes what is asked about any of these GPUs: with all GPUs of that, why others end, and when the next
-    /// lives begin.
+    /// Takes the open questions about any of these GPUs. Returns all GPUs of these questions, why others end,
+    /// and when the next lives begin.
     fn take_about(&mut self, gpus: &HashSet<DeviceId>) -> Option<(HashSet<DeviceId>, String, Instant)> {
         let mut about = gpus.clone();
         let mut taken: Vec<GpuLook> = Vec::new();
-        // It ends because each turn takes one.
+        // It ends because each turn takes one question.
         while let Some(at) = self.pending.iter().position(|look| !look.gpus.is_disjoint(&about)) {
             let look = self.pending.swap_remove(at);
             about.extend(&look.gpus);
@@ -106,9 +107,9 @@ impl GpuLooks {
 }
 
 impl State {
-    /// A worker was killed: asks those on its GPUs whether they have lost them. If so, they end because of
-    /// `text`, and the next lives begin `at` that time. Where nobody can be asked, those that are opening
-    /// them are ended, and the rounds that they are in returned.
+    /// Asks the workers on the GPUs of a worker that was killed whether they have lost them. If so, they end
+    /// because of `text`, and the next lives begin at `at`. If no worker can be asked, the workers that are
+    /// opening these GPUs are ended, and their rounds are returned.
     pub(super) fn ask_who_has_lost(&mut self, dead: &Worker, text: &str, at: Instant) -> Vec<u64> {
         let number = self.gpu_looks.last + 1;
         let (mut asked, mut opening) = (HashSet::new(), HashSet::new());
@@ -133,8 +134,8 @@ impl State {
         Vec::new()
     }
 
-    /// The worker in this slot has lost a GPU. Where somebody was asked because of a death on it, it went
-    /// with that one: all clients of it end together.
+    /// Handles a worker's report that it has lost a GPU. If a question about a death on that GPU is open,
+    /// that death took the GPU: all its clients end together.
     pub(super) fn has_lost_gpu(&mut self, index: usize) {
         let Some(worker) = self.workers.at(index) else { return };
         if let Some((gpus, text, at)) = self.gpu_looks.take_about(&worker.gpus) {
@@ -142,7 +143,7 @@ impl State {
         }
     }
 
-    /// Whether a worker between two lives waits for what is said of its GPUs.
+    /// Whether a worker between two lives waits for answers about its GPUs.
     pub(super) fn waits_for_gpus(&self, worker: WorkerId) -> bool {
         !self.gpu_looks.pending.is_empty() && self.gpu_looks.are_about(&self.restarts.devices_of(worker))
     }

@@ -1,17 +1,17 @@
-//! Restarts of several workers together: those of a group that restarts as one, and under MPS those on one
-//! GPU.
+//! Restarts of several workers together: the workers of a group that restarts as one, and under MPS the
+//! workers on one GPU.
 //!
-//! When a worker fails, the supervisor first finds everybody who restarts with it, also by way of others: a
+//! When a worker fails, the supervisor first finds all workers that restart with it, also indirectly: a
 //! worker may be in several groups. It ends them as one *round*. The end of a worker in a round costs nobody
-//! a restart and begins no round of its own, whatever the worker says itself meanwhile: under MPS each client
-//! reports the fault of one. No worker of a round begins its next life before the last of them has ended: a
-//! client that starts earlier meets an MPS server that still refuses, and actors that belong together should
-//! not meet in different lives.
+//! a restart and begins no round of its own, even if the worker itself reports a failure meanwhile: under MPS
+//! each client reports the fault of one. No worker of a round begins its next life before the last of them
+//! has ended. A client that starts earlier meets an MPS server that still refuses it, and actors that belong
+//! together should not meet in different lives.
 //!
-//! Under MPS a fault costs all clients of the GPU their context, and so may the death of one that was killed:
-//! whether it did, the others are asked (`gpu_looks`).
+//! Under MPS a fault costs all clients of the GPU their context. The death of a client that was killed may do
+//! so too; the supervisor asks the other clients whether it did (`gpu_looks`).
 //!
-//! Groups whose actors are on several hosts: `groups/elsewhere.rs`.
+//! `groups/elsewhere.rs` handles groups whose actors are on several hosts.
 
 #[cfg(feature = "hosts")]
 pub(super) mod elsewhere;
@@ -32,7 +32,7 @@ use super::record::{Worker, WorkerPhase};
 use super::restarts::RestartDecisions;
 use super::run::State;
 
-/// Why and when a worker ends with others: the round it belongs to.
+/// The round that a worker ends in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupRestart {
     pub(super) round: u64,
@@ -41,9 +41,9 @@ pub(super) struct GroupRestart {
 }
 
 impl State {
-    /// `worker` has failed, for `reason`, or was killed while it ended for that, and `decisions` is what
-    /// becomes of its actors: ends the workers that restart with it. Returns the rounds that they are in, if
-    /// there are any.
+    /// Ends the workers that restart with `worker`. It has failed for `reason`, or was killed while it ended
+    /// for that reason; `decisions` are the decisions about its actors. Returns the rounds of the ended
+    /// workers.
     pub(super) fn restart_with_group(
         &mut self,
         worker: &Worker,
@@ -54,7 +54,8 @@ impl State {
     ) -> Vec<u64> {
         let shares = self.settings.time_slices.is_none();
         let is_fault = |reason: &EndReason| matches!(reason, EndReason::GpuFault(_));
-        // One that works sees the loss, and says so, before the end of the one that was killed is seen.
+        // A client that works notices the loss of the GPU, and reports it, before the node sees the end of
+        // the client that was killed.
         let was_said = || {
             let mut others = self.workers.iter();
             others.any(|other| {
@@ -65,7 +66,7 @@ impl State {
         let (ones, given_up) = self.restarts.groups_hit(decisions, reason);
         let lost = if lost_gpu { worker.gpus.clone() } else { HashSet::new() };
         let (groups, workers) = self.who_restarts_with(ones, Some((Some(worker.id), &lost)));
-        // Even if nobody is left to end: actors of the group may be between two lives.
+        // Even if no worker is left to end: actors of the group may be between two lives.
         self.give_up_groups(&given_up, Some(worker.id), &reason, decisions, told);
         let text = format!("worker `{}` failed: {reason}", worker.name);
         #[cfg(feature = "hosts")]
@@ -80,8 +81,8 @@ impl State {
         rounds
     }
 
-    /// These GPUs were lost with workers that were killed: whoever is on them ends, because of `text`, and
-    /// their next lives begin `at` that time, when all have ended.
+    /// Ends all workers on these GPUs, because of `text`: the GPUs were lost with workers that were killed.
+    /// The next lives begin at the time `at`, or when all have ended, if that is later.
     pub(super) fn gpus_were_lost(&mut self, gpus: &HashSet<DeviceId>, text: &str, at: Instant) {
         let (groups, workers) = self.who_restarts_with(Vec::new(), Some((None, gpus)));
         #[cfg(feature = "hosts")]
@@ -91,9 +92,10 @@ impl State {
         self.end_together(workers, at, text, true);
     }
 
-    /// All who restart with the members of some groups, before any of them is ended: these, all groups of
-    /// their workers, and under MPS whoever is on a GPU of any of them, where any was lost with the worker
-    /// that has failed. That one is left out: what its end means is known.
+    /// Finds all groups and workers that restart with the members of the groups `ones`, before any of them is
+    /// ended. These are the members' workers, the other groups of these workers, and so on. If a GPU was lost
+    /// with the worker that failed (under MPS), the workers on any GPU of these workers belong to them too.
+    /// The failed worker itself is left out: `decide` handles its end.
     fn who_restarts_with(
         &self,
         mut ones: Vec<Group>,
@@ -119,8 +121,8 @@ impl State {
         }
     }
 
-    /// Ends these workers as one round, whose next lives begin at that time. The rounds that they are in,
-    /// which is another one for those that were ending already.
+    /// Ends these workers as one round, whose next lives begin at `at`. Returns the rounds that they are in:
+    /// workers that were ending already may be in an earlier round.
     pub(super) fn end_together(
         &mut self,
         workers: HashSet<WorkerId>,
@@ -146,8 +148,8 @@ impl State {
         rounds.sort_unstable();
         rounds.dedup();
         if lost_gpu {
-            // Whoever ended before, for whatever reason, and has not begun yet, would meet a server that
-            // refuses.
+            // A worker that ended earlier, for any reason, and has not begun its next life yet would meet an
+            // MPS server that refuses it. So it waits for this round too.
             let waits: Vec<_> = (self.restarts.between.iter())
                 .map(|next| !self.restarts.devices_of(next.worker).is_disjoint(&gpus))
                 .collect();
@@ -159,7 +161,7 @@ impl State {
         rounds
     }
 
-    /// The workers on any of these GPUs, or of those that are killed with them.
+    /// Returns the workers on any of these GPUs, or on a GPU of one of `workers`.
     fn on_gpus_of(
         &self,
         lost: &HashSet<DeviceId>,
@@ -176,7 +178,8 @@ impl State {
         self.workers.slot_of(id).is_some()
     }
 
-    /// One member of each of these groups does not come back, `why`: none of the groups' actors does.
+    /// Gives up all actors of these groups, because one member of each does not come back, for the reason
+    /// `why`.
     fn give_up_groups(
         &mut self,
         groups: &[Group],
@@ -186,18 +189,18 @@ impl State {
         told: &mut Vec<Delivery>,
     ) {
         for group in groups {
-            // Actors of the dead worker itself, which `decide` is about to tell of.
+            // Actors of the dead worker itself: `decide` announces them.
             let here: Vec<_> =
                 decisions.restarting.extract_if(.., |actor| self.restarts.is_in(*actor, group)).collect();
             here.iter().for_each(|actor| self.restarts.forget(*actor));
             decisions.gave_up.extend(here);
             for (actor, worker) in self.restarts.members(group) {
                 if Some(worker) == dead || self.workers.by_id(worker).is_some() {
-                    // It still runs: it is marked, and given up when its process has ended.
+                    // It still runs, so it is marked now and given up when its process has ended.
                     self.restarts.mark_final(actor);
                     continue;
                 }
-                // It is between two lives, and there is nobody to end.
+                // It is between two lives, so there is no process to end.
                 self.restarts.forget(actor);
                 let reason = EndReason::Group(format!("its group `{}` was given up: {why}", group.name()));
                 self.broker.given_up(actor, reason.clone());
@@ -219,7 +222,7 @@ impl State {
 
 /// Whether such an end may have come in the middle of a kernel, which under MPS costs all clients of the GPU
 /// their context. A worker that exits by itself, after a handler's panic for example, finishes its kernels
-/// first; one that is broken does not.
+/// first; a broken worker does not.
 fn may_lose_gpu(reason: &EndReason) -> bool {
     matches!(
         reason,
@@ -228,11 +231,11 @@ fn may_lose_gpu(reason: &EndReason) -> bool {
 }
 
 impl Worker {
-    /// Ends it with the others of a round. It is killed at once if its GPU is lost anyway, and let go
+    /// Ends it with the others of a round. It is killed at once if its GPU is lost anyway, and asked to exit
     /// otherwise.
     fn end_with_group(&mut self, group_restart: GroupRestart, text: &str, at_once: bool) {
-        // A worker that is ending by itself belongs to the round too: for the same failure, or at the same
-        // time.
+        // A worker that is ending by itself already joins the round as well: it ends for the same failure, or
+        // at the same time.
         if self.group_restart.is_some() || self.told_to_exit {
             return;
         }

@@ -1,15 +1,15 @@
-//! The supervisor's part with other hosts: the gateway's beginning and end, and what concerns the node as a
+//! The supervisor's part with other hosts: the gateway's beginning and end, and matters of the node as a
 //! whole.
 //!
-//! The gateway is a worker like others, and nothing runs in it but the way to other hosts. What it says of
-//! actors and names is the broker's affair (`node/foreign.rs`).
+//! The gateway is a worker like others, and runs nothing but the transport to other hosts. The broker handles
+//! its messages about actors and names (`node/foreign.rs`).
 //!
-//! **On the gateway's death** another follows (`supervisor/gateways.rs`). Where none does, the other hosts
-//! are out of reach. The head goes on without them; an agent ends at once, because nobody answers the head
-//! for it any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in
-//! each of its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of
-//! the node elsewhere** this host's node ends too: at once where the head may give its actors other lives
-//! (HOST-10), in order where the head has left.
+//! **On the gateway's death** another follows (`supervisor/gateways.rs`). If none does, the other hosts are
+//! out of reach. The head goes on without them; an agent ends at once, because nobody answers the head for it
+//! any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in each of
+//! its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of the node
+//! elsewhere** this host's node ends too: at once if the head may give its actors other lives (HOST-10), in
+//! order if the head has left.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -46,34 +46,34 @@ use super::run::State;
 use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Shared, Supervisor, WorkerId, deadline_after};
 
-/// What somebody waits for.
+/// The condition that a caller waits for.
 pub(super) enum Awaited {
-    /// So many hosts.
+    /// At least this many hosts.
     Count(usize),
-    /// Others than these: one has joined, left or was lost since they were listed.
+    /// A list that differs from this one: a host has joined, left or was lost since.
     OtherThan(Vec<Host>),
 }
 
-/// What the node knows of its hosts.
+/// The node's hosts, and the gateway to them.
 #[derive(Default)]
 pub(super) struct Hosts {
-    /// Whoever waits for this host to be one of its node.
+    /// The caller that waits until this host has joined its node.
     pub(super) beginning: Option<Reply<Result<u16, String>>>,
     pub(super) gateways: Gateways,
     pub(super) members: Vec<Host>,
-    /// On an agent: until when its workers may work. Each looks at it by itself, and the node too, whose
-    /// gateway may be stopped.
+    /// On an agent: until when its workers may work. Each worker checks it by itself. The node checks it too,
+    /// because the gateway may be stopped.
     pub(super) works_until: Option<Arc<WorksUntil>>,
-    /// Those that were, and are not any more. No number is given twice.
+    /// Hosts that have left or were lost. A host's number is never used twice.
     gone: HashSet<u16>,
-    /// The workers that other hosts have asked for, with that host; but for some that have ended.
+    /// The workers that other hosts have asked for, each with that host. Some of them may have ended.
     started_for: HashMap<WorkerId, u16>,
-    /// Whoever waits for them to be so, or until it is that late.
+    /// Callers that wait for a condition, each with its deadline.
     awaiting: Vec<(Awaited, Instant, Reply<Vec<Host>>)>,
 }
 
 impl Hosts {
-    /// With what a worker is welcomed, beside its other pages.
+    /// Adds the page that a worker is welcomed with to its other pages.
     pub(super) fn with_works_until(&self, mut descriptors: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
         if let Some(works_until) = &self.works_until {
             descriptors.push(works_until.export()?);
@@ -91,7 +91,7 @@ impl Hosts {
             is_so || now >= *until
         };
         for (_, _, reply) in self.awaiting.extract_if(.., is_over) {
-            // Who has given up waiting does not take it.
+            // A caller that has given up does not take it.
             let _ = reply.try_send(members.clone());
         }
     }
@@ -109,36 +109,36 @@ impl From<HostActivity> for Activity {
     }
 }
 
-/// What is asked of the supervisor about other hosts.
+/// A command to the supervisor about other hosts.
 pub(super) enum HostsCommand {
     Begin(WorkerId, Settings, Reply<Result<u16, String>>),
     Members(Reply<Vec<Host>>),
-    /// As soon as they are so; nobody waits after that time.
+    /// The members as soon as the condition holds; the caller waits no longer than until that time.
     Await(Awaited, Instant, Reply<Vec<Host>>),
     Gateway(Reply<Option<ProcessId>>),
-    /// Other hosts may have actors started here.
+    /// From now on other hosts may start actors here.
     Serve,
     Load(Reply<usize>),
-    /// Where an actor is, when all was taken that was sent by now to the process that it is reached in;
-    /// nothing where it is not known here.
+    /// The location of an actor, once the process that it is reached in has taken all messages sent to it so
+    /// far; `None` if the actor is not known here.
     Fence(ActorId, oneshot::Sender<Option<Location>>),
-    /// This worker was started because that host has asked for it.
+    /// That host has asked for this worker.
     StartedFor(WorkerId, u16),
-    /// What the other hosts have traced of the run, and what cannot be read of it.
+    /// The other hosts' traces of the run, and the errors of those that cannot be read.
     Traced(Vec<(String, HostTrace)>, Vec<String>),
-    /// About actors that go on on another host.
+    /// About actors that continue on another host.
     Roaming(RoamingCommand),
-    /// About groups with actors on several.
+    /// About groups with actors on several hosts.
     Groups(GroupsCommand),
-    /// Start an actor that roams, and has its id from another host, in a worker here; as its life with this
+    /// Start a life of an actor that roams in a worker here. Another host has given it its id and this life's
     /// number.
     StartGuest(WorkerId, Box<NewActor>, Supervision, Guest, Reply<Started>),
-    /// Where an actor lives that roams, and in which worker, if it is one of this host's.
+    /// Returns the location and the worker of an actor that roams, if it lives on this host.
     Guest(ActorId, Reply<Option<(Location, WorkerId)>>),
 }
 
 impl WorkerId {
-    /// Its host, if that is another one.
+    /// Returns its host, if that is another one.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn host(self) -> Option<u16> {
         self.elsewhere().map(|(host, _)| host)
@@ -146,11 +146,11 @@ impl WorkerId {
 }
 
 impl Supervisor {
-    /// Makes a worker the gateway to the other hosts, and waits until this host is one of its node: its
-    /// number.
+    /// Makes a worker the gateway to the other hosts, and waits until this host has joined its node. Returns
+    /// the host's number.
     ///
     /// # Errors
-    /// The outer: the node has ended. The inner: why this host is of no node.
+    /// The outer error: the node has ended. The inner one: why this host could not join.
     pub(crate) fn begin_hosts(
         &self,
         gateway: WorkerId,
@@ -159,22 +159,23 @@ impl Supervisor {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Begin(gateway, settings, reply)))
     }
 
-    /// The hosts of the node, this one among them.
+    /// Returns the hosts of the node, this one among them.
     pub(crate) fn hosts(&self) -> Result<Vec<Host>, Closed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Members(reply)))
     }
 
-    /// The hosts of the node as soon as there are so many, or as they are after that time.
+    /// Returns the hosts of the node as soon as there are `count`, or as they are after `within`.
     pub(crate) fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, Closed> {
         self.await_members(Awaited::Count(count), within)
     }
 
-    /// The hosts of the node as soon as they are others than these, or as they are after that time.
+    /// Returns the hosts of the node as soon as they differ from `seen`, or as they are after `within`.
     pub(crate) fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, Closed> {
         self.await_members(Awaited::OtherThan(seen), within)
     }
 
-    /// The numbers of the hosts of the node, as soon as none of these is among them, or after that time.
+    /// Returns the numbers of the node's hosts as soon as none of `gone` is among them, or as they are after
+    /// `within`.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn hosts_but_for(&self, gone: &[u16], within: Duration) -> Result<Vec<u16>, Closed> {
         let until = deadline_after(within);
@@ -198,34 +199,34 @@ impl Supervisor {
         }
     }
 
-    /// The process of the gateway, in a node of several hosts.
+    /// Returns the process of the gateway, in a node of several hosts.
     pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, Closed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Gateway(reply)))
     }
 
-    /// Has this host answer what others ask of its starter, which takes messages now.
+    /// Lets other hosts start actors here: this host's starter takes messages from now on.
     pub(crate) fn serve_hosts(&self) {
         // After the node's end nobody asks.
         let _ = self.shared.push(Command::Hosts(HostsCommand::Serve));
     }
 
-    /// Has this worker end when the host with this number is not of the node any more.
+    /// Ends this worker when the host with this number leaves the node or is lost.
     pub(crate) fn started_for(&self, worker: WorkerId, host: u16) {
-        // After the node's end it has ended.
+        // After the node's end the worker has ended.
         let _ = self.shared.push(Command::Hosts(HostsCommand::StartedFor(worker, host)));
     }
 
-    /// Where an actor is, as soon as all was taken that was sent by now to the process in which it is
-    /// reached: this host's gateway, where it is on another one. `None` where it is not known here; an error
-    /// is the node's end.
+    /// Resolves to the location of an actor, once the process in which it is reached has taken all messages
+    /// sent to it so far. For an actor on another host that process is this host's gateway. `None` if the
+    /// actor is not known here; an error means that the node has ended.
     pub(crate) fn fence(&self, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
         let (reply, answer) = oneshot::channel();
-        // After the node's end the answer is that.
+        // After the node's end the dropped reply is the answer.
         let _ = self.shared.push(Command::Hosts(HostsCommand::Fence(actor, reply)));
         answer
     }
 
-    /// Starts a life of an actor that roams in a worker, and waits until it can take messages.
+    /// Starts a life of an actor that roams in a worker here, and waits until it can take messages.
     pub(in crate::node) fn start_guest(
         &self,
         worker: WorkerId,
@@ -238,19 +239,19 @@ impl Supervisor {
         self.shared.ask(start)?
     }
 
-    /// Where an actor lives that roams, and in which worker, if it is one of this host's.
+    /// Returns the location and the worker of an actor that roams, if it lives on this host.
     pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, Closed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Guest(actor, reply)))
     }
 
-    /// How many actors are in this host's workers.
+    /// Returns how many actors are in this host's workers.
     pub(crate) fn load(&self) -> Result<usize, Closed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Load(reply)))
     }
 }
 
 impl Shared {
-    /// Has the supervisor list the hosts of the node; does not wait.
+    /// Asks the supervisor for the hosts of the node, without waiting.
     pub(in crate::node) fn ask_for_hosts(&self, reply: Reply<Vec<Host>>) -> Result<(), Closed> {
         self.push(Command::Hosts(HostsCommand::Members(reply)))
     }
@@ -264,7 +265,7 @@ impl State {
                 let _ = reply.try_send(self.hosts.members.clone());
             }
             HostsCommand::Await(awaited, until, reply) => {
-                // Those who have given up are found here at the latest (MBX-2).
+                // This removes callers that have given up, so the list stays bounded (MBX-2).
                 self.hosts.awaiting.push((awaited, until, reply));
                 self.hosts.tell_awaiting();
             }
@@ -291,7 +292,7 @@ impl State {
                 let _ = reply.try_send(self.guest(actor));
             }
             HostsCommand::StartedFor(worker, host) => {
-                // MBX-2: no more than there are.
+                // MBX-2: keep only workers that still exist.
                 let workers = &mut self.workers;
                 self.hosts.started_for.retain(|worker, _| workers.by_id(*worker).is_some());
                 self.hosts.started_for.insert(worker, host);
@@ -319,7 +320,7 @@ impl State {
         let location = self.broker.roster.actor(actor).map(|entry| entry.location);
         let gateway = self.broker.foreign.gateway().filter(|_| self.broker.is_foreign(actor));
         let mut told = Vec::new();
-        // Who has given up waiting does not take it.
+        // A caller that has given up does not take it.
         let opened: Opened = Box::new(move || {
             let _ = reply.send(location);
         });
@@ -337,7 +338,7 @@ impl State {
         }
     }
 
-    /// The hosts that this one, as their head, shuts down with itself: an agent asks nobody.
+    /// Returns the hosts that this host shuts down with itself, if it is the head: an agent asks nobody.
     pub(super) fn other_hosts(&self) -> Vec<Party> {
         if self.broker.roster.host != 0 {
             return Vec::new();
@@ -346,7 +347,7 @@ impl State {
         numbers.filter(|number| *number != 0).map(Party::Host).collect()
     }
 
-    /// Asks them what is under way there. `left`: until this shutdown's deadline.
+    /// Asks the other hosts what is under way there. `left` is the time until this shutdown's deadline.
     pub(super) fn ask_other_hosts(&mut self, round: u64, left: Duration) {
         if !self.other_hosts().is_empty() {
             let within = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
@@ -354,14 +355,14 @@ impl State {
         }
     }
 
-    /// The head shuts all hosts down, and asks whether anything is under way here. The first time this begins
-    /// the shutdown of this host; from then on the head says when it goes on.
+    /// The head shuts all hosts down, and asks whether anything is under way here. The first question begins
+    /// the shutdown of this host; from then on the head decides when it goes on.
     fn drain_for_head(&mut self, round: u64, within: u64) {
         if self.stopping.is_none() {
             self.journal.node(Severity::Info, None, "the head shuts the node down".to_owned());
             let (reply, _nobody_waits) = sync_channel(1);
-            // Behind the head's deadline there is time for its actors' end, as when the head says nothing
-            // before it leaves.
+            // After the head's deadline this host gets the same time to end its actors as if the head had
+            // left without asking.
             let within = Duration::from_millis(within).saturating_add(DROP_DEADLINE);
             self.begin_stopping(deadline_after(within), reply);
         }
@@ -370,7 +371,7 @@ impl State {
                 stopping.drain_with_others(round);
                 self.begin_round();
             }
-            // It is about to leave, and then nobody waits for it.
+            // This host is about to leave, and then nobody waits for it.
             None => {
                 let activity = HostActivity { busy: true, ..HostActivity::default() };
                 self.tell_gateway(ToGateway::Drained { round, activity });
@@ -378,7 +379,8 @@ impl State {
         }
     }
 
-    /// Tells the head what all processes of this host have said, if it waits for that and they have.
+    /// Sends the head the sum of this host's answers, if the head waits for it and all processes have
+    /// answered.
     pub(super) fn answer_head(&mut self) {
         let Some(stopping) = &mut self.stopping else { return };
         let Some(total) = stopping.total() else { return };
@@ -387,7 +389,7 @@ impl State {
         }
     }
 
-    /// These are the hosts of the node now.
+    /// Takes the present list of the node's hosts.
     pub(super) fn members_are(&mut self, members: Vec<(Host, u64)>) {
         let hosts = members.iter().map(|(host, _)| host.clone()).collect();
         self.hosts.gateways.members_are(members);
@@ -405,8 +407,8 @@ impl State {
         self.hosts.tell_awaiting();
     }
 
-    /// Ends the workers that were started for hosts that are not of the node any more: nobody else knows of
-    /// them. One that was being started as its host went comes here too.
+    /// Ends the workers that were started for hosts that have left the node: nobody else knows of them. A
+    /// worker that was being started when its host went is found here too.
     fn retire_for_hosts_gone(&mut self) {
         let Hosts { started_for, gone, .. } = &mut self.hosts;
         let left: Vec<_> = started_for.extract_if(|_, host| gone.contains(host)).collect();
@@ -419,17 +421,18 @@ impl State {
         }
     }
 
-    /// When to look whether the workers may work on.
+    /// Returns when to check whether the workers may go on.
     pub(super) fn next_look_at_works_until(&self) -> Option<Instant> {
         if self.stopping.as_ref().is_some_and(Stopping::is_late) {
             return None; // everything was killed
         }
         let left = self.hosts.works_until.as_ref()?.left();
-        // What is never does not need to be waited for.
+        // A time too far off for the clock needs no check.
         Instant::now().checked_add(left)
     }
 
-    /// HOST-10: the workers have to end by now, and nobody has said so, because the gateway is stopped.
+    /// HOST-10: ends this host if its workers had to end by now and the gateway has not said so, because it
+    /// is stopped.
     pub(super) fn check_works_until(&mut self) {
         let is_over = self.hosts.works_until.as_ref().is_some_and(|until| until.left().is_zero());
         if is_over && !self.stopping.as_ref().is_some_and(Stopping::is_late) {
@@ -441,7 +444,7 @@ impl State {
         }
     }
 
-    /// Takes what concerns the node as a whole, before the broker takes the rest.
+    /// Takes the gateway's messages about the node as a whole; the broker takes the rest.
     pub(super) fn hear_gateway(
         &mut self,
         from: ProcessId,
@@ -484,7 +487,7 @@ impl State {
             FromGateway::Drained { host, round, activity } => {
                 self.activity(Party::Host(*host), *round, (*activity).into());
             }
-            // HOST-10: a host that is none any more has no names.
+            // HOST-10: a host that has left the node gets no names.
             FromGateway::Claim { host, ticket, name }
                 if self.hosts.members.iter().any(|member| member.number == *host) =>
             {
@@ -504,7 +507,7 @@ impl State {
                 let severity = if *how == Gone::Left { Severity::Info } else { Severity::Error };
                 let why = shown(why.clone(), MAX_FAILURE_TEXT);
                 self.journal.node(severity, None, why.clone());
-                // Before its actors that roam go on: they are not waited for there.
+                // Before its actors that roam continue: their groups no longer wait for that host.
                 self.groups_lost(*host, &why);
                 self.roamers_lost(*host, *how, why);
             }
@@ -530,7 +533,8 @@ impl State {
         }
     }
 
-    /// This host is one of its node: before any actor has an id, and any worker but the gateway a process.
+    /// Notes that this host has joined its node. No actor has an id yet, and no worker but the gateway a
+    /// process.
     fn began(&mut self, own: (u16, u64), descriptors: Vec<OwnedFd>) -> Result<u16, String> {
         let host = own.0;
         let [page, socket]: [OwnedFd; 2] = descriptors
@@ -540,7 +544,7 @@ impl State {
         self.hosts.gateways.began(own, Arc::clone(&page), socket);
         self.broker.roster.host = host;
         if host != 0 {
-            // HOST-10: by it its workers know when to end.
+            // HOST-10: the page tells its workers when to end.
             self.hosts.works_until = Some(page);
             self.broker.registry.note_freed();
             self.journal.head_log = Some(Default::default());
@@ -548,7 +552,7 @@ impl State {
         Ok(host)
     }
 
-    /// Some of the log of another host, which wrote all of it (WIRE-1).
+    /// Logs records of another host, which may have written anything into them (WIRE-1).
     fn log_of_host(&mut self, host: u16, lost: u64, records: Vec<HostRecord>) {
         let Some(host) = self.hosts.members.iter().find(|member| member.number == host) else { return };
         let name: Arc<str> = host.short().into();
@@ -562,8 +566,8 @@ impl State {
         }
     }
 
-    /// Gives this host's gateway what its head is to know of the log, as far as there is room: what concerns
-    /// messages goes first.
+    /// Gives this host's gateway log records for the head while its queue is empty, so that messages go
+    /// first.
     pub(super) fn tell_head_of_log(&mut self) {
         let Some(head_log) = &self.journal.head_log else { return };
         let gateway = self.broker.foreign.gateway().and_then(|process| self.workers.of_mut(process));
@@ -574,7 +578,7 @@ impl State {
         }
     }
 
-    /// When to tell the head how much of the log was dropped.
+    /// Returns when to tell the head how much of the log was dropped.
     pub(super) fn next_tell_of_log(&self) -> Option<Instant> {
         let owes = self.journal.head_log.as_ref().is_some_and(|log| log.lock().owes());
         owes.then(|| Instant::now() + TELL_DROPPED)

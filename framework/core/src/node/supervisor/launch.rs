@@ -1,8 +1,8 @@
 //! Starts a worker's process.
 //!
-//! A worker is this program again: `/proc/self/exe` with the same arguments, taken over before its `main`.
-//! Nothing of the node's memory gets into it, which matters because neither the GPU driver nor a thread
-//! survives a fork. It gets its control socket, under the number that the environment variable names.
+//! A worker is this program again: `/proc/self/exe` with the same arguments, taken over before its `main`. It
+//! gets none of the node's memory, because neither the GPU driver nor a thread survives a fork. It inherits
+//! its control socket, under the number that the environment variable names.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,8 +22,8 @@ use crate::node::worker::{LINKED, VARIABLE};
 use crate::os::last_words::LastWords;
 use crate::os::{Launcher, PidFd, Seqpacket, signals};
 
-/// Descriptors that must be free for another worker to be started. The workers that run send the node memory
-/// and links; what it has no room for is lost, and its sender with it.
+/// How many descriptors must be free before another worker is started. Running workers send the node memory
+/// and links. If the node has no room for a descriptor, it loses the message and kills the sender.
 const SPARE_DESCRIPTORS: usize = 16;
 
 /// The program that the workers of a node run.
@@ -35,17 +35,17 @@ pub(crate) struct Program {
     environment: Vec<(String, String)>,
     /// The build that its workers must name.
     build: Build,
-    /// The end of the worker's variable.
+    /// The suffix of the worker's environment variable.
     mark: &'static str,
-    /// Whether that is another program than the node's: of the build only what two programs talk by is
-    /// compared.
+    /// Whether this is another program than the node's. Then only the parts of the build that two programs
+    /// talk by are compared.
     differs: bool,
-    /// What to do where it does not start.
+    /// The remedy to name if it does not start.
     pub(super) remedy: &'static str,
 }
 
 impl Program {
-    /// This program again, or `other`, which gets no arguments.
+    /// Describes this program again, or `other`, which gets no arguments.
     pub(crate) fn new(other: Option<&Path>, types: KnownTypes) -> io::Result<Self> {
         before_main::is_linked();
         let mark = if types.are_linked() { LINKED } else { "" };
@@ -73,7 +73,7 @@ impl Program {
         }
     }
 
-    /// That of a worker which is no program of the node's author: an interpreter.
+    /// Describes an interpreter: a worker's program that is not by the node's author.
     pub(super) fn another(&self, program: WorkerProgram) -> Self {
         let WorkerProgram { path, arguments, environment, remedy } = program;
         Program {
@@ -97,7 +97,7 @@ impl Program {
         }
     }
 
-    /// Its path, where it is not this program again.
+    /// Returns its path, if it is not this program again.
     pub(crate) fn other(&self) -> Option<&Path> {
         (self.path != Path::new(THIS_PROGRAM)).then_some(&self.path)
     }
@@ -123,8 +123,8 @@ impl Program {
             command.arg0(program);
         }
         command.args(&self.arguments);
-        // Modules that load lazily would load behind a wait; and under MPS the driver gives two hardware
-        // queues where nothing is said.
+        // A module that loads lazily would load behind a wait. Under MPS the driver gives only two hardware
+        // queues unless the variable asks for more.
         let connections = connections.to_string();
         for (variable, value) in
             [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", connections.as_str())]
@@ -138,13 +138,13 @@ impl Program {
         command.stdin(Stdio::null());
         // A terminal's Ctrl-C is for the node alone, which then lets the workers finish.
         command.process_group(0);
-        // Other signals that come to all processes at once are, too.
+        // Other signals that reach all processes at once are for the node alone, too.
         signals::hold_back(&mut command);
-        // What the standard streams are now: they may have been redirected since the launcher's table was
-        // made.
+        // Pass on the standard streams as they are now: they may have been redirected since the launcher's
+        // table was made.
         let streams = [stdout(), stderr()];
         let open = streams.map(|stream| fcntl_getfd(stream).is_ok());
-        // Without it there is only less to tell.
+        // Without it an error only says less.
         let last_words = LastWords::new().ok();
         let given: Vec<_> = std::iter::once(theirs.as_fd())
             .chain(streams.into_iter().zip(open).filter_map(|(stream, open)| open.then_some(stream)))
@@ -172,7 +172,7 @@ impl Program {
             command.preserved_fds(preserved);
             command.spawn()
         })?;
-        // While our copy of the worker's end is open, the worker's end would not show.
+        // Close our copy of the worker's socket, or the socket would not show the worker's end.
         drop(theirs);
         match PidFd::open(child.id()) {
             Ok(pidfd) => Ok(Launched { child, pidfd, socket, last_words }),

@@ -1,5 +1,5 @@
-//! What the node knows itself of what the console shows: who there is, how far they are, what has stood
-//! still. What the processes have counted is added as they answer, see `metrics`.
+//! The part of a console's look that the node knows by itself: the processes and actors, their states, and
+//! the hangs. `metrics` adds the processes' counts as they answer.
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_ACTORS;
@@ -12,7 +12,7 @@ use super::record::{WorkerState, WorkerStatus};
 use super::run::State;
 
 impl State {
-    /// A look without what the processes have to say.
+    /// Makes a look without the answers of the processes.
     pub(super) fn draft_look(&self) -> Look {
         let own = ProcessFacts {
             process: ProcessId::NODE,
@@ -96,9 +96,9 @@ fn process_facts(status: WorkerStatus) -> ProcessFacts {
 }
 
 impl Look {
-    /// A process has answered.
+    /// Adds a process's answer.
     pub(super) fn add(&mut self, process: ProcessId, mut metrics: ProcessMetrics, survey: Survey) {
-        // WIRE-1: of the actors of others a process says nothing. The draft has them in the order of their
+        // WIRE-1: a process may report only its own actors. The draft lists actors in the order of their
         // processes.
         let first = self.actors.partition_point(|known| known.process < process);
         let end = self.actors.partition_point(|known| known.process <= process);
@@ -118,7 +118,7 @@ impl Look {
         }
     }
 
-    /// All have answered who will in time.
+    /// Completes the look, when no more answers come in time.
     pub(super) fn finish(&mut self) {
         for of in &mut self.processes {
             if of.state == ProcessState::Running && of.metrics.is_none() {
@@ -127,7 +127,7 @@ impl Look {
         }
         for actor in &mut self.actors {
             let of = self.processes.iter().find(|of| of.process == actor.process);
-            // What a process receives with itself, as the node does the reports of a pipeline.
+            // A mailbox without an actor, such as the node's for the reports of a pipeline.
             if let Some(of) = of.filter(|_| actor.name.is_empty()) {
                 actor.name = format!("inbox of {}", of.name);
             }

@@ -1,10 +1,10 @@
 //! Asks all processes for their metrics. The control thread of each process answers, so a process whose actor
-//! stands in a handler answers too. A process that does not answer within the deadline is named as silent,
-//! and one that ends is left out.
+//! is busy in a handler answers too. A process that does not answer within the deadline is named as silent,
+//! and a process that ends is left out.
 //!
-//! A look of the console asks the same and a little more, and has less patience: a worker that has an answer
-//! to an earlier look open is not asked again, because its socket would fill, and the look does not wait for
-//! it (CON-1).
+//! A look of the console asks the same and a little more, and waits less. A worker that still owes the answer
+//! to an earlier look is not asked again, because its socket would fill, and the look does not wait for it
+//! (CON-1).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -24,16 +24,17 @@ use super::restarts::Restarts;
 use super::run::State;
 use super::workers::Workers;
 
-/// How long a process has to answer for a look: a command that attaches shows something within 100 ms.
+/// How long a process has to answer a look: a command that attaches shows something within 100 ms.
 const LOOK_PATIENCE: Duration = Duration::from_millis(90);
 
-/// What is asked for, as far as it is known, and who waits for it.
+/// An answer in progress, and the caller that waits for it.
 pub(super) enum Asked {
     Metrics(Box<Metrics>, Reply<Metrics>),
     Look(Box<Look>, Reply<Look>),
 }
 
-/// One question to all. Each caller waits for its own, so there are as many as threads that wait (MBX-2).
+/// One question to all processes. Each caller waits for its own, so there are no more than there are waiting
+/// threads (MBX-2).
 struct Asking {
     round: u64,
     until: Instant,
@@ -41,17 +42,17 @@ struct Asking {
     asked: Asked,
 }
 
-/// The questions that are open.
+/// The open questions.
 #[derive(Default)]
 pub(super) struct Askings {
     last: u64,
     open: Vec<Asking>,
-    /// Those who have not answered a look yet.
+    /// The processes that have not answered a look yet.
     behind: HashSet<ProcessId>,
 }
 
 impl State {
-    /// Asks all workers that run; whoever waits is answered when all have, or the time is up.
+    /// Asks all workers that run. The caller gets its answer when all have answered, or the time is up.
     pub(super) fn ask_all(&mut self, asked: Asked) {
         let State { askings, workers, restarts, process_runtime, .. } = self;
         askings.ask(asked, workers, restarts, &**process_runtime);
@@ -103,7 +104,7 @@ impl Askings {
         self.answer();
     }
 
-    /// A worker has answered; `None`: its answer is none (WIRE-1).
+    /// Takes a worker's answer; `None`: the answer was not valid (WIRE-1).
     pub(super) fn take(
         &mut self,
         process: ProcessId,
@@ -127,7 +128,7 @@ impl Askings {
         self.answer();
     }
 
-    /// A worker has ended: whoever waits for its answers waits no longer.
+    /// Stops waiting for the answers of a worker that has ended.
     pub(super) fn left(&mut self, process: ProcessId) {
         self.behind.remove(&process);
         self.take(process, None, None, None);
@@ -151,7 +152,7 @@ impl Asked {
         }
     }
 
-    /// A process has answered.
+    /// Adds a process's answer.
     fn add(&mut self, answered: NamedProcess, survey: Option<Survey>) {
         match self {
             Asked::Metrics(metrics, _) => metrics.processes.push(answered),
@@ -159,7 +160,7 @@ impl Asked {
         }
     }
 
-    /// All have answered but these.
+    /// Sends the answer; the processes `silent` have not answered.
     fn finish(self, silent: Vec<NamedProcess>) {
         match self {
             Asked::Metrics(mut metrics, reply) => {
@@ -177,7 +178,7 @@ impl Asked {
 }
 
 impl WorkerState {
-    /// In one word.
+    /// Returns the state in one word.
     pub(super) fn shown(&self) -> ProcessState {
         match self {
             WorkerState::Starting => ProcessState::Starting,
@@ -190,7 +191,7 @@ impl WorkerState {
     }
 }
 
-/// WIRE-1: whether these are metrics that a process can have.
+/// WIRE-1: returns the metrics if a process can have them.
 pub(super) fn check(metrics: ProcessMetrics) -> Option<ProcessMetrics> {
     if metrics.actors.len() > MAX_ACTORS || !metrics.actors.iter().all(|actor| actor.handler.is_sound()) {
         return None;

@@ -4,7 +4,7 @@
 //! A worker that ends is started again, as the same worker in another process, if one of its actors comes
 //! back. Its actors with a policy are then made anew in it, from their arguments. An actor that fails in a
 //! worker that goes on is made anew there if others live in it too: its neighbours did nothing wrong. If it
-//! was alone, its process is ended and started again: a panic can leave behind a lock that is held, a stream
+//! was alone, its process is ended and started again. A panic can leave behind a lock that is held, a stream
 //! that waits, or a lost context of the driver, and none of these reaches the next life. The supervisor asks
 //! the process to exit before it kills it, because under MPS a process that is killed in the middle of a
 //! kernel takes others with it.

@@ -1,29 +1,30 @@
-//! Actors that go on on another host when theirs is gone: where each lives, and its next lives.
+//! Actors that continue on another host when theirs is gone: where each lives, and its next lives.
 //!
 //! A program starts an actor on another host with a policy that allows it
 //! ([`Restart::on_other_hosts`](crate::node::Restart)). The host of that program is the actor's *home*: it
-//! has given it its id and its names, keeps what it is made of, and knows on which host it lives. A life is
-//! started by that host's starter and supervised there, as any actor that is started from elsewhere; it has
-//! the id from its home (a *guest*, `node/foreign/homes.rs`). When the host is gone, the home picks the one
-//! with the fewest actors and has it start the next life; that may be the home itself, where it stays then.
-//! So nothing has to be agreed on by several hosts: the home is lost only together with its actors, because
-//! the hosts on which they live end what was started for it.
+//! gives the actor its id and its names, keeps its arguments, and knows on which host it lives. The starter
+//! of that host starts the life, and the host supervises it, as any actor that is started from elsewhere; its
+//! id comes from the home (a *guest*, `node/foreign/homes.rs`). When the host is gone, the home picks the
+//! host with the fewest actors and tells it to start the next life. That may be the home itself, and then the
+//! actor stays there. So the hosts need no agreement: the home is lost only together with its actors, because
+//! the hosts on which they live end all actors that were started for it.
 //!
-//! An address has the id alone, and processes of all hosts ask their node for one that roams; other nodes ask
-//! the home by their gateways (`gateway/roaming.rs`). So addresses stay valid, and a name, which is in the
-//! registry of the home, does not move at all.
+//! An address holds only the id. A process asks its node for an actor that roams, and the node of another
+//! host asks the home through its gateway (`gateway/roaming.rs`). So addresses stay valid, and a name, which
+//! is in the registry of the home, does not move at all.
 //!
-//! **Invariants.** HOST-10: a next life is asked for only when the last one is over for certain: its host was
-//! lost by the head's verdict, or has left, with its actors stopped; or it has answered that it did not start
-//! it. Where it was asked and nobody knows what became of that, the actor lives there until the host is gone.
-//! Where a host was given up for another reason, so is the actor. WIRE-1: of an actor that roams the host is
-//! believed that it lives on. MBX-2: so many roam, and so many lives are begun at a time.
+//! **Invariants.** HOST-10: the home asks for a next life only when the last one is over for certain. That is
+//! so if its host was lost by the head's verdict, or has left with its actors stopped, or has answered that
+//! it did not start it. If a host was asked and nobody knows whether it began the life, the actor counts as
+//! living there until the host is gone. If a host was given up for another reason, the actor is given up too.
+//! WIRE-1: the home believes only the host that the actor lives on. MBX-2: the number of actors that roam is
+//! bounded, and so is the number of lives that are being begun.
 //!
-//! **Threads.** A life that begins has one, because it waits for another host. **On a shutdown** of this host
-//! no life begins. **On the end** of its gateway all live on, and the next is told where
-//! (`node/foreign/next_gateway.rs`); where none follows they are out of reach. A start that is under way as
-//! the gateway of either host ends is asked for again of the same host, which begins a life once
-//! (`node/elsewhere/guests.rs`).
+//! **Threads.** Each life that is being begun has a thread, because it waits for another host. **On a
+//! shutdown** of this host no life begins. **On the end** of its gateway all lives go on, and the next
+//! gateway is told where they are (`node/foreign/next_gateway.rs`); if none follows, they are out of reach.
+//! If the gateway of either host ends during a start, the home asks the same host again, and that host begins
+//! the life only once (`node/elsewhere/guests.rs`).
 
 mod life;
 
@@ -45,20 +46,20 @@ use super::hosts::HostsCommand;
 use super::run::State;
 use super::{Closed, Command, Reply, StartError, Supervisor};
 
-/// Actors that roam, whose home is this host, but for those that live here.
+/// The actors that roam, whose home is this host and that do not live here.
 #[derive(Default)]
 pub(super) struct Roaming {
     roamers: HashMap<ActorId, Roamer>,
     /// Lives that are being begun.
     beginning: usize,
-    /// Hosts that are not of the node any more. No number is given twice.
+    /// Hosts that have left the node or were lost. A host's number is never used twice.
     gone: HashMap<u16, (Gone, String)>,
 }
 
 struct Roamer {
     made_of: Arc<Roams>,
     life: Life,
-    /// Set where its group was given up: no other life follows.
+    /// Set if its group was given up: no other life follows.
     given_up: Option<String>,
 }
 
@@ -68,22 +69,22 @@ impl Roaming {
         self.roamers.values().any(|roamer| roamer.made_of.group.as_ref() == Some(group))
     }
 
-    /// Whether a life of one is being begun.
+    /// Whether a life of an actor of this group is being begun.
     pub(super) fn is_beginning_one_of(&self, group: &Group) -> bool {
         let mut all = self.roamers.values();
         all.any(|roamer| roamer.life.is_beginning() && roamer.made_of.group.as_ref() == Some(group))
     }
 }
 
-/// What is asked of the supervisor about them.
+/// A command to the supervisor about actors that roam.
 pub(super) enum RoamingCommand {
-    /// An id for one that is about to be started.
+    /// An id for an actor that is about to be started.
     Reserve(Reply<Result<ActorId, StartError>>),
     /// Its first life has begun on this host.
     Began(ActorId, u16, Box<Roams>),
-    /// It has not.
+    /// Its first life could not begin.
     Forget(ActorId),
-    /// What became of another life.
+    /// The outcome of the start of another life.
     Next(ActorId, NextLife),
 }
 
@@ -93,18 +94,18 @@ impl Supervisor {
         let _ = self.shared.push(Command::Hosts(HostsCommand::Roaming(command)));
     }
 
-    /// Makes an id for an actor that is to be started on another host, and may go on on a third.
+    /// Makes an id for an actor that starts on another host and may continue on a third.
     pub(in crate::node) fn reserve_roaming(&self) -> Result<ActorId, StartError> {
         let reserve = |reply| Command::Hosts(HostsCommand::Roaming(RoamingCommand::Reserve(reply)));
         self.shared.ask(reserve)?
     }
 
-    /// The first life of an actor that roams has begun.
+    /// Reports that the first life of an actor that roams has begun.
     pub(in crate::node) fn roams(&self, actor: ActorId, host: u16, made_of: Roams) {
         self.roaming(RoamingCommand::Began(actor, host, Box::new(made_of)));
     }
 
-    /// It could not be started.
+    /// Reports that the first life could not begin.
     pub(in crate::node) fn forget_roaming(&self, actor: ActorId) {
         self.roaming(RoamingCommand::Forget(actor));
     }
@@ -132,7 +133,7 @@ impl State {
         }
     }
 
-    /// An actor that roams lives on this host from now on; it may be gone by now.
+    /// Notes that an actor that roams lives on `host` from now on. That host may be gone by now.
     fn lives_on(&mut self, actor: ActorId, host: u16) {
         if let Some((how, why)) = self.roaming.gone.get(&host).cloned() {
             return self.life_lost(actor, host, how, why);
@@ -142,7 +143,7 @@ impl State {
         self.deliver(told);
     }
 
-    /// A host is not of the node any more, and what lived there goes on elsewhere.
+    /// Handles the actors of a host that has left the node or was lost: they continue elsewhere.
     pub(super) fn roamers_lost(&mut self, host: u16, how: Gone, why: String) {
         let there = self.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_on(host));
         let mut there: Vec<_> = there.map(|(actor, _)| *actor).collect();
@@ -197,8 +198,8 @@ impl State {
         }
     }
 
-    /// The group of some was given up, `why`: those that live somewhere end there, and of all others no life
-    /// follows.
+    /// Gives up all roaming actors of a group, for the reason `why`. Those that live somewhere end there; the
+    /// others get no next life.
     pub(super) fn give_up_roamers_of(&mut self, group: &Group, why: &str) {
         let why = format!("its group `{}` was given up: {why}", group.name());
         let mut between = Vec::new();
@@ -212,7 +213,7 @@ impl State {
         between.into_iter().for_each(|actor| self.end_roamer(actor, Some(EndReason::Group(why.clone()))));
     }
 
-    /// No life of it follows: its names are free, and whoever waits for it is told.
+    /// Ends an actor for good: frees its names, and tells everybody that waits for it.
     fn end_roamer(&mut self, actor: ActorId, why: Option<EndReason>) {
         self.roaming.roamers.remove(&actor);
         if self.broker.is_home_of(actor) {
@@ -222,22 +223,22 @@ impl State {
         }
     }
 
-    /// The host that it lives on says that it has ended.
+    /// Handles a host's report that an actor has ended there.
     pub(super) fn roamer_ended(&mut self, actor: ActorId, host: u16, why: Option<EndReason>) {
         let Some(roamer) = self.roaming.roamers.get_mut(&actor) else { return };
         let follows = roamer.life.ended_on(host, why);
         self.follows(actor, follows);
     }
 
-    /// The host that it lives on has begun another life of it there.
+    /// Notes that the actor's host has begun another life of it there.
     pub(super) fn roamer_is_up(&mut self, actor: ActorId, life: u32) {
         if let Some(roamer) = self.roaming.roamers.get_mut(&actor) {
             roamer.life.came_back(life);
         }
     }
 
-    /// How hosts went that are not of the node any more, for the next gateway: of more than that, those that
-    /// joined last.
+    /// Returns how hosts have left the node, for the next gateway. If there are more than [`MAX_GONE_TOLD`],
+    /// it returns those that joined last.
     pub(super) fn hosts_gone(&self) -> Vec<(u16, Gone)> {
         let mut gone: Vec<_> = self.roaming.gone.iter().map(|(host, (how, _))| (*host, *how)).collect();
         gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));
@@ -245,19 +246,19 @@ impl State {
         gone
     }
 
-    /// The way to all other hosts is gone, and comes back no more.
+    /// Forgets all roaming actors, because the other hosts are out of reach for good.
     pub(super) fn forget_roamers(&mut self) {
         self.roaming.roamers.clear(); // the broker tells
     }
 
-    /// This host shuts down: no life begins any more.
+    /// Ends the actors without a life now, because this host shuts down and no life begins any more.
     pub(super) fn end_roaming(&mut self) {
         let away = self.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_away());
         let away: Vec<_> = away.map(|(actor, _)| *actor).collect();
         away.into_iter().for_each(|actor| self.end_roamer(actor, Some(EndReason::NodeStopped)));
     }
 
-    /// When the next life is due, where there is a thread for it.
+    /// Returns when the next life is due, unless too many are being begun.
     pub(super) fn next_roaming(&self) -> Option<Instant> {
         let may_begin = |roamer: &&Roamer| !self.is_group_held(roamer.made_of.group.as_ref());
         let due = self.roaming.roamers.values().filter(may_begin).filter_map(|roamer| roamer.life.due());
@@ -304,7 +305,7 @@ impl State {
             self.roaming.roamers.remove(&actor);
             self.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on this host"));
         }
-        // It began while the others of its group ended.
+        // It began while the others of its group were ending.
         let group = roamer_group.filter(|group| self.is_group_held(Some(group)));
         if let Some(group) = group.filter(|_| is_here || is_up_on.is_some()) {
             let why = format!("{actor} `{name}` began before the others had ended");
@@ -320,7 +321,7 @@ impl State {
     }
 }
 
-/// Begins a life, on whichever host, and says what became of it.
+/// Begins a life on some host, and reports the outcome.
 fn begin(supervisor: &Weak<Supervisor>, actor: ActorId, life: u32, made_of: &Roams) {
     let Some(supervisor) = supervisor.upgrade() else { return };
     let next = next_life(&supervisor, actor, life, made_of);

@@ -1,25 +1,27 @@
-//! Spare workers: processes that wait, ready, for a worker to end, and then go on as its next life.
+//! Spare workers: processes that wait until a worker ends, and then replace it as its next life.
 //!
-//! A spare is started as its worker was: the same program, as many hardware queues. It has a slot and a life
-//! of that slot like any other process, so nothing of a dead one is ever its own; it has a clock page, hears
-//! of all deaths and takes part in their rounds. It has opened the device of its worker's actors, which takes
-//! most of a start on a GPU, and has no actor. Nobody has a link to it before they send to an actor in it.
+//! A spare is started as its worker was: with the same program and as many hardware queues. It has a slot and
+//! a life of that slot like any other process, so it never owns anything of a dead one. It has a clock page,
+//! hears of all deaths and takes part in their rounds. It has opened the device of its worker's actors, which
+//! takes most of a start on a GPU, and has no actor. No process has a link to it before it sends to an actor
+//! in it.
 //!
 //! `comebacks` asks here first when a worker is due, and [`State::take_over`] makes the spare that worker:
-//! from then on its end is the worker's, and the actors are started in it as in any next life. The worker's
-//! old slot is left as it is until it has been reclaimed. If a spare is still starting, the worker waits for
-//! that: a process that is started now would be later.
+//! from then on its end is the worker's end, and the actors are started in it as in any next life. The
+//! worker's old slot is left as it is until it has been reclaimed. If a spare is still starting, the worker
+//! waits for it: a new process would take longer.
 //!
-//! [`State::keep_spares`] compares what is wanted with what is there, whenever something has changed. A
-//! worker has spares while one of its actors would come back. New ones are started when it runs, and after a
-//! restart a little later: their start would make its own slower, and its first messages.
+//! [`State::keep_spares`] compares the wanted spares with the existing ones, whenever something has changed.
+//! A worker has spares while one of its actors would come back. New spares are started when the worker runs,
+//! and after a restart a little later: their start would slow down the worker's own start and its first
+//! messages.
 //!
 //! **On a crash** of a spare nobody loses anything. Another one is started, after a backoff that doubles, so
-//! that spares which cannot start do not take the machine's time; their ends cost their worker no restart.
-//! One that dies while it takes over *is* the worker: its end is charged, and the next spare, or a new
-//! process, follows. Under MPS a spare is a client of its GPU's server: it is asked as the others are, and
-//! ends with them when that is lost (`gpu_looks`). **On close** spares are told to exit before anybody else,
-//! for they have nothing to finish.
+//! that spares that cannot start do not take the machine's time; their ends cost their worker no restart. A
+//! spare that dies while it takes over *is* the worker: its end is charged, and the next spare, or a new
+//! process, follows. Under MPS a spare is a client of its GPU's server: the supervisor asks it as it asks the
+//! others, and it ends with them if the GPU is lost (`gpu_looks`). **On close** spares are told to exit
+//! before all others, because they have nothing to finish.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,10 +37,10 @@ use super::record::{Asker, Worker, WorkerPhase};
 use super::restarts::Between;
 use super::run::State;
 
-/// What a process is that waits for a worker to end.
+/// A spare's role: the worker that it may replace.
 pub(super) struct SpareFor {
     pub(super) worker: WorkerId,
-    /// What that is called.
+    /// That worker's name.
     pub(super) name: Arc<str>,
     /// The device that it opens; `HOST` for none.
     pub(super) device: DeviceId,
@@ -46,43 +48,43 @@ pub(super) struct SpareFor {
 }
 
 impl SpareFor {
-    /// What it is called itself, as long as it waits.
+    /// Returns the spare's own name, as long as it waits.
     pub(super) fn shown_as(&self) -> String {
         const MARK: &str = " (spare)";
         cut(self.name.to_string(), MAX_NAME - MARK.len()) + MARK
     }
 }
 
-/// How many spares a worker is to have, and how it went so far.
+/// How many spares a worker wants, and how their starts went so far.
 struct Wanted {
     count: usize,
     device: DeviceId,
-    /// Those that ended by themselves, or could not be started, one after the other.
+    /// How many in a row ended by themselves or could not be started.
     failures: u32,
-    /// The next is not started before.
+    /// The next one is not started before this time.
     not_before: Option<Instant>,
 }
 
-/// The workers that are to have spares.
+/// The workers that want spares.
 #[derive(Default)]
 pub(super) struct Spares {
     wanted: HashMap<WorkerId, Wanted>,
-    /// Something has changed that was not looked at.
+    /// Whether something has changed since the last comparison.
     changed: bool,
 }
 
 impl Spares {
-    /// Something has changed: who is there, or who comes back.
+    /// Notes that workers, or the actors that come back, have changed.
     pub(super) fn note_change(&mut self) {
         self.changed = true;
     }
 
-    /// When a spare is due whose backoff is not over.
+    /// Returns when the next backoff is over.
     pub(super) fn next_event(&self) -> Option<Instant> {
         self.wanted.values().filter_map(|wanted| wanted.not_before).min()
     }
 
-    /// A worker is back: leaves it the machine for its first messages.
+    /// Delays spares of a worker that is back: it gets the machine for its first messages.
     pub(super) fn pause(&mut self, id: WorkerId) {
         if let Some(wanted) = self.wanted.get_mut(&id) {
             let until = Instant::now() + SPARE_PAUSE;
@@ -90,15 +92,14 @@ impl Spares {
         }
     }
 
-    /// Whether the backoff of one is over.
+    /// Whether a backoff is over.
     fn is_due(&self, now: Instant) -> bool {
         self.next_event().is_some_and(|at| at <= now)
     }
 }
 
 impl State {
-    /// This worker is to have so many spares, for actors on this device. What was asked for before stays,
-    /// where it is more.
+    /// Asks for `count` spares for a worker, for actors on `device`. An earlier, larger count stays.
     pub(super) fn want_spares(&mut self, id: WorkerId, count: u32, device: DeviceId) {
         if self.stopping.is_some() || count == 0 {
             return;
@@ -112,7 +113,7 @@ impl State {
         self.dirty = true;
     }
 
-    /// Starts what spares are missing, and ends those that nobody needs any more.
+    /// Starts missing spares, and ends those that are not needed any more.
     pub(super) fn keep_spares(&mut self) {
         let now = Instant::now();
         if self.spares.wanted.is_empty()
@@ -129,7 +130,7 @@ impl State {
         self.spares.wanted.retain(|id, _| come_back.contains(id));
         self.dismiss_spares(|id| !come_back.contains(&id));
         let mut there: HashMap<WorkerId, usize> = HashMap::new();
-        // Also those that are ending: the backoff of the next is known when they have.
+        // Spares that are ending count too: the backoff of the next one is known when they have ended.
         for spare in self.workers.iter().filter_map(|worker| worker.spare.as_ref()) {
             *there.entry(spare.worker).or_default() += 1;
         }
@@ -138,12 +139,12 @@ impl State {
             (missing > 0 && wanted.not_before.is_none() && self.has_started(*id)).then_some((*id, missing))
         });
         for (id, missing) in lack.collect::<Vec<_>>() {
-            // Until one fails: the others would, too.
+            // Stop when one fails: the others would fail too.
             let _ = (0..missing).try_for_each(|_| self.start_spare(id));
         }
     }
 
-    /// The processes that wait for a worker's end, and are not ending themselves.
+    /// Returns a worker's spares that are not ending.
     fn spares_of(&self, id: WorkerId) -> impl Iterator<Item = &Worker> {
         self.workers.iter().filter(move |worker| {
             worker.spare.as_ref().is_some_and(|spare| spare.worker == id) && worker.can_go_on()
@@ -171,7 +172,7 @@ impl State {
         let spare = SpareFor { worker: id, name: name.clone(), device, began };
         match self.launch(slot, self.workers.next_id(), &name, phase, Some(spare)) {
             Ok(()) => {
-                // Who was there before is listed no longer.
+                // The slot's last worker is listed no longer.
                 if let Some(slot) = self.workers.slot_mut(slot) {
                     slot.last = None;
                 }
@@ -185,7 +186,7 @@ impl State {
         }
     }
 
-    /// A spare could not be started, or has ended by itself.
+    /// Logs that a spare could not be started, or has ended by itself, and sets the backoff of the next.
     fn spare_failed(&mut self, id: WorkerId, name: &Arc<str>, why: String) {
         let policy = self.restarts.policy_of(id);
         let Some(wanted) = self.spares.wanted.get_mut(&id).filter(|_| self.stopping.is_none()) else {
@@ -195,7 +196,8 @@ impl State {
         wanted.failures = wanted.failures.saturating_add(1);
         wanted.not_before = Some(Instant::now() + delay);
         let times = wanted.failures;
-        // One that fails each time does so until its reason is gone, so the log has fewer and fewer of them.
+        // Spares that always fail do so until the reason is gone, so the log has fewer and fewer of these
+        // lines.
         if times.is_power_of_two() {
             let text = format!(
                 "a spare of worker `{name}` is missing, another is started in {delay:?} ({times} in a row): {why}"
@@ -204,10 +206,11 @@ impl State {
         }
     }
 
-    /// The process of a spare has ended.
+    /// Handles the end of a spare's process.
     pub(super) fn spare_ended(&mut self, worker: &Worker, how: String) {
         let Some(spare) = &worker.spare else { return };
-        // Nobody is to blame for one that was told to end, or went down with a GPU that others have lost.
+        // It counts as no failure if the spare was told to end, or went down with a GPU that others have
+        // lost.
         if !worker.told_to_exit && worker.group_restart.is_none() {
             if spare.began.elapsed() >= SPARE_LASTED
                 && let Some(wanted) = self.spares.wanted.get_mut(&spare.worker)
@@ -219,8 +222,8 @@ impl State {
         self.dirty = true;
     }
 
-    /// The spare that goes on as a worker which is due: one that is ready, or else the one that will be
-    /// first.
+    /// Returns the slot of the spare that replaces a worker that is due: a ready spare, or else the one that
+    /// began to start first.
     pub(super) fn spare_for(&self, id: WorkerId) -> Option<usize> {
         let lives = |worker: &&Worker| !worker.has_ended();
         let best = self
@@ -230,9 +233,9 @@ impl State {
         Some(best.process.slot())
     }
 
-    /// The spare in this slot is the next life of a worker from now on.
+    /// Makes the spare in this slot the next life of a worker.
     pub(super) fn take_over(&mut self, index: usize, next: Between) {
-        // The worker is listed once: the status of its last life stood in the old slot.
+        // List the worker only once: the old slot still has the status of its last life.
         if let Some(old) = self.workers.slot_mut(next.slot) {
             old.last = None;
         }
@@ -266,7 +269,7 @@ impl State {
         }
     }
 
-    /// The node shuts down: ends all spares.
+    /// Ends all spares, because the node shuts down.
     pub(super) fn end_spares(&mut self) {
         self.spares.wanted.clear();
         self.dismiss_spares(|_| true);

@@ -1,20 +1,20 @@
-//! Groups whose actors are on several hosts: what fails on one ends the members on all, and none begins
-//! before the last has ended.
+//! Groups whose actors are on several hosts: a failure on one host ends the members on all hosts, and no next
+//! life begins before the last member has ended.
 //!
-//! Each host supervises the members that live there, by their own policies. What is common is in the hands of
-//! the group's *home*, the host whose program has made it: rounds (`spread.rs`). The hosts say to each other
-//! what happens by their starters (`node/elsewhere/groups.rs`). A member that roams (`roaming.rs`) is one of
-//! the host that it lives on; that its host was lost is a failure as any other, and its next life is one of
-//! the round that follows. Who does not roam is given up with its host, and with it the group. Of the ends of
-//! such the home hears as of any actor that somebody watches.
+//! Each host supervises the members that live there, by their own policies. The group's *home*, the host
+//! whose program made it, runs the rounds (`spread.rs`). The hosts talk to each other through their starters
+//! (`node/elsewhere/groups.rs`). A member that roams (`roaming.rs`) counts as a member of the host that it
+//! lives on. The loss of that host is a failure like any other, and the member's next life belongs to the
+//! round that follows. A member that does not roam is given up with its host, and the group with it. The home
+//! watches such members and so hears of their ends.
 //!
-//! **Invariants.** HOST-10: a next life of a group waits for its hosts' answers, or for what the head says of
-//! a host that does not answer. WIRE-1: a host has a group fail where it was to start a member of it, and
-//! ends members of its own groups alone; whoever lies so ends actors that it could have ended in other ways.
-//! MBX-2: what is known of groups is bounded by the actors that are there, or being started.
+//! **Invariants.** HOST-10: a next life of a group waits for its hosts' answers, or for the head's verdict on
+//! a host that does not answer. WIRE-1: a host can fail only a group of which it was asked to start a member,
+//! and can end only members of its own groups. A host that lies ends only actors that it could have ended in
+//! other ways. MBX-2: the table of groups is bounded by the actors that run or are being started.
 //!
-//! **On a shutdown** nothing begins again, so nothing is said. **On the loss** of the home the members'
-//! workers end with it. **On the end** of a gateway what was said is said again.
+//! **On a shutdown** nothing begins again, so nothing is sent. **On the loss** of the home the members'
+//! workers end with it. **On the end** of a gateway the hosts send their messages again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -35,18 +35,19 @@ use super::super::run::State;
 use super::super::{Closed, Command, Reply, Shared, Supervisor, WorkerId};
 use super::spread::{Joined, Spread, Step};
 
-/// What is known of groups that are on several hosts.
+/// The groups that are on several hosts.
 #[derive(Default)]
 pub(in super::super) struct HostGroups {
-    /// Those of this host, with what they are.
+    /// Groups of this host, by number.
     spread: HashMap<u64, (Group, Spread)>,
-    /// Those of others, by home and number there.
+    /// Groups of other hosts, by home and number there.
     joined: HashMap<(u16, u64), JoinedGroup>,
-    /// Counts the rounds of all groups of this host, so that what is forgotten and comes again goes on.
+    /// Counts the rounds of all groups of this host, so that a group that was forgotten and comes again
+    /// continues the numbers.
     rounds: u64,
-    /// The last round that a home has spoken of here. A member that joins later is of no earlier one.
+    /// The last round that each home has named here. A member that joins later belongs to no earlier round.
     heard: HashMap<u16, u64>,
-    /// Homes that wait until the members of a group have ended here.
+    /// Replies to homes that wait until the members of a group have ended here.
     ending: Vec<(Group, Reply<Result<(), String>>)>,
     /// In a shutdown: the members of other hosts' groups.
     missed: HashSet<ActorId>,
@@ -60,23 +61,23 @@ struct JoinedGroup {
     starting: usize,
 }
 
-/// What is asked of the supervisor about them.
+/// A command to the supervisor about such groups.
 pub(in super::super) enum GroupsCommand {
-    /// A member is about to be started on that host: the last round.
+    /// A member is about to be started on that host; the answer is the last round.
     Starts(Group, u16, Reply<u64>),
-    /// It was, and is missed when it ends; or not.
+    /// The member was started, and the group misses it when it ends; `None`: it was not.
     Started(Group, u16, Option<ActorId>),
-    /// A member is about to be started here, for its home, whose last round is that.
+    /// A member is about to be started here for its home, whose last round is given.
     Joins(Group, u64),
-    /// It was, or not.
+    /// The start of that member is over, successful or not.
     HasJoined(Group),
-    /// Another host says something.
+    /// A message of another host.
     Heard(u16, OfGroup, Reply<Result<(), String>>),
-    /// What became of a step that a host was asked for.
+    /// The result of a step that a host was asked for.
     Did(u64, u16, Step, Result<(), String>),
-    /// What became of the word of a failure.
+    /// The result of a report of a failure.
     Told(Group, Result<(), String>),
-    /// Something has happened to a member on another host.
+    /// An event of a member on another host.
     Event(u64, Lifecycle),
 }
 
@@ -85,8 +86,8 @@ impl Supervisor {
         self.shared.groups(command);
     }
 
-    /// A member of a group is about to be started on another host: what that is to know. Nothing where the
-    /// group does not restart as one.
+    /// Prepares the start of a member of a group on another host, and returns what that host must know.
+    /// Returns `None` if the group does not restart as one.
     pub(in crate::node) fn starts_on(
         &self,
         group: Option<&Group>,
@@ -99,14 +100,14 @@ impl Supervisor {
         Ok(Some(InGroup { group: group.id(), name: group.name().to_owned(), round }))
     }
 
-    /// What became of that: the member, where it is missed when it ends.
+    /// Reports the result of that start: the member, if the group misses it when it ends.
     pub(in crate::node) fn started_on(&self, group: Option<&Group>, host: u16, member: Option<ActorId>) {
         if let Some(group) = group.filter(|group| group.is_one()) {
             self.groups(GroupsCommand::Started(group.clone(), host, member));
         }
     }
 
-    /// A member of a group of another host is about to be started here.
+    /// Prepares the start of a member of another host's group here.
     pub(in crate::node) fn joins(&self, home: u16, group: InGroup) -> Group {
         let InGroup { group, name, round } = group;
         let group = Group::of_host(home, group, &shown(name, MAX_NAME));
@@ -114,12 +115,12 @@ impl Supervisor {
         group
     }
 
-    /// It was, or could not be.
+    /// Reports that this start is over, successful or not.
     pub(in crate::node) fn has_joined(&self, group: Group) {
         self.groups(GroupsCommand::HasJoined(group));
     }
 
-    /// Another host says something of a group; waits until it is done.
+    /// Passes on another host's message about a group, and waits until it is handled.
     pub(in crate::node) fn hear_of_group(
         &self,
         host: u16,
@@ -138,7 +139,7 @@ impl Shared {
 }
 
 impl HostGroups {
-    /// Whether no next life of a group may begin here.
+    /// Whether next lives of a group must wait here.
     fn is_held(&self, group: &Group) -> bool {
         match group.home() {
             None => self.spread.get(&group.id()).is_some_and(|(_, spread)| spread.is_held()),
@@ -146,13 +147,13 @@ impl HostGroups {
         }
     }
 
-    /// A group of another host with members here.
+    /// Returns a group of another host with members here.
     fn joined(&mut self, group: &Group) -> Option<&mut JoinedGroup> {
         self.joined.get_mut(&(group.home()?, group.id()))
     }
 
-    /// A host says that a member of a group has failed there, whose life was of the round `begun`: the group,
-    /// where another round follows.
+    /// Takes a host's report that a member of a group has failed there, whose life belonged to the round
+    /// `begun`. Returns the group, if another round follows.
     fn hear_failure(&mut self, host: u16, id: u64, begun: u64, at: Instant) -> Result<Option<Group>, String> {
         // WIRE-1.
         let spread = self.spread.get_mut(&id).filter(|(_, spread)| spread.has(host));
@@ -161,12 +162,12 @@ impl HostGroups {
         Ok(spread.is_news(begun, at).then(|| group.clone()))
     }
 
-    /// Something has happened to a member on another host that does not roam: the group, and why, where it is
-    /// given up.
+    /// Takes an event of a member on another host that does not roam. Returns the group and the reason, if
+    /// the group is given up.
     fn hear_event(&mut self, id: u64, event: &Lifecycle) -> Option<(Group, String)> {
         let (group, spread) = self.spread.get_mut(&id)?;
-        // Where its host leaves, the group hears of that; where nobody knows why it has ended, nothing was
-        // wrong with it.
+        // If its host leaves, the group hears of that separately. If nobody knows why the member ended, it is
+        // no failure.
         let failed = match event.failure() {
             Some(EndReason::NodeStopped) => return None,
             Some(EndReason::Forgotten) | None => None,
@@ -177,7 +178,7 @@ impl HostGroups {
         Some((group.clone(), why))
     }
 
-    /// A round of a group of this host follows.
+    /// Begins a round of a group of this host.
     fn fails(&mut self, group: u64, at: Instant, why: String, gives_up: bool) {
         if let Some((_, spread)) = self.spread.get_mut(&group) {
             self.rounds += 1;
@@ -210,7 +211,7 @@ impl State {
             },
             GroupsCommand::Did(group, host, step, result) => self.host_did(group, host, step, result),
             GroupsCommand::Told(group, result) => {
-                // The home knows of no such member, or cannot be asked any more.
+                // The home knows no such member, or cannot be reached any more.
                 if let (Err(error), Some(of)) = (result, self.groups.joined(&group)) {
                     of.joined.is_alone();
                     let text = format!("group `{}` does not restart with other hosts: {error}", group.name());
@@ -238,7 +239,7 @@ impl State {
 
     fn starts_member(&mut self, group: Group, host: u16) -> u64 {
         let (roaming, rounds) = (&self.roaming, self.groups.rounds);
-        // MBX-2: those with members elsewhere, or that are to have some.
+        // MBX-2: keep only groups that have members elsewhere, or are about to get some.
         self.groups.spread.retain(|_, (of, spread)| {
             let is_used = !spread.members.is_empty() || spread.starting > 0 || spread.is_held();
             is_used || roaming.has_of(of)
@@ -274,14 +275,14 @@ impl State {
         self.groups
             .joined
             .retain(|_, of| of.starting > 0 || of.joined.is_held() || restarts.has_group(&of.group));
-        // What was said before this came, was said of those before it.
+        // Messages of the home that came before this start concern earlier members.
         let round = self.groups.heard.get(&home).map_or(round, |heard| round.max(*heard));
         let new = || JoinedGroup { group: group.clone(), joined: Joined::new(round), starting: 0 };
         self.groups.joined.entry((home, group.id())).or_insert_with(new).starting += 1;
     }
 
-    /// Members on other hosts end with those here that restart because of a failure here: `given_up` are
-    /// those of `groups` that do not come back.
+    /// Ends the members on other hosts of `groups`, which restart because of a failure here; the groups
+    /// `given_up` among them do not come back.
     pub(in super::super) fn groups_fail(
         &mut self,
         groups: &[Group],
@@ -297,14 +298,14 @@ impl State {
             let gives_up = given_up.contains(group);
             match group.home() {
                 None => self.spread_fails(group, Instant::now() + delay, why, gives_up),
-                // Of one that is given up the home hears by the ends of its members.
+                // If a group is given up, the home hears of it by the ends of its members.
                 Some(home) if !gives_up => self.tell_home(home, group, delay, why),
                 Some(_) => {}
             }
         }
     }
 
-    /// A round of a group of this host follows. Its members here are ended by whoever says so.
+    /// Begins a round of a group of this host on the other hosts. The caller ends its members here.
     fn spread_fails(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
         if !self.groups.spread.contains_key(&group.id()) {
             return; // all of it is here
@@ -343,7 +344,7 @@ impl State {
         self.groups.speaker.say(transport, host, said, then);
     }
 
-    /// Asks hosts for what they have not done yet.
+    /// Asks hosts for the steps that they have not taken yet.
     fn say_steps(&mut self, id: u64) {
         while let Some((_, spread)) = self.groups.spread.get_mut(&id)
             && let Some((host, step)) = spread.next_ask()
@@ -362,12 +363,13 @@ impl State {
             let text = format!("group `{}` is not waited for on host {host}: {error}", group.name());
             self.journal.node(Severity::Warn, None, text);
         }
-        // One that does not answer holds nobody up; if it is lost, that is told by itself.
+        // A host that fails to answer counts as done, so that it holds nobody up. If it is lost,
+        // `groups_lost` handles that.
         spread.did(host, step);
         self.say_steps(id);
     }
 
-    /// Another host says that a member has failed there.
+    /// Handles another host's report that a member has failed there.
     fn failed_there(
         &mut self,
         host: u16,
@@ -383,8 +385,8 @@ impl State {
         Ok(())
     }
 
-    /// A member of a group of this host has failed elsewhere, or its host was lost: all end. They come back
-    /// together, unless one of them does not.
+    /// Ends all members of a group of this host, because a member has failed elsewhere, or its host was lost.
+    /// They come back together, unless the group is given up.
     pub(in super::super) fn group_failed(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
         if self.stopping.is_some() {
             return;
@@ -395,7 +397,7 @@ impl State {
         self.spread_fails(group, at, why, gives_up);
     }
 
-    /// Ends the members of a group here, and who restarts with them.
+    /// Ends the members of a group here, and the workers that restart with them.
     fn end_members_here(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
         let (groups, workers) = self.who_restarts_with(vec![group.clone()], None);
         let mut told = Vec::new();
@@ -407,7 +409,7 @@ impl State {
         self.deliver(told);
     }
 
-    /// The home of a group says what is to become of the members here.
+    /// Takes the step that the home of a group asks for.
     fn home_says(
         &mut self,
         home: u16,
@@ -428,7 +430,7 @@ impl State {
                 of.joined.begin(round);
                 None
             }
-            // Also where it was said before: it is answered when all have ended.
+            // A repeated request is answered too, when all have ended.
             Step::End(round) => Some((of.group.clone(), of.joined.end(round))),
         });
         let Some((group, is_news)) = ended else {
@@ -447,8 +449,8 @@ impl State {
         }
     }
 
-    /// A host is not of the node any more: groups do not wait for it, and are given up where one of its
-    /// actors does not go on elsewhere.
+    /// Handles a host that has left the node: groups no longer wait for it. A group is given up if one of its
+    /// actors lived there and does not continue elsewhere.
     pub(in super::super) fn groups_lost(&mut self, host: u16, why: &str) {
         let mut given_up = Vec::new();
         for (group, spread) in self.groups.spread.values_mut() {
@@ -467,13 +469,14 @@ impl State {
         self.groups.heard.remove(&host);
     }
 
-    /// Whether a worker with a member of this group still ends with the others.
+    /// Whether a worker with a member of this group is still ending with the others.
     fn ends_here(&self, group: &Group) -> bool {
         let of = self.restarts.workers_in(std::slice::from_ref(group));
         self.workers.iter().any(|worker| worker.group_restart.is_some() && of.contains(&worker.id))
     }
 
-    /// Tells homes whose members have ended, and begins next lives for which all have.
+    /// Answers homes whose members have ended here, and begins the next lives of groups whose members have
+    /// all ended.
     pub(in super::super) fn advance_groups(&mut self) {
         let ends: Vec<_> = self.groups.ending.iter().map(|(group, _)| self.ends_here(group)).collect();
         let mut ends = ends.into_iter();
@@ -495,11 +498,11 @@ impl State {
         }
     }
 
-    /// When next lives are due for which all have ended.
+    /// Returns when the next lives of groups whose members have all ended are due.
     pub(in super::super) fn next_group(&self) -> Option<Instant> {
         let now = Instant::now();
         let spread = self.groups.spread.values().map(|(_, spread)| spread);
-        // Before that only an event can help.
+        // Until all have ended only an event can help.
         spread
             .filter(|spread| spread.has_ended())
             .filter_map(|spread| spread.at())
@@ -507,14 +510,14 @@ impl State {
             .min()
     }
 
-    /// In a shutdown: whether an actor here is one of a group of another host.
+    /// In a shutdown: whether an actor here belongs to a group of another host.
     pub(in super::super) fn is_for_another_host(&self, actor: ActorId) -> bool {
         self.groups.missed.contains(&actor)
     }
 }
 
 impl HostGroups {
-    /// A shutdown begins, in which nothing is supervised any more.
+    /// Remembers the members of other hosts' groups, because nothing is supervised in a shutdown.
     pub(in super::super) fn shuts_down(&mut self, supervised: &HashMap<ActorId, Supervised>) {
         let of_others = |of: &Supervised| of.group.as_ref().is_some_and(|group| group.home().is_some());
         let missed = supervised.iter().filter(|(_, of)| of_others(of));
@@ -542,9 +545,9 @@ mod tests {
         assert_eq!(groups.hear_failure(1, id, 0, now), Ok(Some(group.clone())));
         groups.fails(id, now, String::new(), false);
         assert!(groups.is_held(&group));
-        // It had said so before it heard of the round, or says it again.
+        // The host reported before it heard of the round, or reports again.
         assert_eq!(groups.hear_failure(1, id, 0, now), Ok(None));
-        // A group with the same number on another host is another one.
+        // A group with the same number on another host is another group.
         assert!(!groups.is_held(&Group::of_host(1, id, "shards")));
     }
 
@@ -561,7 +564,7 @@ mod tests {
         };
         assert_eq!(hear(actors[0], EndReason::Normal, false), None);
         assert_eq!(hear(actors[1], EndReason::Forgotten, false), None);
-        // Its host leaves, and it is there until that has.
+        // Its host leaves, and it stays a member until the host has left.
         assert_eq!(hear(actors[2], EndReason::NodeStopped, false), None);
         let given_up = hear(actors[3], EndReason::Exit(3), false).expect("it does not come back");
         assert!(given_up.0 == group && given_up.1.contains("exit status: 3"), "{}", given_up.1);

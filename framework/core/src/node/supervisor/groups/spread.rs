@@ -1,20 +1,20 @@
 //! The rounds of a group whose actors are on several hosts, without I/O.
 //!
-//! The host whose program has made the group is its *home*, which keeps a [`Spread`]; each other host with
-//! members keeps a [`Joined`]. A *round* is one common restart. The home begins it, with a failure of its own
-//! or one that a host has told it of, and has each host end its members ([`Step::End`]). When all have
-//! answered that they have ended, here too, it has each begin the next lives ([`Step::Begin`]). A host whose
-//! own member fails ends its others at once, holds the next lives back, and tells the home, which answers
-//! with a round.
+//! The host whose program made the group is its *home*, which keeps a [`Spread`]; each other host with
+//! members keeps a [`Joined`]. A *round* is one common restart. The home begins it, after a failure of its
+//! own member or one that a host reports, and tells each host to end its members ([`Step::End`]). When all
+//! hosts have answered that their members have ended, and the home's own have ended too, it tells each host
+//! to begin the next lives ([`Step::Begin`]). A host whose own member fails ends its other members at once,
+//! holds the next lives back, and reports to the home, which answers with a round.
 //!
-//! Used by the supervisor (`groups/elsewhere.rs`). What is said is said again where it was lost with a
-//! gateway, so each step may come twice. The model (`model.rs`) loses, repeats and delays, and takes out what
-//! each case is for.
+//! Used by the supervisor (`groups/elsewhere.rs`). A message that was lost with a gateway is sent again, so
+//! each step may come twice. The model (`model.rs`) loses, repeats and delays messages, and shows that each
+//! rule is needed.
 //!
 //! **Invariants.** No next life begins on any host before the last of the old ones has ended on all. A
-//! failure of one life ends each other life once: a host says which round its lives are of, so what was said
-//! late, or twice, begins no further round. **On the loss** of a host it is waited for no longer; what that
-//! means for the group, the supervisor decides.
+//! failure of one life ends each other life once: a host names the round that its lives belong to, so a
+//! message that comes late, or twice, begins no further round. **On the loss** of a host the home waits for
+//! it no longer; the supervisor decides what the loss means for the group.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -23,17 +23,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::ActorId;
 
-/// What a host is to do, in the order of rounds.
+/// A step of a round that a host must take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::node) enum Step {
-    /// End the members that are there.
+    /// End the members on the host.
     End(u64),
     /// Begin their next lives.
     Begin(u64),
 }
 
 impl Step {
-    /// Steps in their order: one ends before it begins.
+    /// Returns the place of a step in the order of steps: a round's end comes before its begin.
     fn place(self) -> (u64, bool) {
         match self {
             Step::End(round) => (round, false),
@@ -47,7 +47,7 @@ impl Step {
 struct Told {
     /// The last step that it has taken.
     done: Step,
-    /// Whether it was asked for one, and has not answered.
+    /// Whether it was asked for a step and has not answered.
     is_asked: bool,
 }
 
@@ -55,13 +55,13 @@ struct Told {
 #[derive(Debug)]
 pub(super) struct Spread {
     round: u64,
-    /// Whether not all of that round have ended.
+    /// Whether the members still end for this round.
     is_ending: bool,
     /// When the next lives begin, if all have ended by then.
     at: Instant,
-    /// Of the present round.
+    /// The reason of the present round.
     why: String,
-    /// Whether nobody comes back in it.
+    /// Whether no member comes back after it.
     gives_up: bool,
     hosts: BTreeMap<u16, Told>,
     /// The members on other hosts that come back after a failure, and do not roam; with their hosts.
@@ -71,8 +71,8 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Rounds before this one were before it. `round` is no smaller than that of any group before it, for
-    /// hosts that remember those.
+    /// Makes a spread group that begins in `round`. The number must be no smaller than any round of an
+    /// earlier group, because hosts remember those.
     pub(super) fn new(round: u64, now: Instant) -> Self {
         let (hosts, members) = Default::default();
         Spread {
@@ -87,7 +87,7 @@ impl Spread {
         }
     }
 
-    /// A host is to have a member: the round that it is of, which has ended the others.
+    /// Adds a host that gets a member. Returns the round that the member's life belongs to.
     pub(super) fn add(&mut self, host: u16) -> u64 {
         self.hosts.entry(host).or_insert(Told { done: Step::Begin(self.round), is_asked: false });
         self.round
@@ -97,12 +97,12 @@ impl Spread {
         self.hosts.contains_key(&host)
     }
 
-    /// Whether no next life of it may begin here.
+    /// Whether next lives of members must wait here.
     pub(super) fn is_held(&self) -> bool {
         self.is_ending
     }
 
-    /// When the next lives begin at the earliest, while they are held.
+    /// Returns when the next lives begin at the earliest, while they are held.
     pub(super) fn at(&self) -> Option<Instant> {
         self.is_ending.then_some(self.at)
     }
@@ -115,17 +115,17 @@ impl Spread {
         self.gives_up
     }
 
-    /// One has failed: `round` follows.
+    /// Begins `round`, because a member has failed.
     pub(super) fn fails(&mut self, round: u64, at: Instant, why: String, gives_up: bool) {
         let before = std::mem::replace(&mut self.is_ending, true);
         self.at = if before { self.at.max(at) } else { at };
-        // Who was given up is not brought back by another failure.
+        // A later failure does not bring back a group that was given up.
         self.gives_up = gives_up || before && self.gives_up;
         (self.round, self.why) = (round, why);
     }
 
-    /// A host says that one of its members has failed, whose life was of the round `begun`. Whether another
-    /// round follows: otherwise the present one ends it, or has.
+    /// Takes a host's report that one of its members has failed, whose life belonged to the round `begun`.
+    /// Returns whether another round follows: otherwise the present round covers the failure.
     pub(super) fn is_news(&mut self, begun: u64, at: Instant) -> bool {
         if begun < self.round && self.is_ending {
             self.at = self.at.max(at);
@@ -133,7 +133,7 @@ impl Spread {
         begun >= self.round
     }
 
-    /// The next step that a host is to be asked for.
+    /// Returns the next host to ask, and the step to ask for.
     pub(super) fn next_ask(&mut self) -> Option<(u16, Step)> {
         let step = if self.is_ending { Step::End(self.round) } else { Step::Begin(self.round) };
         let is_due = |told: &Told| !told.is_asked && told.done.place() < step.place();
@@ -142,7 +142,7 @@ impl Spread {
         Some((*host, step))
     }
 
-    /// A host has taken a step.
+    /// Notes that a host has taken a step.
     pub(super) fn did(&mut self, host: u16, step: Step) {
         if let Some(told) = self.hosts.get_mut(&host) {
             told.is_asked = false;
@@ -152,18 +152,18 @@ impl Spread {
         }
     }
 
-    /// A host is not waited for any more.
+    /// Stops waiting for a host.
     pub(super) fn without(&mut self, host: u16) {
         self.hosts.remove(&host);
     }
 
-    /// Whether all have ended on all other hosts.
+    /// Whether the members on all other hosts have ended.
     pub(super) fn has_ended(&self) -> bool {
         let end = Step::End(self.round).place();
         self.is_ending && self.hosts.values().all(|told| told.done.place() >= end)
     }
 
-    /// All have ended, here too: the next lives begin.
+    /// Begins the next lives, because all members have ended, here too.
     pub(super) fn begin(&mut self) {
         (self.is_ending, self.gives_up) = (false, false);
     }
@@ -172,11 +172,11 @@ impl Spread {
 /// On another host than its home: a group with members here.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Joined {
-    /// The round that the members' lives here are of.
+    /// The round that the members' lives here belong to.
     begun: u64,
-    /// The last round that the home has ended them for.
+    /// The last round for which the home has ended them.
     ended: u64,
-    /// Whether one of this round has failed here.
+    /// Whether a member of this round has failed here.
     has_failed: bool,
 }
 
@@ -185,32 +185,32 @@ impl Joined {
         Joined { begun: round, ended: round, has_failed: false }
     }
 
-    /// Whether no next life of it may begin here.
+    /// Whether next lives of members must wait here.
     pub(super) fn is_held(&self) -> bool {
         self.has_failed || self.ended > self.begun
     }
 
-    /// A member has failed here. Of which round it was, if the home is to be told.
+    /// Notes that a member has failed here. Returns the round of its life, if the home must be told.
     pub(super) fn fails(&mut self) -> Option<u64> {
         let is_news = !self.is_held();
-        // Where the home ends the round, it is one of those that end.
+        // If the home is ending the round already, this end is part of it.
         self.has_failed |= is_news;
         is_news.then_some(self.begun)
     }
 
-    /// The home has not taken the failure, and says no more of it.
+    /// Releases the members here, because the home has not accepted the failure and will not answer it.
     pub(super) fn is_alone(&mut self) {
         self.has_failed = false;
     }
 
-    /// The home has the members ended. Whether it had not said so before.
+    /// Notes that the home ends the members. Returns whether this is the first such message for the round.
     pub(super) fn end(&mut self, round: u64) -> bool {
         let is_news = round > self.ended;
         self.ended = self.ended.max(round);
         is_news
     }
 
-    /// The home has them begin again.
+    /// Lets the members begin their next lives, as the home says.
     pub(super) fn begin(&mut self, round: u64) {
         if round >= self.ended && round > self.begun {
             *self = Joined::new(round);

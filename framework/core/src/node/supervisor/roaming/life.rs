@@ -1,7 +1,7 @@
-//! The lives of one actor that roams, without I/O: told what came, it says whether another one may begin.
+//! The lives of one actor that roams, without I/O: from the events it decides whether another life may begin.
 //!
-//! Used by the supervisor of its home. The model (`model.rs`) has hosts that are lost, leave, are given up
-//! though they live, and answer late or not at all, and shows what each case is for.
+//! Used by the supervisor of its home. In the model (`model.rs`) hosts are lost, leave, are given up although
+//! they live, and answer late or not at all; it shows that each case is needed.
 
 use std::time::{Duration, Instant};
 
@@ -12,38 +12,38 @@ use crate::transport::lifecycle::EndReason;
 
 /// See the module.
 pub(super) struct Life {
-    /// For losses of hosts, and for lives that could not begin.
+    /// Counts losses of hosts, and lives that could not begin.
     budget: Budget,
-    /// Of its present or last life.
+    /// The number of its present or last life.
     number: u32,
     at: At,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// It lives on this host, as far as anybody knows.
+    /// It lives on this host, as far as its home knows.
     Host(u16),
     /// Its next life is due.
     Due(Instant),
-    /// It is being begun.
+    /// Its next life is being begun.
     Beginning,
 }
 
-/// What follows.
+/// The consequence of an event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Follows {
     /// It lives on this host.
     Lives(u16),
-    /// Its last life is over, for this reason, and the next begins after that time.
+    /// Its last life is over for this reason, and the next one begins after that time.
     Next(EndReason, Duration),
-    /// There is none.
+    /// It has ended for good.
     End(Option<EndReason>),
-    /// It is none of this one's.
+    /// The event does not concern it.
     Nothing,
 }
 
 impl Life {
-    /// Its first one, on this host.
+    /// Makes the record of an actor whose first life is on this host.
     pub(super) fn first(policy: Restart, host: u16) -> Self {
         Life { budget: Budget::new(policy), number: 0, at: At::Host(host) }
     }
@@ -56,17 +56,17 @@ impl Life {
         self.at == At::Host(host)
     }
 
-    /// Whether it lives nowhere, as far as this host has heard.
+    /// Whether it lives nowhere, as far as its home knows.
     pub(super) fn is_away(&self) -> bool {
         !matches!(self.at, At::Host(_))
     }
 
-    /// Whether the next one is being begun.
+    /// Whether the next life is being begun.
     pub(super) fn is_beginning(&self) -> bool {
         self.at == At::Beginning
     }
 
-    /// When the next one is due.
+    /// Returns when the next life is due.
     pub(super) fn due(&self) -> Option<Instant> {
         match self.at {
             At::Due(at) => Some(at),
@@ -74,45 +74,46 @@ impl Life {
         }
     }
 
-    /// The next one is begun now: its number.
+    /// Notes that the next life is being begun, and returns its number.
     pub(super) fn begin(&mut self) -> u32 {
         self.at = At::Beginning;
         self.number += 1;
         self.number
     }
 
-    /// Its host has begun another life there.
+    /// Notes that its host has begun another life there.
     pub(super) fn came_back(&mut self, number: u32) {
         self.number = self.number.max(number);
     }
 
-    /// A host is not of the node any more.
+    /// Takes the loss or the leaving of a host.
     pub(super) fn host_gone(&mut self, host: u16, how: Gone, why: String, now: Instant) -> Follows {
         if !self.is_on(host) {
             return Follows::Nothing;
         }
         let reason = EndReason::OutOfReach(why);
-        // HOST-10: it may go on there.
+        // HOST-10: the actor may still run there.
         if !how.is_certain() {
             return Follows::End(Some(reason));
         }
         self.over(reason, now)
     }
 
-    /// A host says that it has ended there.
+    /// Takes a host's report that the actor has ended there.
     pub(super) fn ended_on(&mut self, host: u16, why: Option<EndReason>) -> Follows {
-        // Where the host leaves, it is none of the actor's ends: the next life follows when it has left.
+        // If it ended because the host leaves, that is not the actor's end: the next life follows when the
+        // host has left.
         match self.is_on(host) && why != Some(EndReason::NodeStopped) {
             true => Follows::End(why),
             false => Follows::Nothing,
         }
     }
 
-    /// What became of the attempt to begin one.
+    /// Takes the outcome of an attempt to begin a life.
     pub(super) fn begun(&mut self, next: NextLife, now: Instant) -> Follows {
         match next {
             NextLife::Failed(why) => self.over(EndReason::CreateFailed(why), now),
-            // HOST-10: where nobody has answered it may run.
+            // HOST-10: if nobody has answered, the life may run.
             NextLife::On(host) | NextLife::Unknown(host) => {
                 self.at = At::Host(host);
                 Follows::Lives(host)
@@ -121,7 +122,7 @@ impl Life {
         }
     }
 
-    /// The last one is over for certain.
+    /// Decides what follows a life that is over for certain.
     fn over(&mut self, reason: EndReason, now: Instant) -> Follows {
         match self.budget.spend(&reason, now) {
             Verdict::Restart(delay) => {

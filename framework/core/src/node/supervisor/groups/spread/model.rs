@@ -1,5 +1,6 @@
-//! Seeded runs of one group on a home and three hosts: members fail, what is said is late, lost with a
-//! gateway and said again. No life begins beside one of an earlier round, and in the end all live in one.
+//! Seeded runs of one group on a home and three hosts: members fail, and messages come late, or are lost with
+//! a gateway and sent again. No life begins beside a life of an earlier round, and in the end all live in one
+//! round.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,7 @@ impl Draw {
     }
 }
 
-/// What is left out.
+/// The rule that a run leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
@@ -25,11 +26,11 @@ enum Mistake {
     BeginsAtOnce,
     /// A host lets its members come back by themselves.
     NotHeld,
-    /// What was lost with a gateway is not said again.
+    /// A message that was lost with a gateway is not sent again.
     SaidOnce,
-    /// Of which round the life was that has failed, does not count: each word of a failure begins a round.
+    /// The home ignores the round of the life that failed: each report of a failure begins a round.
     EachIsNews,
-    /// No word of a failure begins a round.
+    /// No report of a failure begins a round.
     NoneIsNews,
     /// A host answers before its members have ended.
     EndsLater,
@@ -38,9 +39,9 @@ enum Mistake {
 #[derive(Debug, PartialEq, Eq)]
 enum Went {
     Well,
-    /// One began while a life of an earlier round worked.
+    /// A life began while a life of an earlier round still worked.
     Mixed,
-    /// Some do not live, or in another round than others.
+    /// Some members do not live, or live in different rounds.
     Apart,
     /// There were more rounds than failures.
     TooOften,
@@ -48,16 +49,16 @@ enum Went {
 
 const MEMBERS: usize = 4;
 
-/// A member: the first at home, each other on a host of its own.
+/// A member. The first lives at home, each other one on a host of its own.
 #[derive(Clone, Copy)]
 struct Member {
     /// The round of its life, while it works.
     lives: Option<u64>,
-    /// Whether it is told to end.
+    /// Whether it was told to end.
     ends: bool,
 }
 
-/// What is on its way: to a host, or from one to the home.
+/// A message under way: to a host, or from a host to the home.
 #[derive(Clone, Copy, Debug)]
 enum Said {
     Ask(u16, Step),
@@ -71,9 +72,9 @@ struct Run {
     spread: Spread,
     joined: [Joined; MEMBERS],
     members: [Member; MEMBERS],
-    /// Each host has a way of its own there and back, on which order is kept.
+    /// Each host has one link in each direction, which keeps the order.
     ways: [VecDeque<Said>; 2 * MEMBERS],
-    /// What hosts have still to answer, when their member has ended.
+    /// Answers that hosts owe until their member has ended.
     answers: Vec<(u16, Step)>,
     rounds: u64,
     failures: u64,
@@ -111,7 +112,7 @@ impl Run {
         if self.members[number].lives.is_none() {
             return;
         }
-        // One that ends with the others is none that fails.
+        // An end that the round asked for is not a failure.
         let is_failure = !self.members[number].ends;
         self.members[number] = Member { lives: None, ends: false };
         if !is_failure {
@@ -126,13 +127,14 @@ impl Run {
         }
     }
 
-    /// What comes first on a way arrives; with a gateway it may be lost, and is said again behind all else.
+    /// Delivers the first message on a link. A message that is lost with a gateway is sent again behind all
+    /// others.
     fn hear(&mut self, way: usize, is_lost: bool) {
         let Some(said) = self.ways[way].pop_front() else { return };
         if is_lost {
             match said {
                 _ if self.mistake == Mistake::SaidOnce => {}
-                // Nobody knows whether it came.
+                // Nobody knows whether the answer came, so the home asks again.
                 Said::Answer(host, step) => self.ways[host as usize].push_back(Said::Ask(host, step)),
                 said => {
                     self.ways[way].push_back(said);
@@ -174,7 +176,7 @@ impl Run {
         }
     }
 
-    /// What follows by itself. Whether a life began beside one of an earlier round.
+    /// Takes all steps that need no message. Returns whether a life began beside one of an earlier round.
     fn goes_on(&mut self) -> bool {
         let members = &self.members;
         let waits = self.mistake != Mistake::EndsLater;
@@ -207,7 +209,7 @@ impl Run {
 
     fn play(&mut self) -> Went {
         for turn in 0..400 {
-            // In the end all goes well for a while.
+            // At the end of a run nothing fails for a while.
             let is_calm = turn >= 120;
             let number = self.draw.below(MEMBERS);
             match self.draw.below(10) {
@@ -266,7 +268,7 @@ fn who_was_given_up_is_not_brought_back_and_a_lost_host_is_not_waited_for() {
     assert!(!spread.has_ended());
     spread.without(2);
     assert!(spread.has_ended());
-    // One that joins now was not there before.
+    // A host that joins now had no member before.
     assert_eq!(spread.add(7), 5);
     spread.begin();
     assert!(!spread.gives_up());

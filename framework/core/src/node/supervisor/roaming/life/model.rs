@@ -1,5 +1,5 @@
-//! Seeded runs of one actor on hosts that come and go, and whose gateways end. At no moment does it work
-//! twice (HOST-10), and its home hears of its end.
+//! Seeded runs of one actor on hosts that come and go, and whose gateways end. The actor never works on two
+//! hosts at once (HOST-10), and its home hears of its end.
 
 use std::time::Instant;
 
@@ -17,33 +17,33 @@ impl Draw {
     }
 }
 
-/// What is taken for granted that is not so.
+/// A false assumption that a run makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
-    /// That a host which was given up runs nothing any more.
+    /// A host that was given up runs nothing any more.
     GivenUpIsOver,
-    /// That a start which was not answered has not happened.
+    /// A start without an answer has not happened.
     SilenceIsNo,
-    /// That an actor which stopped because its host leaves is gone.
+    /// An actor that stopped because its host leaves is gone.
     LeavingIsTheEnd,
-    /// That a host whose gateway ends is lost.
+    /// A host whose gateway ends is lost.
     GatewayIsHost,
-    /// That what the next gateway is not asked for is told all the same.
+    /// The next gateway reports an actor's end although nobody asked it to.
     NotWatchedAgain,
-    /// That a start whose answer was lost with a gateway has not happened.
+    /// A start whose answer was lost with a gateway has not happened.
     LostIsNo,
-    /// That it need not be asked for again: whoever lives there is found.
+    /// Such a start need not be asked for again: the actor is found if it lives there.
     LostIsUnknown,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Host {
-    /// Whether the home counts it as one of the node.
+    /// Whether the home counts it as a host of the node.
     is_member: bool,
     /// Whether the actor works there.
     works: bool,
-    /// Whether it answers nothing any more.
+    /// Whether it has stopped answering.
     is_silent: bool,
 }
 
@@ -52,9 +52,10 @@ struct Host {
 enum Went {
     Well,
     WorkedTwice,
-    /// It ended although it had restarts left, and its last host was gone for certain; or it works on.
+    /// The home took it for ended, although it had restarts left and its last host was gone for certain, or
+    /// although it still works.
     EndedEarly,
-    /// It has ended, and nobody knows.
+    /// It has ended, and the home has not heard of it.
     Unheard,
 }
 
@@ -65,13 +66,13 @@ struct Run {
     mistake: Mistake,
     hosts: [Host; HOSTS as usize],
     life: Life,
-    /// Whether the host that it lives on tells its home of its end.
+    /// Whether the host that it lives on will tell the home of its end.
     is_told: bool,
     now: Instant,
 }
 
 impl Run {
-    /// A host goes: its workers have ended, unless it was only given up.
+    /// Removes a host: its workers have ended, unless it was only given up.
     fn goes(&mut self, host: usize) -> Follows {
         let how = [Gone::Left, Gone::Lost, Gone::GivenUp][self.draw.below(3) as usize];
         self.hosts[host].is_member = false;
@@ -88,7 +89,7 @@ impl Run {
         self.life.host_gone(host as u16, how, "gone".to_owned(), self.now)
     }
 
-    /// The next life is asked for. The answer may be lost, on its way there or back, with the host or with a
+    /// Asks a host for the next life. The question or the answer may be lost, with the host or with a
     /// gateway.
     fn begins(&mut self, host: usize) -> Follows {
         self.life.begin();
@@ -110,10 +111,10 @@ impl Run {
                     self.hosts[host].works = came;
                     no()
                 }
-                // It is about to begin.
+                // The life is about to begin.
                 Mistake::LostIsUnknown => NextLife::Unknown(host as u16),
                 _ => {
-                    // Asked again: it lives there already, or begins, or cannot.
+                    // The home asks again: the actor lives there already, or begins, or cannot begin.
                     let begins = came || self.draw.below(2) == 0;
                     self.hosts[host].works = begins;
                     if begins { NextLife::On(host as u16) } else { no() }
@@ -125,7 +126,7 @@ impl Run {
         if let Follows::Lives(_) = follows { self.watch(host) } else { follows }
     }
 
-    /// The home asks a host to be told of the actor's end there.
+    /// Asks a host to report the actor's end.
     fn watch(&mut self, host: usize) -> Follows {
         let Host { works, is_silent, .. } = self.hosts[host];
         self.is_told = !is_silent;
@@ -135,7 +136,7 @@ impl Run {
         }
     }
 
-    /// The gateway of the home ends, or that of a host.
+    /// Ends the gateway of the home, or of a host.
     fn gateway_ends(&mut self, host: usize) -> Follows {
         if !self.life.is_on(host as u16) {
             return Follows::Nothing;
@@ -150,7 +151,7 @@ impl Run {
         }
     }
 
-    /// It ends by itself, where it works.
+    /// Ends the actor by itself, on the host where it works.
     fn ends(&mut self, host: usize) -> Follows {
         self.hosts[host].works = false;
         match self.is_told {
@@ -179,9 +180,9 @@ impl Run {
             }
             let may_run = self.hosts.iter().any(|host| host.works && !host.is_member);
             match follows {
-                // What was asked of it comes after that.
+                // A host that finds no such actor is right only if it has ended.
                 Follows::End(None) if !ended => return Went::EndedEarly,
-                // Only that of a host that may still run it.
+                // The end is right if the actor has ended, or if a lost host may still run it.
                 Follows::End(_) if ended || may_run => return Went::Well,
                 Follows::End(Some(EndReason::OutOfReach(_))) => return Went::Well,
                 Follows::End(_) => return Went::EndedEarly,
