@@ -1,14 +1,15 @@
-//! What the node does with what its processes ask of it: link messages, chunks, actors and names.
+//! The node's handling of its processes' requests: link messages, chunks, actors and names.
 //!
 //! Nothing here touches a socket: [`Broker::handle`] turns one message into the deliveries it causes. It
-//! believes nothing that a process says (WIRE-1): what is wrong is a [`Complaint`], for the log and for the
-//! count against its sender. Whoever waits for an answer still gets one.
+//! believes nothing that a process says (WIRE-1): a bad message leads to a [`Complaint`], for the log and for
+//! the count against its sender. A process that waits for an answer still gets one.
 //!
-//! When two workers link, the node itself hands on their clock pages, whichever page a worker shows: nobody
-//! could release a page that the node does not know, and its peers would wait for ever (WIRE-1, DEATH-1).
+//! When two workers link, the node itself passes on their clock pages, and ignores the page that a worker
+//! shows. Nobody could release a page that the node does not know, and the worker's peers would wait for ever
+//! (WIRE-1, DEATH-1).
 //!
-//! A process that joins is told first where all actors are that have moved: an address in kept arguments is
-//! as old as its actor.
+//! A process that joins is first told the locations of all actors that have moved: an address in its actors'
+//! arguments may be as old as the actor.
 
 use std::collections::HashMap;
 use std::io;
@@ -101,9 +102,8 @@ pub(crate) enum Complaint {
 }
 
 impl Complaint {
-    /// Whether its sender may be innocent: the node could not do what it asked, or it asked because of what a
-    /// frame of a peer has named. Such are not counted against it, or one process could have another given
-    /// up.
+    /// Whether its sender may be innocent: the node could not fulfil the request, or a frame of a peer made
+    /// the sender ask. Such complaints do not count against it, or one process could have another killed.
     pub(crate) fn may_be_innocent(&self) -> bool {
         matches!(
             self,
@@ -115,10 +115,10 @@ impl Complaint {
     }
 }
 
-/// The answer to a [`ToNode::Register`] that was wrong in itself: no actor has this id, they begin at 1.
+/// The answer to a bad [`ToNode::Register`]. No actor has this id: ids begin at 1.
 pub(crate) const NO_ACTOR: ActorId = ActorId(0);
 
-/// The knowledge of the node about its processes, and what it does with it.
+/// The node's knowledge about its processes, and the handling of their requests.
 #[derive(Default)]
 pub(crate) struct Broker {
     pub(crate) roster: Roster,
@@ -133,12 +133,13 @@ pub(crate) struct Broker {
     /// Actors of other hosts.
     #[cfg(feature = "hosts")]
     pub(crate) foreign: Foreign,
-    // The last life of each slot: what is not above it was a process once.
+    // The last life of each slot: every life up to it was a process once.
     lifecycle: HashMap<usize, u32>,
 }
 
 impl Broker {
-    /// The broker of a node with these pages of its own: on one it says what everybody must know of deaths.
+    /// Makes the broker of a node with these pages of its own. On one of them it publishes what all processes
+    /// must know of deaths.
     pub(crate) fn with_pages(pages: ProcessPages) -> Self {
         Broker { deaths: Deaths::with_pages(pages), ..Broker::default() }
     }
@@ -148,8 +149,8 @@ impl Broker {
         self.lifecycle.get(&process.slot()).is_some_and(|last| process.incarnation() <= *last)
     }
 
-    /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there
-    /// is anything.
+    /// Adds `process`: from now on it may ask, and is told the news. Returns the message that it must get
+    /// first, if there is one.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.roster.join(process);
         self.deaths.say_processes(self.roster.living().count());
@@ -157,8 +158,8 @@ impl Broker {
         self.deaths.joined(process)
     }
 
-    /// `process_down.process` has ended: everybody else is told why, and that some of its actors come back.
-    /// These keep their names. [`left`](Self::left) follows.
+    /// Tells all other processes why `process_down.process` has ended and which of its actors come back.
+    /// These keep their names. A call of [`left`](Self::left) follows.
     pub(crate) fn on_process_down(&mut self, process_down: ProcessDown, out: &mut Vec<Delivery>) {
         for (actor, _) in &process_down.restarting {
             self.roster.detach(*actor);
@@ -174,13 +175,13 @@ impl Broker {
         }));
     }
 
-    /// `actor` has ended for good, although it had a restart policy: its names are free.
+    /// Frees the names of an actor with a restart policy that has ended for good.
     pub(crate) fn given_up(&mut self, actor: ActorId, reason: EndReason) {
         self.roster.give_up(actor, reason);
         self.registry.forget(|named| named == actor);
     }
 
-    /// Tells all who watch an actor what has happened to it.
+    /// Tells all watchers of an actor what has happened to it.
     pub(crate) fn tell(&mut self, event: &Lifecycle, out: &mut Vec<Delivery>) {
         out.extend(self.watches.note(event).into_iter().map(|to| Delivery {
             to,
@@ -189,8 +190,8 @@ impl Broker {
         }));
     }
 
-    /// Tells a process that has just joined where all actors are that have moved: addresses of them may be as
-    /// old as the actors.
+    /// Tells a process that has just joined the locations of all actors that have moved: it may hold
+    /// addresses as old as the actors.
     pub(crate) fn brief(&self, to: ProcessId, out: &mut Vec<Delivery>) {
         out.extend(self.roster.moved().map(|(actor, at)| Delivery {
             to,
@@ -199,7 +200,7 @@ impl Broker {
         }));
     }
 
-    /// Tells everybody where an actor is now.
+    /// Tells all processes where an actor is now.
     pub(crate) fn announce(&self, actor: ActorId, out: &mut Vec<Delivery>) {
         self.announce_as(actor, &self.roster.whereabouts(actor), out);
     }
@@ -212,14 +213,14 @@ impl Broker {
         }));
     }
 
-    /// Whether everything that `process` had posted was read, so that its slot can have another life: what is
-    /// read of one life in a slot is never mixed with the next.
+    /// Whether all messages of `process` were read, so that its slot can have another life: messages of two
+    /// lives in one slot never mix.
     pub(crate) fn is_reclaimed(&self, process: ProcessId) -> bool {
         !self.roster.lifecycle(process) && !self.reclaims.is_open(process)
     }
 
-    /// `process` has ended: its names are freed and everybody else is told. Its chunks stay for as long as
-    /// anybody can hold a lease in them (LEASE-4).
+    /// Removes `process`, which has ended: frees its names and tells all others. Its chunks stay for as long
+    /// as anybody can hold a lease in them (LEASE-4).
     pub(crate) fn left(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
         if !self.roster.lifecycle(process) {
             self.deaths.forget(process);
@@ -235,10 +236,11 @@ impl Broker {
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
         out.extend(unanswered.iter().map(no_chunk));
-        // Before the word of the death: who gives the dead up knows by then how far its clocks had come
-        // (DEATH-3).
+        // Before the news of the death: a process that gives up the dead one then knows already how far its
+        // clocks had come (DEATH-3).
         self.deaths.died(process, Instant::now(), out);
-        // The node's own process hears it first: it releases what the dead left (DEATH-1).
+        // The node's own process hears it first: it releases the waits for the dead process's clocks
+        // (DEATH-1).
         let mut living: Vec<_> = self.roster.living().collect();
         living.sort();
         let told = living.into_iter().map(|to| Delivery {
@@ -247,7 +249,7 @@ impl Broker {
             descriptors: Vec::new(),
         });
         out.extend(told);
-        // LEASE-4: in this order, so that nobody is told of a reclaim before it was told of the death.
+        // LEASE-4: in this order, so that nobody hears of a reclaim before it has heard of the death.
         let mut reclaimed = self.reclaims.left(process);
         if self.reclaims.died(process, self.roster.living()) {
             reclaimed.push(process);
@@ -257,7 +259,8 @@ impl Broker {
         self.say_wanted(out);
     }
 
-    /// Tells everybody that all that these had posted was read: their leases can be dropped (LEASE-4).
+    /// Tells all processes that the messages of these dead processes were read: their leases can be dropped
+    /// (LEASE-4).
     fn reclaim(&mut self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
         for process in dead {
             self.chunks.reclaimed(*process);
@@ -269,7 +272,7 @@ impl Broker {
         }
     }
 
-    /// What is kept of processes and of what they said.
+    /// Counts the bookkeeping for processes and their messages.
     #[cfg(feature = "testing")]
     pub(crate) fn kept(&self) -> Kept {
         Kept {
@@ -286,26 +289,26 @@ impl Broker {
         }
     }
 
-    /// How many chunks are kept, for whoever may hold a lease in them.
+    /// Returns how many chunks are kept, for processes that may hold a lease in them.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn chunks_kept(&self) -> usize {
         self.chunks.len()
     }
 
-    /// `actor` has ended: its address leads nowhere and its names are free.
+    /// Removes an actor that has ended: its address leads nowhere and its names are free.
     pub(crate) fn actor_ended(&mut self, actor: ActorId) {
         self.roster.remove(actor);
         self.registry.forget(|named| named == actor);
     }
 
-    /// The pings that the last calls led to. Each is to be sent behind everything else that was sent to its
-    /// process, and answered with [`pong`](Self::pong) once everything was handled that the process had said
-    /// before it came.
+    /// Takes the pings that the last calls led to. The caller sends each behind everything else that was sent
+    /// to its process. It calls [`pong`](Self::pong) once it has handled everything that the process sent
+    /// before its answer.
     pub(crate) fn take_pings(&mut self) -> Vec<Ping> {
         self.questions.take_pings()
     }
 
-    /// `from` has answered a ping: what it had published before the ping is known now.
+    /// Takes the answer of `from` to a ping: all chunks that it had published before are known now.
     pub(crate) fn pong(
         &mut self,
         from: ProcessId,
@@ -357,7 +360,7 @@ impl Broker {
                     ChunkRefused::TooMany => Complaint::TooManyChunks,
                 })?;
                 let parked = self.questions.published(chunk);
-                // All of them are answered, whatever becomes of one.
+                // All of them are answered, even if one answer fails.
                 parked.iter().map(|question| self.hand_out(question, out)).fold(Ok(()), Result::and)
             }
             ToNode::WantChunk { chunk, access } => {

@@ -1,9 +1,8 @@
 //! An actor that is started later, and perhaps more than once.
 //!
-//! Used by [`Spawn::start`](super::Spawn::start), and by who starts actors after the call that described
-//! them: a pipeline starts further replicas of a stage from its own thread, where there is no
-//! [`Node`](super::Node) and the arguments, which need not go from one thread to another, are encoded
-//! already.
+//! Used by [`Spawn::start`](super::Spawn::start), and by code that starts actors after the call that
+//! described them. A pipeline starts further replicas of a stage from its own thread. There is no
+//! [`Node`](super::Node) there, and the arguments are encoded already, because they need not be `Send`.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -46,8 +45,8 @@ impl<A: RemoteActor> Deferred<A> {
         self.start_with(worker, self.actor.device)
     }
 
-    /// [`start`](Self::start), on this device instead of the one that was named: which it is, is known where
-    /// the worker is.
+    /// As [`start`](Self::start), on `device` instead of the device that the spawn named, for callers that
+    /// know the device only when they know the worker.
     ///
     /// # Errors
     /// As there.
@@ -76,14 +75,14 @@ impl<A: RemoteActor> Deferred<A> {
         let to_start = super::elsewhere::ToStart { worker, restart, actor, guest: None, group: joins };
         let started = super::elsewhere::start_on(&self.transport, host, to_start);
         let member = started.as_ref().ok().map(|(actor, ..)| *actor);
-        // One that does not come back is missed by nobody.
+        // The group does not miss an actor that would not come back anyway.
         let member = member.filter(|_| restart.when().after(true));
         self.supervisor.started_on(group.as_ref(), host.number, member);
         let (actor, location, worker) = started?;
         Ok(self.spawned(actor, location, worker))
     }
 
-    /// Starts it on another host, from which it may go on on a third.
+    /// Starts it on another host, from which it may continue on a third.
     #[cfg(feature = "hosts")]
     pub(super) fn start_roaming(
         &self,
@@ -99,7 +98,7 @@ impl<A: RemoteActor> Deferred<A> {
 
     fn actor_on(&self, device: DeviceId) -> NewActor {
         let mut actor = self.actor.clone();
-        // What comes goes along, where that was to be on the same.
+        // If received tensors were meant for the same device, they follow to the new one.
         let named = std::mem::replace(&mut actor.device, device);
         actor.receive_on = actor.receive_on.map(|on| if on == named { device } else { on });
         actor
@@ -107,7 +106,7 @@ impl<A: RemoteActor> Deferred<A> {
 
     pub(super) fn spawned(&self, actor: ActorId, location: Location, worker: WorkerId) -> Spawned<A> {
         let (transport, takes) = (Arc::clone(&self.transport), takes::<A>());
-        // The first message goes as all others do.
+        // Wait for the link now, so that the first message goes as all later ones do.
         transport.await_link(actor, location);
         Spawned { transport, actor, location, worker, takes, kind: PhantomData }
     }

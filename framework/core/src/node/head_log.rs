@@ -1,12 +1,12 @@
-//! What an agent tells its head of its log: all that its journal writes here, within bounds, on its way to
-//! the gateway.
+//! An agent's log on its way to the head: the records that the agent's journal writes, within bounds, queued
+//! for the gateway.
 //!
-//! Records are numbered as they come, those that find no room with the others, so that the head knows how
-//! many did not. The journal gives records and the supervisor takes batches, where its gateway has room for
-//! them: neither waits.
+//! Records are numbered as they come, also those that find no room, so that the head knows how many are
+//! missing. The journal gives records and the supervisor takes batches, where its gateway has room for them:
+//! neither waits.
 //!
-//! **Bounds** (MBX-2, HOST-9). [`LOG_RATE`] bytes a second and [`LOG_BURST`] at once; as much waits while the
-//! gateway reads nothing.
+//! **Bounds** (MBX-2, HOST-9). [`LOG_RATE`] bytes a second and [`LOG_BURST`] at once. At most [`LOG_BURST`]
+//! bytes wait while the gateway reads nothing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use crate::node::limits::MAX_LOG_BATCH;
 use crate::observe::log::LogRecord;
 use crate::transport::hosts::{HostRecord, ToGateway};
 
-/// When the head is told how many records were dropped, where none follows that would say so.
+/// How soon the head is told of dropped records if no later record shows it.
 pub(crate) const TELL_DROPPED: Duration = Duration::from_millis(250);
 
-/// Most records that one that was dropped stands for.
+/// The most records that one dropped record can stand for.
 const MOST_DROPPED: u64 = 1 << 32;
 
 /// See the module.
@@ -30,11 +30,11 @@ const MOST_DROPPED: u64 = 1 << 32;
 pub(crate) struct HeadLog {
     allowance: Allowance,
     waiting: VecDeque<(u64, u64, HostRecord)>,
-    /// Bytes of them, as they count.
+    /// The bytes of the waiting records, as the bounds count them.
     bytes: u64,
     /// The number of the next record.
     next: u64,
-    /// Up to where the head was told, and when.
+    /// The number up to which the head was told, and when.
     told: u64,
     told_at: Option<Moment>,
 }
@@ -47,8 +47,8 @@ impl Default for HeadLog {
 }
 
 impl HeadLog {
-    /// `stands_for`: how many records this one tells of that were dropped before they came here, or itself
-    /// alone. With it these are dropped, and counted.
+    /// Queues a record, or drops and counts it. `stands_for` is the number of earlier dropped records that
+    /// this one reports, or 1. If this record is dropped, those count as dropped here.
     pub(crate) fn put(&mut self, worker: &str, record: &LogRecord, stands_for: u64) {
         self.put_at(worker, record, stands_for, Moment::now());
     }
@@ -62,12 +62,12 @@ impl HeadLog {
             let record = HostRecord { worker: worker.to_owned(), record: record.clone() };
             self.waiting.push_back((number, bytes, record));
         } else {
-            // A worker says how many: no number of records that there can be.
+            // The count is a worker's word, so it is bounded.
             self.next += stands_for.clamp(1, MOST_DROPPED) - 1;
         }
     }
 
-    /// What is to be told next. Without a record, it says how many were dropped.
+    /// Returns the next batch for the head. A batch without records says how many were dropped.
     pub(crate) fn batch(&mut self) -> Option<ToGateway> {
         self.batch_at(Moment::now())
     }
@@ -97,7 +97,7 @@ impl HeadLog {
         Some(ToGateway::Log { first, records })
     }
 
-    /// Whether the head does not know yet how many were dropped.
+    /// Whether the head still has to hear how many were dropped.
     pub(crate) fn owes(&self) -> bool {
         self.told != self.next
     }
@@ -145,7 +145,7 @@ mod tests {
         let batches = told(&mut log, at(0));
         assert_eq!(batches.iter().map(|(_, count)| count).sum::<usize>(), 10);
         assert_eq!(batches[0], (1, MAX_LOG_BATCH / (MAX_LOG_TEXT + LOG_BASE as usize)));
-        // The longest that there is goes alone.
+        // The longest possible record goes alone.
         log.put_at("w", &record(MAX_LOG_RECORD), 1, at(0));
         assert_eq!(told(&mut log, at(0)), [(11, 1)]);
         (0..1000).for_each(|_| log.put_at("w", &record(1), 1, at(2000)));
@@ -159,16 +159,16 @@ mod tests {
     #[test]
     fn a_flood_is_cut_to_the_rate_and_what_was_dropped_is_said() {
         let mut log = HeadLog::default();
-        // Nobody takes anything.
+        // Nobody takes a batch meanwhile.
         (0..10_000).for_each(|_| log.put_at("w", &record(1000), 1, at(0)));
-        // One of them says that the worker itself had dropped some.
+        // One record reports that the worker itself had dropped some.
         log.put_at("w", &record(1000), 7, at(0));
         log.put_at("w", &record(1000), u64::MAX, at(0));
         assert!(log.bytes <= LOG_BURST && log.owes());
         let kept = log.waiting.len() as u64;
         let batches = told(&mut log, at(0));
         assert_eq!(batches.iter().map(|(_, count)| *count as u64).sum::<u64>(), kept);
-        // How many there were is said a little later, unless more records say it.
+        // The number is sent a little later, unless another record shows it.
         assert!(log.owes() && told(&mut log, at(249)).is_empty());
         assert_eq!(told(&mut log, at(250)), [(10_008 + MOST_DROPPED, 0)]);
         assert!(!log.owes() && told(&mut log, at(1000)).is_empty());

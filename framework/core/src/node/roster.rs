@@ -15,16 +15,16 @@ use crate::transport::lifecycle::{EndReason, Whereabouts};
 pub(crate) struct ActorEntry {
     pub(crate) location: Location,
     pub(crate) name: String,
-    /// The keys of the messages that it handles, in order, where they are known.
+    /// The keys of the messages that it handles, in order, if they are known.
     pub(crate) takes: Option<Vec<u64>>,
-    /// Whether it can take messages already, or could in an earlier life; it is not found by its name before.
+    /// Whether it can take messages, or could in an earlier life; before that nobody finds it by its name.
     pub(crate) started: bool,
-    /// Its last life has ended, and its next one has not started.
+    /// Whether its last life has ended and its next one has not started.
     pub(crate) away: bool,
-    /// It is not where it was started, or will not be.
+    /// Whether it has left the location where it was started, or is about to.
     moved: bool,
-    /// The device that the tensors of its messages are brought to, or the GPU that it works on, in each of
-    /// its lives.
+    /// The device that its messages' tensors are brought to, or the GPU that it works on, in each of its
+    /// lives.
     #[cfg(feature = "hosts")]
     device: Option<DeviceId>,
 }
@@ -62,15 +62,15 @@ pub enum LocationError {
 pub(crate) struct Roster {
     living: HashSet<ProcessId>,
     actors: HashMap<ActorId, ActorEntry>,
-    /// The number of this host, which its actors are named with.
+    /// The number of this host, which is part of its actors' ids.
     pub(crate) host: u16,
     /// Whether the node has, or had, other hosts.
     #[cfg(feature = "hosts")]
     pub(crate) host_is_known: bool,
     last_actor: u64,
-    /// Why actors ended for good that had a restart policy; the last of them.
+    /// The last actors with a restart policy that ended for good, and why.
     given_up: VecDeque<(ActorId, EndReason)>,
-    // The index after the one given last, by process: an index is used again as late as possible.
+    // By process, the index after the last one used: an index is used again as late as possible.
     next_index: HashMap<ProcessId, u16>,
 }
 
@@ -79,8 +79,8 @@ impl Roster {
         self.living.insert(process);
     }
 
-    /// Removes a process and its actors, and returns those. Actors that are away stay: they come back
-    /// elsewhere.
+    /// Removes a process and its actors, and returns the removed actors. Actors that are away stay: they come
+    /// back elsewhere.
     pub(crate) fn leave(&mut self, process: ProcessId) -> Vec<ActorId> {
         self.living.remove(&process);
         self.next_index.remove(&process);
@@ -108,12 +108,13 @@ impl Roster {
         self.actors.get(&actor)
     }
 
-    /// All actors.
+    /// Returns all actors.
     pub(crate) fn all(&self) -> impl Iterator<Item = (ActorId, &ActorEntry)> {
         self.actors.iter().map(|(actor, entry)| (*actor, entry))
     }
 
-    /// How many actors are in workers of this host other than its gateway, or between two lives there.
+    /// Returns how many actors are in workers of this host other than its gateway, or between two lives
+    /// there.
     #[cfg(feature = "hosts")]
     pub(crate) fn load(&self, gateway: Option<ProcessId>) -> usize {
         let in_worker = |process| process != ProcessId::NODE && Some(process) != gateway;
@@ -124,8 +125,8 @@ impl Roster {
         self.actors.values().filter(|a| a.location.process == process).count()
     }
 
-    /// Its actors, also those that are being created: somebody may have their addresses. Not those between
-    /// two lives.
+    /// Returns a process's actors, also those that are being created, because others may have their
+    /// addresses. Actors between two lives are left out.
     pub(crate) fn those_in(&self, process: ProcessId) -> Vec<ActorId> {
         let there = |entry: &ActorEntry| entry.location.process == process && !entry.away;
         self.actors.iter().filter(|(_, entry)| there(entry)).map(|(actor, _)| *actor).collect()
@@ -155,8 +156,8 @@ impl Roster {
         ActorId::roaming(self.host, self.last_actor)
     }
 
-    /// Makes a location in `process` for a life of an actor that roams, which [`started`](Self::started)
-    /// begins. It is not known here.
+    /// Makes a location in `process` for a life of an actor that roams and is not in the roster.
+    /// [`started`](Self::started) begins the life.
     #[cfg(feature = "hosts")]
     pub(crate) fn take_in(
         &mut self,
@@ -172,7 +173,7 @@ impl Roster {
         Ok(location)
     }
 
-    /// Makes a location in the gateway for an actor of another host, which [`started`](Self::started) opens.
+    /// Makes a location in the gateway for an actor of another host. [`started`](Self::started) opens it.
     #[cfg(feature = "hosts")]
     pub(crate) fn place(
         &mut self,
@@ -185,14 +186,15 @@ impl Roster {
         Ok(location)
     }
 
-    /// Ends the present life of an actor that will have another; returns where it was.
+    /// Ends the present life of an actor that will have another, and returns its location.
     pub(crate) fn detach(&mut self, actor: ActorId) -> Option<Location> {
         let entry = self.actors.get_mut(&actor)?;
         (entry.away, entry.moved) = (true, true);
         Some(entry.location)
     }
 
-    /// Makes a location in `process` for the next life of an actor, which [`started`](Self::started) begins.
+    /// Makes a location in `process` for the next life of an actor. [`started`](Self::started) begins the
+    /// life.
     pub(crate) fn move_to(
         &mut self,
         actor: ActorId,
@@ -205,7 +207,7 @@ impl Roster {
         Ok(Some(entry.location))
     }
 
-    /// `actor` has ended for good, although it had a restart policy.
+    /// Removes an actor with a restart policy that has ended for good, and remembers why.
     pub(crate) fn give_up(&mut self, actor: ActorId, reason: EndReason) {
         self.actors.remove(&actor);
         if self.given_up.len() >= MAX_GIVEN_UP {
@@ -214,7 +216,7 @@ impl Roster {
         self.given_up.push_back((actor, reason));
     }
 
-    /// Where an actor is.
+    /// Returns where an actor is.
     pub(crate) fn whereabouts(&self, actor: ActorId) -> Whereabouts {
         match self.actors.get(&actor) {
             Some(entry) if entry.away => Whereabouts::Restarting(entry.location),
@@ -226,13 +228,13 @@ impl Roster {
         }
     }
 
-    /// The actors that are not where they were started, and where they are.
+    /// Returns the actors that have left the location where they were started, and where they are.
     pub(crate) fn moved(&self) -> impl Iterator<Item = (ActorId, Whereabouts)> {
         let moved = self.actors.iter().filter(|(_, entry)| entry.moved);
         moved.map(|(actor, _)| (*actor, self.whereabouts(*actor)))
     }
 
-    /// An index that no actor of `process` has; one that was used before as late as possible.
+    /// Returns an index that no actor of `process` has; it reuses an index as late as possible.
     fn free_index(&mut self, process: ProcessId) -> Result<u16, LocationError> {
         let used: HashSet<u16> = self
             .actors
@@ -256,14 +258,15 @@ impl Roster {
         }
     }
 
-    /// An actor handles the messages with these keys, in order, where they are known.
+    /// Sets the keys of the messages that an actor handles, in order, if they are known.
     pub(crate) fn takes(&mut self, actor: ActorId, keys: Option<Vec<u64>>) {
         if let Some(entry) = self.actors.get_mut(&actor) {
             entry.takes = keys;
         }
     }
 
-    /// The tensors of an actor's messages are brought to this device, or it works on this GPU.
+    /// Sets the device for the tensors of an actor's messages: the device that it asked for, or the GPU that
+    /// it works on.
     #[cfg(feature = "hosts")]
     pub(crate) fn works_on(&mut self, actor: ActorId, receive_on: Option<DeviceId>, device: DeviceId) {
         if let Some(entry) = self.actors.get_mut(&actor) {
@@ -271,13 +274,13 @@ impl Roster {
         }
     }
 
-    /// Where a tensor of a message to an actor belongs, if anywhere.
+    /// Returns the device for the tensors of an actor's messages, if it has one.
     #[cfg(feature = "hosts")]
     pub(crate) fn device_of(&self, actor: ActorId) -> Option<DeviceId> {
         self.actors.get(&actor)?.device
     }
 
-    /// A GPU that an actor of a process works on.
+    /// Returns a GPU that an actor of a process works on.
     #[cfg(feature = "hosts")]
     pub(crate) fn gpu_of(&self, process: ProcessId) -> Option<DeviceId> {
         let there = self.actors.values().filter(|entry| entry.location.process == process);

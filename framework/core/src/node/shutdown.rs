@@ -1,4 +1,4 @@
-//! When nothing is under way between the processes any more, and what a shutdown reports.
+//! Detects when nothing is under way between the processes any more, and holds a shutdown's report.
 //!
 //! A message in a ring is in no process, so no process can say that all is quiet. The node asks every process
 //! for the messages that it has sent and received and whether it is busy. All is quiet when two rounds of
@@ -6,16 +6,16 @@
 //! (Mattern's four counters): a message that was under way during the first round would have been counted as
 //! sent there, and as received by the second.
 //!
-//! A death takes its counts with it, and what the others exchanged with the dead stays in theirs. So after a
-//! death the sums mean nothing, not even if they happen to agree. All is quiet then when nobody is busy and
+//! A dead process's counts are lost, and the others' counts still include their messages with it. So after a
+//! death the sums mean nothing, not even if they happen to agree. Then all is quiet when nobody is busy and
 //! nothing changes for `STILL_ROUNDS` rounds, a tenth of a second; an unread message makes its receiver busy
-//! ([`Activity::busy`](crate::node::host::Activity)). The same holds where a process has given up a peer that
-//! broke the protocol: it never receives what that peer had sent and goes on sending.
+//! ([`Activity::busy`](crate::node::host::Activity)). The same holds if a process has given up a peer that
+//! broke the protocol: it never receives the messages that the peer had sent and goes on sending.
 //!
 //! The head of several hosts asks them too: each asks its own processes, once in a round, and answers with
-//! their sums. What is on its way between two hosts is in no count, but keeps the sender's gateway busy until
-//! the other host's mailbox has taken it, and an ask until it is answered. So whoever was sent to between two
-//! rounds shows it by its counts, as within a host.
+//! their sums. A message between two hosts is in no count, but it keeps the sender's gateway busy until the
+//! other host's mailbox has taken it; an ask keeps it busy until it is answered. So a process that receives a
+//! message between two rounds shows it by its counts, as within a host.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitStatus;
@@ -46,12 +46,12 @@ pub(crate) enum Verdict {
     Quiet,
 }
 
-/// Who is asked.
+/// A party that is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Party {
     /// A process of this host.
     Process(ProcessId),
-    /// All those of another host.
+    /// All processes of another host.
     #[cfg(feature = "hosts")]
     Host(u16),
 }
@@ -79,7 +79,7 @@ impl Rounds {
         Rounds { deaths, ..Rounds::default() }
     }
 
-    /// Begins a round; every one of `parties` is to be asked, with the number returned.
+    /// Begins a round, and returns its number, with which the caller asks each of `parties`.
     pub(crate) fn begin(&mut self, parties: impl Iterator<Item = impl Into<Party>>) -> u64 {
         self.round += 1;
         self.waiting = parties.map(Into::into).collect();
@@ -87,7 +87,7 @@ impl Rounds {
         self.round
     }
 
-    /// `party` answered in `round`.
+    /// Takes the answer of `party` in `round`.
     pub(crate) fn answer(&mut self, party: impl Into<Party>, round: u64, activity: Activity) -> Verdict {
         let party = party.into();
         if round != self.round || !self.waiting.remove(&party) {
@@ -98,7 +98,7 @@ impl Rounds {
         self.verdict()
     }
 
-    /// `party` has ended.
+    /// Stops waiting for a party that has ended.
     pub(crate) fn left(&mut self, party: impl Into<Party>) -> Verdict {
         let party = party.into();
         self.deaths = true;
@@ -106,7 +106,7 @@ impl Rounds {
         if self.waiting.remove(&party) { self.verdict() } else { Verdict::Waiting }
     }
 
-    /// The sums of a round that all have answered.
+    /// Returns the sums of a round that all have answered.
     #[cfg(feature = "hosts")]
     pub(crate) fn total(&self) -> Option<Activity> {
         let none = Activity { leaves_unread: self.deaths, ..Activity::default() };
@@ -179,11 +179,11 @@ pub struct WorkerEnd {
     pub name: String,
     /// Its exit status; `None` if it could not be had.
     pub exit: Option<ExitStatus>,
-    /// Whether, and how far from its end, it was killed because the time was up.
+    /// The phase in which it was killed because the time was up, if it was.
     pub killed: Option<Phase>,
 }
 
-/// How often a worker was restarted, or an actor in it, and why.
+/// How often a worker, or an actor in it, was restarted, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartReport {
     /// The worker.
@@ -192,8 +192,8 @@ pub struct RestartReport {
     pub name: String,
     /// How often.
     pub restarts: u32,
-    /// Why each of its lives ended, the last 32 of them. One more than
-    /// `restarts` where the last end was final.
+    /// Why each of its lives ended, the last 32 of them. There is one more than `restarts` if the last end
+    /// was final.
     pub ends: Vec<EndReason>,
 }
 
@@ -204,7 +204,7 @@ pub struct ShutdownReport {
     pub drained: bool,
     /// The workers that were there when it began.
     pub workers: Vec<WorkerEnd>,
-    /// The ends before that of workers with a restart policy.
+    /// The earlier ends of workers with a restart policy.
     pub restarts: Vec<RestartReport>,
     /// How long it took.
     pub took: Duration,
@@ -218,7 +218,7 @@ impl ShutdownReport {
 }
 
 impl std::fmt::Display for ShutdownReport {
-    /// A line on the whole, and one on each worker that did not end well or was restarted before.
+    /// Writes a line on the whole, and one on each worker that did not end well or was restarted before.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let drained = match self.drained {
             true if self.is_clean() => "everything was handled",
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(rounds.answer(process(0), second, Activity::default()), Verdict::Quiet);
     }
 
-    /// It never receives what it was sent and is still sent.
+    /// The process that gave up a peer never receives the peer's messages, and the peer goes on sending.
     #[test]
     fn who_has_given_up_a_peer_does_not_hang_a_shutdown() {
         let mut rounds = Rounds::new(false);
