@@ -1,16 +1,16 @@
-//! What the other hosts show of themselves to whoever looks at the head: figures, looks and reports, asked
-//! for when somebody looks.
+//! The figures, looks and reports of the other hosts, for watchers of the head. The head asks for them only
+//! when somebody looks.
 //!
-//! The head asks each host's starter (`node/elsewhere.rs`), all at a time and beside its own processes, and
-//! waits for none longer than a deadline: a host that has not answered by then is named as silent. It is not
-//! asked again for a look before a moment has passed. What comes is JSON, as the console has it.
+//! The head asks all hosts' starters (`node/elsewhere.rs`) at the same time, beside its own processes, and
+//! waits for none longer than a deadline: a host that has not answered by then is named as silent. The head
+//! asks it for another look only after a moment. The answers are JSON, as in the console.
 //!
-//! **Invariants.** CON-1: on either host a thread waits that nobody else waits for, and the processes of a
-//! host are asked at most ten times a second, however many hosts look. CON-3: each answer has an end. WIRE-1:
-//! a host says nothing of actors of others, its texts are plain, and what does not fit is left out. HOST-1:
-//! numbers of processes are for people, and tell apart what is in one answer.
+//! **Invariants.** CON-1: on either host only a thread waits for which nobody else waits, and the processes
+//! of a host are asked at most ten times a second, no matter how many hosts look. CON-3: each answer is
+//! bounded. WIRE-1: a host may describe only its own actors, its texts are made plain, and parts that do not
+//! fit are left out. HOST-1: numbers of processes are for people, and are unique only within one answer.
 //!
-//! **On the loss** of a host its ask fails, and it is silent until it is no member any more.
+//! **On the loss** of a host its ask fails, and it counts as silent until it is no member any more.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -41,56 +41,56 @@ use crate::transport::Transport;
 use crate::transport::hosts::Host;
 use crate::transport::lifecycle::GATEWAY;
 
-/// How long the supervisor of a host may take for a look that another one asks for.
+/// How long the supervisor of a host may take for a look that another host asks for.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So long a look is shown again rather than asked for anew.
+/// How long an old look is shown again instead of a new one.
 const LOOK_LASTS: Duration = Duration::from_millis(100);
 
-/// What a host is asked for.
+/// The kinds of answers that a host is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Show {
     Look,
     Metrics,
     Report,
-    /// Begin to trace, and say nothing.
+    /// Begin to trace, with an empty answer.
     TraceBegin(Extent),
-    /// End it, and say what was noted.
+    /// End the trace, and return its records.
     TraceEnd(Extent),
 }
 
-/// The way to the other hosts, and what is remembered of them.
+/// The transport to the other hosts, and what this host remembers of them.
 #[derive(Default)]
 pub(crate) struct AllHosts {
-    /// Set where there are such.
+    /// Set if there are other hosts.
     pub(super) transport: OnceLock<Weak<Transport>>,
     /// The process of the gateway, while there is one.
     pub(in crate::node) gateway: Arc<Mutex<Option<ProcessId>>>,
-    /// And with it, for what waits for other hosts.
+    /// Set with the transport, for threads that wait for other hosts.
     pub(in crate::node) supervisor: OnceLock<Weak<Supervisor>>,
-    /// What they are told about workers of theirs.
+    /// The orders to other hosts about their workers.
     pub(in crate::node) orders: Orders,
-    /// Those that had not answered when they were asked for a look, until when they are not asked.
+    /// Hosts that did not answer a look, and until when they are not asked again.
     silent: Mutex<HashMap<u16, Instant>>,
-    /// On an agent: what is to be added to a time of this host for the head's, and to how much that is right,
-    /// in nanoseconds.
+    /// On an agent: the difference to add to a time of this host to get the head's, and its accuracy, both in
+    /// nanoseconds.
     pub(in crate::node) clock: Mutex<Option<(i64, u64)>>,
-    /// On an agent: what it traces for the head at the moment.
+    /// On an agent: the traces that it makes for the head now.
     pub(super) traced: Mutex<ForHead>,
-    /// Whether this host's own program has its run traced.
+    /// Whether this host's own program traces its run.
     pub(in crate::node) traces_itself: AtomicBool,
     /// On an agent: whether the head has that trace, so that this host writes none.
     pub(in crate::node) head_has_run: AtomicBool,
 }
 
-/// The last look that other hosts were shown.
+/// The last look that this host showed to other hosts.
 #[derive(Default)]
 pub(super) struct LastLook(Mutex<Option<(Instant, Vec<u8>)>>);
 
-/// What this host shows. `Err`: why not.
+/// Returns what this host shows. `Err` says why it shows nothing.
 pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastLook) -> Result<Vec<u8>, String> {
     let closed = |closed: Closed| closed.to_string();
-    // The head asks, and nobody asks the head: what an agent wants of it, and what switches tracing on there,
-    // is none of ours.
+    // Only the head asks, and nobody asks the head: a request that reaches it from an agent is not from the
+    // framework.
     let own = supervisor.shared().all_hosts.transport.get().and_then(Weak::upgrade);
     if own.is_some_and(|transport| transport.host() == 0) {
         return Err("the head of a node shows itself to its own user alone".to_owned());
@@ -127,7 +127,8 @@ fn as_json(shown: &impl Serialize) -> Result<Vec<u8>, String> {
     }
 }
 
-/// A look that fits an answer: what a person misses least goes first.
+/// Encodes a look so that it fits an answer: it drops links first, and then actors, because a person misses
+/// links least.
 fn fitting(mut look: Look) -> Result<Vec<u8>, String> {
     let mut fits = as_json(&look);
     if fits.is_err() {
@@ -166,7 +167,8 @@ impl Shared {
         others.map(asks).collect()
     }
 
-    /// The bytes that each has answered in time; so many of each are taken, and of all.
+    /// Returns the bytes that each host has answered in time; at most `each` bytes are taken from one, and
+    /// `all` in total.
     pub(super) fn raw_answers(
         &self,
         asked: Vec<Asked>,
@@ -190,7 +192,7 @@ impl Shared {
         answered.collect()
     }
 
-    /// What each has answered in time, as it can be believed.
+    /// Returns the decoded answer of each host that has answered in time, reduced to what it may say.
     fn answers<T: DeserializeOwned>(
         &self,
         asked: Vec<Asked>,
@@ -245,7 +247,7 @@ impl Supervisor {
         Ok(metrics)
     }
 
-    /// What has gone wrong so far, on the head with the other hosts.
+    /// Returns what has gone wrong so far, on the head also on the other hosts.
     pub(crate) fn report_of_all(&self) -> Result<NodeReport, Closed> {
         let shared = self.shared();
         let asked = shared.ask_hosts(Show::Report, HOST_LOOK_DEADLINE);
@@ -269,12 +271,12 @@ fn plain(text: &mut String, limit: usize) {
     *text = shown(std::mem::take(text), limit);
 }
 
-/// Whether a host may show an actor: one that roams is shown where it lives.
+/// Whether a host may show an actor: its own, or a roaming one, which is shown where it lives.
 fn may_live_on(actor: ActorId, host: &Host) -> bool {
     actor.host() == host.number || actor.roams()
 }
 
-/// WIRE-1: the metrics of an actor of this host, as they can be shown.
+/// WIRE-1: makes the metrics of an actor of this host plain. Returns whether they can be shown.
 fn plain_actor(actor: &mut ActorMetrics, host: &Host) -> bool {
     plain(&mut actor.name, MAX_NAME);
     may_live_on(actor.actor, host) && actor.handler.is_sound()
@@ -297,7 +299,7 @@ fn bounded_metrics(mut metrics: Metrics, host: &Host) -> Metrics {
 }
 
 fn bounded_look(mut look: Look, host: &Host) -> Look {
-    // A host shows itself alone.
+    // A host shows only itself.
     look.hosts = Vec::new();
     plain(&mut look.node.program, MAX_NAME);
     look.processes.truncate(MAX_PROCESSES);
@@ -308,8 +310,8 @@ fn bounded_look(mut look: Look, host: &Host) -> Look {
             metrics.actors = Vec::new();
         }
     }
-    // Those of others that it sends to are shown by their own hosts, and where they are in its gateway is of
-    // its own alone.
+    // Other hosts' actors that it sends to are shown by their own hosts. Here they only map the places in its
+    // gateway to actors.
     let gateways: Vec<_> =
         look.processes.iter().filter(|of| of.name == GATEWAY).map(|of| of.process).collect();
     let is_its_own = |actor: &ActorFacts| {
@@ -372,16 +374,16 @@ fn bounded_report(mut report: NodeReport, host: &Host) -> NodeReport {
     report
 }
 
-/// Where the head has its transport from.
+/// Gives the node's transport to the threads that ask other hosts.
 pub(super) fn set(supervisor: &Arc<Supervisor>, transport: &Arc<Transport>) {
     let shared = supervisor.shared();
-    // A host is one of its node once.
+    // A host joins its node only once.
     let _ = shared.all_hosts.supervisor.set(Arc::downgrade(supervisor));
     let _ = shared.all_hosts.transport.set(Arc::downgrade(transport));
 }
 
 impl Shared {
-    /// The hosts of the node; none where the supervisor is not so quick.
+    /// Returns the hosts of the node; none if the supervisor does not answer in time.
     fn hosts_within(&self, patience: Duration) -> Vec<Host> {
         let (reply, answer) = sync_channel(1);
         match self.ask_for_hosts(reply) {
@@ -401,7 +403,7 @@ mod tests {
         Host { number: 3, name: "left".to_owned(), address: "a:1".to_owned() }
     }
 
-    // WIRE-1: a host shows its own actors alone, and nothing that moves a cursor.
+    // WIRE-1: a host shows only its own actors, and no text that moves a cursor.
     #[test]
     fn what_another_host_shows_is_bounded_plain_and_its_own() {
         let odd = "x\n\u{1b}[2J".repeat(10_000);
@@ -421,14 +423,14 @@ mod tests {
         assert!(bounded.actors[0].metrics.is_some() && is_plain(&bounded.actors[0].name));
         assert!(is_plain(&bounded.processes[1].name) && is_plain(&bounded.node.program));
         assert!(bounded.hosts.is_empty());
-        // One that roams lives where its figures are, and not where its mailbox in a gateway is.
+        // A roaming actor lives where its figures are, and not where its mailbox in a gateway is.
         let mut in_gateway = look.clone();
         in_gateway.actors[0].actor = ActorId::roaming(3, 9);
         in_gateway.actors[0].metrics = None;
         in_gateway.processes[1].name = GATEWAY.to_owned();
         let bounded_too = bounded_look(in_gateway, &host());
         assert_eq!((bounded_too.actors.len(), bounded_too.ways.len()), (0, 2));
-        // Counts of one actor under another's number.
+        // Counts of one actor under another's id.
         if let Some(metrics) = &mut look.actors[0].metrics {
             metrics.actor = ActorId::numbered(3, 10);
         }

@@ -1,14 +1,15 @@
-//! What all hosts trace, in an interval or for the whole run: each traces itself, and the head has what they
-//! noted when it is over.
+//! Traces of all hosts, for an interval or for the whole run: each host traces itself, and the head collects
+//! the records at the end.
 //!
-//! The head asks the other hosts' starters to begin and to end (`node/all_hosts.rs`): its console for an
-//! interval that somebody watches, its supervisor for a run that is traced, as they join and before they are
-//! shut down. A host keeps its own time, and says with what it noted how far the head's clock is from its
-//! own, as the beats have measured it; whoever writes the file shifts by that (`observe/trace/joined.rs`). A
-//! host that does not answer, or does not know the head's clock, is named as silent.
+//! The head asks the other hosts' starters to begin and to end (`node/all_hosts.rs`). Its console does so for
+//! an interval that somebody watches; its supervisor does so for a traced run, when hosts join and before
+//! they are shut down. A host records its own time, and sends with the records the distance of the head's
+//! clock from its own, as the beats have measured it. The writer of the file shifts the times by that
+//! (`observe/trace/joined.rs`). A host that does not answer, or does not know the head's clock, is named as
+//! silent.
 //!
-//! **On the loss** of the head an agent ends; the trace of a run that it keeps by itself is written there.
-//! **Where a watcher goes away** in the middle the others are told to end, and what they noted is dropped.
+//! **On the loss** of the head an agent ends; if its own program traces its run, the agent writes that trace.
+//! **If a watcher goes away** in the middle, the other hosts are told to end, and their records are dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,16 +28,16 @@ use crate::os::monotonic_ns;
 /// How long the supervisor of a host may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How much of what a host does is traced for its head.
+/// The part of a host's work that is traced for its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Extent {
     /// Until a watcher at the head has seen enough.
     Interval,
-    /// From when it has joined, or from its start where its own program asks for that.
+    /// From the moment when it joins, or from its start if its own program asks for that.
     Run,
 }
 
-/// What a host traces for its head. Where both are traced, it is into the same memory.
+/// The traces that a host makes for its head. An interval and a run share the same memory.
 #[derive(Default)]
 pub(super) struct ForHead {
     collector: Option<Arc<Collector>>,
@@ -58,25 +59,25 @@ fn collector(shared: &Shared) -> Result<Arc<Collector>, String> {
     begun.ok_or("its supervisor does not answer")?.map_err(|error| error.to_string())
 }
 
-/// Begins to trace here, if that has not begun. `Err`: why not.
+/// Begins to trace here, if that has not begun. `Err` says why it cannot.
 pub(super) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
     let shared = supervisor.shared();
     let mut traced = shared.all_hosts.traced.lock();
     let since = monotonic_ns();
     if traced.collector.is_none() {
         traced.collector = Some(collector(&shared)?);
-        // The workers have heard of it before they answer this.
+        // The workers hear of the trace before they answer this look.
         let _ = shared.look(PATIENCE);
     }
     match extent {
-        // That the watcher of an earlier one went away was not heard.
+        // An earlier interval is replaced: this host has not heard that its watcher went away.
         Extent::Interval => traced.interval_since = Some(since),
         Extent::Run => drop(traced.run_since.get_or_insert(since)),
     }
     Ok(Vec::new())
 }
 
-/// Ends it: what was noted.
+/// Ends a trace, and returns its records.
 pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
     let shared = supervisor.shared();
     let mut traced = shared.all_hosts.traced.lock();
@@ -88,7 +89,7 @@ pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, St
     if is_over {
         shared.end_trace();
     }
-    // The workers have heard that before they answer this, so what their memory holds stays as it is.
+    // The workers hear of the end before they answer this look, so their memory stays as it is.
     let _ = shared.look(PATIENCE);
     let clock = *shared.all_hosts.clock.lock();
     let clock = clock.ok_or("how far its clock is from the head's is not known yet")?;
@@ -102,27 +103,29 @@ pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, St
 }
 
 impl Shared {
-    /// Has the other hosts begin to trace, and waits until they have, or do not answer.
+    /// Tells the other hosts to begin a trace, and waits until they have begun, or do not answer in time.
     pub(crate) fn begin_trace_of_hosts(&self) {
-        // One that does not answer is named at the end.
+        // A host that does not answer is named at the end.
         let asked = self.ask_hosts(Show::TraceBegin(Extent::Interval), HOST_LOOK_DEADLINE);
         drop(self.raw_answers(asked, 0, 0));
     }
 
-    /// As [`begin_trace_of_hosts`](Self::begin_trace_of_hosts), until the run ends; those that trace it
+    /// As [`begin_trace_of_hosts`](Self::begin_trace_of_hosts), until the run ends. Hosts that trace the run
     /// already go on.
     pub(super) fn begin_run_of_hosts(&self) {
-        // One that has only just joined is about to take questions.
+        // A host that has only just joined may take a while until it takes questions.
         let asked = self.ask_hosts(Show::TraceBegin(Extent::Run), HOST_TRACE_DEADLINE);
         drop(self.raw_answers(asked, 0, 0));
     }
 
-    /// Has them end: what each that has answered in time has noted of the run, by its number and name.
+    /// Ends the traces of the run, and returns the records of each host that has answered in time, by its
+    /// number and name.
     pub(super) fn end_run_of_hosts(&self) -> Vec<(String, Vec<u8>)> {
         self.end_of_hosts(Extent::Run).0
     }
 
-    /// Has them end: what each has noted, by its number and name, and those that have not said it.
+    /// Ends the interval, and returns each host's records, by its number and name, and the hosts that have
+    /// not answered.
     pub(crate) fn end_trace_of_hosts(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
         self.end_of_hosts(Extent::Interval)
     }
@@ -139,9 +142,9 @@ impl Shared {
         (traces, silent)
     }
 
-    /// Has them end, and does not wait: nobody wants to know.
+    /// Ends the interval without waiting for records, which nobody wants.
     pub(crate) fn drop_trace_of_hosts(&self) {
-        // A question is sent when it is asked.
+        // An ask is sent at once, even if its answer is dropped.
         drop(self.ask_hosts(Show::TraceEnd(Extent::Interval), HOST_TRACE_DEADLINE));
     }
 }

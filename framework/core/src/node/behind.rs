@@ -1,19 +1,19 @@
-//! Messages that must not overtake what a worker had sent before it ended: the word that nothing more comes
-//! from it.
+//! Messages that must not overtake the last messages of a worker that ended: the notice that nothing more
+//! comes from it.
 //!
-//! Whoever learns of an end hears it over another link than the last messages of the dead, which may lie in a
-//! ring, or wait in a gateway for their tensors. So the message takes their way: the node of the host that
-//! the worker was on waits until the receiver, or its own gateway where that is on another host, has taken
-//! all that was sent there by then (a [fence](crate::transport::control_channel::FromNode::Fence)), and sends
-//! it from there. From a gateway on, the messages to one mailbox keep their order (HOST-3).
+//! The news of an end takes another link than the dead worker's last messages, which may lie in a ring, or
+//! wait in a gateway for their tensors. So the notice follows their path. The node of the worker's host waits
+//! until the receiver, or its own gateway if the receiver is on another host, has taken all messages sent to
+//! it so far (a [fence](crate::transport::control_channel::FromNode::Fence)). Then it sends the notice from
+//! there. From a gateway on, the messages to one mailbox keep their order (HOST-3).
 //!
 //! Used by the pipelines' conductor, which is on one host.
 //!
-//! **Invariants.** WIRE-1: a host has nothing sent to a starter in another's name. MBX-2: so many wait at a
-//! time, as for starts.
+//! **Invariants.** WIRE-1: no host can send to a starter in another host's name. MBX-2: the messages that
+//! wait are bounded like starts.
 //!
-//! **On the loss** of the worker's host, and where its node cannot do it, the message is sent from here: what
-//! the dead had sent and has not come by then may come behind it.
+//! **On the loss** of the worker's host, or if its node cannot do it, the message is sent from here: late
+//! messages of the dead worker may then come behind it.
 
 use futures_util::future::{FutureExt as _, LocalBoxFuture};
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ use crate::message::{GpuMessage, codec, message_key};
 use crate::transport::control_channel::Location;
 use crate::transport::hosts::starter_of;
 
-/// A message that another host's node is to send.
+/// A message that another host's node sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Behind {
     to: ActorId,
@@ -38,8 +38,9 @@ pub(super) struct Behind {
 }
 
 impl Supervisor {
-    /// Sends a message without tensors to an actor, behind everything that a worker, which is on any host and
-    /// may have ended, has sent to it. Resolves when it was accepted, or never will be.
+    /// Sends a message without tensors to an actor, behind all messages that a worker has sent to it. The
+    /// worker may be on any host, and may have ended. Resolves when the message was accepted, or never will
+    /// be.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn send_behind<M: GpuMessage>(
         &self,
@@ -75,7 +76,7 @@ impl Supervisor {
     }
 }
 
-/// Sends a message for another host, which wrote it (WIRE-1).
+/// Sends a message for another host. Its content comes from that host (WIRE-1).
 pub(super) fn pass_on(supervisor: &Supervisor, Behind { to, key, body }: Behind) -> Result<Answer, String> {
     if to == starter_of(to.host()) {
         return Err("a host speaks to a starter in its own name alone".to_owned());
@@ -83,7 +84,7 @@ pub(super) fn pass_on(supervisor: &Supervisor, Behind { to, key, body }: Behind)
     let transport = supervisor.elsewhere().ok_or("this host is alone")?;
     let location = wait_for(supervisor.fence(to)).map_err(|error| error.to_string())?;
     let location = location.map_err(|_| "the node has ended".to_owned())?;
-    // Of an actor of a third host it means nothing here (HOST-2).
+    // For an actor of a third host the location has no meaning here (HOST-2).
     let nowhere = Location { process: ProcessId::NODE, index: 0, capacity: DEFAULT_MAILBOX };
     let address = Address::<RawMessage>::new(transport, to, location.unwrap_or(nowhere));
     let sending = address.with_key(key).send(RawMessage { key, body, tensors: Vec::new() });

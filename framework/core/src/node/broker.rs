@@ -424,7 +424,7 @@ impl Broker {
                 let found = self.registry.find(&name).and_then(|actor| {
                     #[cfg(feature = "hosts")]
                     if self.is_foreign(actor) {
-                        // Its place means something at its home alone (HOST-2).
+                        // Its location has a meaning only at its home (HOST-2).
                         let location = Location { process: ProcessId::NODE, index: 0, capacity: 1 };
                         return Some(Named { actor, location, takes: None });
                     }
@@ -453,7 +453,7 @@ impl Broker {
 
     fn want_chunk(&mut self, question: Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
         let owner = question.chunk.owner;
-        // What the asker itself has published, and what the dead had, was read before this.
+        // The node has already read all chunks that the asker, or a process that has ended, published.
         if self.chunks.knows(question.chunk) || owner == question.asker || !self.roster.lifecycle(owner) {
             return self.hand_out(&question, out);
         }
@@ -463,7 +463,7 @@ impl Broker {
         })
     }
 
-    /// Answers a question with what is known now.
+    /// Answers a question from what the node knows now.
     fn hand_out(&mut self, question: &Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
         let Question { asker: to, chunk, access } = *question;
         let Some(known) = self.chunks.hand_out(chunk, to, access) else {
@@ -489,7 +489,7 @@ impl Broker {
         name: String,
         actor: ActorId,
     ) -> (Result<(), ActorId>, Option<Complaint>) {
-        // Of another host's it is not known here whether it lives: who sends to it hears that.
+        // This host does not know whether an actor of another host lives: its senders find out.
         #[cfg(feature = "hosts")]
         let is_foreign = self.is_foreign(actor);
         #[cfg(not(feature = "hosts"))]
@@ -517,16 +517,16 @@ pub(crate) struct Kept {
     pub(crate) names: usize,
     /// Chunks, and owners of chunks.
     pub(crate) chunks: usize,
-    /// Actors and names of other hosts that somebody waits for.
+    /// Actors and names of other hosts that processes wait for.
     #[cfg(feature = "hosts")]
     pub(crate) foreign: usize,
     /// Questions that wait, owners that they wait for, askers and pings.
     pub(crate) parked: usize,
-    /// The dead that somebody has not drained.
+    /// Dead processes that some process has not drained.
     pub(crate) dying: usize,
     /// Pairs of processes that have written to each other.
     pub(crate) pairs: usize,
-    /// Actors that somebody watches, or that are between two lives.
+    /// Actors that are watched, or between two lives.
     pub(crate) watched: usize,
     /// Pages of processes, and processes that have reported tainted ranges.
     pub(crate) deaths: usize,

@@ -1,27 +1,27 @@
 //! Actors that the program of one host starts on another.
 //!
-//! Each node of several hosts has a mailbox in its own process, the *starter*, under a number that the others
-//! know ([`starter_of`]). A spawn that names another host asks its starter, as any actor is asked. That node
-//! starts a worker, and the actor in it, as if its own program had spawned it, and supervises it by the
-//! policy that came along: its next lives are on the same host, unless the policy lets it go on without that
-//! host (`supervisor/roaming.rs`). A pipeline starts workers there first, and then actors in them; what it
-//! says of them at its end ([`Order`]) is asked until it is heard.
+//! The node of each host has a mailbox in its own process, the *starter*, under a number that the others know
+//! ([`starter_of`]). A spawn that names another host asks that host's starter, as any actor is asked. The
+//! node there starts a worker, and the actor in it, as if its own program had spawned it. It supervises the
+//! actor by the policy in the request: the next lives are on the same host, unless the policy lets the actor
+//! outlive that host (`supervisor/roaming.rs`). A pipeline starts workers there first, and then actors in
+//! them. Its orders about them at its end ([`Order`]) are repeated until they are heard.
 //!
 //! Used by [`Spawn::start`](super::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a node
-//! as soon as its host is one of several.
+//! as soon as its host has joined others.
 //!
-//! **Invariants.** WIRE-1: a starter hears its own gateway alone, and a gateway passes on to a starter what
-//! comes from its node's own process alone (`gateway/proxy.rs`): no worker has anything started. A host
-//! starts actors in, and gives orders about, workers that were started for it, and no others; which host
-//! speaks, this host's own gateway says ([`from_host`](crate::transport::hosts::from_host)). MBX-2: so many
-//! starts are under way at a time, and as many questions of all other hosts wait as the mailbox takes.
+//! **Invariants.** WIRE-1: a starter takes messages only from its own gateway, and a gateway passes messages
+//! to a starter only if its node's own process sent them (`gateway/proxy.rs`). So no worker can start
+//! anything. A host starts actors in, and gives orders about, only workers that were started for it; this
+//! host's own gateway says which host speaks ([`from_host`](crate::transport::hosts::from_host)). MBX-2: the
+//! starts under way are bounded, and the mailbox bounds the questions that wait.
 //!
-//! **Threads.** Each start under way has one, because it waits for a worker. The reader, which delivers here,
-//! waits for nothing.
+//! **Threads.** Each start under way has a thread, because it waits for a worker. The reader, which delivers
+//! here, waits for nothing.
 //!
-//! **On a crash** of the other host, or its loss, the asker gets an error that names it: whether the actor
-//! runs there, nobody knows. On that of the asker, or its end, the workers that were started for it end too:
-//! nobody else knows of them. **On cancellation** nothing: who spawns blocks.
+//! **On a crash** or loss of the other host the asking host gets an error that names it; nobody knows whether
+//! the actor runs there. If the asking host is lost or ends, the workers that were started for it end too:
+//! nobody else knows of them. **On cancellation** nothing happens: a spawn blocks.
 
 mod devices;
 mod groups;
@@ -66,25 +66,25 @@ use crate::transport::control_channel::Location;
 use crate::transport::hosts::{Host, starter_of};
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
 
-/// What one node asks of another.
+/// A request of one node to another.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate, reply = Answer)]
 pub(super) enum Request {
-    /// Start this.
+    /// Start an actor.
     Start(Box<ToStart>),
-    /// Start a worker for actors that follow.
+    /// Start a worker, for actors that come later.
     Worker(Box<NewWorker>),
-    /// Do this with a worker that was started for another host. Not answered.
+    /// Do this with a worker that was started for the asking host.
     Order(u64, Order),
-    /// Send this to an actor, behind what was sent to it there.
+    /// Send a message to an actor, behind the messages that were sent to it there.
     Behind(Box<Behind>),
-    /// How many actors are in workers there?
+    /// Ask how many actors are in workers there.
     Load,
-    /// What is there to be seen? For whoever looks at the head.
+    /// Show the host's figures, for a watcher of the head.
     Show(Show),
-    /// Which device has this name there?
+    /// Ask which device has this name there.
     Device(String),
-    /// Of a group with actors on both hosts.
+    /// A message about a group with actors on both hosts.
     Group(OfGroup),
 }
 
@@ -92,11 +92,11 @@ pub(super) enum Request {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct NewWorker {
     pub(super) name: String,
-    /// Of it, on each GPU.
+    /// Its streams on each GPU.
     pub(super) streams: usize,
-    /// Where it is an interpreter, and not this program again.
+    /// Set if it runs an interpreter, and not this program again.
     pub(super) interpreter: Option<Interpreter>,
-    /// Where it is not what that host's node says.
+    /// Set if it differs from the setting of that host's node.
     pub(super) gpu_budget: Option<GpuBudget>,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct NewWorker {
 pub(super) enum StartIn {
     /// In a worker of its own.
     New(NewWorker),
-    /// In one that was started for another host.
+    /// In a worker that was started for the asking host.
     This(u64),
 }
 
@@ -115,16 +115,16 @@ pub(super) struct ToStart {
     pub(super) worker: StartIn,
     pub(super) restart: Restart,
     pub(super) actor: NewActor,
-    /// Where it roams: it has its id from the host that asks.
+    /// Set if it roams: its id comes from the host that asks.
     pub(super) guest: Option<Guest>,
-    /// Where it restarts with others: they are the asking host's.
+    /// Set if it restarts with others: its group on the asking host.
     pub(super) group: Option<InGroup>,
 }
 
-/// What the other node answers.
+/// The answer of the other node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// It takes messages. Its place means something there alone (HOST-2).
+    /// The actor takes messages. Its location has a meaning only on that host (HOST-2).
     Started {
         actor: ActorId,
         location: Location,
@@ -132,44 +132,44 @@ pub(super) enum Answer {
     },
     Worker(u64),
     PassedOn,
-    /// What was said of a group, or of a worker.
+    /// The message about a group, or the order about a worker, was carried out.
     Done,
     Load(usize),
-    /// As JSON.
+    /// The figures, as JSON.
     Shown(Vec<u8>),
     Device(Device),
     /// It did not start, for this reason.
     No(String),
 }
 
-/// The host that asks, by this host's own gateway, and what for.
+/// The host that asks, as this host's gateway names it, and its request.
 type Asked = (u16, Request);
 
-/// The mailbox of a node for what other hosts ask of it.
+/// The mailbox of a node for requests of other hosts.
 struct Starter {
     actor: ActorId,
     gateway: Arc<Mutex<Option<ProcessId>>>,
     local: Arc<LocalCredits>,
     supervisor: Weak<Supervisor>,
     starts: Arc<Mutex<Starts>>,
-    /// What waits for no worker's start is not held up by one.
+    /// Requests to show figures have a queue of their own, so that no worker's start holds them up.
     shows: Arc<Mutex<Starts>>,
-    /// Nor what waits for room in a mailbox.
+    /// So have messages to pass on, which wait for room in a mailbox.
     passes: Arc<Mutex<Starts>>,
-    /// Nor what waits for the ends of workers.
+    /// So have messages about groups, which wait for the ends of workers.
     groups: Arc<Mutex<Starts>>,
     last_look: Arc<LastLook>,
 }
 
-/// What is under way, and what waits.
+/// Requests under way, and requests that wait.
 #[derive(Default)]
 struct Starts {
     threads: usize,
     waiting: VecDeque<(Asked, Receipt)>,
-    /// The workers that were started for other hosts, with the host that has asked for each, but for some
-    /// that have ended.
+    /// The workers that were started for other hosts, each with the host that asked for it. Some of them may
+    /// have ended.
     workers: HashMap<WorkerId, u16>,
-    /// Actors that roam and are being started, with those who have asked for that again.
+    /// Roaming actors that are being started, with the receipts of repeated requests for the same start.
     guests: HashMap<ActorId, Vec<Receipt>>,
 }
 
@@ -202,7 +202,7 @@ impl Inbox for Starter {
     }
 
     fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
-        // Who wants to start something here does.
+        // This process starts actors directly, not through its starter.
         Err((message, Undelivered::Unregistered { key }))
     }
 
@@ -214,7 +214,7 @@ impl Inbox for Starter {
 impl Starter {
     fn take(&self, (host, request): Asked, receipt: Receipt) {
         if let Request::Order(worker, order) = request {
-            // At once, so that orders keep their order.
+            // Carried out at once, so that orders keep their order.
             self.obey(host, WorkerId(worker), order);
             return receipt.reply(Answer::Done);
         }
@@ -227,7 +227,7 @@ impl Starter {
         let mut starts = queue.lock();
         starts.waiting.push_back(((host, request), receipt));
         if starts.threads >= most {
-            return; // one that is done with its own takes it
+            return; // a thread that is done with its own request takes it
         }
         starts.threads += 1;
         drop(starts);
@@ -237,7 +237,7 @@ impl Starter {
         if let Err(error) = thread.spawn(move || run(&starts, &supervisor, &last_look)) {
             let mut starts = queue.lock();
             starts.threads -= 1;
-            // Another thread comes to it, if there is one.
+            // Another thread takes the request, if there is one.
             let unheard = if starts.threads == 0 { starts.waiting.pop_back() } else { None };
             drop(starts);
             if let Some((_, receipt)) = unheard {
@@ -247,7 +247,7 @@ impl Starter {
     }
 
     fn obey(&self, host: u16, worker: WorkerId, order: Order) {
-        // WIRE-1: not a worker that this host's program has started, nor the gateway, nor one of a third
+        // WIRE-1: the worker must not be one of this host's program, nor the gateway, nor one of a third
         // host.
         if self.starts.lock().workers.get(&worker) != Some(&host) {
             return tracing::warn!(%worker, ?order, host, "a host speaks of a worker that is not its own; dropped");
@@ -264,7 +264,7 @@ impl Starter {
     }
 }
 
-/// Answers until nothing waits.
+/// Answers requests until none waits.
 fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_look: &LastLook) {
     loop {
         let next = {
@@ -302,7 +302,7 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_look: &LastLo
                 Ok(worker) => Answer::Worker(worker.0),
                 Err(error) => no(&error),
             },
-            // It was obeyed when it came.
+            // `take` carried it out when it came.
             (Some(_), Request::Order(..)) => no(&"an order has no answer"),
         };
         guests::begun(starts, guest, &answer);
@@ -310,27 +310,27 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_look: &LastLo
     }
 }
 
-/// Starts a worker here for another host, with which it ends.
+/// Starts a worker here for another host. It ends with that host.
 fn worker_for(
     supervisor: &Supervisor,
     starts: &Mutex<Starts>,
     host: u16,
     NewWorker { name, streams, interpreter, gpu_budget }: &NewWorker,
 ) -> Result<WorkerId, SpawnError> {
-    // The one of this host, as its variables say, unless a program names one.
+    // The interpreter of this host, from its environment variables, unless the program names one.
     let program = interpreter.as_ref().map(Interpreter::program);
     let making = Making { gpu_budget: *gpu_budget, ..Making::of(program, *streams) };
     let worker = supervisor.spawn_worker_of(name, making)?;
     supervisor.started_for(worker, host);
     let mut starts = starts.lock();
-    // MBX-2: no more than the node lists.
+    // MBX-2: keep only workers that the node still lists.
     let listed: HashSet<_> = supervisor.workers().into_iter().map(|status| status.worker).collect();
     starts.workers.retain(|worker, _| listed.contains(worker));
     starts.workers.insert(worker, host);
     Ok(worker)
 }
 
-/// Starts an actor here for another host, which wrote all of this (WIRE-1).
+/// Starts an actor here for another host. All of `to_start` comes from that host (WIRE-1).
 fn start(
     supervisor: &Supervisor,
     starts: &Mutex<Starts>,
@@ -345,8 +345,8 @@ fn start(
     if let Some(guest) = guest
         && let Some((location, worker)) = supervisor.guest(guest.actor).map_err(StartError::from)?
     {
-        // HOST-10: the answer was lost with a gateway, and it was started for this host, which gave it its
-        // id.
+        // HOST-10: it lives here already, and the first answer was lost with a gateway. The checks above show
+        // that the asking host is its home.
         return Ok(Answer::Started { actor: guest.actor, location, worker: worker.0 });
     }
     let (worker, is_new) = match worker {
@@ -364,7 +364,7 @@ fn start(
     };
     let started = started.inspect_err(|_| {
         if is_new {
-            // Nobody else knows of it.
+            // Nobody else knows of the worker.
             supervisor.retire(worker);
         }
     });
@@ -376,17 +376,17 @@ fn start(
 }
 
 impl<A: RemoteActor> Spawn<'_, A> {
-    /// Starts it on another host of the node, one of [`Node::hosts`], or on [the one with the fewest
-    /// actors](crate::node::hosts::Anywhere). That host's node starts a worker for it and supervises it: a
-    /// restart policy brings it back there, as long as the host that has started it is of the node. When its
+    /// Starts the actor on another host of the node, one of [`Node::hosts`], or on [the one with the fewest
+    /// actors](crate::node::hosts::Anywhere). That host's node starts a worker for it and supervises it. A
+    /// restart policy brings it back there, as long as the host that started it belongs to the node. When its
     /// own host is lost, it is given up, unless the policy says [`on_other_hosts`](Restart::on_other_hosts).
-    /// A watch sees its ends as that of any actor. Its [device](Self::device) is one of that host, which
-    /// [`Node::device_on`] gives; one that may go on on other hosts has none.
+    /// A watch sees its ends like those of any actor. Its [device](Self::device) is one of that host, from
+    /// [`Node::device_on`]; an actor that may continue on other hosts has none.
     ///
-    /// A [worker](Self::worker) has to be one of that host. A [group](Self::group) may have actors on several
-    /// hosts: when one fails, or is lost with its host and goes on on another, all end on all of them, and
-    /// this host has the next lives begin when the last has ended; when one is given up, with its host too,
-    /// all are. An actor of [Python](crate::actor::Python) runs in that host's interpreter.
+    /// A [worker](Self::worker) must be one of that host. A [group](Self::group) may have actors on several
+    /// hosts. When one of them fails, or is lost with its host and continues on another, all of them end, and
+    /// this host begins the next lives when the last one has ended. When one is given up, also with its host,
+    /// all are given up. An actor of [Python](crate::actor::Python) runs in that host's interpreter.
     ///
     /// ```no_run
     /// use tensorpost::hosts::{Anywhere, Hosts};
@@ -418,7 +418,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
 }
 
 impl Node {
-    /// Has other hosts start actors here from now on; nothing for a node that has this host alone.
+    /// Lets other hosts start actors here from now on. Does nothing for a node that has only this host.
     pub(super) fn serve_other_hosts(&self) -> Result<(), NodeError> {
         let failed = |error: &dyn fmt::Display| NodeError::Hosts(error.to_string());
         let supervisor = self.supervisor();
@@ -443,7 +443,7 @@ impl Node {
         };
         let served = self.transport().serve_at(location.index, Arc::new(starter));
         served.map_err(|error| failed(&error))?;
-        // Workers of other hosts are reached by this from now on.
+        // From now on this host can reach workers of other hosts.
         all_hosts::set(supervisor, self.transport());
         supervisor.serve_hosts();
         if let Err(error) = tensorpost_hosts::join::tell_starter(self.transport().host()) {
@@ -453,7 +453,7 @@ impl Node {
         Ok(())
     }
 
-    /// The host that is meant, if it is another one.
+    /// Returns the host that `on` means, if it is another one.
     pub(super) fn other_host(&self, on: &OnHost) -> Result<Option<Host>, ActorError> {
         let supervisor = self.supervisor();
         let closed = |closed: Closed| ActorError::Start(closed.into());
@@ -469,13 +469,13 @@ impl Node {
         supervisor.host_of(number).map(Some)
     }
 
-    /// The host with the fewest actors in its workers; one that does not answer in time is left out.
+    /// Returns the host with the fewest actors in its workers; hosts that do not answer in time are left out.
     fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
         self.supervisor().least_loaded(own)
     }
 }
 
-/// Asks another host what it shows of itself. Nothing comes where it does not answer in time, or says that it
+/// Asks another host for its figures. Resolves to `None` if the host does not answer in time, or says that it
 /// cannot.
 pub(super) fn ask_for(
     transport: &Arc<Transport>,
@@ -492,14 +492,14 @@ pub(super) fn ask_for(
     }
 }
 
-/// Has another host start an actor.
+/// Starts an actor on another host.
 pub(super) fn start_on(
     transport: &Arc<Transport>,
     host: &Host,
     to_start: ToStart,
 ) -> Result<(ActorId, Location, WorkerId), ActorError> {
     match ask_starter(transport, host, Request::Start(Box::new(to_start)))? {
-        // WIRE-1: a host speaks of its own actors alone.
+        // WIRE-1: a host may name only its own actors.
         Answer::Started { actor, location, worker } if actor.host() == host.number => {
             Ok((actor, location, WorkerId::of_host(host.number, worker)))
         }
@@ -528,13 +528,13 @@ pub(super) fn not_done(host: &Host, answer: Answer) -> ActorError {
 }
 
 impl Supervisor {
-    /// The way to other hosts, if there are such.
+    /// Returns the transport to other hosts, if there are any.
     pub(super) fn elsewhere(&self) -> Option<Arc<Transport>> {
         self.shared().all_hosts.transport.get().and_then(Weak::upgrade)
     }
 
-    /// How many actors are in the workers of each host, with its number; of this one, and of those that
-    /// answer in time.
+    /// Returns how many actors are in the workers of each host, with its number: for this host, and for those
+    /// that answer in time.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, Closed> {
         // A node that is alone is host 0.
@@ -554,14 +554,14 @@ impl Supervisor {
         Ok(loads.chain([(self.load()?, own)]).collect())
     }
 
-    /// The host with the fewest actors in its workers, and of several the first; one that does not answer in
-    /// time is left out.
+    /// Returns the host with the fewest actors in its workers, the first of several; hosts that do not answer
+    /// in time are left out.
     fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
         let least = self.host_loads()?.into_iter().min();
         Ok(least.map_or(own, |(_, host)| host))
     }
 
-    /// A host of the node, by its number.
+    /// Returns a host of the node, by its number.
     pub(super) fn host_of(&self, number: u16) -> Result<Host, ActorError> {
         let hosts = self.hosts().map_err(|closed| ActorError::Start(closed.into()))?;
         hosts.into_iter().find(|host| host.number == number).ok_or_else(|| ActorError::Elsewhere {
@@ -570,8 +570,8 @@ impl Supervisor {
         })
     }
 
-    /// Starts a worker on the host with this number, or here where that is this one, and waits until it is
-    /// ready. It runs the interpreter of `python`, if there is one, as that host finds it.
+    /// Starts a worker on the host with this number, or here if that is this host, and waits until it is
+    /// ready. It runs the interpreter of `python`, if given, as that host finds it.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn spawn_worker_on(
         &self,
@@ -602,7 +602,7 @@ impl Supervisor {
     }
 }
 
-/// The address of another host's starter. The place in it means nothing here.
+/// Makes the address of another host's starter. The location in it has no meaning here.
 pub(super) fn starter(transport: &Arc<Transport>, host: u16) -> Address<Request> {
     let location = Location { process: ProcessId::NODE, index: 0, capacity: DEFAULT_MAILBOX };
     Address::new(Arc::clone(transport), starter_of(host), location)

@@ -1,26 +1,26 @@
-//! Actors of other hosts, as this host's node knows them: each is in the roster while its mailbox is, at a
-//! place in the gateway.
+//! Actors of other hosts, as this host's node knows them. While the gateway has a mailbox for such an actor,
+//! the actor is in the roster, with a location in the gateway (its *place*).
 //!
-//! Who wants to send to one is told that place, as of an actor that has moved. Before there is one, the node
-//! asks its gateway to reach the actor, and whoever asks meanwhile waits for the same answer. Names that
-//! nobody has here are looked up on the other hosts.
+//! The node tells a sender that place, as it does for an actor that has moved. If there is no place yet, the
+//! node asks its gateway to reach the actor, and all senders that ask meanwhile wait for the same answer. The
+//! node looks up names that nobody has here on the other hosts.
 //!
-//! The gateway has places for so many. When they are used up, the one that nobody has sent to for longest
-//! *rests*: it gives its place up, and is not in the roster any more; who has its address asks again. Where
-//! all are in use, whoever wants another waits (MBX-2). Whoever watches one that rests is told on what
-//! happens to it.
+//! The gateway has a limited number of places. When they are used up, the actor that nobody has sent to for
+//! longest *rests*: it gives up its place, and leaves the roster; a sender with its address asks again. If
+//! all places are in use, a sender that needs another one waits (MBX-2). Watchers of an actor that rests
+//! still hear of its events.
 //!
-//! Actors that roam are reached in the same way, from their homes too, unless they live here. Where those of
-//! this host live, it has noted (`foreign/homes.rs`).
+//! Actors that roam are reached in the same way, also from their homes, unless they live on the sender's
+//! host. Each home keeps the hosts on which its actors live (`foreign/homes.rs`).
 //!
-//! Bounded (MBX-2): so many actors that are being reached (`foreign/reaching.rs`), and names that are looked
-//! up.
+//! Both the actors that are being reached (`foreign/reaching.rs`) and the names that are being looked up are
+//! bounded (MBX-2).
 //!
-//! **On the gateway's death** its actors rest, as far as the next one has no place for them: they live, and
-//! an address of one goes on working. Whoever waits here goes on waiting, and the next gateway is asked for
-//! all of it. What others send to actors of this host comes to each process when that has taken all that the
-//! last gateway had sent it (HOST-3). Where no gateway follows, its actors go as those of any process do, and
-//! whoever waits here is told.
+//! **On the gateway's death** the actors with a place in it rest until the next gateway has a place for them:
+//! they live, and their addresses go on working. Processes that wait go on waiting, and the node asks the
+//! next gateway for all that they wait for. A process here gets messages from the next gateway only when it
+//! has taken all messages of the last one (HOST-3). If no gateway follows, its actors go like those of any
+//! dead process, and waiting processes are told.
 
 mod homes;
 mod next_gateway;
@@ -45,19 +45,20 @@ use self::reaching::{Reaching, TooMany};
 #[derive(Default)]
 pub(crate) struct Foreign {
     gateway: Option<ProcessId>,
-    /// Whether one has ended and another follows.
+    /// Whether a gateway has ended and another follows.
     follows: bool,
-    /// Those that have ended and were not read to the end by all.
+    /// Gateways that have ended and whose messages not all processes have read.
     unread: Vec<ProcessId>,
-    /// Actors of this host that others ask for, in processes that have not read one of them to the end.
+    /// Actors of this host that other hosts ask for, in processes that have not read all messages of such a
+    /// gateway.
     wanted: HashSet<ActorId>,
-    /// Where the actors live that roam, and whose home is this host.
+    /// The actors that roam and whose home is this host, and where they live.
     homes: Homes,
     reaching: Reaching,
-    /// Those of them that wait for a place, with the capacities of their mailboxes. No more than are being
-    /// reached.
+    /// Actors that wait for a place, with the capacities of their mailboxes. They are a part of those that
+    /// are being reached.
     placeless: VecDeque<(ActorId, u32)>,
-    /// Of names: who asked, by which ticket, and for which.
+    /// Names that are being looked up: the process that asked, its ticket, and the name.
     lookups: HashMap<u64, (ProcessId, u64, String)>,
     last_lookup: u64,
     /// Whether this host's starter takes messages, and whether another host has asked for it before.
@@ -96,7 +97,7 @@ impl Foreign {
         self.gateway.is_some()
     }
 
-    /// What waits.
+    /// Counts everything that waits.
     #[cfg(feature = "testing")]
     pub(crate) fn kept(&self) -> usize {
         self.reaching.len() + self.placeless.len() + self.lookups.len()
@@ -104,14 +105,14 @@ impl Foreign {
 }
 
 impl Broker {
-    /// Whether an actor lives on another host, and there may be a way to it.
+    /// Whether an actor lives on another host that may be in reach.
     pub(super) fn is_foreign(&self, actor: ActorId) -> bool {
         let has_others = self.foreign.gateway.is_some() || self.roster.host_is_known;
         has_others && (actor.host() != self.roster.host || actor.roams()) && !self.is_guest(actor)
     }
 
-    /// Notes that a process waits for an actor of another host, to send to it or with a ticket to watch it,
-    /// and has it reached.
+    /// Notes that a process waits for an actor of another host, and has the gateway reach it. The process
+    /// wants to send to it, or, with a ticket, to watch it.
     fn reach(
         &mut self,
         from: ProcessId,
@@ -119,7 +120,7 @@ impl Broker {
         watches: Option<u64>,
         out: &mut Vec<Delivery>,
     ) -> Result<(), EndReason> {
-        // Between two gateways it waits for the next.
+        // Between two gateways the process waits for the next one.
         let has_way = self.foreign.gateway.is_some() || self.foreign.follows;
         if !has_way && !self.foreign.reaching.has(actor) {
             return Err(out_of_reach(
@@ -137,10 +138,10 @@ impl Broker {
         Ok(())
     }
 
-    /// Has those reached of a host whose turn it is.
+    /// Asks the gateway for the next actors of a host.
     fn reach_next(&mut self, home: u16, out: &mut Vec<Delivery>) {
         while let Some(actor) = self.foreign.reaching.next(home) {
-            // One of this host that lives nowhere now is reached when it does.
+            // An actor of this host that lives nowhere now is reached when its next life begins.
             if self.foreign.homes.is_away(actor) {
                 self.foreign.reaching.is_away(actor);
             } else if self.foreign.reaching.is_asked(actor) {
@@ -149,7 +150,7 @@ impl Broker {
         }
     }
 
-    /// What is known of an actor of another host, unless it has to be reached first.
+    /// Returns where an actor of another host is, unless it has to be reached first.
     fn known_foreign(&self, actor: ActorId) -> Option<Whereabouts> {
         if actor.host() == self.roster.host && !self.foreign.homes.has(actor) {
             return Some(self.roster.whereabouts(actor)); // it has ended
@@ -161,7 +162,7 @@ impl Broker {
         }
     }
 
-    /// Takes a message that is about other hosts; `None` where it is not.
+    /// Handles a message that is about other hosts; `None` if it is not.
     pub(crate) fn handle_foreign(
         &mut self,
         from: ProcessId,
@@ -179,10 +180,10 @@ impl Broker {
         Some(Ok(()))
     }
 
-    /// `from` wants to send to an actor of another host.
+    /// Handles the question of `from` for an actor of another host, to send to it.
     fn want_foreign(&mut self, from: ProcessId, actor: ActorId, out: &mut Vec<Delivery>) {
         if let Some(device) = self.roster.gpu_of(from) {
-            // Before it can ask anything.
+            // The gateway must know the device before the process can ask anything.
             self.foreign.tell(ToGateway::Uses { process: from, device }, out);
         }
         let at = match self.known_foreign(actor) {
@@ -195,7 +196,7 @@ impl Broker {
         out.push(actor_is(from, actor, at));
     }
 
-    /// `from` wants to hear what happens to an actor of another host.
+    /// Handles the request of `from` to watch an actor of another host.
     fn watch_foreign(&mut self, from: ProcessId, ticket: u64, actor: ActorId, out: &mut Vec<Delivery>) {
         let down = match self.known_foreign(actor) {
             _ if self.foreign.homes.has(actor) => self.watches.watch(from, actor, true),
@@ -210,7 +211,8 @@ impl Broker {
         out.push(watching(from, ticket, down));
     }
 
-    /// `from` looks up a name that nobody has here. Whether the other hosts are asked.
+    /// Looks up a name on the other hosts for `from`, because nobody has it here. Returns whether they are
+    /// asked.
     pub(crate) fn find_elsewhere(
         &mut self,
         from: ProcessId,
@@ -218,7 +220,7 @@ impl Broker {
         name: &str,
         out: &mut Vec<Delivery>,
     ) -> bool {
-        // The gateway looks up for others, whose own nodes ask everybody.
+        // The gateway looks up names for other hosts, and their own nodes ask everybody.
         if self.foreign.gateway == Some(from) || self.foreign.lookups.len() >= MAX_LOOKUPS {
             return false;
         }
@@ -233,21 +235,21 @@ impl Broker {
         asked
     }
 
-    /// The gateway says something. The rest of what it says is for the supervisor.
+    /// Handles a message of the gateway. The supervisor handles the rest of its messages.
     fn gateway_says(
         &mut self,
         from: ProcessId,
         said: FromGateway,
         out: &mut Vec<Delivery>,
     ) -> Result<(), Complaint> {
-        // WIRE-1: any worker could say it.
+        // WIRE-1: any worker could send it.
         if self.foreign.gateway != Some(from) {
-            // Of one that cannot begin, its supervisor knows.
+            // The supervisor already knows of a gateway that cannot begin.
             let cannot_begin = matches!(said, FromGateway::Began { result: Err(_) });
             return if cannot_begin { Ok(()) } else { Err(Complaint::NotTheGateway) };
         }
         match said {
-            // What it says of one that is here by now is about its last life, on another host.
+            // The actor lives here by now, so the message is about its last life, on another host.
             FromGateway::Reached { actor, .. }
             | FromGateway::Serving { actor }
             | FromGateway::Rests { actor }
@@ -262,13 +264,14 @@ impl Broker {
             }
             FromGateway::Found { ticket, found } => {
                 if let Some((to, ticket, _)) = self.foreign.lookups.remove(&ticket) {
-                    // Its own host knows what it handles.
+                    // Only its own host knows which messages it handles.
                     let found = found.map(|(actor, location)| Named { actor, location, takes: None });
                     let message = FromNode::Found { ticket, found };
                     out.push(Delivery { to, message, descriptors: Vec::new() });
                 }
             }
-            // Another host may be quicker than this one's own program, and waits until there is one.
+            // Another host may ask before this host's own program has made the starter; it waits until there
+            // is one.
             FromGateway::WantLocal { actor } if self.is_starter(actor) && !self.foreign.serves => {
                 self.foreign.starter_wanted = true;
             }
@@ -278,7 +281,7 @@ impl Broker {
                 }
             }
             FromGateway::WantLocal { actor } if self.has_unread(actor) => {
-                // MBX-2: of each host the gateway asks for so many at a time.
+                // MBX-2: the gateway asks for a bounded number of actors for each host at a time.
                 self.foreign.wanted.insert(actor);
             }
             FromGateway::WantGuests { host, session, actors } => self.say_guests(host, session, actors, out),
@@ -325,7 +328,7 @@ impl Broker {
         actor == starter_of(self.roster.host)
     }
 
-    /// This host's starter takes messages.
+    /// Notes that this host's starter takes messages.
     pub(crate) fn serve_hosts(&mut self, out: &mut Vec<Delivery>) {
         self.foreign.serves = true;
         if std::mem::take(&mut self.foreign.starter_wanted) {
@@ -335,7 +338,7 @@ impl Broker {
         }
     }
 
-    /// The actor's host takes messages for it: it gets a place in the gateway.
+    /// Gives an actor a place in the gateway, because its host takes messages for it.
     fn reached(&mut self, gateway: ProcessId, actor: ActorId, capacity: u32, out: &mut Vec<Delivery>) {
         let Some(reaching) = self.foreign.reaching.get_mut(actor).filter(|reaching| !reaching.placed) else {
             return;
@@ -352,7 +355,7 @@ impl Broker {
         }
     }
 
-    /// Gives places to those that wait for one. Whether all have one.
+    /// Gives places to the actors that wait for one. Returns whether all have one.
     fn place_next(&mut self, gateway: ProcessId, out: &mut Vec<Delivery>) -> bool {
         while let Some((actor, capacity)) = self.foreign.placeless.front().copied() {
             match self.roster.place(actor, gateway, capacity) {
@@ -362,7 +365,7 @@ impl Broker {
                 }
                 Err(LocationError::Full(_)) => return false,
                 Err(error) => {
-                    // It is out of the queue by this.
+                    // This also takes it out of the queue.
                     let why = format!("it cannot have a mailbox on this host: {error}");
                     self.lost_foreign(actor, Some(out_of_reach(why)), out);
                 }
@@ -371,7 +374,7 @@ impl Broker {
         true
     }
 
-    /// An actor of another host gives its place in the gateway up.
+    /// Takes back the place of an actor of another host that rests.
     fn rests(&mut self, gateway: ProcessId, actor: ActorId, out: &mut Vec<Delivery>) {
         let is_placed = self.roster.actor(actor).is_some_and(|entry| entry.started);
         if !is_placed || !self.is_foreign(actor) {
@@ -387,7 +390,7 @@ impl Broker {
         self.place_next(gateway, out);
     }
 
-    /// Its mailbox here takes messages.
+    /// Notes that an actor's mailbox in the gateway takes messages, and tells the processes that wait.
     fn serving(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
         let Some(location) = self.roster.actor(actor).map(|entry| entry.location) else { return };
         let Some(reaching) = self.foreign.reaching.remove(actor) else { return };
@@ -402,7 +405,7 @@ impl Broker {
         self.reach_next(actor.host(), out);
     }
 
-    /// An actor of another host cannot be reached (any more): it has ended, or its host is lost.
+    /// Handles the loss of an actor of another host: it has ended, or its host is lost.
     pub(super) fn lost_foreign(&mut self, actor: ActorId, why: Option<EndReason>, out: &mut Vec<Delivery>) {
         let is_own = self.foreign.homes.forget(actor);
         let reaching = self.foreign.reaching.remove(actor);
@@ -418,7 +421,7 @@ impl Broker {
         };
         let at = match &event {
             Lifecycle::GaveUp { reason, .. } => {
-                // Remembered, for those who ask later.
+                // Remembered for processes that ask later.
                 self.roster.give_up(actor, reason.clone());
                 Whereabouts::GaveUp(reason.clone())
             }
@@ -443,7 +446,7 @@ impl Broker {
         self.reach_next(actor.host(), out);
     }
 
-    /// A process has ended: it waits for nothing, and if it was the gateway, nobody does.
+    /// Drops the waits of a process that has ended. If it was the gateway, all waits end.
     pub(crate) fn left_foreign(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
         self.foreign.reaching.leaves(process);
         self.foreign.lookups.retain(|_, (asker, ..)| *asker != process);
@@ -454,13 +457,13 @@ impl Broker {
         self.no_gateway(out);
     }
 
-    /// There is no gateway, and none follows.
+    /// Fails everything that needs the gateway: there is none, and none follows.
     pub(crate) fn no_gateway(&mut self, out: &mut Vec<Delivery>) {
         self.foreign.follows = false;
         self.foreign.wanted.clear();
         let why = out_of_reach("the gateway of this host has ended, and with it the way to all others");
         let waited_for = self.foreign.reaching.all().chain(self.foreign.homes.all());
-        // Those in the gateway are the roster's; of those that rest nobody else says it.
+        // The roster handles the actors in the gateway; the actors that rest must be found by their watches.
         let resting = self.watches.watched().filter(|actor| self.is_foreign(*actor));
         let lost: HashSet<_> = waited_for.chain(resting).collect();
         lost.into_iter().for_each(|actor| self.lost_foreign(actor, Some(why.clone()), out));

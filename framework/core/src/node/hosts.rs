@@ -1,4 +1,4 @@
-//! Several machines: how a program's node becomes one with those of the same program on other hosts.
+//! Several machines: how the nodes of one program on several hosts become one node.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,17 +10,16 @@ use super::{Closed, Node, NodeError, Processes};
 use crate::device::Device;
 use crate::transport::hosts::{Host, Nixl, Settings};
 
-/// The worker that speaks to other hosts.
+/// The name of the worker that speaks to other hosts.
 pub(super) use crate::transport::lifecycle::GATEWAY;
 
-/// How this host becomes one of a node of several: as its head, or as an agent of a head.
+/// How this host joins a node of several hosts: as its head, or as an agent of a head.
 ///
-/// The same program runs on each host, and says so here; what it does then may depend on [`Node::is_head`].
-/// Actors of all hosts are found by their names, and their addresses go in messages and arguments as within a
-/// host.
+/// The same program runs on each host, and names its role here; it may act by [`Node::is_head`]. Actors of
+/// all hosts are found by their names, and messages and arguments carry their addresses as within one host.
 ///
-/// Without a key (`TENSORPOST_KEY_FILE`, or [`key_file`](Self::key_file)) hosts are reached on this machine's
-/// loopback alone.
+/// Without a key (`TENSORPOST_KEY_FILE`, or [`key_file`](Self::key_file)) hosts are reached only on this
+/// machine's loopback.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -60,8 +59,8 @@ pub struct Hosts {
     agents_serve: bool,
 }
 
-/// The host with the fewest actors, this one included, for [`Spawn::on`](super::Spawn::on). Of several, the
-/// one with the lowest number.
+/// The host with the fewest actors, this one included, for [`Spawn::on`](super::Spawn::on). If several have
+/// the fewest, the host with the lowest number is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anywhere;
 
@@ -85,7 +84,7 @@ impl From<Anywhere> for OnHost {
     }
 }
 
-/// The variables that say which host this is make no sense.
+/// The error for environment variables that do not make sense as a description of this host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub struct HostsError(#[from] tensorpost_hosts::join::EnvironmentError);
@@ -112,36 +111,37 @@ impl Hosts {
         }
     }
 
-    /// On an agent, [`start`](super::NodeBuilder::start) does not return: it runs what others start there,
-    /// until the head ends, or Ctrl-C or `SIGTERM` comes, and then ends the process, with status 0 if all of
-    /// it ended in order. So the rest of the program is the head's alone.
+    /// Makes [`start`](super::NodeBuilder::start) on an agent serve and not return. It runs the actors that
+    /// other hosts start there, until the head ends, or Ctrl-C or `SIGTERM` comes. Then it ends the process,
+    /// with status 0 if everything ended in order. So only the head runs the rest of the program.
     pub fn agents_serve(mut self) -> Self {
         self.agents_serve = true;
         self
     }
 
-    /// Whether this host is an agent that does nothing else.
+    /// Whether this host is an agent that only serves.
     pub(super) fn only_serves(&self) -> bool {
         self.agents_serve && !self.settings.is_head
     }
 
-    /// The head of a node, which listens at `host:port`. With port 0 it takes a free one: see
-    /// [`Node::hosts`].
+    /// Makes this host the head of a node, which listens at `host:port`. With port 0 it takes a free port:
+    /// see [`Node::hosts`].
     pub fn head(listen: impl Into<String>) -> Self {
         Self::new(true, listen.into())
     }
 
-    /// An agent of the head at `host[:port]`. It tries to join until [`join_deadline`](Self::join_deadline).
+    /// Makes this host an agent of the head at `host[:port]`. It tries to join until
+    /// [`join_deadline`](Self::join_deadline).
     pub fn agent(head: impl Into<String>) -> Self {
         Self::new(false, head.into())
     }
 
-    /// By `TENSORPOST_HEAD` or `TENSORPOST_LISTEN`, or the variables of Slurm, torchrun or Kubernetes; `None`
-    /// where this program was started alone. Where `TENSORPOST_JOINED_FILE` names a file or a pipe, a line
-    /// with the host's number is written to it when it has joined.
+    /// Takes the role from `TENSORPOST_HEAD` or `TENSORPOST_LISTEN`, or from the variables of Slurm, torchrun
+    /// or Kubernetes; `None` if this program was started alone. If `TENSORPOST_JOINED_FILE` names a file or a
+    /// pipe, the host writes a line with its number to it when it has joined.
     ///
     /// # Errors
-    /// They make no sense; the error says which.
+    /// The variables make no sense; the error says which.
     pub fn from_environment() -> Result<Option<Self>, HostsError> {
         let found = tensorpost_hosts::join::Hosts::from_environment()?;
         Ok(found.map(|found| {
@@ -152,13 +152,14 @@ impl Hosts {
         }))
     }
 
-    /// What people see of this host; the machine's name unless said otherwise.
+    /// Sets the name under which people see this host; the default is the machine's name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.settings.name = name.into();
         self
     }
 
-    /// Under which `host[:port]` others reach this one, where that is not what the head sees.
+    /// Sets the `host[:port]` under which others reach this host, if that is not the address that the head
+    /// sees.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         let address = address.into();
         let has_port = address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
@@ -166,40 +167,40 @@ impl Hosts {
         self
     }
 
-    /// What this build of the program is called. Hosts run one program, file by file, unless both say this:
-    /// for hosts of several architectures, or where the program is built on each.
+    /// Names this build of the program. Without it all hosts must run the same file. With it they need only
+    /// the same name: for hosts of several architectures, or if each host builds the program itself.
     pub fn build_name(mut self, name: impl Into<String>) -> Self {
         self.settings.build_name = Some(name.into());
         self
     }
 
-    /// The file with the node's key: 32 bytes that only its user can read, the same on all hosts. Unless said
-    /// otherwise it is what `TENSORPOST_KEY_FILE`, or the variables for PEM files, name.
+    /// Sets the file with the node's key: 32 bytes that only its user can read, the same on all hosts. The
+    /// default is the file that `TENSORPOST_KEY_FILE`, or the variables for PEM files, name.
     pub fn key_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.key_file = Some(path.into());
         self
     }
 
-    /// How long an agent tries to join; 120 s unless said otherwise.
+    /// Sets how long an agent tries to join; the default is 120 s.
     pub fn join_deadline(mut self, deadline: Duration) -> Self {
         self.settings.join_deadline = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         self
     }
 
-    /// Connections for tensors to each other host, 1 to 8; 2 unless said otherwise.
+    /// Sets the number of connections for tensors to each other host, 1 to 8; the default is 2.
     pub fn lanes(mut self, lanes: u16) -> Self {
         self.settings.lanes = lanes;
         self
     }
 
-    /// Whether tensors in GPU memory go by NIXL; [`Nixl::Off`] unless said otherwise, because what goes so is
-    /// *not encrypted*, and because NIXL and UCX were not written for enemies: with it whoever can reach the
-    /// ports that UCX opens may write to the gateway's memory. So it is for hosts, and a network between
-    /// them, that are trusted with what is sent, whatever key there is.
+    /// Sets whether tensors in GPU memory go by NIXL; the default is [`Nixl::Off`]. Tensors that go by NIXL
+    /// are *not encrypted*, and NIXL and UCX do not defend against attackers: everybody who can reach the
+    /// ports that UCX opens may write to the gateway's memory. So use it only if you trust the hosts, and the
+    /// network between them, with the data. A key does not change that.
     ///
     /// The library is `libnixl_capi.so` of the wheel `nixl`, found by the loader or named by the variable
-    /// `TENSORPOST_NIXL`. Where it is not there, or not faster, the log says so, and tensors go by gRPC. Each
-    /// pair of GPUs that sends so takes 256 MiB on both.
+    /// `TENSORPOST_NIXL`. If it is missing, or not faster, the log says so, and tensors go by gRPC. Each pair
+    /// of GPUs that uses NIXL takes 256 MiB on both.
     pub fn nixl(mut self, nixl: Nixl) -> Self {
         self.settings.nixl = nixl;
         self
@@ -207,7 +208,8 @@ impl Hosts {
 }
 
 impl Processes {
-    /// Starts the gateway, and waits until this host is one of its node: before any actor of it has an id.
+    /// Starts the gateway, and waits until this host has joined its node. No actor of this host has an id
+    /// before that.
     pub(super) fn become_one_of(&self, hosts: Hosts) -> Result<(), NodeError> {
         let failed = |error: &dyn std::fmt::Display| NodeError::Hosts(error.to_string());
         let making = Making::of(None, 1);
@@ -230,13 +232,13 @@ impl Node {
                 false
             }
         };
-        // What is left of it ends now: a private MPS daemon, for example.
+        // Ends the rest of the node now: a private MPS daemon, for example.
         drop(self);
         std::process::exit(i32::from(!is_clean))
     }
 
-    /// The hosts of the node, this one among them, in the order of their numbers; none where it has only this
-    /// one.
+    /// Returns the hosts of the node, this one among them, in the order of their numbers; none if the node
+    /// has only this host.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
@@ -244,8 +246,8 @@ impl Node {
         self.supervisor().hosts()
     }
 
-    /// Waits until the node has so many hosts, this one among them, and lists them as [`hosts`](Self::hosts)
-    /// does; after that time as many as there are.
+    /// Waits until the node has `count` hosts, this one among them, and returns them as
+    /// [`hosts`](Self::hosts) does. After `within` it returns the hosts that there are.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
@@ -253,16 +255,17 @@ impl Node {
         self.supervisor().await_hosts(count, within)
     }
 
-    /// Waits until the hosts of the node are others than these, which [`hosts`](Self::hosts) has listed, and
-    /// lists them; after that time as they are.
+    /// Waits until the hosts of the node differ from `seen`, a list from [`hosts`](Self::hosts), and returns
+    /// them. After `within` it returns them as they are.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, Closed> {
         self.supervisor().await_other_hosts(seen, within)
     }
 
-    /// A device of a host of the node, for an actor that is started [there](super::Spawn::on): `"cuda:1"` is
-    /// its second GPU, as `CUDA_VISIBLE_DEVICES` of its program counts, whatever this host has; `"cuda"`,
-    /// `"host"` and `GPU-` with a UUID are read as [`Device`] reads them. Waits until that host has answered.
+    /// Returns a device of a host of the node, for an actor that is started [there](super::Spawn::on).
+    /// `"cuda:1"` is that host's second GPU, counted by the `CUDA_VISIBLE_DEVICES` of its program; this
+    /// host's GPUs do not matter. `"cuda"`, `"host"` and `GPU-` with a UUID are read as [`Device`] reads
+    /// them. Waits until that host has answered.
     ///
     /// ```no_run
     /// # use tensorpost::prelude::*;
@@ -276,8 +279,8 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`ActorError::Elsewhere`] names the host, and says why it has no such device, or is not of the node
-    /// any more.
+    /// [`ActorError::Elsewhere`] names the host, and says why it has no such device, or that it does not
+    /// belong to the node any more.
     pub fn device_on(&self, host: &Host, device: &str) -> Result<Device, ActorError> {
         self.supervisor().device_on(host.number, device)
     }

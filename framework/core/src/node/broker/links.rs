@@ -1,13 +1,13 @@
-//! What processes write to each other by way of the node: halves of links, answers to them, fresh memory for
-//! their rings.
+//! The messages that processes send each other through the node: halves of links, answers to them, fresh
+//! memory for their rings.
 //!
-//! Part of the broker, which is called for one message at a time. Who may write what, and how often, is
-//! counted by [`link_messages`](crate::node::link_messages).
+//! Part of the broker, which is called for one message at a time.
+//! [`link_messages`](crate::node::link_messages) counts the messages of each pair and bounds them.
 //!
 //! **Invariants.** A link message goes to the life of a process that it names, or to nobody (WIRE-1). A
-//! process that waits for an answer gets one, also where the node lacks descriptors.
+//! process that waits for an answer gets one, even if the node lacks descriptors.
 //!
-//! **Locks.** None. **On a crash** of a process nothing is kept of what it wrote. **On cancellation** nothing
+//! **Locks.** None. **On a crash** of a process nothing of its messages is kept. **On cancellation** nothing
 //! happens.
 
 use std::io;
@@ -19,7 +19,7 @@ use crate::node::link_messages::Verdict;
 use crate::transport::WhyRefused;
 use crate::transport::control_channel::{FromNode, LinkMessage};
 
-/// Descriptors of a half.
+/// How many descriptors a half has.
 const HALF: usize = 5;
 
 impl Broker {
@@ -68,7 +68,8 @@ impl Broker {
         match self.link_messages.refuse(from, peer, number) {
             Verdict::Due => {
                 out.push(refused((peer, from), number, from, why));
-                // It may have sent its own while it refused: that is void too, and nobody waits for it.
+                // It may have sent its own half while it refused: that half is void too, so that nobody waits
+                // for it.
                 let own = self.link_messages.void(peer, from);
                 out.extend(own.map(|number| refused((from, peer), number, from, why)));
                 Ok(())
@@ -78,7 +79,8 @@ impl Broker {
         }
     }
 
-    /// A half of a link to `to`, with its descriptors, or with why the node lacks them.
+    /// Handles a half of a link to `to`, with its descriptors, or with the error that made the node lose
+    /// them.
     pub(crate) fn half(
         &mut self,
         from: ProcessId,
@@ -93,7 +95,7 @@ impl Broker {
         if !self.link_messages.half(from, to, number) {
             return Err(Complaint::LinkMessageAgain(to));
         }
-        // WIRE-1: the page that the node can release, whichever the process would rather show.
+        // WIRE-1: pass on the page that the node can release, and not one of the process's choice.
         let clocks = || self.deaths.clocks(from).transpose();
         let whole = descriptors.and_then(|mut descriptors| {
             if let (Some(first), Some(clocks)) = (descriptors.first_mut(), clocks()?) {
@@ -108,7 +110,7 @@ impl Broker {
                 Ok(())
             }
             Err(error) => {
-                // Nobody waits for what does not come: neither for this half, nor for an answer to the other.
+                // Both sides hear of it, so nobody waits for this half, nor for an answer to the other one.
                 let why = WhyRefused::of(&error);
                 let others = self.link_messages.void(from, to);
                 out.push(refused((from, to), number, ProcessId::NODE, why));
@@ -118,7 +120,7 @@ impl Broker {
         }
     }
 
-    /// Whether a link message can go to `to`. Its sender is told where it cannot.
+    /// Whether a link message can go to `to`. If not, its sender is told.
     fn may_write(&self, from: ProcessId, to: ProcessId, out: &mut Vec<Delivery>) -> Result<bool, Complaint> {
         if to == from {
             return Err(Complaint::ToItself);
@@ -135,7 +137,8 @@ impl Broker {
         Err(Complaint::UnknownProcess(to))
     }
 
-    /// Fresh rings for the link to `to`, with their descriptor, if the node has not lost it.
+    /// Handles an offer of fresh rings for the link to `to`, with their descriptor, if the node has not lost
+    /// it.
     pub(crate) fn offer(
         &mut self,
         from: ProcessId,
@@ -173,7 +176,7 @@ fn passed_on(
     Delivery { to, message: FromNode::LinkMessage { from, link_message }, descriptors }
 }
 
-/// The half of `whose` first leads to no link with the second.
+/// Makes the message that the half of `whose.0` leads to no link with `whose.1`.
 fn refused(whose: (ProcessId, ProcessId), number: u64, by: ProcessId, why: WhyRefused) -> Delivery {
     let (to, peer) = whose;
     let message = FromNode::LinkRefused { peer, number, by, name: String::new(), why };

@@ -1,8 +1,8 @@
 //! Devices of other hosts, by the names that they have there.
 //!
-//! Used by `Node::device_on` and by pipelines, before a worker starts: a host looks the name up as its node's
-//! process counts GPUs, and says which device that is, by the identity that all of its processes share. It is
-//! looked for only, and opened by no process but the worker that is to work on it.
+//! Used by `Node::device_on` and by pipelines, before a worker starts. A host looks the name up as its node's
+//! process counts GPUs, and answers with the identity of the device that all of its processes share. It only
+//! looks the device up: no process opens it but the worker that will work on it.
 
 use super::{Answer, Request, ask_starter, not_done};
 use crate::device::{Device, DeviceError};
@@ -11,18 +11,18 @@ use crate::node::spawn::ActorError;
 use crate::node::supervisor::Supervisor;
 use crate::observe::text::shown;
 
-/// A device of this host.
+/// Finds a device of this host by its name.
 pub(super) fn look_for(name: &str) -> Result<Device, String> {
     let name = shown(name.to_owned(), MAX_NAME);
     name.parse().map_err(|error: DeviceError| format!("`{name}`, which is to be a device there: {error}"))
 }
 
 impl Supervisor {
-    /// The device that has this name on the host with this number, by what that host says; the node there
-    /// looks for it, and opens nothing.
+    /// Returns the device with this name on the host with this number. The node there looks it up, and opens
+    /// nothing.
     ///
     /// # Errors
-    /// It has no such device, or is not of this node.
+    /// The host has no such device, or does not belong to this node.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn device_on(&self, host: u16, name: &str) -> Result<Device, ActorError> {
         let host = self.host_of(host)?;

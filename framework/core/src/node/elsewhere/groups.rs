@@ -1,16 +1,16 @@
-//! What hosts say to each other of groups whose actors are on several.
+//! Messages between hosts about groups whose actors are on several hosts.
 //!
-//! Used by the supervisor (`supervisor/groups/elsewhere.rs`), which decides: it has things said, and hears
-//! what became of each. All goes as asks of the other host's starter, so it comes in order, and is answered
-//! when it was done.
+//! Used by the supervisor (`supervisor/groups/elsewhere.rs`), which decides: it sends messages, and hears the
+//! result of each. All of them are asks of the other host's starter, so they arrive in order, and are
+//! answered when they are carried out.
 //!
-//! **Invariants.** What was lost with a gateway, on its way there or back, is said again: it may come twice.
-//! WIRE-1: a host speaks of groups of its own program, or of those that it has members of, as the supervisor
-//! sees by the number that this host's gateway has stamped on it. MBX-2: for each group and host one thing is
-//! on its way.
+//! **Invariants.** A message that was lost with a gateway, or whose answer was, is sent again, so it may come
+//! twice. WIRE-1: a host may speak only of groups of its own program, or of groups that it has members of.
+//! The supervisor checks that by the host number that this host's gateway has stamped on the message. MBX-2:
+//! for each group and host one message is under way.
 //!
-//! **Threads.** One, from the first such group on. **On the loss** of the host what was said to it has
-//! failed. **On the end** of the node the thread ends, and nobody is told.
+//! **Threads.** One, from the first such group on. **On the loss** of the host its messages fail. **On the
+//! end** of the node the thread ends, and nobody is told.
 
 use std::sync::Weak;
 
@@ -26,35 +26,35 @@ use crate::node::wait::wait_for;
 use crate::observe::text::shown;
 use crate::transport::Transport;
 
-/// Of a group, by its number on its home.
+/// A message about a group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::node) struct OfGroup {
-    /// Its number.
+    /// Its number on its home.
     pub(in crate::node) group: u64,
     pub(in crate::node) says: Says,
 }
 
-/// What is said of it.
+/// The content of a message about a group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::node) enum Says {
-    /// Its home: do this, because of that. Where it is to `give_up`, those that end do not come back.
-    /// Answered when it is done.
+    /// From its home: take this step, for this reason. If the home `gives_up` the group, the members that end
+    /// do not come back. Answered when the step is done.
     Do { step: Step, why: String, gives_up: bool },
-    /// To its home: a member has failed here whose life was of this round, and its policy brings it back
-    /// after so many milliseconds.
+    /// To its home: a member has failed here. Its life belonged to the round `begun`, and its policy brings
+    /// it back after `delay` milliseconds.
     Failed { begun: u64, delay: u64, why: String },
 }
 
-/// A member of a group, as it is started on another host than the group's home.
+/// The group of a member that is started on another host than the group's home.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::node) struct InGroup {
     pub(in crate::node) group: u64,
     pub(in crate::node) name: String,
-    /// The last round of it.
+    /// The group's last round.
     pub(in crate::node) round: u64,
 }
 
-/// What became of something that was said.
+/// The callback for the result of a message.
 pub(in crate::node) type Then = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 struct ToSay {
@@ -63,12 +63,13 @@ struct ToSay {
     then: Then,
 }
 
-/// Has things said to other hosts. See the module.
+/// Sends messages to other hosts. See the module.
 #[derive(Default)]
 pub(in crate::node) struct Speaker(Option<UnboundedSender<ToSay>>);
 
 impl Speaker {
-    /// Says this to a host, as often as it takes. Does not wait; `then` is called on another thread.
+    /// Sends a message to a host, and repeats it until it is heard. Does not wait; another thread calls
+    /// `then`.
     pub(in crate::node) fn say(&mut self, transport: &Weak<Transport>, host: u16, said: OfGroup, then: Then) {
         let to_say = match &self.0 {
             Some(speaker) => match speaker.send(ToSay { host, said, then }) {
@@ -82,7 +83,7 @@ impl Speaker {
         let thread = std::thread::Builder::new().name("tensorpost-groups".to_owned());
         match thread.spawn(move || run(&transport, queue)) {
             Ok(_) => {
-                // It listens.
+                // The thread listens.
                 let _ = speaker.send(to_say);
                 self.0 = Some(speaker);
             }
@@ -126,7 +127,7 @@ async fn said_to(transport: &Weak<Transport>, host: u16, said: &OfGroup) -> Resu
     }
 }
 
-/// Hears what a host says, and waits until it is done.
+/// Handles a message of another host, and waits until it is carried out.
 pub(super) fn hear(supervisor: &Supervisor, host: u16, mut said: OfGroup) -> Result<(), String> {
     let (Says::Do { why, .. } | Says::Failed { why, .. }) = &mut said.says;
     *why = shown(std::mem::take(why), MAX_FAILURE_TEXT);

@@ -1,7 +1,7 @@
-//! Questions of another host's starter that are asked until it has heard them.
+//! Requests to another host's starter that are repeated until it has heard them.
 //!
-//! **Invariants.** What was lost with a gateway, on its way there or back, is asked again: it may come twice.
-//! **On the loss** of the host what was asked of it has failed.
+//! **Invariants.** A request that was lost with a gateway, or whose answer was, is sent again, so it may come
+//! twice. **On the loss** of the host its requests fail.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::actor::{Ask, AskError};
 use crate::transport::inbox::Refusal;
 use crate::transport::{AskFailure, Transport};
 
-/// How long to wait before something is asked again that could not be passed on.
+/// How long to wait before a request that could not be passed on is sent again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// The answer to `asked`, or, where that was lost, to what is asked again.
+/// Returns the answer to `asked`, or, if that was lost, to a repetition of it.
 ///
 /// # Errors
-/// It cannot be heard any more. `None`: this node has ended.
+/// The host cannot hear it any more. `None`: this node has ended.
 pub(super) async fn until_heard(
     transport: &Weak<Transport>,
     host: u16,
@@ -27,10 +27,10 @@ pub(super) async fn until_heard(
     loop {
         match asked.await {
             Ok(answer) => return Ok(answer),
-            // Nobody knows whether it came.
+            // Nobody knows whether the request came.
             Err(AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_)))) => {}
-            // It did not, because there was too much to do; or the host is lost, and then it cannot be sent
-            // the next time.
+            // The request did not come, because there was too much to do. Or the host is lost, and then the
+            // next attempt cannot be sent.
             Err(AskError::NoReply(AskFailure::Refused(Refusal::NotPassedOn(_)))) => {
                 tokio::time::sleep(AGAIN).await;
             }

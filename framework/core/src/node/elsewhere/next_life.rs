@@ -1,12 +1,12 @@
-//! Lives of actors that roam: the first, which a spawn waits for, and all others.
+//! Lives of roaming actors: the first, for which a spawn waits, and all others.
 //!
-//! Used by [`Spawn::start`](crate::node::Spawn::start), and by the supervisor's threads for next lives
-//! (`supervisor/roaming.rs`), which says when one may begin.
+//! Used by [`Spawn::start`](crate::node::Spawn::start), and by the supervisor's threads for next lives. The
+//! supervisor decides when a life may begin (`supervisor/roaming.rs`).
 //!
-//! **Invariants.** HOST-10: only an answer says that an actor was not started; where none came, it may run
-//! there. So where the gateway of either host ends, the same host is asked again (`guests.rs`), until it has
-//! answered or is not of the node any more. **On a crash** of the host that is asked it may run there. **On
-//! cancellation** nothing: who begins a life blocks.
+//! **Invariants.** HOST-10: only an answer proves that an actor was not started; without one, it may run
+//! there. So if the gateway of either host ends, the same host is asked again (`guests.rs`), until it has
+//! answered or has left the node. **On a crash** of the host that is asked the actor may run there. **On
+//! cancellation** nothing happens: the thread that begins a life blocks.
 
 use std::sync::Arc;
 
@@ -26,28 +26,28 @@ use crate::transport::hosts::Host;
 use crate::transport::inbox::Refusal;
 use crate::transport::{AskFailure, Transport};
 
-/// What a life of an actor that roams is made of.
+/// The parts that a life of a roaming actor is made from.
 #[derive(Debug)]
 pub(in crate::node) struct Roams {
     pub(in crate::node) worker: NewWorker,
     pub(in crate::node) restart: Restart,
-    /// Without a name: its home has it.
+    /// Without its name, which stays at its home.
     pub(in crate::node) actor: NewActor,
     pub(in crate::node) spares: u32,
-    /// With which it restarts.
+    /// The group that it restarts with.
     pub(in crate::node) group: Option<Group>,
 }
 
-/// What became of an attempt to begin another life.
+/// The outcome of an attempt to begin another life.
 #[derive(Debug)]
 pub(in crate::node) enum NextLife {
     /// It has begun on this host.
     Here,
-    /// It has begun on this one.
+    /// It has begun on that host.
     On(u16),
     /// It has not begun, for this reason.
     Failed(String),
-    /// This host was asked, and did not say.
+    /// That host was asked, and did not answer.
     Unknown(u16),
 }
 
@@ -63,7 +63,7 @@ impl Roams {
     }
 }
 
-/// Starts an actor that roams for the first time, on another host. It has its name before.
+/// Starts a roaming actor for the first time, on another host. It gets its name before that.
 pub(in crate::node) fn first_life(
     supervisor: &Supervisor,
     transport: &Arc<Transport>,
@@ -80,7 +80,7 @@ pub(in crate::node) fn first_life(
         let joins = supervisor.starts_on(made_of.group.as_ref(), host.number);
         let joins = joins.map_err(|closed| ActorError::Start(closed.into()))?;
         match ask_to_begin(transport, host.number, || made_of.life(actor, 0, joins.as_ref())) {
-            // WIRE-1: a host speaks of the actor that it was asked to take in.
+            // WIRE-1: the host must name the actor that it was asked to take in.
             Ok(Answer::Started { actor: started, location, worker }) if started == actor => {
                 Ok((actor, location, WorkerId::of_host(host.number, worker)))
             }
@@ -88,7 +88,7 @@ pub(in crate::node) fn first_life(
             Err(NotBegun::No(why) | NotBegun::Unknown(why)) => Err(failed(why)),
         }
     });
-    // It is known by what roams, and not by what is on that host.
+    // The group knows it as a roaming actor, and not as a member on that host.
     supervisor.started_on(made_of.group.as_ref(), host.number, None);
     match started {
         Ok((actor, location, worker)) => {
@@ -105,15 +105,15 @@ pub(in crate::node) fn first_life(
     }
 }
 
-/// Why a host that was asked to begin a life has not said what became of that.
+/// Why there is no answer to a request to begin a life.
 enum NotBegun {
-    /// It was not asked.
+    /// The host has not heard the request.
     No(String),
-    /// It may run there.
+    /// The actor may run there.
     Unknown(String),
 }
 
-/// Asks a host to begin a life, and waits: once more where a gateway has ended meanwhile.
+/// Asks a host to begin a life, and waits. Asks again if a gateway has ended meanwhile.
 fn ask_to_begin(
     transport: &Arc<Transport>,
     host: u16,
@@ -137,21 +137,21 @@ fn ask_to_begin(
             | AskError::NoReply(AskFailure::Refused(
                 Refusal::NoSuchActor | Refusal::Undelivered(_) | Refusal::NotPassedOn(_),
             )) => return Err(not_asked(may_run, why)),
-            // HOST-10: it may have come there, and that host knows.
+            // HOST-10: the request may have come there, and that host knows.
             AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_))) => may_run = true,
             AskError::NoReply(_) | AskError::TimedOut => return Err(NotBegun::Unknown(why)),
         }
     }
 }
 
-/// Gives an actor a name, which is one of the whole node.
+/// Gives an actor a name, which is unique in the whole node.
 fn give_name(transport: &Arc<Transport>, name: &str, actor: ActorId) -> Result<(), ActorError> {
     let closed = || StartError::from(Closed::Ended);
     check_name(name).map_err(StartError::from)?;
     let registered = wait_for(transport.register(name.to_owned(), actor)).map_err(|_| closed())?;
     let registered = registered.map_err(|ControlChannelClosed| closed())?;
     let refused = registered.err().map(|holder| match holder {
-        // It is no actor: it was refused for another reason.
+        // No actor holds the name: it was refused for another reason.
         ActorId(0) => NameError::Busy,
         holder if holder.host() != transport.host() => {
             NameError::Elsewhere { name: name.to_owned(), host: holder.host() }
@@ -161,7 +161,7 @@ fn give_name(transport: &Arc<Transport>, name: &str, actor: ActorId) -> Result<(
     refused.map_or(Ok(()), |error| Err(StartError::from(error).into()))
 }
 
-/// Begins the next life of an actor that roams, on the host with the fewest actors.
+/// Begins the next life of a roaming actor, on the host with the fewest actors.
 pub(in crate::node) fn next_life(
     supervisor: &Supervisor,
     actor: ActorId,
@@ -219,7 +219,7 @@ fn here(supervisor: &Supervisor, made_of: &Roams, guest: Guest) -> Result<(), Ac
         Ok(_) if made_of.spares > 0 => supervisor.keep_spares(worker, made_of.spares, made_of.actor.device),
         Ok(_) => {}
         Err(error) => {
-            // Nobody else knows of it.
+            // Nobody else knows of the worker.
             supervisor.retire(worker);
             return Err(error.into());
         }

@@ -1,13 +1,13 @@
-//! What a host says about workers that it had another one start.
+//! Orders of a host about workers that another host has started for it.
 //!
 //! Used by [`Supervisor`]. An order is an ask of the other host's starter, made at once, so that orders of
-//! one caller keep their order. A thread waits for the answers, of one order to a host after the other, and
-//! asks again where a gateway has ended: no worker stays on another host because nobody heard that it was let
-//! go of. So an order may come twice. All but [`Order::Kill`] change nothing the second time; that ends the
-//! worker's next life, if a policy has begun one meanwhile.
+//! one caller keep their order. A thread waits for the answers, for each host one order after the other, and
+//! asks again if a gateway has ended. So no worker stays on another host because the order to let it go was
+//! lost. An order may therefore come twice. All but [`Order::Kill`] change nothing the second time. A second
+//! `Kill` ends the worker's next life, if a policy has begun one meanwhile.
 //!
-//! **Invariants.** MBX-2: a host that is there and answers no order holds up its own for [`LONGEST`] each,
-//! and nobody else's.
+//! **Invariants.** MBX-2: a host that runs and answers no order holds up only its own orders, for [`LONGEST`]
+//! each.
 //!
 //! **Threads.** One, from the first order on. **On the loss** of the host its workers end, and its orders
 //! with them. **On the end** of the node the thread ends.
@@ -30,10 +30,11 @@ use crate::node::supervisor::{Supervisor, WorkerId};
 use crate::node::wait::wait_for;
 use crate::transport::Transport;
 
-/// How long to wait until a host has heard one: longer than a gateway takes to come back, and a verdict.
+/// How long to wait until a host has heard an order: longer than a gateway takes to come back, and the head
+/// to give its verdict.
 const LONGEST: Duration = Duration::from_mins(1);
 
-/// What is to become of a worker: as the [`Supervisor`]'s methods with these names.
+/// An order about a worker. Each does the same as the [`Supervisor`]'s method with that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::node) enum Order {
     Kill,
@@ -43,7 +44,7 @@ pub(in crate::node) enum Order {
     KeepSpares(u32, DeviceId),
 }
 
-/// An order that a host was asked to obey.
+/// An order that was sent to a host.
 struct Given {
     host: u16,
     worker: u64,
@@ -69,7 +70,7 @@ impl Orders {
         let thread = std::thread::Builder::new().name("tensorpost-orders".to_owned());
         match thread.spawn(move || run(&transport, orders)) {
             Ok(_) => {
-                // It listens.
+                // The thread listens.
                 let _ = sender.send(given);
                 *follower = Some(sender);
             }
@@ -111,7 +112,7 @@ fn run(transport: &Weak<Transport>, mut orders: UnboundedReceiver<Given>) {
     }
 }
 
-/// The host, when it has heard an order, or never will.
+/// Waits until a host has heard an order, or never will, and returns the host.
 async fn hear(transport: &Weak<Transport>, Given { host, worker, order, asked }: Given) -> u16 {
     let heard = until_heard(transport, host, asked, || Request::Order(worker, order));
     match tokio::time::timeout(LONGEST, heard).await {
@@ -127,8 +128,8 @@ async fn hear(transport: &Weak<Transport>, Given { host, worker, order, asked }:
 }
 
 impl Supervisor {
-    /// Has the host of a worker do this with it, if that is another one. Does not wait, and nobody hears of
-    /// it where that host is lost: its workers end too.
+    /// Sends an order to the host of a worker, and returns true, if that is another host. Does not wait. If
+    /// that host is lost, the order is lost without a notice: its workers end too.
     pub(in crate::node) fn tell_host_of(&self, worker: WorkerId, order: Order) -> bool {
         let Some((host, worker)) = worker.elsewhere() else { return false };
         let Some(transport) = self.elsewhere() else { return true };

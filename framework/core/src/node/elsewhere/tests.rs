@@ -14,7 +14,7 @@ const WORKER: usize = 2;
 
 type Answered = Result<RawReply, Box<AskError<RawMessage>>>;
 
-/// A starter in the node's process of host 0, whose node has ended.
+/// Makes a starter in the node's process of host 0, whose node has ended.
 fn starter_in(cluster: &Cluster) -> (Arc<Starter>, u16) {
     let starter = Arc::new(Starter {
         actor: starter_of(0),
@@ -33,7 +33,7 @@ fn starter_in(cluster: &Cluster) -> (Arc<Starter>, u16) {
     (starter, index)
 }
 
-/// An ask of a process, for host 7.
+/// Sends a request from a process, in the name of host 7.
 fn ask(cluster: &Cluster, from: usize, index: u16, request: &Request) -> crate::actor::Ask<RawMessage> {
     let location = Location { process: cluster.process(NODE), index, capacity: 4 };
     let transport = Arc::clone(cluster.transport(from));
@@ -59,7 +59,7 @@ fn read(answer: Answered) -> Answer {
     codec::decode::<Answer>(&body, Vec::new(), None).expect("an answer")
 }
 
-/// HOST-10. Its answer was lost with a gateway, and it is being started still.
+/// HOST-10. The answer was lost with a gateway, and the actor is still being started.
 #[test]
 fn who_asks_again_for_a_life_that_is_being_started_has_its_answer() {
     let cluster = Cluster::new(2);
@@ -87,7 +87,7 @@ fn who_asks_again_for_a_life_that_is_being_started_has_its_answer() {
     let actor = ActorId::roaming(7, 1);
     starter.starts.lock().guests.insert(actor, Vec::new());
     let mut again = ask(&cluster, GATEWAY, index, &start(1));
-    // Another actor is none of it.
+    // A request for another actor does not join it.
     assert!(matches!(read(answer(&cluster, ask(&cluster, GATEWAY, index, &start(2)))), Answer::No(_)));
     while starter.starts.lock().guests[&actor].is_empty() {
         cluster.run_until_idle();
@@ -107,7 +107,7 @@ fn nobody_but_the_gateway_has_anything_started() {
     let ask = |from| answer(&cluster, ask(&cluster, from, index, &Request::Load));
     let refused = ask(WORKER).expect_err("a worker asks");
     assert!(matches!(*refused, AskError::NoReply(AskFailure::Refused(Refusal::NoSuchActor))), "{refused}");
-    // And from the node's own process, which does it by itself.
+    // Nor does the node's own process use it: it starts actors directly.
     assert!(ask(NODE).is_err());
     let answer = read(ask(GATEWAY));
     assert!(matches!(&answer, Answer::No(why) if why.contains("shut down")), "{answer:?}");

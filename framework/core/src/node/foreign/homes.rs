@@ -1,13 +1,12 @@
-//! Where actors live that may live on any host: those whose home is this host, and those that this host has
-//! taken in.
+//! Where roaming actors live: actors whose home is this host, and actors that this host has taken in.
 //!
 //! Used by the supervisor, which starts them and their next lives (`node/supervisor/roaming.rs`), and by the
-//! broker, which says where they are.
+//! broker, which tells processes where they are.
 //!
-//! **Invariants.** An actor that roams has its id from its home, and a life on one host at most (HOST-10 is
-//! the supervisor's to keep). Where it lives it is in the roster as any actor of a worker; elsewhere, its
-//! home included, as one of another host, in the gateway. So a host that takes one in gives up what it had of
-//! the way to its last life first.
+//! **Invariants.** An actor that roams has its id from its home, and lives on one host at most (the
+//! supervisor upholds HOST-10). On the host where it lives the roster has it like any actor of a worker. On
+//! all others, its home included, the roster has it like an actor of another host, with a place in the
+//! gateway. So a host that takes an actor in first gives up its place for the last life.
 
 use std::collections::HashMap;
 
@@ -19,8 +18,8 @@ use crate::transport::control_channel::{FromNode, Location};
 use crate::transport::hosts::ToGateway;
 use crate::transport::lifecycle::Whereabouts;
 
-/// The actors of this host that roam and live elsewhere, with the hosts; `None` between two lives. The
-/// supervisor bounds them (MBX-2).
+/// The actors of this host that roam and live elsewhere, with their hosts; `None` between two lives. The
+/// supervisor bounds their number (MBX-2).
 #[derive(Default)]
 pub(super) struct Homes(HashMap<ActorId, Option<u16>>);
 
@@ -33,7 +32,7 @@ impl Homes {
         self.0.get(&actor).copied().flatten()
     }
 
-    /// Whether it is one of this host's, and lives nowhere now.
+    /// Whether its home is this host, and it lives nowhere now.
     pub(super) fn is_away(&self, actor: ActorId) -> bool {
         self.0.get(&actor) == Some(&None)
     }
@@ -59,31 +58,31 @@ impl Broker {
         self.foreign.homes.has(actor)
     }
 
-    /// How many actors roam and live elsewhere, or nowhere now, whose home is this host.
+    /// Returns how many roaming actors of this home live elsewhere, or nowhere now.
     pub(crate) fn homes(&self) -> usize {
         self.foreign.homes.0.len()
     }
 
-    /// Makes an id for an actor that is to roam, and lives nowhere yet.
+    /// Makes an id for an actor that will roam and lives nowhere yet.
     pub(crate) fn roaming_actor(&mut self) -> ActorId {
         let actor = self.roster.roaming();
         self.foreign.homes.0.insert(actor, None);
         actor
     }
 
-    /// An actor of this host that roams lives on that other one from now on, or nowhere.
+    /// Notes that an actor of this home lives on `host` from now on, or nowhere.
     pub(crate) fn lives_on(&mut self, actor: ActorId, host: Option<u16>, out: &mut Vec<Delivery>) {
         let Some(home) = self.foreign.homes.0.get_mut(&actor) else { return };
         *home = host;
         let Some(host) = host else {
-            // First where it is not any more: who hears of its end and writes waits for the next life
-            // (DEATH-2).
+            // First take its place away: a process that hears of its end and sends then waits for the next
+            // life (DEATH-2).
             self.leave_gateway(actor, out);
             self.foreign.reaching.is_away(actor);
             return self.reach_next(actor.host(), out);
         };
         self.foreign.tell(ToGateway::LivesOn { actor, host }, out);
-        // Where it has a place, the gateway asks by itself.
+        // If it has a place already, the gateway asks by itself.
         if self.foreign.reaching.is_asked(actor) {
             self.foreign.tell(ToGateway::Reach { actors: vec![actor] }, out);
         }
@@ -103,10 +102,10 @@ impl Broker {
         self.roster.take_in(actor, process, capacity)
     }
 
-    /// Nobody reaches an actor by the gateway any more: whoever sends asks again.
+    /// Takes an actor's place in the gateway away: senders ask again.
     fn leave_gateway(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
         if let Some(reaching) = self.foreign.reaching.get_mut(actor) {
-            reaching.placed = false; // it is to have another place
+            reaching.placed = false; // it gets another place
         }
         self.foreign.placeless.retain(|(waiting, _)| *waiting != actor);
         if self.roster.remove(actor).is_some() {
@@ -118,7 +117,7 @@ impl Broker {
         }
     }
 
-    /// Has all processes ask where an actor is before they send to it.
+    /// Tells all processes to ask where an actor is before they send to it.
     pub(super) fn unplaced(&self, actor: ActorId, out: &mut Vec<Delivery>) {
         out.extend(self.roster.living().map(|to| Delivery {
             to,
@@ -127,12 +126,13 @@ impl Broker {
         }));
     }
 
-    /// An actor that roams takes messages in a worker of this host: whoever has asked for it hears so.
+    /// Announces a roaming actor that takes messages in a worker of this host to all processes that asked for
+    /// it.
     pub(crate) fn guest_started(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
         self.roster.started(actor);
         self.announce(actor, out);
         let at = self.roster.whereabouts(actor);
-        // Those who have asked where it is before it was here.
+        // Processes that asked for it before it was here.
         let reaching = self.foreign.reaching.remove(actor).unwrap_or_default();
         self.foreign.placeless.retain(|(waiting, _)| *waiting != actor);
         out.extend(reaching.senders.into_iter().map(|to| actor_is(to, actor, at.clone())));
@@ -143,14 +143,14 @@ impl Broker {
         self.reach_next(actor.host(), out);
         self.foreign.tell(ToGateway::Withdraw { actor }, out);
         if self.foreign.homes.forget(actor) {
-            // It lives at home, and other hosts may have asked.
+            // It lives at its home, and other hosts may have asked for it.
             let device = self.roster.device_of(actor);
             self.foreign.tell(ToGateway::Local { actor, at, device }, out);
         }
     }
 
-    /// Where the actors live that roam and are of this host, for a gateway that follows another. Of those
-    /// that live nowhere now it hears later.
+    /// Tells a new gateway where the roaming actors of this home live. It hears later of those that live
+    /// nowhere now.
     pub(super) fn say_lives(&self, out: &mut Vec<Delivery>) {
         let lives = self.foreign.homes.0.iter().filter_map(|(actor, host)| Some((*actor, (*host)?)));
         let mut lives: Vec<_> = lives.collect();
@@ -160,7 +160,7 @@ impl Broker {
         }
     }
 
-    /// Their home wants to hear what happens to actors that roam: which of them do not live here.
+    /// Answers a home that asks for events of its roaming actors: tells which of them do not live here.
     pub(super) fn say_guests(&self, host: u16, session: u64, actors: Vec<ActorId>, out: &mut Vec<Delivery>) {
         for actor in actors.into_iter().filter(|actor| !self.is_guest(*actor)) {
             let at = match self.roster.whereabouts(actor) {
@@ -172,7 +172,8 @@ impl Broker {
         self.foreign.tell(ToGateway::Guests { host, session }, out);
     }
 
-    /// An actor that roams has not started in a worker of this host. What becomes of it, its home decides.
+    /// Forgets a roaming actor that has not started in a worker of this host. Its home decides what happens
+    /// next.
     pub(crate) fn guest_failed(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
         if self.roster.remove(actor).is_some() {
             self.unplaced(actor, out);
@@ -194,7 +195,7 @@ mod tests {
         ProcessId::new(slot, 0).unwrap()
     }
 
-    /// A broker on this host, with a gateway and two workers.
+    /// Makes a broker on this host, with a gateway and two workers.
     fn broker(host: u16) -> Broker {
         let mut broker = Broker::default();
         (0..4).for_each(|slot| drop(broker.joined(process(slot))));
@@ -242,7 +243,7 @@ mod tests {
         let want = ToNode::WantActor { actor };
         assert_eq!(handle(&mut broker, 2, want.clone()), [], "nobody could be asked");
         assert_eq!(says(&mut broker, FromGateway::WantLocal { actor }), [], "nor answered");
-        // Who watches it is heard at once: what happens to it this host knows.
+        // A watch is answered at once: this host knows the actor's events.
         let watching = handle(&mut broker, 3, ToNode::Watch { ticket: 9, actor });
         assert!(watching[0].1.contains("ticket: 9, down: None"), "{watching:?}");
 
@@ -253,14 +254,14 @@ mod tests {
         let other_host = says(&mut broker, FromGateway::WantLocal { actor });
         assert!(other_host[0].1.contains("LivesOn") && other_host[0].1.contains("host: 5"), "{other_host:?}");
 
-        // Its host is lost: it has no place any more, and who sends waits for the next life.
+        // Its host is lost: it has no place any more, and senders wait for the next life.
         let away = does(&mut broker, |broker, out| broker.lives_on(actor, None, out));
         assert!(away.iter().any(|(to, what)| *to == process(2) && what.contains("Unplaced")), "{away:?}");
         assert!(away.iter().any(|(to, what)| *to == process(1) && what.contains("Withdraw")), "{away:?}");
         assert_eq!(says(&mut broker, FromGateway::Rests { actor }), [], "it says so too late");
         assert_eq!(handle(&mut broker, 2, want.clone()), []);
 
-        // There is none.
+        // There is no next life.
         let why = Some(EndReason::OutOfReach("host 5 is lost".into()));
         let told = does(&mut broker, |broker, out| broker.lost_foreign(actor, why, out));
         let hears =
@@ -291,7 +292,7 @@ mod tests {
         assert!(!broker.is_foreign(actor) && broker.is_guest(actor));
         let early = handle(&mut broker, 2, want.clone());
         assert!(hears(&early, 2, "Restarting"), "it does not take messages yet: {early:?}");
-        // What the gateway had to say of its last life comes late, and places nobody.
+        // The gateway's messages about its last life come late, and give nobody a place.
         for late in [
             FromGateway::Reached { actor, capacity: 8 },
             FromGateway::Serving { actor },
@@ -300,7 +301,7 @@ mod tests {
         ] {
             assert_eq!(says(&mut broker, late), []);
         }
-        // Its home says what happens to it on other hosts; here this one does.
+        // The home tells its events on other hosts; here this host does.
         let up = Lifecycle::Up { actor, incarnation: 4 };
         assert_eq!(says(&mut broker, FromGateway::Lifecycle(up)), []);
 
@@ -325,7 +326,7 @@ mod tests {
         assert!(asked[0].0 == process(GATEWAY) && asked[0].1.contains("Reach"), "{asked:?}");
     }
 
-    /// A gateway that ends is no host that is lost.
+    /// The end of a gateway is not the loss of a host.
     #[test]
     fn the_next_gateway_hears_where_actors_live_before_it_is_asked_for_them() {
         let mut broker = broker(3);
@@ -349,7 +350,7 @@ mod tests {
         assert!(said.len() == 2 && said[0].contains("Lives") && said[1].contains("Reach"), "{told:?}");
         assert!(said[0].contains(&format!("({lives:?}, 5)")) && !said[0].contains(&format!("{away:?}")));
         assert!(said[1].contains(&format!("{lives:?}")), "{told:?}");
-        // Its next life is told to the gateway that there is then.
+        // The gateway at that time hears of its next life.
         let told = does(&mut broker, |broker, out| broker.lives_on(away, Some(6), out));
         assert!(told.iter().any(|(to, what)| *to == next && what.contains("LivesOn")), "{told:?}");
     }
@@ -374,7 +375,7 @@ mod tests {
         assert!(said[2].contains("Guests { host: 3, session: 2 }"), "{told:?}");
     }
 
-    /// It is one of this host's actors as all others then.
+    /// From then on it is an actor of this host like all others.
     #[test]
     fn one_that_goes_on_at_its_home_is_offered_to_those_who_have_asked() {
         let mut broker = broker(3);

@@ -1,25 +1,26 @@
-//! From one gateway of this host to the next: what stands in the places of the first rests, and what waits
-//! for it is asked of the second.
+//! The change from one gateway of this host to the next: actors with a place in the first rest, and the
+//! second is asked for everything that processes wait for.
 //!
-//! Used by the supervisor (`node/supervisor/gateways.rs`), which says when one has ended, and when another
+//! Used by the supervisor (`node/supervisor/gateways.rs`), which decides when one has ended and another
 //! begins.
 //!
-//! **Invariants.** HOST-3: whoever sends to an actor of another host hears first that it has no place, and
-//! then that the gateway has ended; so nobody gives the actor up, and all go on in the queue that they had.
-//! What others send to an actor of this host comes to its process when that has read all that the last
-//! gateway had sent it: before that the next one is not told where the actor is. MBX-2: what waits is bounded
-//! as before; for each host the gateway asks for so many actors at a time.
+//! **Invariants.** HOST-3: a sender to an actor of another host hears first that the actor has no place, and
+//! then that the gateway has ended. So no sender gives the actor up, and all keep their queues. Messages of
+//! other hosts reach an actor of this host only when its process has read all messages of the last gateway:
+//! before that the next gateway does not learn where the actor is. MBX-2: waits are bounded as before; the
+//! gateway asks for a bounded number of actors for each host at a time.
 
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::{Broker, Delivery};
 use crate::transport::control_channel::FromNode;
 use crate::transport::hosts::ToGateway;
 
-/// Actors in one message to the gateway.
+/// The most actors in one message to the gateway.
 const TOLD_AT_ONCE: usize = 1 << 12;
 
 impl Broker {
-    /// The gateway has ended, and another follows. What becomes of its process is told behind this.
+    /// Handles the end of a gateway that another one follows. The news of its process's end goes out behind
+    /// this.
     pub(crate) fn gateway_follows(&mut self, ended: ProcessId, out: &mut Vec<Delivery>) {
         let foreign = &mut self.foreign;
         (foreign.gateway, foreign.follows) = (None, true);
@@ -33,7 +34,7 @@ impl Broker {
         let there: Vec<_> = there.map(|(actor, _)| actor).collect();
         for actor in there {
             let was_started = self.roster.remove(actor).is_some_and(|entry| entry.started);
-            // Whether it is up again by now, nobody says.
+            // Nobody tells whether it is up again by now.
             self.watches.forget_down(actor);
             if was_started {
                 let others = self.roster.living().filter(|to| *to != ended);
@@ -46,7 +47,7 @@ impl Broker {
         }
     }
 
-    /// Another gateway has begun, and knows nothing: it is asked for all that is waited for.
+    /// Asks a gateway that has just begun, and knows nothing, for everything that processes wait for.
     pub(crate) fn gateway_goes_on(&mut self, gateway: ProcessId, out: &mut Vec<Delivery>) {
         (self.foreign.gateway, self.foreign.follows) = (Some(gateway), false);
         let mut senders: Vec<_> = self.foreign.reaching.senders().collect();
@@ -60,13 +61,13 @@ impl Broker {
         }
         self.say_lives(out);
         let homes = &self.foreign.homes;
-        // Together: one by one they might be more than wait for one process.
+        // In few messages: one by one they might exceed the bound of the queue for one process.
         let asked: Vec<_> = self.foreign.reaching.asked().collect();
         for actors in asked.chunks(TOLD_AT_ONCE) {
             self.foreign.tell(ToGateway::Reach { actors: actors.to_vec() }, out);
         }
         let told = self.watches.watched().chain(self.registry.named());
-        // Of those that are of this host the gateway hears in any case.
+        // The gateway hears of this host's own actors in any case.
         let is_told = |actor: &ActorId| self.is_foreign(*actor) && !homes.has(*actor);
         let mut told: Vec<_> = told.filter(is_told).collect();
         told.sort();
@@ -84,8 +85,7 @@ impl Broker {
         self.foreign.follows
     }
 
-    /// Whether an actor of this host is in a process that has not taken all that a gateway before this one
-    /// had sent it.
+    /// Whether an actor of this host is in a process that has not read all messages of an earlier gateway.
     pub(super) fn has_unread(&self, actor: ActorId) -> bool {
         let Some(process) = self.roster.actor(actor).map(|entry| entry.location.process) else {
             return false;
@@ -93,8 +93,8 @@ impl Broker {
         self.foreign.unread.iter().any(|gateway| self.reclaims.waits_for(*gateway, process))
     }
 
-    /// A process has read one that has ended to its end, or has ended itself: the gateway is told what it
-    /// waits for.
+    /// Tells the gateway of actors that it waits for, after a process has read all messages of an earlier
+    /// gateway or has ended itself.
     pub(crate) fn say_wanted(&mut self, out: &mut Vec<Delivery>) {
         if self.foreign.unread.is_empty() {
             return;

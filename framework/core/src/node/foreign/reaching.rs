@@ -1,10 +1,10 @@
-//! Actors of other hosts that somebody waits for: the gateway is asked for so many of each host at a time,
-//! and the others have their turn when one of these has a place, or is known not to be there.
+//! Actors of other hosts that processes wait for. The gateway is asked for a bounded number of each host's
+//! actors at a time. The others have their turn when one of these has a place, or is known not to be there.
 //!
-//! **Invariants.** MBX-2: so many of one process wait; of more it is told that they cannot be reached. Nobody
-//! is told so because others wait, and the actors of no host hold up those of another; of actors that roam
-//! that is their home. Those of one host have their turn in the order in which they were wanted. One that
-//! lives nowhere now takes nobody's turn.
+//! **Invariants.** MBX-2: a process waits for at most [`MAX_WANTED`] actors; it is told that further ones
+//! cannot be reached. No process is told so because others wait. The actors of one host do not hold up those
+//! of another; an actor that roams counts for its home. The actors of one host have their turn in the order
+//! in which they were wanted. An actor that lives nowhere now takes no turn.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,29 +17,29 @@ pub(super) struct Reaching {
     actors: HashMap<ActorId, Reached>,
     /// By their homes.
     homes: HashMap<u16, OfHome>,
-    /// How often each process waits.
+    /// How many actors each process waits for.
     waits: HashMap<ProcessId, usize>,
     came: u64,
 }
 
-/// Who waits until an actor is reached, or cannot be.
+/// The processes that wait until an actor is reached, or cannot be.
 #[derive(Default)]
 pub(super) struct Reached {
     pub(super) senders: HashSet<ProcessId>,
     pub(super) watchers: Vec<(ProcessId, u64)>,
-    /// Whether it has a place, which does not take messages yet, or waits for one.
+    /// Whether it has a place that does not take messages yet, or waits for one.
     pub(super) placed: bool,
     turn: Turn,
 }
 
-/// How far an actor is that is waited for.
+/// The progress of an actor that processes wait for.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Turn {
-    /// Its number among those of its home.
+    /// It waits for its turn, by its number among those of its home.
     Waits(u64),
     /// The gateway was asked for it.
     Asked,
-    /// It roams, is of this host, and lives nowhere now.
+    /// It roams, its home is this host, and it lives nowhere now.
     #[default]
     Away,
 }
@@ -47,11 +47,11 @@ enum Turn {
 #[derive(Default)]
 struct OfHome {
     asked: usize,
-    /// By their turns.
+    /// Waiting actors by their turns.
     waiting: BTreeMap<u64, ActorId>,
 }
 
-/// A process waits for as many actors as it may.
+/// The error of a process that already waits for as many actors as it may.
 pub(super) struct TooMany;
 
 impl Reaching {
@@ -68,7 +68,7 @@ impl Reaching {
         self.actors.keys().copied()
     }
 
-    /// Those that the gateway was asked for.
+    /// Returns the actors that the gateway was asked for.
     pub(super) fn asked(&self) -> impl Iterator<Item = ActorId> {
         self.actors.iter().filter(|(_, of)| of.turn == Turn::Asked).map(|(actor, _)| *actor)
     }
@@ -81,12 +81,12 @@ impl Reaching {
         self.actors.get_mut(&actor)
     }
 
-    /// Whether the gateway was asked for it, and it has no place yet.
+    /// Whether the gateway was asked for an actor that has no place yet.
     pub(super) fn is_asked(&self, actor: ActorId) -> bool {
         self.actors.get(&actor).is_some_and(|of| of.turn == Turn::Asked && !of.placed)
     }
 
-    /// A process waits for an actor: to send to it, or with a ticket to watch it.
+    /// Notes that a process waits for an actor: to send to it, or, with a ticket, to watch it.
     pub(super) fn wait(
         &mut self,
         from: ProcessId,
@@ -115,7 +115,7 @@ impl Reaching {
         Ok(())
     }
 
-    /// The next of a host whom the gateway is to be asked for.
+    /// Returns the next actor of a host to ask the gateway for.
     pub(super) fn next(&mut self, home: u16) -> Option<ActorId> {
         let of_home = self.homes.get_mut(&home).filter(|of| of.asked < MAX_REACHING)?;
         let (_, actor) = of_home.waiting.pop_first()?;
@@ -126,7 +126,7 @@ impl Reaching {
         Some(actor)
     }
 
-    /// An actor lives nowhere now: it is not asked for, and its turn is another's.
+    /// Gives the turn of an actor that lives nowhere now to another one.
     pub(super) fn is_away(&mut self, actor: ActorId) {
         if let Some(of) = self.actors.get_mut(&actor) {
             let turn = std::mem::take(&mut of.turn);
@@ -134,7 +134,7 @@ impl Reaching {
         }
     }
 
-    /// One that lived nowhere lives again, and has its turn.
+    /// Puts an actor that lived nowhere and lives again back in line.
     pub(super) fn is_back(&mut self, actor: ActorId) {
         if self.actors.get(&actor).is_some_and(|of| of.turn == Turn::Away) {
             self.has_turn(actor);
@@ -160,7 +160,7 @@ impl Reaching {
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Removes an actor, for which nobody waits any more.
     pub(super) fn remove(&mut self, actor: ActorId) -> Option<Reached> {
         let of = self.actors.remove(&actor)?;
         self.no_turn(actor, of.turn);
@@ -175,7 +175,7 @@ impl Reaching {
         Some(of)
     }
 
-    /// A process has ended. What it has waited for is reached nevertheless.
+    /// Drops the waits of a process that has ended. The actors are still reached.
     pub(super) fn leaves(&mut self, process: ProcessId) {
         if self.waits.remove(&process).is_some() {
             for of in self.actors.values_mut() {
@@ -185,7 +185,7 @@ impl Reaching {
         }
     }
 
-    /// The gateway has ended: none has a place.
+    /// Takes all places away, because the gateway has ended.
     pub(super) fn no_places(&mut self) {
         self.actors.values_mut().for_each(|of| of.placed = false);
     }
@@ -208,10 +208,10 @@ mod tests {
         reaching.is_away(actor(7));
         assert!(!reaching.is_asked(actor(7)));
         assert_eq!(reaching.next(5), Some(actor(MAX_REACHING)), "another has its turn");
-        // Whoever is away twice, or waits for its turn, gives up none.
+        // An actor that is away already, or waits for its turn, gives up no turn.
         [7, MAX_REACHING + 1].into_iter().for_each(|number| reaching.is_away(actor(number)));
         assert_eq!(reaching.next(5), None);
-        // They live again, and have theirs in the order in which they came back.
+        // They live again, and have their turns in the order in which they came back.
         [MAX_REACHING + 1, 7, 7].into_iter().for_each(|number| reaching.is_back(actor(number)));
         assert_eq!(reaching.next(5), None);
         (0..2).for_each(|number| assert!(reaching.remove(actor(number)).is_some()));

@@ -1,4 +1,4 @@
-//! Who waits for actors of other hosts, with one gateway and with the next.
+//! Processes that wait for actors of other hosts, with one gateway and with the next.
 
 use super::*;
 use crate::ids::DeviceId;
@@ -9,7 +9,7 @@ fn process(slot: u16) -> ProcessId {
     ProcessId::new(slot, 0).unwrap()
 }
 
-/// A broker on host 3, with a gateway and two workers.
+/// Makes a broker on host 3, with a gateway and two workers.
 fn broker() -> Broker {
     let mut broker = Broker::default();
     (0..4).for_each(|slot| drop(broker.joined(process(slot))));
@@ -36,7 +36,7 @@ fn who_wants_an_actor_of_another_host_waits_until_its_mailbox_takes_messages() {
     let mut broker = broker();
     let asked = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
     assert!(asked[0].0 == process(1) && asked[0].1.contains("Reach"), "{asked:?}");
-    // The second waits for the same answer, and so does who watches.
+    // The second sender waits for the same answer, and so does a watcher.
     assert_eq!(handle(&mut broker, 3, ToNode::WantActor { actor: FAR }).unwrap(), []);
     assert_eq!(handle(&mut broker, 3, ToNode::Watch { ticket: 9, actor: FAR }).unwrap(), []);
 
@@ -51,7 +51,7 @@ fn who_wants_an_actor_of_another_host_waits_until_its_mailbox_takes_messages() {
     );
     assert_eq!(broker.foreign.reaching.len(), 0);
 
-    // Its host is lost: all are told, who watches too, and then the mailbox closes.
+    // Its host is lost: all are told, watchers too, and then the mailbox closes.
     let why = Some(EndReason::OutOfReach("host 5 is lost".into()));
     let told = says(&mut broker, FromGateway::OutOfReach { actor: FAR, why });
     let found = |what: &str| told.iter().position(|(_, said)| said.contains(what)).expect(what);
@@ -91,14 +91,14 @@ fn one_that_nobody_uses_gives_its_place_to_another_and_is_heard_of_where_it_is_w
     assert_eq!(says(&mut broker, FromGateway::Rests { actor: far(0) }), [], "a second time");
     assert_eq!(broker.foreign.reaching.len() + broker.foreign.placeless.len(), 0);
 
-    // What happens to one that rests is heard by who watches it, and nobody else.
+    // Only watchers hear the events of an actor that rests.
     let down = |actor| Lifecycle::Down { actor, reason: EndReason::Exit(1), will_restart: true };
     assert_eq!(says(&mut broker, FromGateway::Lifecycle(down(far(0)))), []);
     assert_eq!(says(&mut broker, FromGateway::Lifecycle(down(far(1))))[0].0, process(3));
     let gone = |actor| FromGateway::OutOfReach { actor, why: Some(EndReason::Exit(2)) };
     let told = says(&mut broker, gone(far(1)));
     assert!(told.len() == 1 && told[0].0 == process(3) && told[0].1.contains("GaveUp"), "{told:?}");
-    // One that has ended makes room, too.
+    // An actor that has ended makes room, too.
     assert!(reach(&mut broker, far(700))[0].1.contains("MakeRoom"));
     let told = says(&mut broker, gone(far(2)));
     let last = told.iter().rev().take(2).map(|(_, said)| said.as_str()).collect::<Vec<_>>();
@@ -144,7 +144,7 @@ fn who_asks_for_the_starter_before_there_is_one_waits() {
 #[test]
 fn the_gateway_is_told_where_tensors_belong() {
     let mut broker = broker();
-    // The starter's.
+    // The first actor is the starter.
     broker.roster.reserve(ProcessId::NODE, 8).unwrap();
     let gpus = [DeviceId([1; 16]), DeviceId([2; 16])];
     for (process_at, receive_on, works_on, belong) in [
@@ -158,7 +158,7 @@ fn the_gateway_is_told_where_tensors_belong() {
         let told = says(&mut broker, FromGateway::WantLocal { actor });
         assert!(told[0].1.contains(&format!("device: {belong:?}")), "{told:?}");
     }
-    // Of who may ask, so that it is there for the answers.
+    // The gateway hears which GPU an asking process works on, so that answers can go there.
     let told = handle(&mut broker, 3, ToNode::WantActor { actor: FAR }).unwrap();
     assert!(told.iter().all(|(_, what)| !what.contains("Uses")), "it works on none: {told:?}");
     let told = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
@@ -172,16 +172,17 @@ fn what_waits_is_bounded_and_ends_with_the_gateway() {
     let want = |broker: &mut Broker, from, actor| handle(broker, from, ToNode::WantActor { actor }).unwrap();
     let actor = |number: usize| ActorId((5 << 48) | number as u64);
     for number in 0..MAX_WANTED {
-        // The gateway is asked for so many, and the others wait.
+        // The gateway is asked for a bounded number, and the others wait.
         let told = want(&mut broker, 2, actor(number));
         assert_eq!(told.len(), usize::from(number < MAX_REACHING), "{number}: {told:?}");
     }
     let more = want(&mut broker, 2, actor(MAX_WANTED));
     assert!(more[0].1.contains("as many as one process may"), "{more:?}");
-    // Neither another process nor another host waits for these.
+    // Neither another process nor another host has to wait for these.
     assert!(want(&mut broker, 3, ActorId(6 << 48))[0].1.contains("Reach"));
     assert!(want(&mut broker, 3, actor(MAX_WANTED)).is_empty());
-    // One has a place, one has ended: two others have their turn, and the process may wait for two more.
+    // One actor has a place, one has ended: two others have their turn, and the process may wait for two
+    // more.
     let reached = |told: Vec<(ProcessId, String)>| {
         told.into_iter().filter(|(to, said)| *to == process(1) && said.contains("Reach")).count()
     };
@@ -220,7 +221,7 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
     handle(&mut broker, 2, ToNode::WantActor { actor: waited_for }).unwrap();
     let lookup = ToNode::Lookup { ticket: 4, name: "far".into() };
     handle(&mut broker, 3, lookup).unwrap();
-    // The first is the starter.
+    // The first actor is the starter.
     broker.roster.reserve(ProcessId::NODE, 8).unwrap();
     let (own, _) = broker.roster.reserve(process(2), 8).unwrap();
 
@@ -236,7 +237,7 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
     }
     let gave_up = |what: &str| said.iter().any(|(_, said)| said.contains(what));
     assert!(!gave_up("GaveUp") && !gave_up("Found") && !gave_up("Lifecycle"), "{said:?}");
-    // Between the two: whoever asks waits.
+    // Between the two gateways processes that ask have to wait.
     assert_eq!(handle(&mut broker, 2, ToNode::WantActor { actor: placed }).unwrap(), []);
     assert_eq!(handle(&mut broker, 2, ToNode::Watch { ticket: 2, actor: watched }).unwrap(), []);
 
@@ -250,7 +251,7 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
         asked.iter().find(|said| said.contains("Reach")).map(|said| said.matches("ActorId").count());
     assert_eq!(reached, Some(3), "{asked:?}");
 
-    // What the first has sent to a process comes before what the second sends.
+    // A process gets the first gateway's messages before the second one's.
     let want = |broker: &mut Broker| {
         handle(broker, 4, ToNode::Hosts(FromGateway::WantLocal { actor: own })).unwrap()
     };
@@ -259,11 +260,11 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
     let told = handle(&mut broker, 2, ToNode::Drained { process: process(1) }).unwrap();
     assert!(told.len() == 1 && told[0].0 == process(4) && told[0].1.contains("Local"), "{told:?}");
     assert_eq!(want(&mut broker).len(), 1);
-    // Nobody else speaks for it, nor does the one that has ended.
+    // No other process speaks as the gateway, nor does the one that has ended.
     let said = ToNode::Hosts(FromGateway::OutOfReach { actor: placed, why: None });
     assert!(matches!(handle(&mut broker, 1, said), Err(Complaint::NotTheGateway)));
 
-    // None follows: all are told.
+    // No gateway follows: all are told.
     let mut out = Vec::new();
     broker.left(process(4), &mut out);
     let told = out.iter().filter(|said| format!("{:?}", said.message).contains("GaveUp")).count();

@@ -12,22 +12,22 @@ use rustix::net::sockopt::{socket_peercred, socket_type};
 use super::end_at_once;
 use crate::os::{Seqpacket, last_words, signals};
 
-/// The environment variable of a worker: `<descriptor of its control socket>:<process id of the node>`, then
-/// `:<descriptor of its standard error>` where that is another one until it is here, and [`LINKED`] where its
-/// node runs actors.
+/// The environment variable of a worker: `<descriptor of its control socket>:<process id of the node>`. Then
+/// follow `:<descriptor of its standard error>`, if the node keeps its standard error until it greets, and
+/// [`LINKED`], if its node runs actors.
 pub(crate) const VARIABLE: &str = "TENSORPOST_WORKER";
 
-/// The node's workers run what the program links, and nothing of its `main`.
+/// Says that the node's workers run the actors that the program links, and nothing of its `main`.
 pub(crate) const LINKED: &str = ":linked";
 
-/// Whether the process looks like a worker whose program has no say in what it does.
+/// Whether the process looks like a worker that is taken over before its `main`.
 pub(crate) fn may_be_taken_over() -> bool {
     std::env::var(VARIABLE).is_ok_and(|value| value.ends_with(LINKED))
 }
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The control socket, if this process is a worker. First of all the process is tied to the node's life; if
+/// Takes the control socket, if this process is a worker. First it ties the process to the node's life; if
 /// the node has ended already, this does not return.
 pub(crate) fn take() -> Option<Seqpacket> {
     let value = std::env::var(VARIABLE).ok()?;
@@ -46,14 +46,14 @@ pub(crate) fn take() -> Option<Seqpacket> {
         end_at_once();
     }
     signals::leave_to_node();
-    // SAFETY: `is_from` found a socket that the node made under this number, which only the node's `spawn`
-    // can have put there and only the variable names; nothing else in this process owns it, and `TAKEN` lets
+    // SAFETY: `is_from` found a socket that the node made under this number. Only the node's `spawn` can have
+    // put it there, and only the variable names it, so nothing else in this process owns it. `TAKEN` lets
     // only one caller get here.
     let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
     if let Some(own) = own_stderr {
         // SAFETY: as above; the node has put it there with the socket.
         let own = unsafe { OwnedFd::from_raw_fd(own) };
-        // Where it fails, its words go where nobody reads them.
+        // If this fails, the worker's stderr goes where nobody reads it.
         let _ = last_words::give_back(&own);
     }
     let ready = rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC).map_err(std::io::Error::from);

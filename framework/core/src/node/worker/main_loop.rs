@@ -33,22 +33,21 @@ pub(super) async fn run(
             Task::StopActors => {
                 process_runtime.stop_actors().await;
                 send_last_replies(process_runtime).await;
-                // Leases that are kept until somebody has passed a message go back while their owners still
-                // read.
+                // Some leases are kept until a message was passed. Return them while their owners still read.
                 process_runtime.note_returns();
                 let _ = uplink.send(&Up::ActorsStopped, Vec::new());
             }
             Task::Leave => {
                 send_last_replies(process_runtime).await;
-                // Others may hold what is still being made (LEASE-4); without this process nobody would make
-                // it. On another thread: this one goes on reading.
+                // Others may hold tensors that are still being computed (LEASE-4), and without this process
+                // nobody would finish them. Another thread waits for that, because this one goes on reading.
                 if let Err(error) = tokio::task::spawn_blocking(process_runtime.unfinished_work()).await {
                     tracing::error!(%error, "what is on the streams was not waited for");
                 }
                 return process_runtime.note_returns();
             }
-            // The actors have stopped by now, those of all processes or the one that this process ends with,
-            // so these are the last.
+            // The actors have stopped by now, in all processes or the one that this process ends with. So
+            // these replies are the last.
             Task::Exit => {
                 send_last_replies(process_runtime).await;
                 return process_runtime.note_returns();
@@ -57,8 +56,8 @@ pub(super) async fn run(
     }
 }
 
-/// Who was answered before the end hears of it, also where its ring had no room, or the link to it was not
-/// open yet.
+/// Delivers replies that were given before the end, even if the receiver's ring had no room, or the link to
+/// it was not open yet.
 async fn send_last_replies(process_runtime: &Arc<dyn ProcessRuntime>) {
     if tokio::time::timeout(LAST_REPLIES, process_runtime.last_replies()).await.is_err() {
         tracing::warn!("replies are lost with this worker: their receivers do not read");
@@ -67,7 +66,7 @@ async fn send_last_replies(process_runtime: &Arc<dyn ProcessRuntime>) {
 
 async fn start_actor(process_runtime: Arc<dyn ProcessRuntime>, start: StartActor, uplink: Arc<Uplink>) {
     let (actor, notices) = (start.actor, Notices::new(uplink.clone()));
-    // In a task of its own, so that a panic becomes an answer too.
+    // The start runs in a task of its own, so that a panic becomes an answer too.
     let result = match actix::spawn(async move { process_runtime.start_actor(start, notices).await }).await {
         Ok(result) => result,
         Err(error) if error.is_panic() => {

@@ -1,11 +1,12 @@
-//! The worker's side: what a process does that finds a control socket waiting for it.
+//! The worker's side: the code of a process that finds a control socket waiting for it.
 //!
-//! * When the node ends, the worker ends at once: the kernel kills it, and its own control thread does too
-//!   when the socket closes, in case the node only lost the thread that started it. Nothing is written, and
-//!   nobody is waited for.
+//! * When the node ends, the worker ends at once: the kernel kills it. Its own control thread ends it too
+//!   when the socket closes, in case the node only lost the thread that started it. It writes nothing and
+//!   waits for nobody.
 //! * On an agent of several hosts it ends at once, too, when the head may give its actors to other hosts
-//!   (HOST-10): see `transport/works_until.rs`. Neither its node nor its gateway need be able to say so.
-//! * On a clean exit the actors are stopped, what is still queued for the node is sent, and the status is 0.
+//!   (HOST-10): see `transport/works_until.rs`. That works even if neither its node nor its gateway can tell
+//!   it.
+//! * On a clean exit the worker stops its actors and sends its queued messages to the node; the status is 0.
 //! * A panic on the main thread ends the worker with its usual status, after an event in the log.
 
 mod inherited;
@@ -50,15 +51,15 @@ use crate::transport::works_until::{Present, WorksUntil};
 
 pub(crate) use self::inherited::{LINKED, VARIABLE, may_be_taken_over, take as take_over};
 
-/// Why a worker ends that may open no more files.
+/// Returns the reason for the end of a worker that may open no more files.
 fn starved() -> String {
     format!("this process may open no more files, and the node has sent it some; {OPEN_FILES}")
 }
 
-/// The status with which a worker exits that the node refused, or that could not be opened.
+/// The exit status of a worker that the node refused, or that could not be opened.
 const EXIT_REFUSED: i32 = 78;
 
-/// How long a worker that has to end waits for its last word to be written.
+/// How long a worker that must end waits until its last line is written.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// Makes the telemetry of a worker of this name.
@@ -90,7 +91,7 @@ pub(crate) fn run<R: ProcessRuntime>(
         std::thread::scope(|scope| {
             let _ = scope.spawn(run).join();
         });
-        // It only comes back by a panic, which the hook has written about.
+        // The thread returns only after a panic, which the hook has logged.
         std::process::exit(101);
     }
     run()
@@ -103,7 +104,7 @@ struct Worker {
     uplink: Arc<Uplink>,
     tasks: tokio::sync::mpsc::Receiver<Task>,
     user_metrics: UserMetrics,
-    /// What the program wants done at a clean end.
+    /// The program's own action at a clean end.
     at_end: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -118,7 +119,7 @@ impl Worker {
             handshake(types, &socket, &mut receiving)?;
         let works_until = works_until.map(Present::new);
         if let Some(works_until) = &works_until {
-            // Before anything of it works: it may have been started too late.
+            // Before anything else runs here: the worker may have been started too late.
             end_in_time(Arc::clone(works_until))?;
         }
         process::show_process_as(&identity.name);
@@ -186,13 +187,13 @@ impl Worker {
     }
 }
 
-/// Has this process end, with a word to the node, when it cannot go on: what it has promised will never come,
-/// and whoever waits for it is released after its death (DEATH-1).
+/// Makes this process tell the node and end when it cannot go on: its promised values will never come, and
+/// its death releases everybody that waits for them (DEATH-1).
 fn end_on_failure(uplink: &Arc<Uplink>) {
     let uplink = Arc::clone(uplink);
     vital::on_failure(move |why, blame| {
         let (uplink, why) = (Arc::clone(&uplink), cut(why.to_owned(), MAX_FAILURE_TEXT));
-        // Whoever notices may hold a lock that logging or the socket needs.
+        // The thread that notices may hold a lock that logging or the socket needs.
         let ending = std::thread::Builder::new().name("tensorpost-end".to_owned()).spawn(move || {
             let lost_gpu = blame == Blame::Gpu;
             let _ = uplink.send(&Up::Failing { why: why.clone(), lost_gpu }, Vec::new());
@@ -207,7 +208,8 @@ fn end_on_failure(uplink: &Arc<Uplink>) {
     });
 }
 
-/// Says hello and waits for the answer: who we are, what to log, and the pages that the node has made for us.
+/// Says hello and waits for the answer: this worker's identity, its log filter, and the pages that the node
+/// has made for it.
 fn handshake(
     types: KnownTypes,
     socket: &Arc<Seqpacket>,
@@ -245,12 +247,12 @@ fn handshake(
 struct Welcome {
     identity: Identity,
     log_filter: String,
-    /// The program's own.
+    /// Makes the program's own layer of telemetry.
     telemetry: Option<Code>,
     pages: Pages,
 }
 
-/// What a worker is given.
+/// The pages that a worker gets.
 struct Pages {
     own: ProcessPages,
     /// On an agent of several hosts.
@@ -272,12 +274,12 @@ fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<Pages, String> {
     Ok(Pages { own: ProcessPages { clocks, epoch_page }, works_until })
 }
 
-/// Has this process end at the moment until which its host may work, on a thread that nothing else can hold
-/// up.
+/// Ends this process at the moment until which its host may work, on a thread that nothing else can hold up.
 fn end_in_time(works_until: Arc<Present>) -> Result<(), String> {
     let thread = vital::spawn("tensorpost-until", move || {
         works_until.await_end();
-        // Whoever reads what it writes may be stopped, and then nobody waits for that.
+        // The reader of stderr may be stopped, so the line is written on another thread, and the end waits
+        // only a moment for it.
         let (said, is_said) = std::sync::mpsc::channel();
         let saying = std::thread::Builder::new().spawn(move || {
             say("its host has had no answer of the head for too long, so another host may run its actors; it ends");
@@ -308,7 +310,7 @@ fn begin_trace(uplink: &Uplink, records: u32, interval: Option<u64>) -> Option<T
     }
 }
 
-/// Returns what is to be done at the end.
+/// Installs the log and the program's telemetry. Returns the program's action at a clean end.
 fn install_logs(
     uplink: &Arc<Uplink>,
     log_filter: &str,
@@ -322,7 +324,7 @@ fn install_logs(
     };
     // A program that has installed a subscriber of its own keeps it.
     let (layer, at_end) = telemetry.map(|Telemetry { layer, at_end }| (layer, at_end)).unzip();
-    // The filter is the log's: what a layer of the program's records, that decides.
+    // The filter is only for the log: a layer of the program decides itself what it records.
     let log = Forward::new(sink).with_filter(filter);
     let _ = tracing_subscriber::registry().with(layer).with(log).try_init();
     if let Some(error) = error {
@@ -331,7 +333,7 @@ fn install_logs(
     at_end.flatten()
 }
 
-/// The control thread: takes what the node says, and sends what was queued.
+/// The control thread: takes the node's messages, and sends the queued ones.
 struct Control {
     socket: Arc<Seqpacket>,
     receiving: Receiving,
@@ -352,7 +354,7 @@ impl Control {
                 Err(error) => break error,
             }
         };
-        // Whoever waits for this worker is told why it ends.
+        // Everybody that waits for this worker is told why it ends.
         vital::fail(&format!("the control socket cannot be used any more: {error}"));
         vital::await_end()
     }
@@ -381,9 +383,9 @@ impl Control {
                 Incoming::Empty => return Ok(()),
                 Incoming::Starved(bytes) => match decode(&bytes)? {
                     Down::Node(message) if self.process_runtime.from_node_starved(&message) => {}
-                    // It ends by the page that it has, in time.
+                    // It ends by its old page, in time.
                     Down::WorksUntil => {}
-                    // It cannot go on without what the node sent it.
+                    // It cannot go on without the descriptors that the node sent.
                     _ => return Err(LineError::Io(std::io::Error::other(starved())).into()),
                 },
                 Incoming::Closed => return Err(LineError::Closed.into()),
@@ -405,7 +407,7 @@ impl Control {
             }
             Down::Metrics { round, closely } => {
                 if !closely {
-                    // Before the answer: whoever asked finds them in the recorder.
+                    // Before the answer, so that the caller finds these metrics in the recorder.
                     self.user_metrics.tell(&self.uplink);
                 }
                 let survey = closely.then(|| self.process_runtime.survey());
@@ -422,11 +424,11 @@ impl Control {
             }
             Down::LookAtGpus { number } => {
                 let (process_runtime, uplink) = (Arc::clone(&self.process_runtime), Arc::clone(&self.uplink));
-                // The driver may keep whoever asks it waiting. Without a thread to ask on, the node waits a
-                // moment longer.
+                // The driver may block the thread that asks it, so another thread does. Without one, the node
+                // waits a moment longer.
                 let looking =
                     std::thread::Builder::new().name("tensorpost-look".to_owned()).spawn(move || {
-                        // Where one is lost, that is on its way to the node already.
+                        // If a GPU is lost, that news is on its way to the node already.
                         if process_runtime.look_at_gpus() {
                             let _ = uplink.send(&Up::GpusLookedAt { number }, Vec::new());
                         }
@@ -448,7 +450,7 @@ impl Control {
             }
             Down::WorksUntil => {
                 let page = descriptors.into_iter().next().map(WorksUntil::open);
-                // Without it this process ends by the last, in time.
+                // Without the new page this process ends by the old one, in time.
                 if let (Some(Ok(page)), Some(works_until)) = (page, &self.works_until) {
                     works_until.replace(page);
                 }
@@ -482,8 +484,8 @@ impl Control {
     }
 }
 
-/// Has the main thread do it, if that has not done its last: a node that ends may have more to say to a
-/// worker that was let go of a moment ago.
+/// Gives a task to the main thread, unless that has finished: a node that shuts down may have more orders for
+/// a worker that was let go a moment ago.
 fn hand_over(to_main: &Sender<Task>, task: Task) -> Result<(), ControlEnd> {
     match to_main.try_send(task) {
         Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
@@ -505,8 +507,8 @@ enum ControlEnd {
     Busy,
 }
 
-/// Writes a line to stderr, whatever becomes of it. Stderr is not buffered, and others write to it at the
-/// same moment: what is written in pieces comes out with theirs in between.
+/// Writes a line to stderr, and ignores errors. It writes the line in one piece: stderr is not buffered, and
+/// text of other writers would come between pieces.
 fn say(text: &str) {
     let line = format!("tensorpost worker {}: {text}\n", std::process::id());
     let _ = std::io::stderr().write_all(line.as_bytes());
@@ -527,7 +529,7 @@ fn end_at_once() -> ! {
 mod tests {
     use super::*;
 
-    /// The node lets a worker go, and its program shuts down at that moment.
+    /// The node lets a worker go, and the program shuts the node down at that moment.
     #[test]
     fn what_a_main_thread_that_has_done_its_last_does_not_take_is_no_error() {
         let (to_main, mut tasks) = tokio::sync::mpsc::channel(1);

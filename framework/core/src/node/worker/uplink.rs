@@ -1,8 +1,8 @@
-//! A worker's way to the node: usable on any thread, waits for nobody.
+//! A worker's channel to the node: usable on any thread, waits for nobody.
 //!
-//! What the socket has no room for waits in a bounded queue, which the control thread sends on. A full queue
-//! means that the node has not read for a long time; the worker gives up on it, and the control thread ends
-//! the process.
+//! Messages that find no room in the socket wait in a bounded queue, which the control thread sends on. A
+//! full queue means that the node has not read for a long time; the worker gives up on it, and the control
+//! thread ends the process.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Uplink {
         &self.wake
     }
 
-    /// Sends what waits, as far as there is room. For the control thread.
+    /// Sends the queued messages, as far as there is room. For the control thread.
     pub(crate) fn flush(&self) -> Result<Flushed, LineError> {
         let mut line = self.line.lock();
         if let Some(error) = line.failed.take() {
@@ -84,7 +84,7 @@ impl Uplink {
         Ok(flushed)
     }
 
-    /// Whether metrics of user code would hold up nothing that the node has to hear.
+    /// Whether metrics of user code would hold up no more important message.
     pub(super) fn has_room_for_metrics(&self) -> bool {
         self.line.lock().has_room_for_logs()
     }
@@ -104,7 +104,7 @@ impl Uplink {
 }
 
 impl Line {
-    /// Whether what may be dropped would hold up nothing else.
+    /// Whether messages that may be dropped would hold up nothing else.
     fn has_room_for_logs(&self) -> bool {
         self.outgoing.queued() < MAX_QUEUED_LOGS && self.outgoing.queued_bytes() <= MAX_QUEUED_BYTES / 4
     }
@@ -128,7 +128,8 @@ impl Line {
                 Err(ControlChannelClosed)
             }
         };
-        // The control thread has to wait for room, or to end the process. A full doorbell is rung already.
+        // Wake the control thread: it has to wait for room, or to end the process. A full doorbell is rung
+        // already.
         let _ = wake.ring();
         closed
     }

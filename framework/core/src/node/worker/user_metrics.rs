@@ -1,8 +1,8 @@
 //! Tells the node the metrics of a worker's user code: some time after a change, when the node asks, and at
 //! the end.
 //!
-//! The control thread does it. An idle worker has nothing to tell and is not woken. While the socket is full
-//! of other things nothing is told; what comes adds up meanwhile.
+//! The control thread does this. An idle worker has nothing to tell and is not woken. While the socket is
+//! full of other messages nothing is sent, and updates add up meanwhile.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use super::uplink::Uplink;
 use crate::node::control::Up;
 use crate::observe::metrics::user::{TELL_EVERY, WorkerRecorder};
 
-/// What is to be told. Clones are the same.
+/// The metrics that are not told yet. Clones share them.
 #[derive(Clone)]
 pub(super) struct UserMetrics {
     recorder: WorkerRecorder,
-    /// When it is to be told, if it is to be. Held while it is told, so that what two threads tell stays in
-    /// order.
+    /// When they are due, if there are any. The lock is held while they are sent, so that updates of two
+    /// threads stay in order.
     at: Arc<Mutex<Option<Instant>>>,
 }
 
 impl UserMetrics {
-    /// Makes the recorder of this process. A program that has installed one of its own keeps it, and nothing
-    /// is told.
+    /// Makes the recorder of this process. A program that has installed one of its own keeps it, and then
+    /// nothing is told.
     pub(super) fn install(uplink: &Arc<Uplink>) -> Self {
         let of_recorder = Arc::downgrade(uplink);
         let recorder = WorkerRecorder::new(move || {
@@ -42,7 +42,8 @@ impl UserMetrics {
         UserMetrics { recorder, at: Arc::default() }
     }
 
-    /// Tells what is due, and says after how long something else is. For the control thread, before it waits.
+    /// Sends the metrics that are due, and returns when the next ones are. For the control thread, before it
+    /// waits.
     pub(super) fn due(&self, uplink: &Uplink) -> Option<Duration> {
         if !self.recorder.is_dirty() {
             return None;
@@ -60,7 +61,7 @@ impl UserMetrics {
         Some(TELL_EVERY)
     }
 
-    /// Tells now.
+    /// Sends the metrics now.
     pub(super) fn tell(&self, uplink: &Uplink) {
         let mut at = self.at.lock();
         *at = None;
