@@ -1,14 +1,13 @@
-//! Takes a worker over before its program's `main` begins, and so the keeper of an MPS daemon.
+//! Takes a worker, or the keeper of an MPS daemon, over before its program's `main` begins.
 //!
-//! A worker is this program again, and `main` is not for it: whatever is written there, wherever a node is
-//! started, and however many there are, a worker does what its node says and nothing else. The loader calls a
-//! list of constructors before `main`, and this module has one in it. That one first calls those behind it in
-//! the list: statics of C++ and registries of Rust are there then, as they are when `main` begins. Then it
-//! runs the worker, and the process ends with it.
+//! A worker is this program again, but never runs `main`. So a worker does only what its node says, no matter
+//! what `main` contains, where it starts a node, or how many nodes it starts. The loader calls a list of
+//! constructors before `main`, and this module has one in it. That constructor first calls those behind it in
+//! the list, so that statics of C++ and registries of Rust exist, as when `main` begins. Then it runs the
+//! worker, and the process ends with it.
 //!
-//! Only the list of the program itself counts. Where this crate is part of a library that a program loads,
-//! such as a module for Python, the first [`start`](super::NodeBuilder::start) of a node takes the worker
-//! over.
+//! Only the list of the program itself counts. If this crate is part of a library that a program loads, such
+//! as a module for Python, the first [`start`](super::NodeBuilder::start) of a node takes the worker over.
 
 #![expect(unsafe_code, reason = "the loader's list of constructors is read and written")]
 
@@ -26,7 +25,7 @@ type Constructor = extern "C" fn(c_int, *const *const c_char, *const *const c_ch
 #[cfg_attr(not(miri), unsafe(link_section = ".init_array"))]
 static ENTRY: Constructor = before_main;
 
-/// The status of a main thread that panicked.
+/// The exit status after a panic of the main thread.
 const EXIT_PANICKED: i32 = 101;
 
 /// Names the entry, so that no linker leaves it out of a program that starts workers.
@@ -35,7 +34,7 @@ pub fn is_linked() {
 }
 
 extern "C" fn before_main(count: c_int, arguments: *const *const c_char, environment: *const *const c_char) {
-    // All other processes end here: a look into the environment.
+    // All other processes return here, after a look into the environment.
     let is_keeper = mps::is_keeper();
     if !is_keeper && !worker::may_be_taken_over() {
         return;
@@ -48,10 +47,10 @@ extern "C" fn before_main(count: c_int, arguments: *const *const c_char, environ
     for constructor in behind {
         constructor(count, arguments, environment);
     }
-    // SAFETY: this is what Rust's own beginning does before `main`; no other thread is there that could wait
-    // for a signal.
+    // SAFETY: Rust's own runtime does the same before `main`; no other thread exists that could wait for a
+    // signal.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    // No panic may leave a function of C; the hook has told of one.
+    // No panic may leave a function of C; the hook has reported the panic.
     let ended = catch_unwind(AssertUnwindSafe(|| {
         if let Some(socket) = socket {
             let types = Program::default();
@@ -73,19 +72,19 @@ struct Dynamic {
 const INIT_ARRAY: usize = 25;
 const INIT_ARRAY_BYTES: usize = 27;
 
-/// The constructors of this program that come behind the one here; none if the program has it not in its
-/// list.
+/// Returns the constructors of this program that come behind this module's; `None` if it is not in the
+/// program's list.
 fn constructors_behind() -> Option<&'static [Constructor]> {
     let mut list: (usize, usize) = (0, 0);
-    // SAFETY: `look` is called by this call alone, with the pointer to `list`.
+    // SAFETY: only this call calls `look`, with the pointer to `list`.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut list).cast()) };
     let (start, bytes) = list;
     if start == 0 {
         return None;
     }
     // SAFETY: the loader calls these functions, in this order, and has relocated them: it is calling one. A
-    // word in the list may be 0 or -1 in old programs, which is no function; so they are words until one is
-    // known to be behind a function.
+    // word in the list may be 0 or -1 in old programs, and is no function then. So they are read as words,
+    // and checked below.
     let words = unsafe { std::slice::from_raw_parts(start as *const usize, bytes / size_of::<usize>()) };
     let at = words.iter().position(|word| *word == before_main as Constructor as usize)?;
     let behind = &words[at + 1..];
@@ -96,14 +95,14 @@ fn constructors_behind() -> Option<&'static [Constructor]> {
     Some(unsafe { std::slice::from_raw_parts(behind.as_ptr().cast::<Constructor>(), behind.len()) })
 }
 
-/// Notes the list of constructors of the first object, which is the program.
+/// Notes the list of constructors of the first object, which is the program itself.
 unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, list: *mut c_void) -> c_int {
-    // SAFETY: the loader gives a description of an object that is loaded, with its headers.
+    // SAFETY: the loader passes the description of a loaded object, with its headers.
     let (base, headers) = unsafe {
         let info = &*info;
         (info.dlpi_addr as usize, std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)))
     };
-    // SAFETY: `constructors_behind` gives this pointer, and waits.
+    // SAFETY: `constructors_behind` passes this pointer, and waits.
     let list = unsafe { &mut *list.cast::<(usize, usize)>() };
     if let Some(header) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) {
         let mut entry = (base + header.p_vaddr as usize) as *const Dynamic;
@@ -114,7 +113,7 @@ unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, list: *mut c_
                 INIT_ARRAY_BYTES => list.1 = *value,
                 _ => {}
             }
-            // SAFETY: there is one more, or the loop has ended.
+            // SAFETY: there is one more entry, because the loop ends at the entry with the tag 0.
             entry = unsafe { entry.add(1) };
         }
     }

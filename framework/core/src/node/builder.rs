@@ -73,31 +73,31 @@ impl NodeBuilder {
         }
     }
 
-    /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node
-    /// in a program that cannot be a worker, such as an interpreter. It must be built from the same sources,
-    /// and spawn the same types somewhere.
+    /// Makes the workers run the program at `path`, without arguments, instead of this program again: for a
+    /// node in a program that cannot be a worker, such as an interpreter. The other program must be built
+    /// from the same sources, and spawn the same types somewhere.
     pub fn worker_program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = Some(path.into());
         self
     }
 
-    /// Sets how long a worker may take until it is ready; 30 s unless said otherwise.
+    /// Sets how long a worker may take until it is ready; the default is 30 s.
     pub fn start_deadline(mut self, deadline: Duration) -> Self {
         self.start_deadline = deadline.min(ENDLESS);
         self
     }
 
-    /// Which events workers log, in the form of `RUST_LOG`. Unless said otherwise it is what `RUST_LOG` says
-    /// in the node, or `info`.
+    /// Sets the events that workers log, in the form of `RUST_LOG`. The default is the node's `RUST_LOG`, or
+    /// else `info`.
     pub fn worker_log(mut self, filter: impl Into<String>) -> Self {
         self.worker_log = Some(filter.into());
         self
     }
 
-    /// Adds a layer of the program's own to the `tracing` subscriber of each worker, beside the one that
-    /// forwards its log: `telemetry` is called in each worker with its name, so it captures nothing; the
+    /// Adds a layer of the program's own to the `tracing` subscriber of each worker, beside the layer that
+    /// forwards its log. Each worker calls `telemetry` with its name, so `telemetry` captures nothing; the
     /// environment is the node's. With the feature `otel` and a layer of `tracing-opentelemetry`, in the
-    /// node's process too, one trace goes through all processes; `docs/OBSERVING.md` has an example.
+    /// node's process too, one trace spans all processes; `docs/OBSERVING.md` has an example.
     pub fn worker_telemetry<F>(mut self, telemetry: F) -> Self
     where
         F: FnOnce(&str) -> Telemetry + Send + 'static,
@@ -114,27 +114,27 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the bytes that each process's pool on each GPU may take, for what it sends, receives and keeps
-    /// for others; a quarter of the GPU unless said otherwise. PyTorch may allocate more in an actor: that is
-    /// its own, and costs a copy where it is sent.
+    /// Sets the bytes that each process's pool on each GPU may take, for tensors that it sends, receives and
+    /// keeps for others; the default is a quarter of the GPU. PyTorch may allocate more in an actor: that
+    /// memory is PyTorch's own, and sending it costs a copy.
     pub fn gpu_budget(mut self, bytes: u64) -> Self {
         self.gpu_budget = Some(GpuBudget::Bytes(bytes));
         self
     }
 
-    /// As [`gpu_budget`](Self::gpu_budget), as a share of each GPU's memory, from 0 to 1.
+    /// As [`gpu_budget`](Self::gpu_budget), but as a share of each GPU's memory, from 0 to 1.
     pub fn gpu_share(mut self, share: f64) -> Self {
         self.gpu_budget = Some(GpuBudget::share(share));
         self
     }
 
-    /// Sets how workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
+    /// Sets how workers share a GPU; the default is [`Sharing::Isolated`].
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = Some(sharing);
         self
     }
 
-    /// Has the node take its workers for clients of one MPS server, on devices that tests make up.
+    /// Makes the node treat its workers as clients of one MPS server, on devices that tests make up.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn testing_pretend_mps(mut self) -> Self {
@@ -142,15 +142,15 @@ impl NodeBuilder {
         self
     }
 
-    /// As [`sharing`](Self::sharing), where nothing was said before.
+    /// As [`sharing`](Self::sharing), unless it was set before.
     pub fn sharing_or(mut self, sharing: Sharing) -> Self {
         self.sharing.get_or_insert(sharing);
         self
     }
 
-    /// Has this program keep the MPS daemon of [`Sharing::Mps`], for a node in one that cannot: an
-    /// interpreter that is started again knows nothing of nodes. It has to call `run_if_worker` before all
-    /// else.
+    /// Sets the program that keeps the MPS daemon of [`Sharing::Mps`], for a node in a program that cannot do
+    /// that: an interpreter that is started again knows nothing of nodes. The keeper program must call
+    /// `run_if_worker` before all else.
     #[cfg(feature = "foreign")]
     #[doc(hidden)]
     pub fn mps_keeper(mut self, program: impl Into<PathBuf>, arguments: &[&str]) -> Self {
@@ -161,42 +161,42 @@ impl NodeBuilder {
 
     /// Detects hangs: a worker whose process does not answer, an actor that has accepted messages and
     /// finishes none, a wait for a clock that does not move. A hang that lasts longer than `limit` is in the
-    /// log and in [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that
-    /// worker is killed, with [`EndReason::Hung`](crate::transport::lifecycle::EndReason::Hung), and its
-    /// policy decides.
+    /// log and in [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] the
+    /// supervisor kills that worker, with [`EndReason::Hung`](crate::transport::lifecycle::EndReason::Hung),
+    /// and its policy decides.
     ///
-    /// Without this call nothing is detected, and nothing noted for it. Only `limit` tells a slow handler, or
-    /// a result that waits for something rare, from a hang; so choose it longer than either may last, and at
-    /// least 10 ms.
+    /// Without this call nothing is detected, and workers record nothing for it. Only `limit` tells a hang
+    /// from a slow handler, or from a result that waits for something rare. So choose it longer than either
+    /// may last, and at least 10 ms.
     pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
         self.hang_limit = Some((limit.clamp(Duration::from_millis(10), ENDLESS), then));
         self
     }
 
-    /// Writes a trace of the run to `path` when the node ends: what every process did when, in the Chrome
-    /// trace event format, which <https://ui.perfetto.dev> and `chrome://tracing` open. Where the program
-    /// says nothing, the environment variable `TENSORPOST_TRACE` may name a file.
+    /// Writes a trace of the run to `path` when the node ends: the work of every process over time, in the
+    /// Chrome trace event format, which <https://ui.perfetto.dev> and `chrome://tracing` open. If the program
+    /// does not call this, the environment variable `TENSORPOST_TRACE` may name a file.
     ///
-    /// On several hosts the head's file has what all did, by its own clock, until everything was handled; a
-    /// host that does not trace by itself does so from when it has joined. A host of which the head has not
-    /// got it (it has left, or the time of the shutdown was up) is named in the log, and writes the file that
-    /// it was told itself.
+    /// On several hosts the head's file has the work of all hosts, by the head's clock, until everything was
+    /// handled. A host that does not trace by itself traces from the moment when it joins. If the head has
+    /// not got the trace of a host (it has left, or the time of the shutdown was up), the log names that
+    /// host, and the host writes its own file if it was told one.
     pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
         self.trace = Some(path.into());
         self
     }
 
-    /// How many records each process keeps for the trace, at 64 bytes each; 131,072
-    /// unless said otherwise, at least 16. When they are used up, the oldest are written over.
+    /// Sets how many records each process keeps for the trace, at 64 bytes each; the default is 131,072, the
+    /// least is 16. When they are used up, the oldest are overwritten.
     pub fn trace_records(mut self, records: usize) -> Self {
         self.trace_records = records;
         self
     }
 
-    /// Sets where the node can be looked into with the command `tensorpost`, while it runs: `true`, the
-    /// default, by its process id, for processes of the same user and of root; [`Console::At`] a path;
-    /// `false` nowhere. The environment variable `TENSORPOST_CONSOLE` may say `off`, which always holds, or a
-    /// path where the program names none. A look makes no actor wait, and costs nothing while nobody looks.
+    /// Sets where the command `tensorpost` can look into the running node. `true`, the default: by its
+    /// process id, for processes of the same user and of root. [`Console::At`]: at a path. `false`: nowhere.
+    /// The environment variable `TENSORPOST_CONSOLE` may say `off`, which always holds, or a path if the
+    /// program names none. A look makes no actor wait, and the console costs nothing while nobody looks.
     pub fn console(mut self, console: impl Into<Console>) -> Self {
         self.console = console.into();
         self
@@ -209,8 +209,8 @@ impl NodeBuilder {
         self
     }
 
-    /// If this process is a worker, runs it and ends the process with it; otherwise returns. A program's own
-    /// workers never come here; those of a library that another program has loaded do.
+    /// Runs this process as a worker, if it is one, and ends it; otherwise returns. A program's own workers
+    /// never come here, but workers of a library that another program has loaded do.
     #[doc(hidden)]
     pub fn run_if_worker(self) -> Self {
         mps::run_if_keeper();
@@ -218,7 +218,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Starts the node. The process's soft limit of open files is raised to the hard one.
+    /// Starts the node. Raises the process's soft limit of open files to the hard one.
     ///
     /// # Errors
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
@@ -240,8 +240,7 @@ impl NodeBuilder {
 
     inside! {
         /// As [`start`](Self::start), with processes that run something else than actors of registered types.
-        /// Only programs with the same types, or one number in their place, are workers of each other's
-        /// nodes.
+        /// A worker's program must have the node's types, or the same number in their place.
         pub fn start_processes<R: ProcessRuntime>(
             self,
             types: impl Into<KnownTypes>,

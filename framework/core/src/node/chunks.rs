@@ -1,10 +1,10 @@
 //! The descriptors of every chunk of the node's processes, and how long they are kept (LEASE-4: a chunk
 //! outlives its owner).
 //!
-//! Whoever comes to hold a lease in a chunk needs its descriptor. A process has a chunk mapped for as long as
-//! it holds such a lease, and got the descriptor for that mapping here. So the node knows who may hold a
-//! lease without a word about single leases. It keeps the chunks of the living. A chunk of a process that
-//! ended is *retired*, and the node closes its descriptors, once
+//! A process that gets a lease in a chunk needs the chunk's descriptor. It has the chunk mapped for as long
+//! as it holds such a lease, and got the descriptor for that mapping here. So the node knows which processes
+//! may hold a lease without any message about single leases. It keeps the chunks of living processes. A chunk
+//! of a process that ended is *retired*, and the node closes its descriptors, once
 //!
 //! - its owner is reclaimed: all frames that the owner had sent were read, and a process that took a lease
 //!   from them has the chunk mapped, because a frame waits for the mapping before it is taken;
@@ -13,12 +13,12 @@
 //! - every process that had it mapped and ended is reclaimed too: one of its frames may have carried the last
 //!   lease.
 //!
-//! The living *withdraw* chunks in which nobody holds anything: their descriptors are closed at once, and who
-//! has one mapped is told.
+//! A living process *withdraws* chunks in which nobody holds anything: the node closes their descriptors at
+//! once, and tells the processes that have one mapped.
 //!
-//! A process says when it has unmapped a chunk of the dead, or one that was withdrawn, which it does when its
+//! A process says when it has unmapped a chunk of a dead process, or a withdrawn one; it unmaps it when its
 //! last lease there goes. Counting leases instead would take a message per lease, or a round of pings to see
-//! what is under way.
+//! which leases are under way.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -34,14 +34,15 @@ use crate::os::Foreign;
 pub(crate) struct Chunk {
     pub(crate) device: DeviceId,
     pub(crate) bytes: u64,
-    /// To read and to write; none of a chunk that was withdrawn.
+    /// One to read and one to write; `None` for a chunk that was withdrawn.
     descriptors: Option<[Foreign; 2]>,
-    /// The processes that got a descriptor and have not said that it is unmapped, unburied dead among them.
+    /// The processes that got a descriptor and have not said that it is unmapped, dead processes that are not
+    /// reclaimed among them.
     mapped: HashSet<(ProcessId, Access)>,
 }
 
 impl Chunk {
-    /// A new descriptor for `access`, unless it was withdrawn.
+    /// Makes a descriptor for `access`, unless the chunk was withdrawn.
     fn descriptor(&self, access: Access) -> Option<io::Result<OwnedFd>> {
         let [read_only, writable] = self.descriptors.as_ref()?;
         Some(match access {
@@ -67,7 +68,7 @@ pub(crate) enum ChunkRefused {
     TooMany,
 }
 
-/// The chunk is not there, or not any more.
+/// The chunk was not published, or is gone.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotPublished;
 
@@ -84,7 +85,7 @@ impl Chunks {
         bytes: u64,
         descriptors: [OwnedFd; 2],
     ) -> Result<(), ChunkRefused> {
-        // Nothing is known of what a worker sends but that closing it must wait for nobody.
+        // A worker may send any descriptor, so closing it must not block this thread.
         let descriptors = Some(descriptors.map(Foreign::from));
         let count = self.by_owner.entry(id.owner).or_default();
         match self.chunks.entry(id) {
@@ -98,12 +99,12 @@ impl Chunks {
         }
     }
 
-    /// Whether it is known, and not retired.
+    /// Whether a chunk is known, and not retired.
     pub(crate) fn knows(&self, id: ChunkId) -> bool {
         self.chunks.contains_key(&id)
     }
 
-    /// A descriptor of a chunk for `to`, with its device and size; `None` where the chunk is not known.
+    /// Makes a descriptor of a chunk for `to`, with its device and size; `None` if the chunk is not known.
     pub(crate) fn hand_out(
         &mut self,
         id: ChunkId,
@@ -118,8 +119,8 @@ impl Chunks {
         Some(descriptor.map(|descriptor| (chunk.device, chunk.bytes, descriptor)))
     }
 
-    /// Its owner says that nobody holds anything in the chunk: who has it mapped is to let go of it. What is
-    /// left of it here is who has not done so yet.
+    /// Withdraws a chunk, in which nobody holds anything, as its owner says. Returns the processes that have
+    /// it mapped and must let go of it; until they have, the chunk stays here without descriptors.
     pub(crate) fn withdraw(&mut self, id: ChunkId) -> Result<Vec<ProcessId>, NotPublished> {
         let chunk = self.chunks.get_mut(&id).ok_or(NotPublished)?;
         drop(chunk.descriptors.take().ok_or(NotPublished)?);
@@ -130,7 +131,7 @@ impl Chunks {
         Ok(holders)
     }
 
-    /// `by` does not have the chunk mapped any more.
+    /// Notes that `by` has unmapped the chunk.
     pub(crate) fn unmapped(&mut self, id: ChunkId, by: ProcessId, access: Access) -> Result<(), NotMapped> {
         let chunk = self.chunks.get_mut(&id).ok_or(NotMapped)?;
         if !chunk.mapped.remove(&(by, access)) {
@@ -140,8 +141,8 @@ impl Chunks {
         Ok(())
     }
 
-    /// What `process` had posted was read by all: nothing that it had mapped, and nothing of its own, can
-    /// still come to light.
+    /// Notes that all messages of `process` were read: no lease in a chunk that it had mapped, or in its own
+    /// chunks, can still turn up in them.
     pub(crate) fn reclaimed(&mut self, process: ProcessId) {
         if self.by_owner.contains_key(&process) {
             self.reclaimed.insert(process);
@@ -154,13 +155,13 @@ impl Chunks {
         }
     }
 
-    /// How many are kept.
+    /// Returns how many chunks are kept.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn len(&self) -> usize {
         self.chunks.len()
     }
 
-    /// How many are kept, and of how many owners something is remembered.
+    /// Returns how many chunks and owners are remembered.
     #[cfg(feature = "testing")]
     pub(crate) fn kept(&self) -> usize {
         self.chunks.len() + self.by_owner.len() + self.reclaimed.len()

@@ -1,4 +1,4 @@
-//! What the node and a worker say to each other over the worker's control socket, and how it becomes bytes.
+//! The messages between the node and a worker on the worker's control socket, and their encoding.
 //!
 //! Bytes that do not decode, or decode with bytes left over, are an error that names what was wrong (WIRE-1).
 
@@ -39,18 +39,19 @@ pub(crate) enum Up {
     Node(ToNode),
     /// The answer to [`Down::Start`].
     Started { actor: ActorId, result: Result<(), String> },
-    /// An actor ended. Where it is `away`, its senders were told to wait for another life.
+    /// An actor ended. If it is `away`, its senders were told to wait for another life.
     ActorStopped { actor: ActorId, why: Option<EndReason>, away: bool },
     /// The answer to [`Down::Probe`].
     Activity { round: u64, activity: Activity },
-    /// The memory that the worker notes its trace in: of the whole run, or to [`Down::Trace`]. Descriptors:
-    /// one, to map it read-only.
+    /// The memory into which the worker writes its trace: of the whole run, or of an interval, as the answer
+    /// to [`Down::Trace`]. Descriptors: one, to map it read-only.
     Trace { interval: Option<u64> },
     /// The answer to [`Down::Metrics`].
     Metrics { round: u64, metrics: ProcessMetrics, survey: Option<Survey> },
     /// The answer to [`Down::Look`].
     HangProbe { round: u64, hang_probe: HangProbe },
-    /// The answer to [`Down::Ping`]: everything that was sent before the ping came is ahead of this.
+    /// The answer to [`Down::Ping`]: all messages that the worker sent before the ping came are ahead of this
+    /// one.
     Pong { number: u64 },
     /// The answer to [`Down::LookAtGpus`]: no GPU is lost. A worker that has lost one says [`Up::Failing`].
     GpusLookedAt { number: u64 },
@@ -60,10 +61,9 @@ pub(crate) enum Up {
     Log(LogRecord),
     /// Events of the worker's log that found no room.
     LogsDropped { count: u64 },
-    /// Metrics of user code that have changed, and how many were dropped.
+    /// Metrics of user code that have changed, and the number of dropped updates.
     UserMetrics {
-        // As many series as may be, and descriptions of as many. Each is checked where it is given to the
-        // recorder.
+        // At most all series, and as many descriptions. Each is checked before the recorder gets it.
         #[serde(deserialize_with = "at_most::<{ 2 * MAX_METRIC_SERIES }, _, _>")]
         updates: Vec<Update>,
         dropped: u64,
@@ -74,10 +74,10 @@ pub(crate) enum Up {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Down {
     /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's
-    /// epoch page, and on an agent of several hosts the page that says until when it may work
+    /// epoch page, and on an agent of several hosts the page that tells until when it may work
     /// (`transport/works_until.rs`).
     Welcome { identity: Identity, log_filter: String, telemetry: Option<Code> },
-    /// The worker does not, and should say why and exit.
+    /// The worker does not belong to this node; it should say why and exit.
     Refused { why: String },
     /// For the worker's process runtime.
     Node(FromNode),
@@ -87,47 +87,48 @@ pub(crate) enum Down {
     Stopping,
     /// Asks for the counts of messages.
     Probe { round: u64 },
-    /// Asks for metrics. With `closely`, for the console: what is in memory and on the links too, and not for
+    /// Asks for metrics. With `closely`, for the console, it asks for memory and links too, and not for
     /// metrics of user code.
     Metrics { round: u64, closely: bool },
     /// Asks for the snapshot for hang detection.
     Look { round: u64 },
-    /// Another worker on a GPU of this one's was killed: put something on each GPU, and say when that was
-    /// done.
+    /// Another worker on one of this worker's GPUs was killed: put some work on each GPU, and report when it
+    /// is done.
     LookAtGpus { number: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
-    /// From now on note what happens, in new memory for so many records. Answered by [`Up::Trace`] with the
+    /// From now on write a trace, into new memory for this many records. Answered by [`Up::Trace`] with the
     /// same number, before the first record.
     Trace { interval: u64, records: u32 },
-    /// On an agent of several hosts: another gateway says from now on until when it may work. Descriptor: its
-    /// page.
+    /// On an agent of several hosts: the page of another gateway tells from now on until when the worker may
+    /// work. Descriptor: that page.
     WorksUntil,
-    /// Note nothing any more.
+    /// Write no trace any more.
     EndTrace,
     /// Arm a fault.
     #[cfg(feature = "testing")]
     Arm(crate::fault::Fault),
     /// Stop every actor.
     StopActors,
-    /// Exit with status 0 when what was put on streams is done; no actor is left.
+    /// Exit with status 0 when the work on the streams is done; no actor is left.
     Leave,
     /// Exit with status 0. If another life follows, its actors with a policy for failures have not stopped
     /// for good.
     Exit { comes_back: bool },
 }
 
-/// The messages of a worker that may be long. A record of its log is cut before it is sent, and all else is
-/// short.
+/// The messages of a worker that may be long. A worker cuts log records before it sends them, and all other
+/// messages are short.
 const LONG: [&str; 4] = ["Node", "Metrics", "HangProbe", "UserMetrics"];
 
 impl Up {
     /// Reads a message of a worker, [bounded](Self::bounded).
     ///
     /// # Errors
-    /// WIRE-1: nothing that a worker of ours says. One that is too long is not even decoded (MBX-2).
+    /// WIRE-1: no worker of the framework sends such a message. A message that is too long is not even
+    /// decoded (MBX-2).
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, ControlError> {
-        // A map of one entry, under the name of the variant.
+        // A message is a map of one entry, under the name of the variant.
         let says = |name: &&str| {
             let head = [0x81, 0xa0 | name.len() as u8];
             bytes.strip_prefix(&head).is_some_and(|rest| rest.starts_with(name.as_bytes()))
@@ -138,9 +139,9 @@ impl Up {
         decode(bytes).map(Up::bounded)
     }
 
-    /// The message with all its texts cut and made plain, as the node keeps, shows and passes them on. A
-    /// worker of ours cuts them itself; another might say 8 MiB, which fits upwards and then fits no message
-    /// to anybody else.
+    /// Returns the message with all its texts cut and made plain, as the node keeps, shows and passes them
+    /// on. A worker of the framework cuts them itself. Another one might send 8 MiB, which fits a message to
+    /// the node, but no message that passes it on.
     pub(crate) fn bounded(self) -> Self {
         let failure = |text| shown(text, MAX_FAILURE_TEXT);
         match self {
@@ -272,7 +273,7 @@ mod tests {
         assert!(decode::<Up>(&vec![0x91; 100_000]).is_err());
     }
 
-    /// MBX-2: a worker of ours cuts its records before they are sent.
+    /// MBX-2: a worker of the framework cuts its records before it sends them.
     #[test]
     fn a_record_that_no_worker_of_ours_sends_is_not_decoded() {
         let record = |fields: usize| crate::observe::log::LogRecord {
@@ -289,7 +290,7 @@ mod tests {
             assert_eq!(read, record(fields.min(MAX_LOG_FIELDS)));
         }
         assert!(matches!(Up::read(&said(30_000)), Err(ControlError::TooLong(_))));
-        // Nor under another form of its name, or of the map that it is in.
+        // Nor is one under another encoding of its name, or of the map that it is in.
         let long = said(2_000_000);
         for head in [&[0x81, 0xd9, 3][..], &[0xde, 0, 1, 0xa3], &[0x82, 0xa3], &[0x81, 0xa3]] {
             let forged = [head, &long[2..]].concat();

@@ -1,9 +1,9 @@
-//! What the node holds ready for the death of a process: the clock pages that it prepared, the epoch page,
-//! and the rounds.
+//! The node's means for the death of a process: the clock pages that it prepared, the epoch page, and the
+//! rounds.
 //!
 //! The node makes a worker's page before it starts the worker, and keeps it mapped writable for one purpose:
-//! to release the worker's clocks after its death, when everybody has marked what depends on them (DEATH-1,
-//! DEATH-3). While the worker lives, the node writes nothing to its page (ONE-WRITER).
+//! to release the worker's clocks after its death, when every process has marked the values that depend on
+//! them (DEATH-1, DEATH-3). While the worker lives, the node writes nothing to its page (ONE-WRITER).
 
 use std::collections::HashMap;
 use std::io;
@@ -20,18 +20,18 @@ use crate::ids::ProcessId;
 use crate::limits::MAX_STREAMS;
 use crate::transport::control_channel::FromNode;
 
-/// How often, and for how long, the pages of the dead are looked at again.
+/// How often the pages of dead processes are checked again, and how many times.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 10;
 
 #[derive(Default)]
 pub(crate) struct Deaths {
     rounds: Rounds,
-    /// `None` where only the bookkeeping is wanted.
+    /// `None` if only the bookkeeping is wanted.
     epoch_page: Option<Arc<EpochPage>>,
     /// The clocks of the node's own process.
     own: Option<Arc<ClockPage>>,
-    /// The pages of workers that live, or whose clocks are still to be released.
+    /// The pages of workers that live, or whose clocks are not released yet.
     pages: HashMap<ProcessId, Arc<ClockPage>>,
     released: Vec<Released>,
     /// Ranges reported since the last release.
@@ -56,14 +56,14 @@ impl Deaths {
         Ok(())
     }
 
-    /// There are so many processes.
+    /// Publishes the number of processes.
     pub(crate) fn say_processes(&self, count: usize) {
         if let Some(epoch_page) = &self.epoch_page {
             epoch_page.set_processes(count);
         }
     }
 
-    /// Messages of other hosts come by way of this process.
+    /// Publishes that this process passes on the messages of other hosts.
     #[cfg(feature = "hosts")]
     pub(crate) fn say_gateway(&self, gateway: ProcessId) {
         if let Some(epoch_page) = &self.epoch_page {
@@ -71,43 +71,43 @@ impl Deaths {
         }
     }
 
-    /// Pages of processes, and processes that have reported tainted ranges since the last release.
+    /// Counts pages of processes, and processes that have reported tainted ranges since the last release.
     #[cfg(feature = "testing")]
     pub(crate) fn kept(&self) -> usize {
         self.pages.len() + self.reported.len()
     }
 
-    /// A process was not started after all.
+    /// Forgets a process that was not started after all.
     pub(crate) fn forget(&mut self, process: ProcessId) {
         self.pages.remove(&process);
     }
 
-    /// The descriptors that a process gets: its clock page, to adopt, and the epoch page.
+    /// Returns the descriptors that a process gets: its clock page, to adopt, and the epoch page.
     pub(crate) fn descriptors(&self, process: ProcessId) -> io::Result<Vec<OwnedFd>> {
         let page = self.pages.get(&process).ok_or(io::ErrorKind::NotFound)?;
         let epoch_page = self.epoch_page.as_ref().ok_or(io::ErrorKind::NotFound)?;
         Ok(vec![page.writable_fd()?.try_clone_to_owned()?, epoch_page.export()?])
     }
 
-    /// A read-only descriptor of a process's clock page: the one that can be released. `None` where none was
-    /// prepared.
+    /// Makes a read-only descriptor of the clock page that the node prepared for a process, and can release;
+    /// `None` if it prepared none.
     pub(crate) fn clocks(&self, process: ProcessId) -> Option<io::Result<OwnedFd>> {
         let page = self.pages.get(&process)?;
-        // Its process has mapped it before it could write a link message.
+        // The process mapped its page before it could send a link message, so the page can be sealed now.
         Some(page.seal().and_then(|()| page.export_fd()))
     }
 
-    /// The clocks of a process that has not ended.
+    /// Returns the clock page of a process that has not ended.
     pub(crate) fn page_of(&self, process: ProcessId) -> Option<&Arc<ClockPage>> {
         if process == ProcessId::NODE { self.own.as_ref() } else { self.pages.get(&process) }
     }
 
-    /// The news that a process which joins must get before anything else.
+    /// Returns the news that a joining process must get before anything else.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.rounds.joined(process).map(|update| tell(process, update))
     }
 
-    /// A process that joined begins to work.
+    /// Notes that a process that joined begins to work.
     pub(crate) fn ready(&mut self, process: ProcessId) {
         self.rounds.ready(process);
     }
@@ -137,20 +137,20 @@ impl Deaths {
             complaint = Some(Complaint::TooMuchTaint);
         }
         let mut acts = Vec::new();
-        // Others do not wait for a liar.
+        // Its answer still counts, so that others do not wait for a liar.
         let ranges = if complaint.is_some() { &[] } else { ranges };
         self.rounds.answered(by, round, ranges, now, &mut acts);
         self.carry_out(acts, now, out);
         complaint.map_or(Ok(()), Err)
     }
 
-    /// When to call [`tick`](Self::tick).
+    /// Returns when to call [`tick`](Self::tick).
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         let looks = self.released.iter().map(|released| released.look_at);
         looks.chain(self.rounds.deadline()).min()
     }
 
-    /// Does what is due; returns those who have not answered in time.
+    /// Takes the steps that are due, and returns the processes that have not answered in time.
     pub(crate) fn tick(&mut self, now: Instant, out: &mut Vec<Delivery>) -> Vec<ProcessId> {
         self.look_again(now);
         let mut acts = Vec::new();
@@ -161,8 +161,8 @@ impl Deaths {
         late
     }
 
-    /// Under MPS the server may still carry out what a client that died had put on the device, a clock write
-    /// too, which would undo the release of that clock.
+    /// Checks the pages of dead processes again. Under MPS the server may still carry out work of a client
+    /// that died, a clock write too, which would undo the release of that clock.
     fn look_again(&mut self, now: Instant) {
         self.released.retain_mut(|released| {
             if released.look_at > now {
@@ -187,7 +187,8 @@ impl Deaths {
                 Act::Tell(to, update) => out.push(tell(to, update)),
                 Act::Release { round, dead } => {
                     self.reported.clear();
-                    // In this order: who sees the effect of the release has to see that it must know of it.
+                    // In this order: a process that sees the effect of the release must also see on the epoch
+                    // page that there is news.
                     if let Some(epoch_page) = &self.epoch_page {
                         epoch_page.raise(round);
                     }
@@ -217,8 +218,8 @@ fn tell(to: ProcessId, update: TaintUpdate) -> Delivery {
 
 fn release(page: &ClockPage) {
     if let Err(error) = page.release_all() {
-        // A page that this process prepared is writable here, and waking is a system call that only bad
-        // addresses fail.
+        // This process prepared the page, so it can write to it. Waking is a system call that fails only for
+        // bad addresses.
         tracing::error!(%error, "the clocks of a process that died could not be released");
     }
 }

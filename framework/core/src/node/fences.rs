@@ -1,9 +1,9 @@
-//! What waits until a process has taken all that others had sent to it.
+//! Callbacks that wait until a process has taken all messages that others had sent to it.
 //!
-//! Used before the node sends something that must not overtake what a process had sent that has ended.
+//! Used before the node sends a message that must not overtake the last messages of a process that has ended.
 //! Bounded (MBX-2).
 //!
-//! **On the end** of the process that was asked there is nothing left to overtake, and whoever waits goes on.
+//! **On the end** of the process that was asked there is nothing left to overtake, and its callbacks run.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::limits::MAX_FENCES;
 use crate::node::broker::{Broker, Delivery};
 use crate::transport::control_channel::FromNode;
 
-/// What happens then. Does not wait.
+/// The callback. It must not wait.
 pub(crate) type Opened = Box<dyn FnOnce() + Send>;
 
 /// See the module.
@@ -23,8 +23,8 @@ pub(crate) struct Fences {
 }
 
 impl Broker {
-    /// Calls `opened` when `process` has taken all that others have sent to it by now. Where too many wait,
-    /// at once.
+    /// Calls `opened` when `process` has taken all messages that others have sent to it by now. If too many
+    /// callbacks wait, it calls it at once.
     #[cfg_attr(
         not(feature = "hosts"),
         allow(dead_code, reason = "what must not overtake comes from other hosts")
@@ -39,9 +39,9 @@ impl Broker {
         out.push(Delivery { to: process, message: FromNode::Fence { ticket }, descriptors: Vec::new() });
     }
 
-    /// A process has taken what was asked for.
+    /// Takes a process's answer to a fence.
     pub(super) fn fenced(&mut self, from: ProcessId, ticket: u64) {
-        // WIRE-1: it speaks for itself.
+        // WIRE-1: a process answers only its own fences.
         if self.fences.waiting.get(&ticket).is_some_and(|(process, _)| *process == from)
             && let Some((_, opened)) = self.fences.waiting.remove(&ticket)
         {
@@ -49,7 +49,7 @@ impl Broker {
         }
     }
 
-    /// A process has ended.
+    /// Runs the callbacks for a process that has ended.
     pub(super) fn left_fences(&mut self, process: ProcessId) {
         let over = self.fences.waiting.extract_if(|_, (of, _)| *of == process);
         over.for_each(|(_, (_, opened))| opened());

@@ -1,7 +1,8 @@
-//! How many files a process may have open.
+//! The limit of open files of a process.
 //!
-//! Each chunk and each link is a few open files, and the node has those of all processes. The usual soft
-//! limit, 1024, protects programs that call `select`, which cannot take a larger number; nothing here does.
+//! Each chunk and each link is a few open files, and the node holds those of all processes. The usual soft
+//! limit, 1024, protects programs that call `select`, which cannot take a larger number; the framework does
+//! not call it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -1,6 +1,6 @@
-//! What processes use of the GPUs, for whoever looks. A thread of its own asks NVIDIA's management library,
-//! because a call into a driver that hangs does not return: a look has the latest answer and has the next one
-//! begun, so the first look of a node has none.
+//! The processes' use of the GPUs, for looks of the console. A thread of its own asks NVIDIA's management
+//! library, because a call into a driver that hangs does not return. A look takes the latest answer and asks
+//! for the next one, so the first look of a node has none.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,12 +14,12 @@ use parking_lot::Mutex;
 use super::console::{GpuShare, Look};
 use crate::ids::DeviceId;
 
-/// An answer that is older says nothing about now.
+/// An older answer says nothing about the present.
 const STALE: Duration = Duration::from_secs(10);
 
-/// What each process uses of all GPUs, by its number.
+/// Each process's use of all GPUs, by its process id.
 type Shares = HashMap<u32, GpuShare>;
-/// Says that.
+/// Asks the library for the shares.
 type Ask = Box<dyn FnMut() -> Shares>;
 
 /// See the module.
@@ -36,7 +36,7 @@ impl fmt::Debug for GpuShares {
 }
 
 impl GpuShares {
-    /// Adds to a look what is known, and has it asked again. Where no process has memory on a GPU nobody is
+    /// Adds the known shares to a look, and asks for new ones. If no process has memory on a GPU, nothing is
     /// asked.
     pub(crate) fn add_to(&self, look: &mut Look) {
         if look.pools.iter().any(|of| of.pool.device != DeviceId::HOST) {
@@ -48,7 +48,7 @@ impl GpuShares {
         if let Some((at, shares)) = &*self.latest.lock()
             && at.elapsed() < STALE
         {
-            // One that has not answered may have ended, and its number be another's.
+            // A process that has not answered may have ended, and its process id may belong to another.
             for of in look.processes.iter_mut().filter(|of| of.metrics.is_some()) {
                 of.gpu = shares.get(&of.pid).copied();
             }
@@ -57,7 +57,7 @@ impl GpuShares {
             let (asking, asked) = sync_channel(1);
             let latest = Arc::clone(&self.latest);
             let thread = thread::Builder::new().name("tensorpost-nvml".to_owned());
-            // Without a thread nobody takes what is asked, and nothing is known.
+            // Without a thread nobody answers, and nothing is known.
             let _ = thread.spawn(move || {
                 let Some(mut ask) = begin() else { return };
                 while asked.recv().is_ok() {
@@ -67,7 +67,7 @@ impl GpuShares {
             });
             asking
         });
-        // Full: it is asked already. Closed: there is no such library.
+        // Full: the question is pending already. Closed: there is no such library.
         let _ = asking.try_send(());
     }
 }
@@ -76,8 +76,8 @@ impl GpuShares {
 fn begin() -> Option<Ask> {
     use crate::device::cuda::nvml::Nvml;
 
-    // The library knows processes by the numbers that the machine has for them; elsewhere those are others'
-    // (pid_namespaces(7)).
+    // The library knows processes by the process ids of the machine. In another namespace these ids belong to
+    // other processes (pid_namespaces(7)).
     const OF_THE_MACHINE: &str = "pid:[4026531836]";
     let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
     if namespace.as_os_str() != OF_THE_MACHINE {

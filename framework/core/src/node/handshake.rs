@@ -1,7 +1,7 @@
-//! Which build a process runs, and whether two processes run the same one.
+//! Compares the builds of two processes.
 //!
 //! Messages between the processes of a node are laid out by the types that both were compiled with, so the
-//! node takes only workers of its own build: the same protocol and crate version and, as the last word, the
+//! node takes only workers of its own build: with the same protocol and crate version and, most strictly, the
 //! very executable that it meant to start.
 
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::node::limits::MAX_NAME;
 use crate::observe::text::shown;
 pub(crate) use crate::os::process::THIS_PROGRAM;
 
-/// What must agree between the node and its workers.
+/// The properties that must agree between the node and its workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Build {
     protocol: u32,
@@ -30,14 +30,14 @@ pub(crate) struct Build {
 /// The messages that a program knows.
 #[derive(Clone, Debug, Default)]
 pub struct KnownTypes {
-    /// Stands for the program's types where its processes run no actors; 0 where they do.
+    /// Stands for the program's types if its processes run no actors; 0 if they do.
     fingerprint: u64,
-    /// The portable messages, which two programs may have by different definitions.
+    /// The portable messages, which two programs may define differently.
     interfaces: Interfaces,
 }
 
 impl KnownTypes {
-    /// Whether they are found by what is linked, and so before `main`.
+    /// Whether the types are found by what the program links, and so before `main`.
     pub(crate) fn are_linked(&self) -> bool {
         self.fingerprint == 0
     }
@@ -49,14 +49,14 @@ impl From<&Program> for KnownTypes {
     }
 }
 
-/// Of processes that run no actors.
+/// For processes that run no actors.
 impl From<u64> for KnownTypes {
     fn from(fingerprint: u64) -> Self {
         KnownTypes { fingerprint, interfaces: Interfaces::default() }
     }
 }
 
-/// A file on disk, as it was when it was looked at.
+/// A file on disk, as it was at the time of the check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Executable {
     path: String,
@@ -77,7 +77,7 @@ impl PartialEq for Executable {
 impl Eq for Executable {}
 
 impl Build {
-    /// As it can be shown, whoever says that it runs this.
+    /// Makes its texts safe to show, because any process may claim any build.
     pub(crate) fn bounded(self) -> Self {
         let Build { protocol, version, fingerprint, interfaces, executable } = self;
         let interfaces = interfaces.bounded();
@@ -88,8 +88,8 @@ impl Build {
 }
 
 impl Executable {
-    /// `program` is opened by its magic link for this process itself, so a file that was replaced since this
-    /// process started is not mistaken for it.
+    /// Describes the file `program`. For this process itself that is its magic link, so a file that was
+    /// replaced since this process started is not mistaken for it.
     fn of(program: &Path, shown: PathBuf) -> io::Result<Self> {
         let stat = rustix::fs::stat(program)?;
         Ok(Executable {
@@ -103,19 +103,19 @@ impl Executable {
 }
 
 impl Build {
-    /// The build of this process, which knows these types.
+    /// Returns the build of this process, which knows these types.
     ///
     /// # Errors
-    /// When `/proc/self/exe` cannot be looked at.
+    /// `/proc/self/exe` cannot be looked at.
     pub(crate) fn of_this_process(types: impl Into<KnownTypes>) -> io::Result<Self> {
         let shown = std::env::current_exe().unwrap_or_else(|_| PathBuf::from(THIS_PROGRAM));
         Ok(Self::new(types.into(), Executable::of(Path::new(THIS_PROGRAM), shown)?))
     }
 
-    /// The build that a worker which runs `program` must have.
+    /// Returns the build that a worker that runs `program` must have.
     ///
     /// # Errors
-    /// When `program` cannot be looked at.
+    /// `program` cannot be looked at.
     pub(crate) fn of_program(types: impl Into<KnownTypes>, program: &Path) -> io::Result<Self> {
         Ok(Self::new(types.into(), Executable::of(program, program.to_path_buf())?))
     }
@@ -160,17 +160,17 @@ pub struct BuildMismatch {
 #[derive(Clone, Debug)]
 struct Differ {
     parts: String,
-    /// Where the two describe the same message differently: a line for each difference.
+    /// A line for each difference between the two definitions of the same message.
     schemas: String,
 }
 
-/// As [`check`], of a worker that runs another program: what the two talk by has to agree, and nothing else.
+/// As [`check`], for a worker that runs another program: only the parts that the two talk by must agree.
 pub(crate) fn check_another(expected: &Build, worker: &Build) -> Result<(), BuildMismatch> {
     let Build { fingerprint, executable, .. } = worker.clone();
     check(&Build { fingerprint, executable, ..expected.clone() }, worker)
 }
 
-/// Whether `worker` may join a node that expects `expected`.
+/// Checks whether `worker` may join a node that expects `expected`.
 pub(crate) fn check(expected: &Build, worker: &Build) -> Result<(), BuildMismatch> {
     let mut differ = Vec::new();
     if expected.protocol != worker.protocol || expected.version != worker.version {

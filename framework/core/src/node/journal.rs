@@ -1,10 +1,10 @@
 //! The node's log, written by a thread of its own.
 //!
-//! The supervisor waits for nobody, and a subscriber may have to: its terminal is paused, its pipe is full.
-//! So events of the workers and of the supervisor go through a queue. What finds no room is dropped and
-//! counted, and the count is reported when there is room again (MBX-2). The queue is bounded in events and in
-//! bytes. Workers' events leave a part of it for the node's own, so what the supervisor says of a worker that
-//! floods its log is not lost to that flood.
+//! The supervisor waits for nobody, but a subscriber may have to wait: its terminal is paused, or its pipe is
+//! full. So events of the workers and of the supervisor go through a queue. Events that find no room are
+//! dropped and counted, and the count is reported when there is room again (MBX-2). The queue is bounded in
+//! events and in bytes. Workers' events leave a part of it for the node's own events, so the flood of one
+//! worker's log does not displace the supervisor's events about that worker.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,12 +22,12 @@ use crate::node::limits::{JOURNAL_BYTES, JOURNAL_EVENTS, JOURNAL_RESERVE};
 use crate::observe::log::{LogRecord, Severity, emit};
 
 enum Entry {
-    /// Of a worker, with its host where that is another one.
+    /// An event of a worker, with its host if that is another one.
     Worker(Option<Arc<str>>, Arc<str>, LogRecord),
     Node(Severity, Option<Arc<str>>, String),
 }
 
-/// An entry of the queue.
+/// The present size of the queue.
 #[derive(Default)]
 struct Queued {
     events: AtomicUsize,
@@ -41,13 +41,13 @@ impl Queued {
     }
 }
 
-/// The queue to the log's thread. Dropping it lets what is in it be written, for at most a second.
+/// The queue to the log's thread. Dropping it waits until its events are written, for at most a second.
 pub(crate) struct Journal {
     entries: Option<SyncSender<(Entry, usize)>>,
     queued: Arc<Queued>,
     dropped: Arc<AtomicU64>,
     done: Receiver<()>,
-    /// On an agent: what the head is told of it.
+    /// On an agent: the records for the head.
     #[cfg(feature = "hosts")]
     pub(crate) head_log: Option<parking_lot::Mutex<HeadLog>>,
 }
@@ -81,21 +81,21 @@ impl Journal {
         })
     }
 
-    /// An event of a worker.
+    /// Logs an event of a worker.
     pub(crate) fn worker(&self, name: &Arc<str>, record: LogRecord) {
         #[cfg(feature = "hosts")]
         self.tell_head(name, 1, || &record);
         self.worker_here(name, record);
     }
 
-    /// An event of a worker that no other host is told of.
+    /// Logs an event of a worker that no other host is told of.
     pub(crate) fn worker_here(&self, name: &Arc<str>, record: LogRecord) {
         let bytes = record.bytes();
         self.put_of_worker(Entry::Worker(None, name.clone(), record), bytes, JOURNAL_RESERVE);
     }
 
-    /// An event of another host. All hosts together take a half at most, so that one that floods its log
-    /// hides nothing of this one's workers.
+    /// Logs an event of another host. All other hosts together take half of the queue at most, so that a host
+    /// that floods its log hides nothing of this host's workers.
     #[cfg(feature = "hosts")]
     pub(crate) fn of_host(&self, host: &Arc<str>, worker: &str, record: LogRecord) {
         let bytes = record.bytes();
@@ -114,7 +114,7 @@ impl Journal {
         }
     }
 
-    /// As the record of a worker, for the head.
+    /// Tells the head of an event of the node, as the record of a worker.
     #[cfg(feature = "hosts")]
     fn tell_head_of_node(&self, severity: Severity, worker: Option<&Arc<str>>, text: &str, stands_for: u64) {
         let record = || {
@@ -124,8 +124,8 @@ impl Journal {
         self.tell_head(worker.map_or("node", |worker| worker), stands_for, record);
     }
 
-    /// An error of the node about what a worker said: as many as the worker likes, so they count as the
-    /// worker's.
+    /// Logs an error of the node about a worker's message. The worker can cause any number of them, so they
+    /// count as the worker's.
     pub(crate) fn about(&self, name: &Arc<str>, text: String) {
         #[cfg(feature = "hosts")]
         self.tell_head_of_node(Severity::Error, Some(name), &text, 1);
@@ -133,7 +133,7 @@ impl Journal {
         self.put_of_worker(Entry::Node(Severity::Error, Some(name.clone()), text), bytes, JOURNAL_RESERVE);
     }
 
-    /// Leaves the `reserve`th part of the queue to others.
+    /// Queues an event, and leaves one `reserve`th of the queue to others.
     fn put_of_worker(&self, entry: Entry, bytes: usize, reserve: usize) {
         let (events, waiting) = (self.queued.events.load(Relaxed), self.queued.bytes.load(Relaxed));
         let most = |all: usize| all - all / reserve;
@@ -144,7 +144,7 @@ impl Journal {
         self.put(entry, bytes);
     }
 
-    /// An event of the node itself, about a worker or not.
+    /// Logs an event of the node itself, about a worker or not.
     pub(crate) fn node(&self, severity: Severity, worker: Option<&Arc<str>>, text: String) {
         #[cfg(feature = "hosts")]
         self.tell_head_of_node(severity, worker, &text, 1);
@@ -152,7 +152,7 @@ impl Journal {
         self.put(Entry::Node(severity, worker.cloned(), text), bytes);
     }
 
-    /// A worker had no room for so many events.
+    /// Logs that a worker has dropped `count` events.
     pub(crate) fn worker_dropped(&self, name: &Arc<str>, count: u64) {
         let text = format!("{count} events of its log were dropped: there was no room for them");
         #[cfg(feature = "hosts")]
@@ -174,7 +174,7 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         self.entries = None;
-        // Disconnected: the thread is done. Timeout: its subscriber is stuck, and that must not hold the
+        // Disconnected: the thread is done. Timeout: its subscriber is stuck, and that must not hold up the
         // node.
         let _: Result<(), RecvTimeoutError> = self.done.recv_timeout(Duration::from_secs(1));
     }
@@ -231,12 +231,12 @@ mod tests {
     use super::*;
     use crate::limits::MAX_LOG_TEXT;
 
-    /// A subscriber that takes nothing until it is let.
+    /// A subscriber that takes nothing until the test allows it.
     struct Stuck(parking_lot::Mutex<Receiver<()>>);
 
     impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Stuck {
         fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-            // An error is the end of the test.
+            // An error means that the test has ended.
             let _ = self.0.lock().recv();
         }
     }

@@ -1,4 +1,4 @@
-//! The bounds of the control protocol and of what the node keeps (MBX-2).
+//! The bounds of the control protocol and of the node's tables (MBX-2).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::limits::{
 #[cfg(feature = "hosts")]
 use crate::limits::{MAX_HOST_QUESTIONS, MAX_LATE, MAX_WAITING_NOTES};
 
-/// Largest encoded control message in bytes. A larger one than a packet travels in several.
+/// Largest encoded control message in bytes. A message that is larger than a packet travels in several.
 pub const MAX_CONTROL_MESSAGE: usize = 8 << 20;
 
 /// Most descriptors that travel with one control message.
@@ -30,11 +30,11 @@ pub const MAX_QUEUED_LOGS: usize = 1 << 10;
 /// Log events that may wait in the node for a slow subscriber.
 pub const JOURNAL_EVENTS: usize = 1 << 12;
 
-/// Bytes of them that may wait.
+/// Bytes of these events that may wait.
 pub const JOURNAL_BYTES: usize = 16 << 20;
 
-/// Of both, what workers' events leave for those of the node itself: a worker that floods its log hides
-/// nothing of the node's.
+/// Workers' events leave this fraction (one in so many) of both for the node's own events: a worker that
+/// floods its log hides none of the node's.
 pub const JOURNAL_RESERVE: usize = 4;
 
 /// Longest name of a worker, of an actor or in the registry, in bytes.
@@ -54,46 +54,44 @@ pub const MAX_NAMES_OF_HOST: usize = MAX_NAMES / 4;
 #[cfg(feature = "hosts")]
 pub const MAX_NAMES_TOLD: usize = 32 << 10;
 
-/// Names of an agent that the head was asked for and has not answered yet, and who waits for one of them.
+/// Names of an agent that the head has not answered yet, and claimants that wait for one of them.
 #[cfg(feature = "hosts")]
 pub const MAX_CLAIMS: usize = 1 << 10;
 
-/// Things that a worker may say that it must not, before it is given up. A worker of ours says none.
+/// Forbidden messages that a worker may send before the node kills it. A worker of the framework sends none.
 pub const MAX_COMPLAINTS: u64 = 256;
 
 /// Most chunks of one process that the node keeps descriptors of: two open files each.
 pub const MAX_CHUNKS: usize = 1 << 12;
 
-// A process that keeps to the bound of its pools is never refused: one on the host, and one for each of 63
-// GPUs.
+// A process that keeps to the bound of its pools is never refused: one pool on the host, and one for each of
+// 63 GPUs.
 const _: () = assert!(64 * MAX_POOL_CHUNKS <= MAX_CHUNKS);
 
 /// Questions of one process for chunks that their owners have not published (yet): every chunk of an owner,
 /// for both kinds of access.
 pub const MAX_PARKED: usize = 2 * MAX_CHUNKS;
 
-/// Actors of which the node remembers why their supervisor gave them up; of earlier ones it says that they
-/// are gone.
+/// Actors for which the node remembers why it gave them up; of earlier ones it only says that they are gone.
 pub const MAX_GIVEN_UP: usize = 1 << 10;
 
 /// Actors of another host that are being reached at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_REACHING: usize = 1 << 10;
-// So a host refuses none of its own actors as one too many that have a place at another host, had one, or are
-// to have one.
+// So a host never exceeds its bound of questions with its own actors that have a place at another host, had
+// one, or get one.
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_REACHING + MAX_LATE <= MAX_HOST_QUESTIONS && MAX_LOOKUPS <= MAX_HOST_QUESTIONS);
-// All of these at once leave room for other notes.
+// All of these together leave room for other notes.
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_LOOKUPS <= MAX_WAITING_NOTES / 2);
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_ACTORS <= tensorpost_hosts::limits::MAX_MAILBOXES);
 
-/// Of these, and of those that wait to be reached, so many are waited for by one process, each to send to it
-/// or to watch it.
+/// Actors of other hosts for which one process may wait, to send to them or to watch them.
 #[cfg(feature = "hosts")]
 pub const MAX_WANTED: usize = 1 << 12;
-// Where there is no gateway any more, a process hears of all that it waits for at once.
+// When there is no gateway any more, a process hears of all actors that it waits for at once.
 #[cfg(feature = "hosts")]
 const _: () = assert!(MAX_WANTED <= MAX_QUEUED_PACKETS / 2);
 
@@ -105,11 +103,11 @@ pub const MAX_LOOKUPS: usize = 1 << 12;
 #[cfg(feature = "hosts")]
 pub const MAX_STARTS: usize = 8;
 
-/// Actors that may go on on another host, and live on another than the one that has started them.
+/// Actors that may continue on other hosts, for each host that has started them.
 #[cfg(feature = "hosts")]
 pub const MAX_ROAMING: usize = 1 << 14;
 
-/// Next lives of such that are begun at a time; more wait.
+/// Next lives of such actors that are begun at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_MOVES: usize = 8;
 
@@ -117,7 +115,8 @@ pub const MAX_MOVES: usize = 8;
 #[cfg(feature = "hosts")]
 pub const MAX_GROUP_DELAY: Duration = Duration::from_secs(3600);
 
-/// How long another host may take to say how many actors it has, where the one with the fewest is looked for.
+/// How long another host may take to say how many actors it has, when a node looks for the host with the
+/// fewest.
 #[cfg(feature = "hosts")]
 pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -129,31 +128,31 @@ pub const MAX_HOST_SHOWS: usize = 2;
 #[cfg(feature = "hosts")]
 pub const HOST_LOOK_DEADLINE: Duration = Duration::from_millis(500);
 
-/// How long it may take for its figures: its processes have a second.
+/// How long another host may take for its figures: its processes have a second.
 #[cfg(feature = "hosts")]
 pub const HOST_METRICS_DEADLINE: Duration = Duration::from_millis(1500);
 
-/// How long a host that did not answer a look is not asked for one: whoever watches waits for it once.
+/// How long a host that did not answer a look is not asked again, so that a watcher waits for it only once.
 #[cfg(feature = "hosts")]
 pub const SILENT_HOST: Duration = Duration::from_secs(1);
 
-/// How long another host may take to hand over what it has traced.
+/// How long another host may take to hand over its trace.
 #[cfg(feature = "hosts")]
 pub const HOST_TRACE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Bytes of the traces of all other hosts together; of those beyond it the head has none.
+/// Bytes of the traces of all other hosts together; the head leaves out traces beyond it.
 #[cfg(feature = "hosts")]
 pub const MAX_ALL_HOSTS_TRACES: usize = 64 << 20;
 
-/// Bytes of what a host shows of itself, as JSON.
+/// Bytes of a host's figures, as JSON.
 #[cfg(feature = "hosts")]
 pub const MAX_HOST_FIGURES: usize = 4 << 20;
 
-/// Of all other hosts together.
+/// Bytes of the figures of all other hosts together.
 #[cfg(feature = "hosts")]
 pub const MAX_ALL_HOSTS_FIGURES: usize = MAX_CONSOLE_ANSWER / 2;
 
-/// Bytes of the log that an agent tells its head at once; a record that is longer goes alone.
+/// Bytes of the log that an agent sends its head at once; a record that is longer goes alone.
 #[cfg(feature = "hosts")]
 pub const MAX_LOG_BATCH: usize = 16 << 10;
 
@@ -163,29 +162,32 @@ pub const MAX_ENDS: usize = 32;
 /// Most spare workers that wait for one worker.
 pub const MAX_SPARES: u32 = 8;
 
-/// The shortest time between the end of a spare worker and the start of the next, whatever the restart policy
-/// says: nobody waits for it, and spares that cannot start must not take the machine's time.
+/// The shortest time between the end of a spare worker and the start of the next, even if the restart policy
+/// allows less: nobody waits for a spare, and spares that cannot start must not take the machine's time.
 pub const SPARE_BACKOFF: Duration = Duration::from_millis(10);
 
-/// How long after a restart the next spare worker is started: it takes a core for some milliseconds, and on a
-/// GPU the driver, which the new life has better use for. (On two cores it made the first answer 7 ms later.)
+/// How long after a restart the next spare worker is started. Its start takes a core for some milliseconds,
+/// and on a GPU the driver, and the new life needs both more. (On two cores it made the first answer 7 ms
+/// later.)
 pub const SPARE_PAUSE: Duration = Duration::from_millis(200);
 
-/// A spare worker that has lived so long could start: its end does not count with those before it.
+/// A spare worker that has lived this long had started well: its end is not added to earlier failures in a
+/// row.
 pub const SPARE_LASTED: Duration = Duration::from_secs(10);
 
 /// Most restarts that a policy counts at a time.
 pub const MAX_RESTARTS: u32 = 1 << 16;
 
-/// Requests that may wait for a worker's main thread: every actor, the two of a shutdown, and that to leave.
+/// Requests that may wait for a worker's main thread: one for every actor, two of a shutdown, and one to
+/// leave.
 pub const MAX_MAIN_TASKS: usize = MAX_ACTORS + 3;
 
-/// Most pages of the dead that are looked at again: each is a descriptor and a mapping of the node. Those of
-/// the last deaths are the ones that a straggler may still write to.
+/// Most pages of dead processes that the node checks again: each is a descriptor and a mapping of the node. A
+/// late write of the driver can only reach the pages of the last deaths.
 pub const MAX_RELEASED_PAGES: usize = 4;
 
-/// Most ranges that one process can report between two releases: some for each of its streams. More is a lie
-/// that would keep the dead from ever being released (WIRE-1).
+/// Most ranges that one process can report between two releases: some for each of its streams. A process that
+/// reports more lies, and would keep the dead from ever being released (WIRE-1).
 pub const MAX_REPORTED_RANGES: usize = 8 * MAX_STREAMS;
 
 /// Watchers of the console that are answered at a time (CON-3).
@@ -197,30 +199,29 @@ pub const MAX_QUESTION: usize = 4 << 10;
 /// Actors in one look of the console: each takes up to 6 KiB of it.
 pub const MAX_SHOWN_ACTORS: usize = 2 << 10;
 
-/// Arrows of the graph of who sends to whom that another host has in it: drawing takes time with the square
-/// of all of them.
+/// Edges that another host may have in the graph of senders and receivers: drawing takes time with the square
+/// of the number of edges.
 pub const MAX_HOST_EDGES: usize = 512;
 
-/// Of all other hosts together; each has the same share.
+/// Edges of all other hosts together; each has the same share.
 pub const MAX_ALL_HOSTS_EDGES: usize = 8 * MAX_HOST_EDGES;
 
 /// Longest answer to a watcher, in bytes.
 pub const MAX_CONSOLE_ANSWER: usize = 32 << 20;
 
-/// Records of all processes together in an interval that a watcher has traced: 64 MiB of memory while it
-/// lasts.
+/// Records of all processes together in an interval that a watcher traces: 64 MiB of memory while it lasts.
 pub const MAX_TRACED_RECORDS: usize = 1 << 20;
 
-/// Longest interval that a watcher may have traced.
+/// Longest interval that a watcher may trace.
 pub const MAX_TRACED_TIME: Duration = Duration::from_secs(600);
 
 /// Records of the log that the console keeps.
 pub const MAX_LOG_LINES: usize = 1 << 10;
 
-/// Bytes of them.
+/// Bytes of these records.
 pub const MAX_LOG_BYTES: usize = 1 << 20;
 
-/// Longest text of one of them, in bytes.
+/// Longest text of such a record, in bytes.
 pub const MAX_LOG_LINE: usize = 4 << 10;
 
 /// Records in one answer.
@@ -235,7 +236,7 @@ pub const MAX_LIVE_HEADER: usize = 8 << 10;
 /// Most fields of a header.
 pub const MAX_LIVE_FIELDS: usize = 64;
 
-/// Looks that it keeps, for rates.
+/// Looks that the live page keeps, for rates.
 pub const MAX_LIVE_LOOKS: usize = 16;
 
 /// Hangs that reports list, the last ones.
@@ -248,10 +249,10 @@ pub const MAX_FAILURE_TEXT: usize = 16 << 10;
 /// Packets handled from one worker before the others get their turn.
 pub const TURN_MESSAGES: usize = 64;
 
-/// Stands for a time without end: no clock gets so far, and an instant plus this does not overflow.
+/// Stands for a time without end: no clock gets that far, and an instant plus this does not overflow.
 pub const ENDLESS: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long a worker may take from its start until it is ready, unless the node says otherwise.
+/// How long a worker may take from its start until it is ready, unless the builder sets another time.
 pub const START_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long a dropped node lets its workers finish.
@@ -260,47 +261,47 @@ pub const DROP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a worker whose control socket has closed may take to end before it is killed.
 pub const END_GRACE: Duration = Duration::from_secs(2);
 
-/// For workers to say whether a GPU is lost to them, after another one on it was killed. They answer in a few
-/// milliseconds.
+/// How long workers may take to say whether they have lost a GPU, after another worker on it was killed. They
+/// answer in a few milliseconds.
 pub const GPU_LOOK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a worker that ends tries to send replies for which there was no room yet. Its next life waits for
 /// its end, and not for a peer that does not read.
 pub const LAST_REPLIES: Duration = Duration::from_secs(1);
 
-/// How long a worker that is not needed any more may take to finish what is on its streams before it is
+/// How long a worker that is not needed any more may take to finish the work on its streams before it is
 /// killed.
 pub const LEAVE_GRACE: Duration = Duration::from_secs(30);
 
-// Else it is killed while it sends them.
+// Otherwise a worker would be killed while it sends its last replies.
 const _: () = assert!(LAST_REPLIES.as_millis() < END_GRACE.as_millis());
-// The largest message fits the queue, so none is refused for ever.
+// The largest message fits the queue, so no message is refused for ever.
 const _: () = assert!(MAX_QUEUED_BYTES >= MAX_CONTROL_MESSAGE + MAX_CONTROL_MESSAGE / 64);
 const _: () = assert!(MAX_QUEUED_PACKETS > MAX_CONTROL_MESSAGE / (MAX_PACKET / 2) + MAX_QUEUED_LOGS);
 const _: () = assert!(MAX_QUEUED_DESCRIPTORS >= MAX_DESCRIPTORS && MAX_DESCRIPTORS <= MAX_PACKET_FDS);
 // Slots and indexes are 16 bits wide.
 const _: () = assert!(MAX_ACTORS <= u16::MAX as usize && MAX_PROCESSES <= u16::MAX as usize);
 
-// All metrics of a worker's user code fit a message: a series with its texts and its place, and a value of a
-// histogram with its count, in 9 bytes each.
+// All metrics of a worker's user code fit a message: a series with its texts and its place, and a histogram's
+// values and counts, in 9 bytes each.
 const _: () = assert!(
     2 * MAX_METRIC_SERIES * (2 * MAX_METRIC_TEXT + 512) + MAX_WORKER_METRIC_VALUES * 18 < MAX_CONTROL_MESSAGE
 );
 
-// What one worker says of its end is told to all others with room to spare.
+// A worker's report of its end fits a message to all others, with room to spare.
 const _: () = assert!(MAX_FAILURE_TEXT * 16 < MAX_CONTROL_MESSAGE);
 const _: () = assert!(JOURNAL_BYTES / JOURNAL_RESERVE > 2 * MAX_LOG_RECORD);
-// The longest record of the console's log fits.
+// The longest record fits the console's log.
 const _: () = assert!(MAX_LOG_LINE * 4 < MAX_LOG_BYTES);
 
-// The form of a record adds little to its texts.
+// The encoding of a record adds little to its texts.
 #[cfg(feature = "hosts")]
 const _: () = assert!(
     MAX_LOG_RECORD + MAX_NAME + 4096 <= tensorpost_hosts::limits::MAX_LOG
         && 2 * MAX_LOG_BATCH < MAX_LOG_RECORD
 );
 
-/// `text`, cut to at most `limit` bytes at a character's boundary.
+/// Returns `text`, cut to at most `limit` bytes at a character's boundary.
 pub(crate) fn cut(mut text: String, limit: usize) -> String {
     if text.len() > limit {
         let mut end = limit;

@@ -1,10 +1,10 @@
-//! One end of a control socket: whole messages in, whole messages out, and a bounded queue for what does not
-//! fit yet.
+//! One end of a control socket: whole messages in, whole messages out, and a bounded queue for packets that
+//! do not fit yet.
 //!
 //! A message is cut into packets of at most [`MAX_PACKET`]; the first byte of each says whether more follow,
 //! and the descriptors travel with the last. When the socket is full, packets wait in the queue, in order,
-//! until [`Outgoing::flush`] finds room; a peer that does not read therefore never blocks anyone, and fills
-//! the queue.
+//! until [`Outgoing::flush`] finds room; so a peer that does not read never blocks anyone; it only fills the
+//! queue.
 //!
 //! * Close: a socket whose other end is closed shows as [`Incoming::Closed`] after everything in it was read.
 //! * Crash of the peer: the same, and sending fails with [`LineError::Closed`].
@@ -50,8 +50,8 @@ pub(crate) enum Flushed {
     All,
     /// Call [`Outgoing::flush`] again when the socket is writable.
     WhenWritable,
-    /// The kernel refuses descriptors for now (too many are under way in the whole system, which no event
-    /// tells the end of); call [`Outgoing::flush`] again a little later.
+    /// The kernel refuses descriptors for now: too many are under way in the whole system, and no event tells
+    /// when that is over. Call [`Outgoing::flush`] again a little later.
     Later,
 }
 
@@ -69,22 +69,22 @@ impl Outgoing {
         Outgoing { socket, queue: VecDeque::new(), bytes: 0, descriptors: 0, flushed: Flushed::All }
     }
 
-    /// Packets that wait.
+    /// Returns the number of packets that wait.
     pub(crate) fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Bytes that wait.
+    /// Returns the number of bytes that wait.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The result of the last send or flush.
+    /// Returns the result of the last send or flush.
     pub(crate) fn flushed(&self) -> Flushed {
         self.flushed
     }
 
-    /// Sends `message`, or queues what the socket has no room for. Never waits.
+    /// Sends `message`, and queues the packets that find no room in the socket. Never waits.
     pub(crate) fn send(&mut self, message: &[u8], descriptors: Vec<OwnedFd>) -> Result<Flushed, LineError> {
         debug_assert!(message.len() <= MAX_CONTROL_MESSAGE && descriptors.len() <= MAX_DESCRIPTORS);
         if self.bytes + message.len() > MAX_QUEUED_BYTES
@@ -109,11 +109,11 @@ impl Outgoing {
             self.descriptors += descriptors.len();
             self.queue.push_back(Packet { bytes, descriptors });
         }
-        // What waited already waits for an event; do not try the socket again before it.
+        // Packets that waited already wait for an event; do not try the socket again before it.
         if self.flushed == Flushed::All { self.flush() } else { Ok(self.flushed) }
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends the packets that wait, as far as there is room.
     pub(crate) fn flush(&mut self) -> Result<Flushed, LineError> {
         self.flushed = Flushed::All;
         while let Some(packet) = self.queue.front() {
@@ -144,14 +144,13 @@ impl Outgoing {
     }
 }
 
-/// What [`Receiving::next`] found.
+/// The result of [`Receiving::next`].
 pub(crate) enum Incoming {
     /// A whole message. Its bytes are valid until the next call.
     Message(Vec<u8>, Vec<OwnedFd>),
     /// A message whose descriptors are lost, because this process may open no more files.
     Starved(Vec<u8>),
-    /// A part of a message, of which more is to come: a turn that has had many of these goes to the next
-    /// worker.
+    /// A part of a message that is not complete. The caller counts it, so that other workers get their turn.
     Part,
     /// Nothing more for now.
     Empty,
@@ -171,19 +170,21 @@ impl Receiving {
         Receiving { socket, packet: vec![0; MAX_PACKET].into(), partial: Vec::new() }
     }
 
-    /// The next packet, and with the last of a message the whole, if it is there. Never waits.
+    /// Reads the next packet, if there is one, and returns the whole message after its last packet. Never
+    /// waits.
     pub(crate) fn next(&mut self) -> Result<Incoming, LineError> {
         loop {
             let received = match self.socket.try_recv_into(&mut self.packet) {
                 Ok(received) => received,
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(Incoming::Empty),
-                    // A peer that closed with something unread shows so once, before what it had sent itself.
+                    // If a peer closed with unread data, the kernel reports that once, before the peer's own
+                    // last packets.
                     io::ErrorKind::ConnectionReset => continue,
                     _ => return Err(LineError::Io(error)),
                 },
             };
-            // No packet of ours is empty, so an empty one is the end.
+            // The framework sends no empty packets, so an empty one is the end.
             let Some((&kind, part)) = self.packet[..received.len].split_first() else {
                 return Ok(Incoming::Closed);
             };

@@ -1,9 +1,9 @@
 //! How workers share a GPU, and the private MPS daemon of [`Sharing::Mps`].
 //!
-//! A process of its own keeps the daemon: the keeper, this program again. It starts `nvidia-cuda-mps-control`
-//! with a pipe folder that only this node knows. When the node closes the keeper's standard input, or ends in
-//! whatever way, the keeper stops the daemon and removes the folder. So no daemon and no file outlive a node
-//! that was killed.
+//! A process of its own, the *keeper*, keeps the daemon; it runs this program again. It starts
+//! `nvidia-cuda-mps-control` with a pipe folder that only this node knows. When the node closes the keeper's
+//! standard input, or ends in any way, the keeper stops the daemon and removes the folder. So no daemon and
+//! no file outlive a node that was killed.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -29,13 +29,13 @@ pub enum Sharing {
     /// and a round trip with a kernel on each side takes a tenth of the time. A worker that dies in the
     /// middle of a kernel, or makes an illegal access, takes the others on its GPU with it.
     Mps,
-    /// [`Mps`](Self::Mps) where there is a GPU and the daemon starts, [`Isolated`](Self::Isolated) otherwise:
-    /// [`Node::time_slices`](crate::node::Node::time_slices) says why, and so does the log. A pipeline with a
-    /// node of its own chooses this if several of its workers are on one GPU.
+    /// [`Mps`](Self::Mps) if there is a GPU and the daemon starts, [`Isolated`](Self::Isolated) otherwise:
+    /// [`Node::time_slices`](crate::node::Node::time_slices) and the log say why. A pipeline with a node of
+    /// its own chooses this if several of its workers are on one GPU.
     Auto,
 }
 
-/// What came of a [`Sharing`].
+/// The result of beginning a [`Sharing`].
 pub(super) struct Begun {
     pub(super) mps: Option<Mps>,
     /// Why there is no MPS.
@@ -43,7 +43,7 @@ pub(super) struct Begun {
 }
 
 impl Sharing {
-    /// Starts what it needs.
+    /// Starts the daemon, if this sharing needs it.
     pub(super) fn begin(self, keeper: &KeeperProgram) -> Result<Begun, MpsError> {
         let slices = |why: String| Begun { mps: None, time_slices: Some(why) };
         match self {
@@ -76,7 +76,7 @@ pub enum MpsError {
 
 /// Set in the keeper: the process id of its node.
 const VARIABLE: &str = "TENSORPOST_MPS_KEEPER";
-/// For the daemon to answer.
+/// How long the daemon may take to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The keeper runs this program, which is taken over before its `main`, or one that calls [`run_if_keeper`].
@@ -105,7 +105,7 @@ impl KeeperProgram {
     }
 }
 
-/// The node's hold on its keeper. Dropping it stops the daemon, and waits for that.
+/// The node's handle of its keeper. Dropping it stops the daemon, and waits for that.
 #[derive(Debug)]
 pub(crate) struct Mps {
     keeper: Child,
@@ -127,7 +127,7 @@ impl Mps {
         let input = keeper.stdin.take();
         let mut answer = String::new();
         if let Some(output) = keeper.stdout.take() {
-            // Whatever the program prints before it starts its node comes first.
+            // Skip the lines that the program prints before it starts its node.
             let mut lines = BufReader::new(output).lines();
             while let Some(line) = lines.next().transpose()? {
                 if let Some(rest) = line.strip_prefix(VARIABLE) {
@@ -147,7 +147,7 @@ impl Mps {
         }
     }
 
-    /// What workers need in their environment.
+    /// Returns the environment variable that workers need.
     pub(crate) fn environment(&self) -> (&'static str, &OsStr) {
         (PIPES, self.folder.as_os_str())
     }
@@ -171,13 +171,13 @@ pub(crate) fn run_if_keeper() {
 
 pub(super) fn is_keeper() -> bool {
     let node = std::env::var(VARIABLE).ok().and_then(|node| node.parse::<u32>().ok());
-    // A program that the keeper's node started otherwise has the variable but another parent.
+    // A program that inherited the variable in another way has another parent.
     node == Some(std::os::unix::process::parent_id())
 }
 
 /// Keeps the daemon for the node that has started this process.
 pub(super) fn keep_until_end() -> ! {
-    // As a worker: the daemon ends when the node says so, or has ended.
+    // As in a worker: the daemon ends when the node says so, or has ended.
     signals::leave_to_node();
     let kept = Folder::create(&std::env::temp_dir()).and_then(|folder| keep(&folder.0));
     if let Err(why) = &kept {
@@ -195,7 +195,7 @@ fn say(text: &str) {
 fn keep(folder: &Path) -> Result<(), String> {
     let _daemon = Daemon::start(folder, PATIENCE)?;
     say(&format!("ready {}", folder.display()));
-    // Until the node closes it, or ends.
+    // Block until the node closes standard input, or ends.
     let _ = io::stdin().lock().read_to_end(&mut Vec::new());
     Ok(())
 }

@@ -27,18 +27,18 @@ use crate::transport::control_channel::{ControlChannel, FromNode};
 #[cfg(feature = "hosts")]
 use crate::transport::hosts::ToGateway;
 
-/// The status of a worker that cannot be reached any more: that of a main thread that panicked.
+/// The exit status of a worker that cannot be reached any more, the same as after a panic of the main thread.
 const EXIT_DEAF: i32 = 101;
 
 impl Transport {
     inside! {
-        /// What is going on in the process now.
+        /// Returns the present activity of the process.
         pub fn activity(&self) -> Activity {
-            // `busy` is read last: a message counted as received before it is busy for this look or done
-            // with.
+            // `busy` is read last: a message that was counted as received before is then seen as busy, or is
+            // done.
             let stats = self.stats();
-            // Waiting senders are counted first: one that stops waiting makes its actor's process busy before
-            // that.
+            // Waiting senders are checked first: a sender that stops waiting makes its actor's process busy
+            // before that.
             let busy = somebody_waits_here(self) || self.is_busy();
             Activity { sent: stats.sent, received: stats.received, busy, leaves_unread: self.leaves_unread() }
         }
@@ -62,15 +62,15 @@ impl ProcessActors {
         let transport =
             Transport::open(identity.process, control, pages).map_err(|error| error.to_string())?;
         if identity.detects_hangs {
-            // Before there is a stream, whose waits are noted from its beginning.
+            // Before there is a stream, because a stream records its waits from its beginning.
             transport.domain().detect_hangs();
         }
         transport.set_host(identity.host);
         if let Some(budget) = identity.gpu_budget {
             transport.set_gpu_budget(budget);
         }
-        // The host pool is always there: large bodies travel in it, and peers' host tensors are mapped
-        // through it.
+        // There is always a host pool: large bodies travel in it, and peers' host tensors are mapped through
+        // it.
         let host: Arc<dyn Backend> = HostBackend::new();
         transport.pool(&host, PoolOptions { budget: identity.host_budget, first_chunk: CHUNK_BYTES });
         if identity.process == crate::ids::ProcessId::NODE {
@@ -164,7 +164,7 @@ impl ProcessRuntime for ProcessActors {
     }
 
     fn begin_hosting(&self) -> Result<(), String> {
-        // On the thread that the actors run on: a message then costs no switch.
+        // The reader runs on the actors' thread, so that a message costs no switch.
         let reader = Arc::clone(self.transport());
         actix::spawn(async move {
             match AssertUnwindSafe(Arc::clone(&reader).run()).catch_unwind().await {
@@ -173,7 +173,7 @@ impl ProcessRuntime for ProcessActors {
                 Err(_) => tracing::error!("the reader panicked, and with it this worker"),
             }
             if !reader.is_stopped() {
-                // Deaf, it would hang, and everybody who sends to it.
+                // Without a reader it would hang, and so would all its senders.
                 std::process::exit(EXIT_DEAF);
             }
         });
@@ -207,7 +207,8 @@ fn run_reader_on_a_thread(transport: &Arc<Transport>) -> Result<(), String> {
     let runtime = runtime.map_err(|error| format!("no runtime for the node's reader: {error}"))?;
     let transport = Arc::clone(transport);
     let spawned = std::thread::Builder::new().name("tensorpost-reader".into()).spawn(move || {
-        // A task of the runtime, and not its root: that one could not step aside without a system call.
+        // The reader is a task of the runtime, and not its root, because the root cannot yield without a
+        // system call.
         match runtime.block_on(async { tokio::spawn(transport.run()).await }) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {

@@ -1,4 +1,4 @@
-//! The typed side of a node: spawning actors, and talking to them from the program that started it.
+//! The typed side of a node: spawns actors, and lets the program that started the node talk to them.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -42,30 +42,31 @@ pub enum ActorError {
         /// What is wrong.
         source: EncodeError,
     },
-    /// There is a tensor in its arguments: they are kept beyond this call, and no lease goes with them.
+    /// There is a tensor in its arguments. The node keeps the arguments beyond this call, and no lease goes
+    /// with them.
     #[error("the arguments of {0} hold a tensor; start the actor without it, and send it in a message")]
     TensorInArgs(&'static str),
-    /// It did not start on the host that it was to be started on.
+    /// It did not start on the host that the spawn named.
     #[cfg(feature = "hosts")]
     #[error("on {host}: {why}")]
     Elsewhere {
-        /// Which.
+        /// The host.
         host: String,
-        /// What that host says, or what became of it.
+        /// The host's error, or the reason why it could not be asked.
         why: String,
     },
-    /// It has something that is of this host.
+    /// A part of it cannot leave this host.
     #[cfg(feature = "hosts")]
     #[error("{actor} cannot be started on {host}, because {what}")]
     StaysHere {
         /// The actor type.
         actor: &'static str,
-        /// Where it was to be started.
+        /// The host that the spawn named.
         host: String,
-        /// What does not go there.
+        /// The part that cannot go there, and why.
         what: &'static str,
     },
-    /// There are too many, or none would ever be used.
+    /// Too many spares were asked for, or none would ever be used.
     #[error(
         "{0} spare workers for an actor: there can be up to {max}, and they are for one that comes back; give it a policy with \
          `.restart(..)`",
@@ -81,15 +82,15 @@ pub enum ActorError {
 }
 
 impl Node {
-    /// Most [spare workers](Spawn::spares) that wait for one worker.
+    /// The most [spare workers](Spawn::spares) that wait for one worker.
     pub const MAX_SPARES: u32 = super::limits::MAX_SPARES;
 
-    /// Makes the settings of a node, which then is started.
+    /// Returns a builder with the settings of a node, and its start.
     pub fn builder() -> NodeBuilder {
         NodeBuilder::new()
     }
 
-    /// Prepares the start of an actor, in a worker process of its own unless said otherwise.
+    /// Prepares the start of an actor, by default in a worker process of its own.
     pub fn spawn<A: RemoteActor>(&self, args: A::Args) -> Spawn<'_, A> {
         link::<A>();
         Spawn {
@@ -114,7 +115,7 @@ impl Node {
     /// Starts a worker process without actors, to put several into it.
     ///
     /// # Errors
-    /// [`SpawnError`] says what the worker did instead of starting.
+    /// [`SpawnError`] says why the worker did not start.
     pub fn worker(&self, name: &str) -> Result<WorkerId, SpawnError> {
         self.supervisor().spawn_worker(name)
     }
@@ -128,7 +129,7 @@ impl Node {
         self.channel_with(None)
     }
 
-    /// For messages of type `M`, or where only values know the key, with this one.
+    /// Makes a mailbox for messages of type `M`, or with this key if only values know the key.
     fn channel_with<M: GpuMessage>(&self, key: Option<u64>) -> Result<(Address<M>, Channel<M>), StartError> {
         let (actor, location) = self.supervisor().adopt_actor(
             None,
@@ -199,8 +200,8 @@ impl Node {
     /// answers.
     ///
     /// # Errors
-    /// There is none, it does not handle `M`, or the node is shutting down. An actor of another host says
-    /// only of asks that it does not handle them.
+    /// There is no such actor, it does not handle `M`, or the node is shutting down. If an actor of another
+    /// host does not handle `M`, only asks report that.
     pub fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
         let found = self.block_on(lookup::<M>(self.transport(), name, None))?;
         found.await_link();
@@ -220,8 +221,8 @@ impl Node {
         Registry::new(Arc::clone(self.transport()))
     }
 
-    /// Opens a stream of this process on the host device, with the process's memory there: to make tensors to
-    /// send, and to read those that come.
+    /// Opens a stream of this process on the host device, with the process's memory there. It makes tensors
+    /// to send, and reads received ones.
     ///
     /// # Errors
     /// The process has no clock left.
@@ -230,7 +231,7 @@ impl Node {
     }
 
     /// Opens a stream of this process on a device, with the process's memory there. On a GPU this opens a
-    /// context in this process, which is no client of [`Sharing::Mps`](super::Sharing::Mps).
+    /// context in this process, which is not a client of the daemon of [`Sharing::Mps`](super::Sharing::Mps).
     ///
     /// # Errors
     /// The device cannot be opened, or the process has no clock left.
@@ -249,13 +250,13 @@ impl Node {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         match runtime {
             Ok(runtime) => runtime.block_on(future),
-            // Without I/O a runtime needs nothing of the system, and without one there is nothing to go on
-            // with.
+            // Without I/O a runtime needs nothing of the system, and without a runtime this call cannot go
+            // on.
             Err(error) => panic!("no runtime: {error}"),
         }
     }
 
-    /// The counts of the transport of the node's own process.
+    /// Returns the counts of the transport of the node's own process.
     pub fn stats(&self) -> TransportStats {
         self.transport().stats()
     }
@@ -332,28 +333,29 @@ pub struct Spawn<'n, A: RemoteActor> {
 }
 
 impl<A: RemoteActor> Spawn<'_, A> {
-    /// Registers it under a name, which is also its worker's if it gets one of its own.
+    /// Registers it under a name. A worker of its own gets the same name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// What people see of it: in logs, metrics, reports of hangs and [`Env::name`](crate::actor::Env::name).
-    /// Unless said otherwise that is its name, or else the last part of its type's path. Several actors may
-    /// have the same.
+    /// Sets the label that people see: in logs, metrics, reports of hangs and
+    /// [`Env::name`](crate::actor::Env::name). The default is its name, or else the last part of its type's
+    /// path. Several actors may have the same label.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(cut(label.into(), MAX_NAME));
         self
     }
 
-    /// Puts it into a worker that runs already, see [`Node::worker`]. That of an actor which was started on
-    /// another host (`.on(..)`) is one, too: the actor is started there, beside that one.
+    /// Puts it into a worker that runs already, see [`Node::worker`]. The worker may be on another host, if
+    /// it is the worker of an actor that was started there (`.on(..)`): this actor starts beside that one.
     pub fn worker(mut self, worker: WorkerId) -> Self {
         self.worker = Some(worker);
         self
     }
 
-    /// The device it works on; the host unless said otherwise. Its worker opens it; this process does not.
+    /// Sets the device that it works on; the default is the host. Its worker opens the device; this process
+    /// does not.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device.id();
         self
@@ -365,14 +367,15 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// is.
     ///
     /// The copies are this process's own, each in memory of the pool on that device; a message that finds the
-    /// pool full waits, and those behind it. A message from the same process is encoded and decoded for it,
-    /// as if it came from another. Replies to the actor's own asks are not copied.
+    /// pool full waits, and so do the messages behind it. A message from the same process is encoded and
+    /// decoded for the copy, as if it came from another process. Replies to the actor's own asks are not
+    /// copied.
     pub fn receive_on(mut self, device: Device) -> Self {
         self.receive_on = Some(device.id());
         self
     }
 
-    /// How many messages each sending process may have unhandled in its mailbox, 128 unless said otherwise.
+    /// Sets how many unhandled messages each sending process may have in its mailbox; the default is 128.
     pub fn mailbox(mut self, messages: u32) -> Self {
         self.mailbox = messages;
         self
@@ -384,62 +387,61 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// How many streams its worker has on each GPU, from 1 to 30: 1 unless said otherwise, which is its
-    /// [own](crate::actor::Env::stream). More are for what it makes with
-    /// [`with_new_stream`](crate::tensor::DeviceStream::with_new_stream), and for actors that are put into
-    /// its worker later, which otherwise share. Each makes the start longer (on an H200 0.14 s with one, 0.22
-    /// s with six) and leaves room for fewer processes under MPS. A worker that runs [already](Self::worker)
-    /// keeps what it has: six.
+    /// Sets how many streams its worker has on each GPU, from 1 to 30. The default is 1, the actor's
+    /// [own](crate::actor::Env::stream). Ask for more if it makes streams with
+    /// [`with_new_stream`](crate::tensor::DeviceStream::with_new_stream), or if other actors are put into its
+    /// worker later; without more they share. Each stream makes the start longer (on an H200 0.14 s with one,
+    /// 0.22 s with six) and leaves room for fewer processes under MPS. A worker that runs
+    /// [already](Self::worker) keeps its six streams.
     pub fn streams(mut self, count: usize) -> Self {
         self.streams = count;
         self
     }
 
-    /// Sets the bytes that its worker's pool on each GPU may take, where that is not what [the
-    /// node](super::NodeBuilder::gpu_budget) says. A worker that runs [already](Self::worker) keeps what it
-    /// has.
+    /// Sets the bytes that its worker's pool on each GPU may take, instead of [the node's
+    /// setting](super::NodeBuilder::gpu_budget). A worker that runs [already](Self::worker) keeps its budget.
     pub fn gpu_budget(mut self, bytes: u64) -> Self {
         self.gpu_budget = Some(GpuBudget::Bytes(bytes));
         self
     }
 
-    /// As [`gpu_budget`](Self::gpu_budget), as a share of each GPU's memory, from 0 to 1.
+    /// As [`gpu_budget`](Self::gpu_budget), but as a share of each GPU's memory, from 0 to 1.
     pub fn gpu_share(mut self, share: f64) -> Self {
         self.gpu_budget = Some(GpuBudget::share(share));
         self
     }
 
-    /// Sets its restart policy; [`Restart::never`] unless said otherwise. The supervisor starts it anew from
-    /// the same arguments, under the same identity, so its addresses stay valid and its names stay its own
-    /// (DEATH-2). Its state and its mailbox are lost. A first start that fails is not repeated:
-    /// [`start`](Self::start) reports it.
+    /// Sets its restart policy; the default is [`Restart::never`]. The supervisor starts it anew from the
+    /// same arguments, under the same identity, so its addresses stay valid and it keeps its names (DEATH-2).
+    /// Its state and its mailbox are lost. A first start that fails is not repeated: [`start`](Self::start)
+    /// reports it.
     pub fn restart(mut self, policy: Restart) -> Self {
         self.how.restart = policy;
         self
     }
 
-    /// Keeps `count` processes waiting that have started, joined the node and opened the actor's device, so
-    /// that after a death the actor goes on in one of them: the process and, on a GPU, its context are there
-    /// already. 0 unless said otherwise, up to [`Node::MAX_SPARES`], and only with a [restart
-    /// policy](Self::restart), whose backoff holds. What `create` and `prepare` do is not done before.
+    /// Keeps `count` spare processes that have started, joined the node and opened the actor's device. After
+    /// a death the actor continues in one of them: the process and, on a GPU, its context exist already. The
+    /// default is 0, the most is [`Node::MAX_SPARES`]. Spares need a [restart policy](Self::restart), whose
+    /// backoff still holds. A spare does not run `create` and `prepare` in advance.
     ///
-    /// They are started in the background when the actor runs, and again when one was used or has ended; each
-    /// is a process of its own with all that this costs, on a GPU some 500 MiB of its memory, and counts as
-    /// one of the node's. [`Node::workers`](super::Node::workers) lists them as
+    /// Spares start in the background when the actor runs, and again when one was used or has ended. Each is
+    /// a process of its own and costs as much, on a GPU some 500 MiB of its memory, and counts as one of the
+    /// node's processes. [`Node::workers`](super::Node::workers) lists them as
     /// [`Spare`](super::WorkerState::Spare). Under MPS a worker that dies in the middle of a kernel, or by a
-    /// fault of its GPU, takes its spares with it, and the next life is started as without.
+    /// fault of its GPU, takes its spares with it, and the next life starts as without spares.
     pub fn spares(mut self, count: u32) -> Self {
         self.spares = count;
         self
     }
 
-    /// Puts it into a group, which says what the failure of one means for the others.
+    /// Puts it into a group, which decides how the failure of one member affects the others.
     pub fn group(mut self, group: &Group) -> Self {
         self.how.group = Some(group.clone());
         self
     }
 
-    /// Starts it, and its worker unless one was given. Blocks until it takes messages.
+    /// Starts the actor, and its worker unless one was given. Blocks until the actor takes messages.
     ///
     /// # Errors
     /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare`
@@ -505,7 +507,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
         };
         let started = deferred.start(worker).inspect_err(|_| {
             if own_worker {
-                // Nobody else knows of it.
+                // Nobody else knows of the worker.
                 supervisor.retire(worker);
             }
         });
@@ -515,7 +517,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
         started
     }
 
-    /// Checks it and encodes its arguments, for a start later, in a worker that is given then.
+    /// Checks the actor and encodes its arguments, for a later start in a worker that is given then.
     ///
     /// # Errors
     /// [`ActorError`] says what is wrong with it.
@@ -538,7 +540,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
             type_key: key_of::<A>(),
             args: args.body,
             device: self.device,
-            // Libraries of other languages want all that they compute with on one device.
+            // Libraries of other languages want all their data on one device.
             receive_on: self.receive_on.or(A::TAKES_ANY.then_some(self.device)),
             own_thread: self.own_thread,
             capacity: self.mailbox,

@@ -1,4 +1,4 @@
-//! The handle on an actor that was started.
+//! The handle of an actor that was started.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,8 +15,8 @@ use crate::message::{GpuMessage, message_key};
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 
-/// An actor that was started: one handle for all messages that it takes. It can be cloned and kept. The actor
-/// does not end with it.
+/// The handle of an actor that was started, for all messages that it takes. It can be cloned and kept. The
+/// actor does not end when the handle drops.
 ///
 /// ```no_run
 /// use tensorpost::prelude::*;
@@ -69,8 +69,9 @@ pub struct Spawned<A> {
 }
 
 impl<A: RemoteActor> Spawned<A> {
-    /// Its address for messages of type `M`, to send along, or for whoever is to know no more of it. If `A`
-    /// handles `M` but does not list it in [`RemoteActor::handles`], sends give the message back and say so.
+    /// Returns its address for messages of type `M`, to send along, or for code that needs to know no more of
+    /// it. If `A` handles `M` but does not list it in [`RemoteActor::handles`], sends give the message back
+    /// and say so.
     pub fn address<M: GpuMessage>(&self) -> Address<M>
     where
         A: Handler<M>,
@@ -80,8 +81,8 @@ impl<A: RemoteActor> Spawned<A> {
         if takes { address } else { address.only(Arc::clone(&self.takes)) }
     }
 
-    /// [`Address::send`] to it. Who sends much keeps an [`address`](Self::address), which knows the way
-    /// already.
+    /// Sends a message to it, as [`Address::send`]. A program that sends much keeps an
+    /// [`address`](Self::address), which has looked the link up already.
     ///
     /// # Errors
     /// [`SendError`] gives the message back.
@@ -95,7 +96,7 @@ impl<A: RemoteActor> Spawned<A> {
         self.address().send(message)
     }
 
-    /// [`Address::try_send`] to it.
+    /// Sends a message to it, as [`Address::try_send`].
     ///
     /// # Errors
     /// [`SendError`] gives the message back.
@@ -106,7 +107,7 @@ impl<A: RemoteActor> Spawned<A> {
         self.address().try_send(message)
     }
 
-    /// [`Address::ask`] of it: any question that it handles.
+    /// Asks it any question that it handles, as [`Address::ask`].
     ///
     /// # Errors
     /// [`AskError`](crate::actor::AskError) says whether the message was sent.
@@ -120,12 +121,13 @@ impl<A: RemoteActor> Spawned<A> {
         self.address().ask(message)
     }
 
-    /// Its identity in the node.
+    /// Returns its identity in the node.
     pub fn actor(&self) -> ActorId {
         self.actor
     }
 
-    /// The worker it runs in. One of another host is no worker of this host's supervisor.
+    /// Returns the worker that it runs in. This host's supervisor does not supervise a worker of another
+    /// host.
     pub fn worker(&self) -> WorkerId {
         self.worker
     }
@@ -153,7 +155,7 @@ impl<A> fmt::Debug for Spawned<A> {
 /// For packages of other languages.
 #[cfg(feature = "foreign")]
 impl<A> Spawned<A> {
-    /// Its address, for messages of any type.
+    /// Returns its address, for messages of any type.
     #[doc(hidden)]
     pub fn raw_address(&self) -> RawAddress {
         RawAddress::new(&self.transport, self.actor, self.location)

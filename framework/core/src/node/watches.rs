@@ -1,10 +1,10 @@
 //! Which processes watch which actors, and how actors that are down went down.
 //!
-//! Processes watch actors here; which actor inside a process watches is that process's affair. Watching goes
-//! by way of the node, also within one process: only the node knows whether another life follows, and all who
-//! watch see one order of events.
+//! Processes watch actors here; each process knows which of its own actors watches. Watching goes through the
+//! node, also within one process: only the node knows whether another life follows, and all watchers see one
+//! order of events.
 //!
-//! Bounded (MBX-2): of actors that are gone, the last [`MAX_GIVEN_UP`] are remembered with the reason of
+//! Bounded (MBX-2): the node remembers the last [`MAX_GIVEN_UP`] actors that are gone, with the reason of
 //! their end.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -23,7 +23,7 @@ pub(crate) struct Watches {
 }
 
 impl Watches {
-    /// `process` wants to hear of `actor`, which `exists` or not. Returns how it went down, if it is down.
+    /// Notes that `process` watches `actor`, if it `exists`. Returns how it went down, if it is down.
     pub(crate) fn watch(&mut self, process: ProcessId, actor: ActorId, exists: bool) -> Option<Lifecycle> {
         if exists {
             self.by_actor.entry(actor).or_default().insert(process);
@@ -39,19 +39,19 @@ impl Watches {
         self.by_actor.contains_key(&actor)
     }
 
-    /// The actors that somebody watches.
+    /// Returns the actors that are watched.
     #[cfg(feature = "hosts")]
     pub(crate) fn watched(&self) -> impl Iterator<Item = ActorId> {
         self.by_actor.keys().copied()
     }
 
-    /// Nobody will say when `actor` is up again.
+    /// Forgets that `actor` is down, because nobody will say when it is up again.
     #[cfg(feature = "hosts")]
     pub(crate) fn forget_down(&mut self, actor: ActorId) {
         self.down.remove(&actor);
     }
 
-    /// Nobody in `process` watches `actor` any more.
+    /// Notes that nobody in `process` watches `actor` any more.
     pub(crate) fn unwatch(&mut self, process: ProcessId, actor: ActorId) {
         if let Some(watching) = self.by_actor.get_mut(&actor) {
             watching.remove(&process);
@@ -61,7 +61,7 @@ impl Watches {
         }
     }
 
-    /// A process has ended.
+    /// Drops the watches of a process that has ended.
     pub(crate) fn left(&mut self, process: ProcessId) {
         self.by_actor.retain(|_, watching| {
             watching.remove(&process);
@@ -69,7 +69,7 @@ impl Watches {
         });
     }
 
-    /// Actors that somebody watches, or that are between two lives.
+    /// Returns how many actors are watched or between two lives.
     #[cfg(feature = "testing")]
     pub(crate) fn len(&self) -> usize {
         self.by_actor.len() + self.down.len()

@@ -255,7 +255,7 @@ struct Welcome {
 /// The pages that a worker gets.
 struct Pages {
     own: ProcessPages,
-    /// On an agent of several hosts.
+    /// Set on an agent of several hosts.
     works_until: Option<Arc<WorksUntil>>,
 }
 
@@ -341,7 +341,7 @@ struct Control {
     process_runtime: Arc<dyn ProcessRuntime>,
     to_main: Sender<Task>,
     user_metrics: UserMetrics,
-    /// On an agent of several hosts.
+    /// Set on an agent of several hosts.
     works_until: Option<Arc<Present>>,
 }
 
