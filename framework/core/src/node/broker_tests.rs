@@ -14,7 +14,7 @@ fn process(slot: u16) -> ProcessId {
     ProcessId::new(slot, 0).unwrap()
 }
 
-/// A node with the workers 1 and 2.
+/// Makes a node with the workers 1 and 2.
 fn broker() -> Broker {
     let mut broker = Broker::default();
     for slot in 0..3 {
@@ -23,7 +23,7 @@ fn broker() -> Broker {
     broker
 }
 
-/// Who looks for messages goes by it.
+/// Processes that look for messages rely on it.
 #[test]
 fn the_page_says_how_many_processes_there_are() {
     let pages = ProcessPages::of_the_node().unwrap();
@@ -68,7 +68,7 @@ fn link_messages_go_to_the_life_that_they_name() {
     let is_exited = |delivery: &&Delivery| matches!(delivery.message, FromNode::Exited { .. });
     let told: Vec<_> = told.iter().filter(is_exited).map(|delivery| delivery.to).collect();
     assert_eq!(told, [NODE, process(1)]);
-    // The next life of the slot does not get what was meant for the last.
+    // The next life of the slot does not get messages for the last.
     broker.joined(ProcessId::new(2, 1).unwrap());
     let (out, result) = ask(&mut broker, 1, link(process(2)), 5);
     result.unwrap();
@@ -162,7 +162,7 @@ fn names_are_found_once_the_actor_runs_and_freed_when_it_ends() {
     assert!(matches!(out[0].message, FromNode::Registered { result: Ok(()), .. }));
 }
 
-/// One question for a chunk of worker 1, or of the node, and what becomes of it.
+/// Questions for a chunk of worker 1, or of the node, and their answers.
 mod parked {
     use super::*;
     use crate::node::questions::Ping;
@@ -267,7 +267,7 @@ mod parked {
         assert!(pong(&mut broker, second).is_empty());
     }
 
-    // LEASE-4: what the dead had published is read before it is reclaimed.
+    // LEASE-4: the node reads the chunks that a dead process published before it reclaims it.
     #[test]
     fn a_death_ends_the_wait() {
         let mut broker = broker();
@@ -336,7 +336,7 @@ mod parked {
     }
 }
 
-/// LEASE-4: what the dead leave behind, and how long.
+/// LEASE-4: chunks that dead processes leave behind, and how long they stay.
 mod retirement {
     use super::*;
 
@@ -356,7 +356,7 @@ mod retirement {
         ask(broker, by, ToNode::Unmapped { chunk: of_1(), access }, 0).1
     }
 
-    /// The node and the workers 1 to 3; 1 has a chunk, and those in `holders` have it mapped.
+    /// Makes the node and the workers 1 to 3. Worker 1 has a chunk, and those in `holders` have it mapped.
     fn scene(holders: &[u16]) -> Broker {
         let mut broker = broker();
         broker.joined(process(3));
@@ -388,7 +388,7 @@ mod retirement {
         let mut broker = scene(&[2]);
         left(&mut broker, 1);
         drained_by_all(&mut broker, [0, 2, 3], 1);
-        // 2 forwards the lease to 3, and lets go of it itself.
+        // Worker 2 forwards the lease to 3, and lets go of it.
         let want = ToNode::WantChunk { chunk: of_1(), access: Access::ReadOnly };
         ask(&mut broker, 3, want, 0).1.unwrap();
         unmapped(&mut broker, 2, Access::ReadOnly).unwrap();
@@ -420,7 +420,7 @@ mod retirement {
         assert_eq!(broker.chunks_kept(), 1);
     }
 
-    // A frame of the dead holder may carry the last lease to somebody who has not read it.
+    // A frame of the dead holder may carry the last lease to a process that has not read it.
     #[test]
     fn a_holder_that_dies_too_counts_until_it_is_reclaimed() {
         let mut broker = scene(&[2]);
@@ -429,7 +429,7 @@ mod retirement {
         left(&mut broker, 2);
         drained(&mut broker, 0, 2);
         assert_eq!(broker.chunks_kept(), 1);
-        // 3 finds the lease in that frame.
+        // Worker 3 finds the lease in that frame.
         let want = ToNode::WantChunk { chunk: of_1(), access: Access::ReadOnly };
         ask(&mut broker, 3, want, 0).1.unwrap();
         drained(&mut broker, 3, 2);
@@ -464,7 +464,7 @@ mod retirement {
 #[path = "link_messages_tests.rs"]
 mod link_messages;
 
-/// What its owner gives back while it lives.
+/// Chunks that their owner gives back while it lives.
 mod withdrawal {
     use super::*;
 
@@ -480,7 +480,7 @@ mod withdrawal {
         ask(&mut broker, 1, publish, 2).1.unwrap();
         ask(&mut broker, 2, want(Access::ReadOnly), 0).1.unwrap();
         ask(&mut broker, 2, want(Access::ReadWrite), 0).1.unwrap();
-        // WIRE-1: it is the owner's to say.
+        // WIRE-1: only the owner may withdraw it.
         let (out, refused) = ask(&mut broker, 2, withdraw(), 0);
         assert!(matches!(refused, Err(Complaint::NotPublished(_))) && out.is_empty());
         let (out, result) = ask(&mut broker, 1, withdraw(), 0);

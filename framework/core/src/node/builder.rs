@@ -180,7 +180,7 @@ impl NodeBuilder {
     /// On several hosts the head's file has the work of all hosts, by the head's clock, until everything was
     /// handled. A host that does not trace by itself traces from the moment when it joins. If the head has
     /// not got the trace of a host (it has left, or the time of the shutdown was up), the log names that
-    /// host, and the host writes its own file if it was told one.
+    /// host. The host then writes its own file if it was told one.
     pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
         self.trace = Some(path.into());
         self

@@ -1,9 +1,10 @@
 //! The node's means for the death of a process: the clock pages that it prepared, the epoch page, and the
 //! rounds.
 //!
-//! The node makes a worker's page before it starts the worker, and keeps it mapped writable for one purpose:
-//! to release the worker's clocks after its death, when every process has marked the values that depend on
-//! them (DEATH-1, DEATH-3). While the worker lives, the node writes nothing to its page (ONE-WRITER).
+//! The node makes a worker's page before it starts the worker, and keeps it mapped writable. It does so for
+//! one purpose: to release the worker's clocks after its death, when every process has marked the values that
+//! depend on them (DEATH-1, DEATH-3). While the worker lives, the node writes nothing to its page
+//! (ONE-WRITER).
 
 use std::collections::HashMap;
 use std::io;

@@ -1,8 +1,8 @@
 //! Compares the builds of two processes.
 //!
 //! Messages between the processes of a node are laid out by the types that both were compiled with, so the
-//! node takes only workers of its own build: with the same protocol and crate version and, most strictly, the
-//! very executable that it meant to start.
+//! node takes only workers of its own build. These have the same protocol and crate version and, most
+//! strictly, the very executable that it meant to start.
 
 use std::fmt;
 use std::io;

@@ -1,5 +1,4 @@
-//! The report of what made no progress for too long: see
-//! [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
+//! Reports of hangs: see [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
 
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +21,7 @@ pub enum OnHang {
     Restart,
 }
 
-/// What makes no progress in a worker.
+/// The part of a worker that makes no progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Hang {
@@ -31,7 +30,7 @@ pub enum Hang {
         /// Whether a signal or a debugger has stopped it, as far as the system says.
         stopped: bool,
     },
-    /// One of its actors has accepted messages and is done with none.
+    /// One of its actors has accepted messages and finishes none.
     Mailbox {
         /// The actor.
         actor: ActorId,
@@ -39,33 +38,33 @@ pub enum Hang {
         name: String,
         /// How many messages.
         open: u64,
-        /// Whether it is in a handler; otherwise its handlers' results do not resolve, or its thread is with
-        /// another actor.
+        /// Whether it is in a handler. Otherwise its handlers' results do not resolve, or another actor
+        /// occupies its thread.
         handling: bool,
     },
-    /// Somebody waits for one of its clocks, and it does not move.
+    /// A process waits for one of its clocks, which does not move.
     Clock {
         /// The process that waits.
         waiter: ProcessId,
         /// Its name.
         waiter_name: String,
-        /// Which of its streams or threads waits.
+        /// The stream or thread that waits.
         waits_in: WaitsIn,
-        /// Which clock: that of the stream in the worker with this number.
+        /// The clock: the number of its stream in the worker.
         clock: u16,
         /// The value that is waited for.
         value: u64,
         /// The value that the clock shows.
         now: u64,
     },
-    /// It says that it waits for a clock to show a value of which the clock's process knows nothing: it lies,
-    /// or has believed somebody who does.
+    /// It says that it waits for a clock to show a value that the clock's process never promised: it lies, or
+    /// has believed a process that lies.
     Unpromised {
-        /// Which of its streams or threads waits.
+        /// The stream or thread that waits.
         waits_in: WaitsIn,
-        /// The process whose clock it is, which has nothing to do with it.
+        /// The owner of the clock, which is not to blame.
         on: ProcessId,
-        /// Which clock.
+        /// The clock.
         clock: u16,
         /// The value that is waited for.
         value: u64,
@@ -75,7 +74,7 @@ pub enum Hang {
 /// A worker in which something made no progress for longer than the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HangReport {
-    /// The host of that worker, where it is another one: its number and name.
+    /// The number and name of that worker's host, if it is another one.
     pub host: Option<String>,
     /// The worker; `None` for the node's own process.
     pub worker: Option<WorkerId>,
@@ -83,17 +82,17 @@ pub struct HangReport {
     pub process: ProcessId,
     /// Its name.
     pub name: String,
-    /// In which way.
+    /// The kind of hang.
     pub hang: Hang,
-    /// For how long, when it was seen.
+    /// How long it had lasted when it was seen.
     pub lasted: Duration,
-    /// Whether it was killed for it.
+    /// Whether the worker was killed for it.
     pub killed: bool,
 }
 
 #[cfg(feature = "hosts")]
 impl Hang {
-    /// Does something with each name of a process that is in it.
+    /// Calls `change` with each name in it.
     pub(crate) fn names(&mut self, mut change: impl FnMut(&mut String)) {
         match self {
             Hang::Silent { .. } => {}

@@ -33,8 +33,8 @@ pub const JOURNAL_EVENTS: usize = 1 << 12;
 /// Bytes of these events that may wait.
 pub const JOURNAL_BYTES: usize = 16 << 20;
 
-/// Workers' events leave this fraction (one in so many) of both for the node's own events: a worker that
-/// floods its log hides none of the node's.
+/// Workers' events leave 1/`JOURNAL_RESERVE` of both bounds for the node's own events: a worker that floods
+/// its log hides none of the node's.
 pub const JOURNAL_RESERVE: usize = 4;
 
 /// Longest name of a worker, of an actor or in the registry, in bytes.
@@ -163,7 +163,7 @@ pub const MAX_ENDS: usize = 32;
 pub const MAX_SPARES: u32 = 8;
 
 /// The shortest time between the end of a spare worker and the start of the next, even if the restart policy
-/// allows less: nobody waits for a spare, and spares that cannot start must not take the machine's time.
+/// allows less. Nobody waits for a spare, and spares that cannot start must not take the machine's time.
 pub const SPARE_BACKOFF: Duration = Duration::from_millis(10);
 
 /// How long after a restart the next spare worker is started. Its start takes a core for some milliseconds,

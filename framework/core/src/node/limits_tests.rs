@@ -1,6 +1,6 @@
-//! Every `MAX_` of the two files of limits is in a table here. Where a user's program can reach one, the text
-//! that it gets names the limit and the remedy; elsewhere the table says why no text is needed. A new limit
-//! without a row fails.
+//! Every `MAX_` of the two files of limits is in a table here. If a user's program can reach a limit, the
+//! text that it gets names the limit and the remedy; otherwise the table says why no text is needed. A new
+//! limit without a row fails.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,13 +29,13 @@ use crate::transport::LeaseLimit;
 enum At {
     /// The text of an error or of the log has both of these in it.
     Says(String, String, &'static str),
-    /// Nobody fails: who wants more waits, for this.
+    /// Nobody fails: a caller that wants more waits, for this.
     Waits(&'static str),
-    /// The rest is left out of what is shown or kept, and is counted there.
+    /// The rest is left out, and counted.
     LeavesOut,
     /// A number of the framework's own, which no program reaches.
     Inside,
-    /// No honest process reaches it; who does is given up, or refused with a line in the log.
+    /// No honest process reaches it; a process that does is killed, or refused with a line in the log.
     OnlyLiars,
 }
 
@@ -45,7 +45,7 @@ fn says(error: impl ToString, limit: impl ToString, remedy: &'static str) -> At 
     Says(error.to_string(), limit.to_string(), remedy)
 }
 
-/// The text of a series that has one byte, label or name too many.
+/// Returns the text for a series that has one byte, label or name too many.
 fn of_metric(name: &str, labels: &[(&str, &str)]) -> &'static str {
     user::check(name, labels.iter().copied()).expect_err("more than may be")
 }

@@ -9,7 +9,7 @@ fn half(number: u64) -> LinkMessage {
     LinkMessage::Link { number }
 }
 
-/// What is told when worker `from` writes that to worker `to`.
+/// Returns the deliveries, or the complaint, when worker `from` sends that link message to worker `to`.
 fn say(
     broker: &mut Broker,
     from: u16,
@@ -30,7 +30,8 @@ fn refuse(broker: &mut Broker, from: u16, to: u16, number: u64) -> Result<Vec<De
     result.map(|()| told)
 }
 
-/// Who is told that which half leads to nobody, and because of whom.
+/// Returns the refusals among the deliveries: receiver, peer, number of the half, and the process that
+/// refused.
 fn refused(told: &[Delivery]) -> Vec<(ProcessId, ProcessId, u64, ProcessId)> {
     let refused = told.iter().filter_map(|delivery| match delivery.message {
         FromNode::LinkRefused { peer, number, by, why: WHY, .. } => Some((delivery.to, peer, number, by)),
@@ -39,7 +40,7 @@ fn refused(told: &[Delivery]) -> Vec<(ProcessId, ProcessId, u64, ProcessId)> {
     refused.collect()
 }
 
-// WIRE-1: what waits for a process is not for another to pile up.
+// WIRE-1: no process can fill another's queue.
 #[test]
 fn each_half_is_passed_on_once() {
     let mut broker = broker();
@@ -62,7 +63,7 @@ fn another_half_goes_when_the_last_was_refused() {
         assert_eq!(refused(&told), [(process(1), process(2), number, process(2))]);
         assert!(matches!(say(&mut broker, 1, 2, half(number)), Err(Complaint::LinkMessageAgain(_))));
     }
-    // That was for both: also one who had sent its own half sends another.
+    // The refusal voids both halves: a process that had sent its own half may send another.
     say(&mut broker, 1, 2, half(5)).unwrap();
     say(&mut broker, 2, 1, half(1)).unwrap();
     let (one, other) = (process(1), process(2));
@@ -88,7 +89,7 @@ fn a_refusal_of_what_was_not_sent_or_was_refused_is_forged() {
     assert!(!Complaint::NoSuchHalf(process(1)).may_be_innocent(), "it counts against the liar");
 }
 
-// Whoever had not heard of a refusal has done nothing wrong, and changes nothing.
+// A process that had not heard of a refusal has done nothing wrong, and its own refusal changes nothing.
 #[test]
 fn a_refusal_that_crosses_another_goes_nowhere() {
     let mut broker = broker();
@@ -96,7 +97,7 @@ fn a_refusal_that_crosses_another_goes_nowhere() {
     say(&mut broker, 2, 1, half(1)).unwrap();
     refuse(&mut broker, 1, 2, 1).unwrap();
     assert!(refuse(&mut broker, 2, 1, 1).unwrap().is_empty(), "the other was first");
-    // The next are what they are.
+    // The next half and its refusal count again.
     say(&mut broker, 1, 2, half(2)).unwrap();
     assert_eq!(refuse(&mut broker, 2, 1, 2).unwrap().len(), 1);
 }
@@ -120,8 +121,7 @@ fn a_half_that_the_node_loses_is_void_with_the_other() {
     assert!(matches!(result, Err(Complaint::LinkMessageAgain(_))) && told.is_empty(), "it has a link");
 }
 
-// Fresh rings are offered over a link that stands, and one at a time: what waits for a process is not for
-// another to pile up.
+// Fresh rings are offered over a link that stands, and one at a time: no process can fill another's queue.
 #[test]
 fn rings_are_offered_once_until_they_were_answered() {
     let mut broker = broker();
@@ -145,7 +145,7 @@ fn rings_are_offered_once_until_they_were_answered() {
         assert!(is_forged(say(&mut broker, 2, 1, answer(number))));
         assert!(is_too_much(say(&mut broker, 1, 2, rings(number))), "no number twice");
     }
-    // Of the node's own lack its sender hears at once, and may try again.
+    // If the node lacks descriptors, the sender hears of it at once, and may try again.
     let mut told = Vec::new();
     broker.offer(process(1), process(2), 9, None, &mut told).unwrap();
     let refusal = LinkMessage::RingsAnswer { number: 9, is_taken: false };
@@ -153,7 +153,7 @@ fn rings_are_offered_once_until_they_were_answered() {
         && matches!(&one.message, FromNode::LinkMessage { from, link_message }
             if *from == process(2) && format!("{link_message:?}") == format!("{refusal:?}"))));
     assert_eq!(say(&mut broker, 1, 2, rings(10)).unwrap().len(), 1);
-    // Who has not heard yet that its peer has refused the link has done nothing wrong.
+    // A process that has not heard yet that its peer refused the link has done nothing wrong.
     say(&mut broker, 2, 1, answer(10)).unwrap();
     refuse(&mut broker, 2, 1, 1).unwrap();
     assert!(say(&mut broker, 1, 2, rings(11)).unwrap().is_empty());

@@ -3,13 +3,13 @@
 //! An owner publishes a chunk on its control socket and then names it in a frame, which goes through shared
 //! memory and can be quicker. The node may read the question of the frame's receiver before it reads the
 //! owner's socket, so an unknown chunk of a living owner is no answer yet. The node parks the question and
-//! sends the owner a ping. What one process says arrives in order, whether it waited in a queue of that
-//! process or not. So the pong comes after all that the owner had said before the question was asked: a chunk
-//! that is unknown then was not published before it was named (WIRE-1).
+//! sends the owner a ping. The messages of one process arrive in order, also those that waited in its queue.
+//! So the pong comes after all messages that the owner sent before the question was asked: a chunk that is
+//! unknown then was not published before a frame named it (WIRE-1).
 //!
 //! A parked question ends with the chunk, with the pong, or with the death of the owner or of the asker. An
-//! owner that does none of these, because it was stopped, keeps only those waiting that want a chunk nobody
-//! can know of. One ping at a time is under way to an owner, however many ask (MBX-2).
+//! owner that does none of these, because it was stopped, keeps only processes waiting that want a chunk
+//! nobody can know of. One ping at a time is under way to an owner, no matter how many processes ask (MBX-2).
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::device::Access;
 use crate::ids::{ChunkId, ProcessId};
 use crate::node::limits::MAX_PARKED;
 
-/// Somebody waits to hear of a chunk.
+/// A process's question for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) asker: ProcessId,
@@ -25,18 +25,18 @@ pub(crate) struct Question {
     pub(crate) access: Access,
 }
 
-/// A ping to send; the pong has to bring the number back.
+/// A ping to send; the pong must return the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ping {
     pub(crate) to: ProcessId,
     pub(crate) number: u64,
 }
 
-/// The asker has too many questions parked.
+/// The error for a process with too many parked questions.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooMany;
 
-/// No ping with this number was under way.
+/// The error for a pong without a ping.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotAsked;
 
@@ -45,7 +45,7 @@ struct Owner {
     // The number of the last ping.
     pinged: u64,
     under_way: bool,
-    // Each with the first ping that was sent after it was asked.
+    // Each question with the first ping that was sent after it was asked.
     parked: Vec<(u64, Question)>,
 }
 
@@ -75,8 +75,7 @@ impl Questions {
         *count += 1;
         let owner = self.owners.entry(question.chunk.owner).or_default();
         if owner.under_way {
-            // The pong that is under way may have been sent before the chunk was published: wait for the
-            // next.
+            // The pong under way may have been sent before the chunk was published: wait for the next one.
             owner.parked.push((owner.pinged + 1, question));
         } else {
             let ping = owner.ping(question.chunk.owner);
@@ -86,7 +85,7 @@ impl Questions {
         Ok(())
     }
 
-    /// `chunk` is known now: takes the questions for it.
+    /// Takes the questions for `chunk`, which is known now.
     pub(crate) fn published(&mut self, chunk: ChunkId) -> Vec<Question> {
         let Some(owner) = self.owners.get_mut(&chunk.owner) else { return Vec::new() };
         let answered = owner.parked.extract_if(.., |(_, question)| question.chunk == chunk);
@@ -94,7 +93,7 @@ impl Questions {
         self.forget(answered)
     }
 
-    /// `owner` has answered a ping: takes the questions that were asked before it was sent.
+    /// Takes the questions that were asked before `owner` was sent the ping that it has answered.
     pub(crate) fn pong(&mut self, owner: ProcessId, number: u64) -> Result<Vec<Question>, NotAsked> {
         let asked = self.owners.get_mut(&owner).filter(|asked| asked.under_way && asked.pinged == number);
         let asked = asked.ok_or(NotAsked)?;
@@ -108,7 +107,7 @@ impl Questions {
         Ok(self.forget(answered))
     }
 
-    /// `process` has ended: takes the questions for its chunks, and drops those that it asked.
+    /// Takes the questions for the chunks of a process that has ended, and drops those that it asked.
     pub(crate) fn left(&mut self, process: ProcessId) -> Vec<Question> {
         self.by_asker.remove(&process);
         for owner in self.owners.values_mut() {
@@ -119,19 +118,19 @@ impl Questions {
         self.forget(unanswered.into_iter().map(|(_, question)| question).collect())
     }
 
-    /// The pings to send now.
+    /// Takes the pings to send now.
     pub(crate) fn take_pings(&mut self) -> Vec<Ping> {
         std::mem::take(&mut self.pings)
     }
 
-    /// Questions that wait, and what is remembered for their sake.
+    /// Counts parked questions and the bookkeeping for them.
     #[cfg(feature = "testing")]
     pub(crate) fn kept(&self) -> usize {
         let parked: usize = self.owners.values().map(|owner| owner.parked.len()).sum();
         parked + self.owners.len() + self.by_asker.len() + self.pings.len()
     }
 
-    /// Questions that `asker` has parked.
+    /// Returns how many questions `asker` has parked.
     #[cfg(test)]
     pub(crate) fn parked(&self, asker: ProcessId) -> usize {
         let parked = self.owners.values().flat_map(|owner| &owner.parked);

@@ -31,13 +31,13 @@ pub enum NameError {
         /// The number of the host.
         host: u16,
     },
-    /// Too many names are asked for at a time, on a host that has to ask the head for each.
+    /// Too many claims of names are under way, on a host that must ask the head for each name.
     #[error("too many names are being given at a time; try again in a moment")]
     Busy,
     /// A name has 1 to 255 bytes.
     #[error("a name has 1 to {MAX_NAME} bytes, and this one has {0}; choose another")]
     Length(usize),
-    /// A process has registered as many names as one may.
+    /// A process has registered as many names as it may.
     #[error(
         "this process has registered {MAX_NAMES_EACH} names, as many as one may; stop actors whose names nobody looks up, or send \
          addresses in messages"
@@ -59,15 +59,15 @@ pub(crate) fn check_name(name: &str) -> Result<(), NameError> {
 /// The registry of one node.
 #[derive(Default)]
 pub(crate) struct Registry {
-    /// Each with the process that asked for it: the names of one leave room for those of others (MBX-2).
+    /// Each name with the process that asked for it: one process leaves room for the names of others (MBX-2).
     names: HashMap<String, (ActorId, ProcessId)>,
     by_process: HashMap<ProcessId, usize>,
-    /// On the head of several hosts: the names that actors of the others have, with the hosts.
+    /// On the head of several hosts: the names of the other hosts' actors, with the hosts.
     #[cfg(feature = "hosts")]
     elsewhere: HashMap<String, u16>,
     #[cfg(feature = "hosts")]
     by_host: HashMap<u16, usize>,
-    /// On another host than the head: names that nobody has any more, and the head was not told.
+    /// On another host than the head: names that are free again, of which the head was not told yet.
     #[cfg(feature = "hosts")]
     freed: Option<Vec<String>>,
 }
@@ -78,7 +78,7 @@ impl Registry {
         self.register_by(ProcessId::NODE, name, actor)
     }
 
-    /// As [`register`](Self::register), asked for by a process, which has room for some.
+    /// As [`register`](Self::register), for a process that may register a bounded number of names.
     pub(crate) fn register_by(
         &mut self,
         by: ProcessId,
@@ -109,7 +109,7 @@ impl Registry {
         }
     }
 
-    /// The actor that has `name`.
+    /// Returns the actor that has `name`.
     pub(crate) fn find(&self, name: &str) -> Option<ActorId> {
         self.names.get(name).map(|(actor, _)| *actor)
     }
@@ -120,25 +120,25 @@ impl Registry {
         self.names.values().any(|(named, _)| *named == actor)
     }
 
-    /// The actors that have names.
+    /// Returns the actors that have names.
     #[cfg(feature = "hosts")]
     pub(crate) fn named(&self) -> impl Iterator<Item = ActorId> {
         self.names.values().map(|(actor, _)| *actor)
     }
 
-    /// All names.
+    /// Returns all names.
     #[cfg(feature = "hosts")]
     pub(crate) fn all(&self) -> impl Iterator<Item = &str> {
         self.names.keys().map(String::as_str)
     }
 
-    /// How many names there are, and how many processes have asked for some.
+    /// Returns how many names there are, plus how many processes have registered some.
     #[cfg(feature = "testing")]
     pub(crate) fn len(&self) -> usize {
         self.names.len() + self.by_process.len()
     }
 
-    /// Frees the names of all actors of which `dead` is true.
+    /// Frees the names of all actors for which `dead` is true.
     pub(crate) fn forget(&mut self, dead: impl Fn(ActorId) -> bool) {
         let by_process = &mut self.by_process;
         #[cfg(feature = "hosts")]
@@ -163,7 +163,7 @@ impl Registry {
 /// Names that are unique among several hosts.
 #[cfg(feature = "hosts")]
 impl Registry {
-    /// From now on notes which names are free again: on a host that has them from the head.
+    /// Notes from now on which names become free, on a host that claims names from the head.
     pub(crate) fn note_freed(&mut self) {
         self.freed = Some(Vec::new());
     }
@@ -172,7 +172,7 @@ impl Registry {
         self.freed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// On the head: an actor of another host is to have this name.
+    /// On the head: gives this name to another host.
     pub(crate) fn claim(&mut self, host: u16, name: &str) -> Result<(), NameRefused> {
         if let Some(holder) = self.find(name) {
             return Err(NameRefused::By(holder));
@@ -183,7 +183,7 @@ impl Registry {
             None => {}
         }
         let count = self.by_host.entry(host).or_default();
-        // It has looked at its length itself.
+        // An honest host has checked the length itself.
         if *count >= MAX_NAMES_OF_HOST || check_name(name).is_err() {
             return Err(NameRefused::Full);
         }
@@ -192,7 +192,7 @@ impl Registry {
         Ok(())
     }
 
-    /// On the head: no actor of that host has the name any more.
+    /// On the head: takes this name back from a host.
     pub(crate) fn release(&mut self, host: u16, name: &str) {
         if self.elsewhere.get(name) == Some(&host) {
             self.elsewhere.remove(name);
@@ -200,15 +200,15 @@ impl Registry {
         }
     }
 
-    /// On the head: of all names of that host there are these alone. It may have given others back, and that
-    /// was not heard.
+    /// On the head: takes back all names of a host but these. The host may have given others back, and the
+    /// message was lost.
     pub(crate) fn release_but(&mut self, host: u16, names: &HashSet<String>) {
         let released = self.elsewhere.extract_if(|name, holder| *holder == host && !names.contains(name));
         let released = released.count();
         self.by_host.entry(host).and_modify(|count| *count -= released);
     }
 
-    /// On the head: a host is not of the node any more.
+    /// On the head: takes back all names of a host that has left the node.
     pub(crate) fn release_all(&mut self, host: u16) {
         self.elsewhere.retain(|_, holder| *holder != host);
         self.by_host.remove(&host);
@@ -226,12 +226,12 @@ mod tests {
         registry.register("here".into(), ActorId(1)).unwrap();
         assert_eq!(registry.claim(1, "here"), Err(NameRefused::By(ActorId(1))));
         assert_eq!(registry.claim(1, "there"), Ok(()));
-        // Its own word of that is older.
+        // The host may claim a name that it already has: an earlier message of it was lost.
         assert_eq!(registry.claim(1, "there"), Ok(()));
         assert_eq!(registry.claim(2, "there"), Err(NameRefused::By(ActorId::numbered(1, 0))));
         let error = registry.register("there".into(), ActorId(1)).unwrap_err();
         assert!(error.to_string().contains("`there` belongs to an actor on host 1"), "{error}");
-        // Not by another.
+        // Another host cannot release it.
         registry.release(2, "there");
         assert!(registry.claim(2, "there").is_err());
         registry.release(1, "there");
@@ -246,12 +246,12 @@ mod tests {
         assert_eq!(registry.claim(4, "another's"), Ok(()));
         registry.release(3, "7");
         assert_eq!(registry.claim(3, "one more"), Ok(()));
-        // What it has given back unheard is free, and nobody else's is.
+        // Names that it gave back without the head's knowledge become free, and no other host's names do.
         registry.release_but(3, &HashSet::from(["9".to_owned(), "never claimed".to_owned()]));
         assert_eq!((registry.elsewhere.len(), registry.by_host[&3]), (2, 1));
         assert_eq!((registry.claim(4, "7"), registry.claim(4, "9").is_err()), (Ok(()), true));
 
-        // What a host that is not the head tells it.
+        // A host that is not the head collects its freed names for the head.
         assert!(registry.take_freed().is_empty());
         registry.note_freed();
         registry.forget(|actor| actor == ActorId(1));

@@ -1,4 +1,4 @@
-//! Which processes and actors exist, and where each actor is.
+//! The processes and actors that exist, and the location of each actor.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

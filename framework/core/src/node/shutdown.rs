@@ -3,7 +3,7 @@
 //! A message in a ring is in no process, so no process can say that all is quiet. The node asks every process
 //! for the messages that it has sent and received and whether it is busy. All is quiet when two rounds of
 //! answers in a row say the same, nobody is busy in either, and as many messages were received as sent
-//! (Mattern's four counters): a message that was under way during the first round would have been counted as
+//! (Mattern's four counters). A message that was under way during the first round would have been counted as
 //! sent there, and as received by the second.
 //!
 //! A dead process's counts are lost, and the others' counts still include their messages with it. So after a

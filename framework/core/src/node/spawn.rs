@@ -39,7 +39,7 @@ pub enum ActorError {
     Args {
         /// The actor type.
         actor: &'static str,
-        /// What is wrong.
+        /// The error.
         source: EncodeError,
     },
     /// There is a tensor in its arguments. The node keeps the arguments beyond this call, and no lease goes

@@ -1,20 +1,21 @@
-//! The node's part in a death: who must know what before anybody is released (DEATH-1, DEATH-3).
+//! The node's part in a death: the news that each process must have before any process is released (DEATH-1,
+//! DEATH-3).
 //!
-//! The news goes in rounds. In each, the node tells everybody alive what is new (certificates of the dead,
-//! ranges that others have marked), and they answer with the ranges of their own that follow. The next round
-//! tells these answers. A round that brings nothing new is the last; then the node releases the clocks of the
-//! dead. Four processes in a chain take four rounds, which is milliseconds.
+//! The news goes in rounds. In each, the node tells all living processes the news (certificates of dead
+//! processes, ranges that others have marked), and they answer with the ranges of their own that depend on
+//! it. The next round passes these answers on. A round that brings nothing new is the last; then the node
+//! releases the clocks of the dead. Four processes in a chain take four rounds, which is milliseconds.
 //!
 //! Deaths that happen meanwhile join in: nobody is released before all is known. A new certificate is told at
-//! once, outside of the rounds, because a message between two living processes may name a clock of the dead
-//! that its receiver has never seen, and the word that a process has ended does not wait for a round: a
-//! certificate never comes after it. A process that dies has nothing more to answer: its own certificate
-//! covers what it had not marked, because marked values cannot have passed before the release.
+//! once, outside of the rounds. A message between two living processes may name a clock of the dead process
+//! that its receiver has never seen. The news that a process has ended does not wait for a round, so the
+//! certificate must come before that news. A process that dies owes no more answers: its own certificate
+//! covers the values that it had not marked, because marked values cannot have passed before the release.
 //!
 //! A process that does not answer within [`PATIENCE`] may be stopped, and must not keep the others waiting.
-//! It is then *late*: whatever it had not done by then counts as tainted until it has answered the last round
-//! it was told of. It does not believe its clocks before that either: it sees on the epoch page that it is
-//! behind ([`EpochPage`](crate::clock::taint::EpochPage)).
+//! It is then *late*: all values that its clocks had not reached by then count as tainted until it has
+//! answered the last round that it was told of. It does not believe its clocks before that either: it sees on
+//! the epoch page that it is behind ([`EpochPage`](crate::clock::taint::EpochPage)).
 //!
 //! Nothing here touches a socket, a page or a clock: it is bookkeeping, and the model in `tests` runs it.
 
@@ -32,11 +33,12 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 pub enum Act {
     /// Tell this process.
     Tell(ProcessId, TaintUpdate),
-    /// Raise the epoch page to this round, then release the clocks of these dead, then tell everybody.
+    /// Raise the epoch page to this round, then release the clocks of these dead processes, then tell
+    /// everybody.
     Release {
         /// The round.
         round: u64,
-        /// The dead.
+        /// The dead processes.
         dead: Vec<ProcessId>,
     },
 }
@@ -47,47 +49,47 @@ pub struct Rounds {
     /// All news so far.
     table: Table,
     living: BTreeSet<ProcessId>,
-    /// Processes that have done nothing yet. They are told, and not waited for: opening a device takes
-    /// longer.
+    /// Processes that have done nothing yet. They are told the news, but no round waits for them, because
+    /// opening a device takes longer.
     opening: BTreeSet<ProcessId>,
     round: u64,
     /// The processes that have not answered the present round.
     waiting: BTreeSet<ProcessId>,
     deadline: Option<Instant>,
-    /// The dead whose clocks are not released yet.
+    /// Dead processes whose clocks are not released yet.
     dead: Vec<ProcessId>,
-    /// For the next round.
+    /// The news for the next round.
     next: TaintUpdate,
     /// The processes that did not answer in time, with the last round that they were told of.
     late: BTreeMap<ProcessId, u64>,
-    /// The death that a suspicion is put down to.
+    /// The last death, to which a suspicion is attributed.
     last_dead: Option<ProcessId>,
 }
 
 impl Rounds {
-    /// A process has joined. What it must know before anything else, if there is anything. No round waits for
-    /// it before it is [ready](Self::ready).
+    /// Adds a process. Returns the news that it must get before anything else, if there is any. No round
+    /// waits for it before it is [ready](Self::ready).
     pub fn joined(&mut self, process: ProcessId) -> Option<TaintUpdate> {
         self.living.insert(process);
         self.opening.insert(process);
         let mut update = self.table.everything();
-        // What those who are there were told outside of a round.
+        // Certificates that the other processes were told outside of a round.
         update.deaths.extend_from_slice(&self.next.deaths);
         (!update.is_empty()).then_some(update)
     }
 
-    /// A process that joined begins to work. Whatever it was told by now it takes in before it has a link to
-    /// anybody, because that comes the same way.
+    /// Notes that a process that joined begins to work. It takes in all earlier news before it has a link to
+    /// another process, because links come on the same socket.
     pub fn ready(&mut self, process: ProcessId) {
         self.opening.remove(&process);
     }
 
-    /// A process has died; `values` are the last ones of its clocks.
+    /// Notes the death of a process; `values` are the last values of its clocks.
     pub fn died(&mut self, process: ProcessId, values: &[u64], now: Instant, acts: &mut Vec<Act>) {
         self.living.remove(&process);
         self.opening.remove(&process);
         let certificate = match self.table.suspected(process) {
-            // What it did since it was suspected may have followed a release that it did not know of.
+            // Its work since it was suspected may depend on a release that it did not know of.
             Some(suspected) => Certificate { process, last: suspected.to_vec() },
             None => Certificate::new(process, values),
         };
@@ -96,9 +98,9 @@ impl Rounds {
         self.last_dead = Some(process);
         self.waiting.remove(&process);
         if !self.waiting.is_empty() {
-            // Under the number of the round that is on. It stays in the next one too, which is waited for:
-            // what anybody marks because of it comes before the answer to that. Until then an answer more
-            // changes nothing.
+            // Told at once under the number of the present round, and again in the next round, whose answers
+            // are waited for. A process sends the ranges that it marks because of it before its answer to
+            // that round. An additional answer until then changes nothing.
             let update = TaintUpdate {
                 round: self.round,
                 deaths: vec![certificate.clone()],
@@ -112,12 +114,12 @@ impl Rounds {
         }
     }
 
-    /// Everybody who joined and has not died.
+    /// Returns all processes that have joined and not died.
     pub fn living(&self) -> impl Iterator<Item = ProcessId> {
         self.living.iter().copied()
     }
 
-    /// A process has taken a round in, and these ranges of its own followed.
+    /// Takes a process's answer to a round: the ranges of its own that depend on the news.
     pub fn answered(
         &mut self,
         by: ProcessId,
@@ -142,13 +144,13 @@ impl Rounds {
         }
     }
 
-    /// When to call [`overdue`](Self::overdue).
+    /// Returns when to call [`overdue`](Self::overdue).
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// The time for the round is up: it goes on without those who have not answered. `values` are their
-    /// clocks as they stand now.
+    /// Ends a round whose time is up, without the processes that have not answered, and returns those.
+    /// `values` gives the present values of their clocks.
     pub fn overdue(
         &mut self,
         now: Instant,
@@ -168,7 +170,7 @@ impl Rounds {
         late
     }
 
-    /// Everybody has answered: begins the next round, or ends.
+    /// Begins the next round, or releases the dead, if everybody has answered.
     fn go_on(&mut self, now: Instant, acts: &mut Vec<Act>) {
         while self.waiting.is_empty() {
             self.deadline = None;

@@ -1,4 +1,4 @@
-//! Which processes watch which actors, and how actors that are down went down.
+//! The processes that watch each actor, and how actors that are down went down.
 //!
 //! Processes watch actors here; each process knows which of its own actors watches. Watching goes through the
 //! node, also within one process: only the node knows whether another life follows, and all watchers see one

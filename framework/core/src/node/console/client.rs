@@ -1,4 +1,4 @@
-//! The command's side: which nodes there are, and asking one.
+//! The command's side: finds nodes, and asks one.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,10 +20,10 @@ use crate::os::named::{self, Place, peer};
 use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, memfd};
 
-/// How long an answer may take, beside what it is asked to take.
+/// How long an answer may take, beyond the time that the question asks for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The same for a trace, which begins and ends with a look each.
+/// The same for a trace, which begins and ends with a look.
 const TRACE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a node could not be asked.
@@ -33,15 +33,15 @@ pub enum ConsoleError {
     /// Nobody listens there.
     #[error("no node answers at {place}: it has ended, or its console is off")]
     Gone {
-        /// Where.
+        /// The place.
         place: String,
     },
     /// Somebody else listens there.
     #[error("{place} is served by user {uid}, and not by this one; nothing was sent to it")]
     OtherUser {
-        /// Where.
+        /// The place.
         place: String,
-        /// Whose it is.
+        /// The user who listens.
         uid: u32,
     },
     /// The node is of another version.
@@ -57,7 +57,7 @@ pub enum ConsoleError {
         /// Its protocol.
         theirs: u32,
     },
-    /// It does not want to.
+    /// It refuses.
     #[error("the node refuses: {0}")]
     Refused(String),
     /// It has shut down.
@@ -69,7 +69,7 @@ pub enum ConsoleError {
     /// It answered something else.
     #[error("the node's answer cannot be read: {0}")]
     Garbage(String),
-    /// The system.
+    /// An error of the system.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -84,15 +84,15 @@ pub struct Console {
 /// A node that listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Found {
-    /// Whose it is, as its name says.
+    /// The user id in its name.
     pub uid: u32,
-    /// Its process id, as its name says.
+    /// The process id in its name.
     pub pid: u32,
     place: Place,
 }
 
 impl Found {
-    /// Where it listens, for people.
+    /// Returns the place where it listens, for people.
     pub fn place(&self) -> String {
         self.place.to_string()
     }
@@ -107,7 +107,8 @@ impl Found {
     }
 }
 
-/// The nodes of this user that listen by name; the oldest name first. None of them is asked.
+/// Returns the nodes of this user that listen by name, in the order of user and process id. None of them is
+/// asked.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -116,8 +117,8 @@ pub fn nodes() -> io::Result<Vec<Found>> {
     Ok(nodes_of_all_users()?.into_iter().filter(|node| node.uid == own).collect())
 }
 
-/// The nodes of all users, of which root alone is answered by those of others. Each says of itself what its
-/// user wants it to.
+/// Returns the nodes of all users. Only root gets answers from other users' nodes. A user can make such a
+/// name say anything.
 ///
 /// # Errors
 /// As for [`nodes`].
@@ -134,7 +135,7 @@ fn nodes_in(table: &str) -> Vec<Found> {
     found
 }
 
-/// `Num RefCount Protocol Flags Type St Inode Path`, of which a listening socket has the flag 0x10000.
+/// Parses a line `Num RefCount Protocol Flags Type St Inode Path`; a listening socket has the flag 0x10000.
 fn node_in(line: &str) -> Option<Found> {
     let mut words = line.split_whitespace();
     let flags = u32::from_str_radix(words.nth(3)?, 16).ok()?;
@@ -166,7 +167,7 @@ impl Console {
         })?;
         let who = peer(socket.as_fd())?;
         let own = rustix::process::geteuid().as_raw();
-        // Root may look into everybody's, and a node of root's is nobody's trap: root needs none.
+        // Root may look into the nodes of all users. A socket of root is no trap: root needs none.
         if who.uid != uid && who.uid != 0 && !(own == 0 && matches!(place, Place::Path(_))) {
             return Err(ConsoleError::OtherUser { place: place.to_string(), uid: who.uid });
         }
@@ -186,7 +187,7 @@ impl Console {
         }
     }
 
-    /// What the node said of itself.
+    /// Returns the node's greeting.
     pub fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -218,7 +219,7 @@ impl Console {
         }
     }
 
-    /// How everything stands.
+    /// Returns the state of everything.
     ///
     /// # Errors
     /// As for [`ask`](Self::ask).
@@ -229,10 +230,11 @@ impl Console {
         }
     }
 
-    /// The records of its log with a number above this: all that the node keeps, or the first of more.
+    /// Returns the records of its log with a number above `after`: all that the node keeps, or the first of
+    /// more.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask); more, or longer ones, than a node keeps are garbage.
+    /// As for [`ask`](Self::ask); more or longer records than a node keeps count as garbage.
     pub fn log(&mut self, mut after: u64) -> Result<Vec<LogLine>, ConsoleError> {
         let (mut all, mut bytes) = (Vec::new(), 0);
         while all.len() < MAX_LOG_LINES {
@@ -247,7 +249,7 @@ impl Console {
                 let texts =
                     [line.host.as_deref(), line.worker.as_deref(), Some(&line.target), Some(&line.text)];
                 bytes += texts.into_iter().flatten().map(str::len).sum::<usize>();
-                // Escapes make up to eight bytes of one.
+                // Escapes turn one byte into up to eight.
                 if line.number <= after || line.text.len() > 8 * MAX_LOG_LINE || bytes > 8 * MAX_LOG_BYTES {
                     return Err(ConsoleError::Garbage("that is the log of no node".to_owned()));
                 }
@@ -261,11 +263,10 @@ impl Console {
         Ok(all)
     }
 
-    /// Has every process note what it does for so long, and waits for it. In [`Traced::write_to`] it becomes
-    /// a file.
+    /// Traces every process for this time, and waits for the trace. [`Traced::write_to`] makes a file of it.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask); a node that is traced by somebody else refuses.
+    /// As for [`ask`](Self::ask); a node that another watcher traces refuses.
     pub fn trace(&mut self, long: Duration) -> Result<Traced, ConsoleError> {
         let facts = match self.ask_within(&Request::Trace { long }, long.saturating_add(TRACE_PATIENCE))? {
             Answer::Trace(facts) => facts,
@@ -314,7 +315,7 @@ impl Console {
     }
 }
 
-/// The other end has gone: an error of the socket's that is none of the system's.
+/// Turns a socket error that only means that the other end has gone into [`ConsoleError::Ended`].
 fn closed(error: io::Error) -> ConsoleError {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected => {
@@ -345,7 +346,7 @@ fn read_of(memory: Option<OwnedFd>, length: u64, most: usize) -> Result<Vec<u8>,
 /// Reads the text of a process that only claims to be a node. Nothing in the result moves the cursor of a
 /// terminal.
 fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, ConsoleError> {
-    /// Of what is wrong with it, which may quote it.
+    /// The longest text of an error, which may quote the input.
     const MOST: usize = 1 << 10;
     let garbage = |why: String| ConsoleError::Garbage(shown(why, MOST));
     let text = std::str::from_utf8(bytes).map_err(|error| garbage(error.to_string()))?;
@@ -362,8 +363,8 @@ mod tests {
 
     const EVIL: &str = "\u{1b}]0;title taken\u{7}\u{1b}[2J\u{1b}[1;1Hnode 1 is fine\u{202e}";
 
-    /// A process that listens at the name of a node of this user, and says `hello` and then `answer` to each
-    /// question, with its number.
+    /// Starts a thread that listens at the name of a node of this user, sends `hello`, and answers each
+    /// question with `answer` of the question's number.
     fn pretender(
         number: u32,
         hello: &Value,
@@ -436,7 +437,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// CON-2, of the command's side. Root listens as another user, and others look for another user's node.
+    /// CON-2, on the command's side. Root listens as another user, and others look for another user's node.
     #[test]
     fn nothing_is_said_to_another_user() {
         const OTHER: u32 = 65534;

@@ -1,5 +1,4 @@
-//! What two looks at a node say together: rates, times of the last interval. `top` and the live page show
-//! these.
+//! Figures from two looks at a node: rates and times of the last interval. `top` and the live page show them.
 
 use std::time::Duration;
 
@@ -21,15 +20,15 @@ pub struct Figures {
     pub processes: Vec<ProcessFigures>,
     /// Their memory, by process and device.
     pub memory: Vec<MemoryFigures>,
-    /// What goes between them.
+    /// The links between them.
     pub links: Vec<LinkFigures>,
-    /// What stood still for longer than the node's limit.
+    /// Hangs that lasted longer than the node's limit.
     pub hangs: Vec<String>,
-    /// Actors that are not in it, because a look has an end.
+    /// How many actors are left out, because a look is bounded.
     pub left_out: u64,
     /// On the head: the other hosts whose figures are in it, by number and name.
     pub hosts: Vec<String>,
-    /// Those that did not answer in time.
+    /// Other hosts that did not answer in time.
     pub silent_hosts: Vec<String>,
 }
 
@@ -46,9 +45,9 @@ pub struct NodeFigures {
     pub stopping: bool,
     /// Whether it traces.
     pub tracing: bool,
-    /// Length of the interval that rates are of.
+    /// The length of the interval of the rates.
     pub interval: f64,
-    /// Handler calls of all actors.
+    /// Handler calls of all actors per second.
     pub messages_per_second: f64,
     /// Bytes that processes have lent to each other.
     pub in_flight: u64,
@@ -57,60 +56,60 @@ pub struct NodeFigures {
 /// An actor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ActorFigures {
-    /// Its host, where it is another one: its number and name.
+    /// The number and name of its host, if it is another one.
     pub host: Option<String>,
     /// Its name.
     pub name: String,
     /// The name of its process.
     pub process: String,
-    /// The system's number for that.
+    /// The process id of that process.
     pub pid: u32,
     /// Its device: `host`, or the beginning of a GPU's UUID.
     pub device: Option<String>,
-    /// How far it is, with its process.
+    /// Its state, together with its process's.
     pub state: ProcessState,
-    /// How often its process was restarted, or an actor in it.
+    /// How often its process, or an actor in it, was restarted.
     pub restarts: u32,
-    /// Handler calls, all of them.
+    /// All handler calls so far.
     pub handled: Option<u64>,
-    /// Of the interval.
+    /// Messages per second in the interval.
     pub messages_per_second: Option<f64>,
-    /// Half of the interval's handler calls took no longer.
+    /// The median time of the interval's handler calls.
     pub p50: Option<f64>,
-    /// 99 of 100 did.
+    /// The 99th percentile of these times.
     pub p99: Option<f64>,
     /// The share of the interval in handlers, 0 to 1.
     pub busy: Option<f64>,
-    /// Messages that wait for it, or that it is at.
+    /// Messages that wait for it, or that it handles now.
     pub queued: Option<u64>,
-    /// How many each sending process may have there.
+    /// How many messages each sending process may have in its mailbox.
     pub capacity: u32,
-    /// How long its stream stood in waits in the interval, where the device tells.
+    /// How long its stream stood in waits in the interval, if the device tells.
     pub waited: Option<f64>,
 }
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProcessFigures {
-    /// Its host, where it is another one: its number and name.
+    /// The number and name of its host, if it is another one.
     pub host: Option<String>,
     /// Its name.
     pub name: String,
-    /// The system's number for it.
+    /// Its process id.
     pub pid: u32,
-    /// How far it is.
+    /// Its state.
     pub state: ProcessState,
-    /// How often it was restarted, or an actor in it.
+    /// How often it, or an actor in it, was restarted.
     pub restarts: u32,
-    /// Why that was, the last time.
+    /// The reason of the last restart.
     pub last_end: Option<String>,
-    /// Messages delivered and not done with.
+    /// Messages delivered and not finished.
     pub open: Option<usize>,
     /// Host memory that it has in use.
     pub resident: Option<u64>,
-    /// Memory of GPUs that it has in use, its context too, where that is known.
+    /// Memory of GPUs that it has in use, its context too, if that is known.
     pub gpu_memory: Option<u64>,
-    /// The share of the time in which its kernels ran, 0 to 1 for each GPU, where that is known.
+    /// The share of the time in which its kernels ran, 0 to 1 for each GPU, if that is known.
     pub gpu_busy: Option<f64>,
     /// Messages that no actor took.
     pub dead_letters: Option<u64>,
@@ -121,47 +120,47 @@ pub struct ProcessFigures {
 /// The memory of a process on one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryFigures {
-    /// Its host, where it is another one: its number and name.
+    /// The number and name of its host, if it is another one.
     pub host: Option<String>,
-    /// Whose it is.
+    /// The process that owns it.
     pub process: String,
-    /// Where.
+    /// The device.
     pub device: String,
-    /// What it may take.
+    /// The bytes that it may take.
     pub budget: u64,
-    /// What it takes.
+    /// The bytes that it takes.
     pub chunks: u64,
-    /// What somebody holds.
+    /// The bytes that anybody holds.
     pub held: u64,
-    /// In how many tensors.
+    /// The number of tensors that these bytes are in.
     pub tensors: u64,
-    /// What of it other processes have leases on.
+    /// The bytes that other processes have leases on.
     pub in_flight: u64,
-    /// Released, and its last use has not passed.
+    /// Bytes that are released, but whose last use has not passed.
     pub quarantined: u64,
-    /// Who holds it, the largest first.
+    /// The holders, the largest first.
     pub holders: Vec<HolderFigures>,
-    /// Holders that are not in the list.
+    /// How many holders are not in the list.
     pub more_holders: u64,
 }
 
-/// What one process holds of a memory.
+/// The part of a memory that one process holds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HolderFigures {
     /// The process.
     pub process: String,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// In how many tensors.
+    /// The number of tensors that these bytes are in.
     pub tensors: u64,
-    /// For how long the oldest of them has existed.
+    /// The age of the oldest of them.
     pub oldest: f64,
 }
 
-/// What goes from one process to another.
+/// The link from one process to another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkFigures {
-    /// Its host, where it is another one: its number and name.
+    /// The number and name of its host, if it is another one.
     pub host: Option<String>,
     /// The sending process.
     pub from: String,
@@ -171,7 +170,7 @@ pub struct LinkFigures {
     pub open: bool,
     /// Messages so far. `None`: a sender had it locked at that moment.
     pub messages: Option<u64>,
-    /// Of the interval.
+    /// Messages per second in the interval.
     pub messages_per_second: Option<f64>,
     /// Replies that wait for room.
     pub replies_waiting: Option<u64>,
@@ -179,19 +178,20 @@ pub struct LinkFigures {
     pub lent: u64,
     /// The part that the sender lent it directly.
     pub granted: u64,
-    /// How many there may be of those.
+    /// How many leases the sender may lend directly.
     pub may_be_granted: u64,
 }
 
 impl LinkFigures {
-    /// Whether a message to the other process may wait because that one keeps too many tensors.
+    /// Whether a message to the other process may wait because that process keeps too many tensors.
     pub fn is_at_limit(&self) -> bool {
         self.granted + MAX_TENSORS as u64 > self.may_be_granted
     }
 }
 
 impl Figures {
-    /// Of `now`, with what has changed since `earlier`; of other hosts too, each by its own clock.
+    /// Makes the figures of `now`, with the changes since `earlier`. Other hosts are included, each by its
+    /// own clock.
     pub fn between(earlier: &Look, now: &Look) -> Figures {
         let mut figures = Self::of_one(earlier, now);
         for host in &now.hosts {
@@ -222,9 +222,9 @@ impl Figures {
 
     fn of_one(earlier: &Look, now: &Look) -> Figures {
         let interval = now.at.saturating_sub(earlier.at) as f64 / 1e9;
-        // An actor of another host has a mailbox in the gateway of this one, and its figures at home.
+        // An actor of another host has a mailbox in this host's gateway, and its figures on its own host.
         let is_shown = |actor: &&ActorFacts| {
-            // One that roams has them where it lives.
+            // An actor that roams has its figures on the host where it lives.
             let lives_on = |host: &HostFacts, look: &Look| match actor.actor.roams() {
                 true => look.actors.iter().any(|there| there.actor == actor.actor),
                 false => host.number == actor.actor.host(),
@@ -298,7 +298,7 @@ fn actor_figures(earlier: &Look, now: &Look, actor: &ActorFacts, interval: f64) 
         waited: None,
     };
     let Some(metrics) = &actor.metrics else { return figures };
-    // Another life counts from its beginning.
+    // A new life counts from its beginning.
     let before =
         earlier.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process));
     let before =
@@ -346,7 +346,7 @@ fn link_figures(earlier: &Look, now: &Look, of: &LinkFacts, interval: f64) -> Li
     let all = |sent: &Vec<SentReport>| sent.iter().fold(0, |sum: u64, to| sum.saturating_add(to.sent));
     let messages = of.link.sent.as_ref().map(all);
     let before = earlier.links.iter().find(|known| (known.from, known.link.peer) == (of.from, of.link.peer));
-    // A link that was not there before has sent all of it since; one that was locked then says nothing.
+    // A link that is new has sent all its messages since; a link that was locked then has no rate.
     let before = before.map_or(Some(0), |before| before.link.sent.as_ref().map(all));
     let since = messages.zip(before).map(|(now, before)| now.saturating_sub(before));
     LinkFigures {
@@ -379,11 +379,11 @@ mod tests {
             HostFacts { number, name: format!("{number} left"), look }
         };
         let (mut earlier, mut now) = (sample::look(0, [100, 20]), sample::look(1_000_000_000, [200, 20]));
-        // Its machine has run for longer, and its second was two.
+        // Its machine has run for longer, and its interval was two seconds.
         earlier.hosts = vec![host(1, Some(sample::look(70_000_000_000, [10, 0]))), host(2, None)];
         now.hosts = vec![host(1, Some(sample::look(72_000_000_000, [30, 0]))), host(2, None)];
-        // The mailbox of one of its actors in the gateway here, and that of one of a host that does not
-        // answer.
+        // Two mailboxes in this host's gateway: for an actor of that host, and for one of a host that does
+        // not answer.
         let of = |number| ActorFacts {
             actor: ActorId::numbered(number, 1),
             metrics: None,

@@ -1,7 +1,7 @@
 //! The latest records of a node's log, for `tensorpost log`.
 //!
-//! The thread that writes the log puts them in and the console's takes them out. The supervisor has no part
-//! in it, so no watcher makes it wait (CON-1). Records are bounded in number and in bytes (CON-3).
+//! The thread that writes the log puts them in and the console's takes them out. The supervisor takes no part
+//! in that, so no watcher makes it wait (CON-1). Records are bounded in number and in bytes (CON-3).
 
 use std::collections::VecDeque;
 use std::time::SystemTime;
@@ -25,7 +25,8 @@ struct State {
 }
 
 impl LogRing {
-    /// A record of a worker, of another host where that is named. Its texts are bounded and plain already.
+    /// Adds a record of a worker, on another host if `host` names one. Its texts are bounded and plain
+    /// already.
     pub(crate) fn worker(&self, host: Option<&str>, worker: &str, record: &LogRecord) {
         let fields: Vec<_> = record.fields.iter().collect();
         let between = if fields.is_empty() || record.message.is_empty() { "" } else { " " };
@@ -33,7 +34,7 @@ impl LogRing {
         self.put(record.severity, host, Some(worker), &record.target, text);
     }
 
-    /// A record of the node itself, about a worker or not.
+    /// Adds a record of the node itself, about a worker or not.
     pub(crate) fn node(&self, severity: Severity, worker: Option<&str>, text: &str) {
         self.put(severity, None, worker, "tensorpost::node", shown(text.to_owned(), MAX_LOG_LINE));
     }
@@ -67,7 +68,7 @@ impl LogRing {
         }
     }
 
-    /// The first records with a number above `after`.
+    /// Returns the first records with a number above `after`.
     pub(crate) fn after(&self, after: u64) -> Vec<LogLine> {
         let state = self.0.lock();
         let first = state.lines.partition_point(|line| line.number <= after);

@@ -1,32 +1,32 @@
-//! The console of a running node: what the command `tensorpost` asks.
+//! The console of a running node, which answers the command `tensorpost`.
 //!
 //! The node's process, and never a worker, serves a local packet socket on a thread of its own:
-//! `@tensorpost/<uid>/<pid>`, an abstract name that is gone with the process however that ends. Nothing is
-//! prepared for it and nothing is counted for it that is not counted anyway.
+//! `@tensorpost/<uid>/<pid>`, an abstract name that disappears with the process, no matter how it ends. The
+//! node prepares and counts nothing only for the console.
 //!
 //! - **CON-1.** Watching never makes an actor or the supervisor wait. The console asks the supervisor as
-//!   [`Node::metrics`](super::Node::metrics) does; the answer goes where there is room for it, and each
-//!   process's control thread gives its part. However many watch, the processes are asked at most ten times a
-//!   second. On the head the other hosts are asked beside them, and one that does not answer in time is named
-//!   (`node/all_hosts.rs`).
+//!   [`Node::metrics`](super::Node::metrics) does. The channel for the answer has room for it, and each
+//!   process's control thread gives its part. The processes are asked at most ten times a second, no matter
+//!   how many watchers there are. On the head the other hosts are asked beside them, and one that does not
+//!   answer in time is named (`node/all_hosts.rs`).
 //! - **CON-2.** No byte of a watcher is read before its uid is known, and only the same user, or root, gets
 //!   an answer.
 //! - **CON-3.** At most [`MAX_WATCHERS`](super::limits::MAX_WATCHERS) are answered at a time, every question
-//!   and every answer is bounded, and who does not read is let go.
+//!   and every answer is bounded, and a watcher that does not read is disconnected.
 //!
 //! Everything but [`Request::Stop`] and [`Request::Trace`] only reads. A trace is switched off when its time
 //! is up, or when the watcher that asked for it goes away.
 //!
 //! **On a crash** of a watcher its connection ends, and that is all. **On a crash** of the node its name is
-//! gone. A node whose socket cannot be made starts all the same, and says so once.
+//! gone. A node whose socket cannot be made still starts, and logs that once.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `protocol` | what is said |
+//! | `protocol` | the messages |
 //! | `server` | the node's side: the thread |
 //! | `client` | the command's side: finding nodes, asking one |
-//! | `traced` | a trace that came over it, on the command's side |
-//! | `figures`, `graph` | what two looks say together; who sends to whom |
+//! | `traced` | a trace that came over the socket, on the command's side |
+//! | `figures`, `graph` | rates and times from two looks; the graph of senders and receivers |
 //! | `log` | the latest records of the log |
 
 pub(crate) mod client;
@@ -55,7 +55,7 @@ pub(super) use self::server::Server;
 /// The environment variable that switches the console off (`off`), or names a path for its socket.
 pub const VARIABLE: &str = "TENSORPOST_CONSOLE";
 
-/// Names that are tried: as many nodes may one process have at a time that can be looked into.
+/// How many names are tried: one process may have as many nodes with a console at a time.
 const MOST_NAMES: u32 = 64;
 
 /// Where a node can be looked into with the command `tensorpost`.
@@ -75,7 +75,7 @@ pub enum Console {
     /// of root find.
     #[default]
     On,
-    /// At this path, with the mode 0600: for whoever shares a network namespace with a root that is not to
+    /// At this path, with the mode 0600: for a user who shares a network namespace with a root that must not
     /// look.
     At(PathBuf),
     /// Nowhere: nothing listens.
@@ -89,8 +89,8 @@ impl From<bool> for Console {
 }
 
 impl Console {
-    /// What holds, with what the environment says: `off` there always does, and a path where the program
-    /// names none.
+    /// Combines the setting with the environment variable: `off` there always holds, and a path holds if the
+    /// program names none.
     fn with_environment(self, variable: Option<OsString>) -> Self {
         match (self, variable.as_deref()) {
             (Console::Off, _) => Console::Off,
@@ -102,7 +102,7 @@ impl Console {
         }
     }
 
-    /// Begins to listen. `None`: it is off, or cannot be, which is in the log then.
+    /// Begins to listen. `None`: the console is off, or its socket could not be made, which the log says.
     pub(super) fn listen(self) -> Option<Listener> {
         let listening = match self.with_environment(std::env::var_os(VARIABLE)) {
             Console::Off => return None,
@@ -124,8 +124,8 @@ impl Console {
     }
 }
 
-/// Listens at the first name that is free: there may be another node in the process, or one with the same
-/// number in another process namespace of this network namespace.
+/// Listens at the first name that is free. There may be another node in the process, or one with the same
+/// process id in another process namespace of this network namespace.
 fn listen_by_name() -> std::io::Result<Listener> {
     let mut number = 1;
     loop {
@@ -137,7 +137,7 @@ fn listen_by_name() -> std::io::Result<Listener> {
     }
 }
 
-/// The name of the node number `number` of a process, without the byte 0 in front.
+/// Returns the name of the node number `number` of a process, without the byte 0 in front.
 fn name(uid: u32, pid: u32, number: u32) -> String {
     match number {
         1 => format!("tensorpost/{uid}/{pid}"),

@@ -1,8 +1,9 @@
-//! What a node and the command `tensorpost` say to each other.
+//! The messages between a node and the command `tensorpost`.
 //!
-//! The node speaks first: a [`Hello`] with the number of the protocol, which a command of another one says to
-//! its user. Then the command asks one [`Request`] at a time, and each has one [`Answer`]. Everything is
-//! JSON, one packet each; an answer that is longer than a packet comes as sealed memory, see [`Packet`].
+//! The node speaks first: a [`Hello`] with the number of its protocol. A command with another protocol tells
+//! its user that number. Then the command asks one [`Request`] at a time, and each has one [`Answer`]. Each
+//! message is JSON in one packet; an answer that is longer than a packet comes as sealed memory, see
+//! [`Packet`].
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::observe::metrics::{ActorMetrics, ProcessMetrics, ProcessState};
 use crate::observe::survey::{LinkReport, PoolReport};
 use crate::observe::trace::TracedProcess;
 
-/// The number of this protocol. The form of [`Hello`] stays in all of them.
+/// The number of this protocol. The form of [`Hello`] stays the same in all protocols.
 pub const VERSION: u32 = 4;
 
 /// The first packet, from the node.
@@ -30,42 +31,42 @@ pub struct Hello {
     pub refused: Option<String>,
 }
 
-/// What the command asks.
+/// A question of the command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// How everything stands.
+    /// Ask for the state of everything.
     Look,
-    /// The latest records of the log with a number above this.
+    /// Ask for the latest records of the log with a number above this.
     Log {
         /// The number of the last record that the command has.
         after: u64,
     },
-    /// Note what every process does for so long. One watcher at a time.
+    /// Trace every process for this time. One watcher at a time may do so.
     Trace {
         /// For how long.
         long: Duration,
     },
-    /// End the node: let everything under way finish, and kill what is left after so long.
+    /// End the node: let everything under way finish, and kill the remaining workers after this time.
     Stop {
-        /// How long that may take.
+        /// How long the shutdown may take.
         within: Duration,
     },
 }
 
-/// What the node answers.
+/// An answer of the node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// To [`Request::Look`].
     Look(Box<Look>),
     /// To [`Request::Log`]. At most 256 records: ask again.
     Log(Vec<LogLine>),
-    /// To [`Request::Trace`], when the time is up. The memory of the processes comes behind it.
+    /// To [`Request::Trace`], when the time is up. The memory of the processes follows it.
     Trace(TraceFacts),
     /// The shutdown has begun, or had before.
     Stopping,
     /// The node has ended; its program has not.
     Ended,
-    /// There is no such answer, and why.
+    /// The node refuses, for this reason.
     Refused(String),
 }
 
@@ -74,17 +75,17 @@ pub enum Answer {
 pub(crate) enum Packet {
     /// The answer.
     Answer(Answer),
-    /// The answer is in the memory whose descriptor came along: so many bytes.
+    /// The answer is in the memory whose descriptor came along, and has this many bytes.
     Memory(u64),
     /// Memory of traced processes, in the order of [`TraceFacts::processes`], and then of
     /// [`TraceFacts::hosts`].
     Rings,
 }
 
-/// How everything stands in a node, at one moment. Two looks give rates.
+/// The state of everything in a node, at one moment. Two looks give rates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// The time of the look, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
     /// The node itself.
     pub node: NodeFacts,
@@ -94,15 +95,16 @@ pub struct Look {
     pub actors: Vec<ActorFacts>,
     /// Their memory.
     pub pools: Vec<PoolFacts>,
-    /// What is between them.
+    /// The links between them.
     pub links: Vec<LinkFacts>,
-    /// What has stood still for longer than the node's limit; the last of them.
+    /// The last hangs that exceeded the node's limit.
     pub hangs: Vec<HangFacts>,
-    /// Actors that are not in this look, because it has an end.
+    /// How many actors are left out, because a look is bounded.
     pub left_out: u64,
     /// On the head: the other hosts.
     pub hosts: Vec<HostFacts>,
-    /// Of another host, as its head shows it: the places in its gateway of actors of others.
+    /// In the look of another host, as its head shows it: the places in its gateway for actors of other
+    /// hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<WayFacts>,
 }
@@ -127,7 +129,7 @@ pub struct HostFacts {
     pub number: u16,
     /// Its number and name.
     pub name: String,
-    /// How everything stands there, with its own clock and its own numbers of processes. `None`: it did not
+    /// The state of everything there, with its own clock and its own numbers of processes. `None`: it did not
     /// answer in time.
     pub look: Option<Box<Look>>,
 }
@@ -143,7 +145,7 @@ pub struct NodeFacts {
     pub up: Duration,
     /// Whether it is shutting down.
     pub stopping: bool,
-    /// After how long what stands still counts as a hang; `None` where nobody looks.
+    /// How long something must stand still to count as a hang; `None` if the node does not detect hangs.
     pub hang_limit: Option<Duration>,
     /// Whether it traces.
     pub tracing: bool,
@@ -162,22 +164,22 @@ pub struct ProcessFacts {
     pub state: ProcessState,
     /// How often it was restarted, or an actor in it.
     pub restarts: u32,
-    /// Why that was, the last time.
+    /// The reason of the last restart.
     pub last_end: Option<String>,
-    /// What it has counted, where it has answered; its actors are in [`Look::actors`].
+    /// Its metrics, if it has answered; those of its actors are in [`Look::actors`].
     pub metrics: Option<ProcessMetrics>,
-    /// What it uses of the GPUs, where that is known: not in a container, and not in a node's first look.
+    /// Its use of the GPUs, if that is known: not in a container, and not in a node's first look.
     pub gpu: Option<GpuShare>,
 }
 
-/// What a process uses of all GPUs of its machine, as NVIDIA's management library has it.
+/// A process's use of all GPUs of its machine, as NVIDIA's management library reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuShare {
-    /// Bytes of their memory: its context and modules, and what it has allocated. What it has mapped of
-    /// others' is theirs. `None`: the driver does not say.
+    /// Bytes of their memory: its context and modules, and its own allocations. Memory of others that it has
+    /// mapped counts for them. `None`: the driver does not say.
     pub bytes: Option<u64>,
-    /// In how many of 100 parts of the time since the last look its kernels ran; the sum, where it has
-    /// several GPUs. `None`: the driver does not say.
+    /// The percentage of the time since the last look in which its kernels ran; the sum, if it uses several
+    /// GPUs. `None`: the driver does not say.
     pub busy: Option<u32>,
 }
 
@@ -190,90 +192,92 @@ pub struct ActorFacts {
     pub name: String,
     /// Its process.
     pub process: ProcessId,
-    /// Its place there.
+    /// The index of its mailbox there.
     pub index: u16,
     /// Messages that its mailbox has room for, from each sending process.
     pub capacity: u32,
     /// How far it is, with its process.
     pub state: ProcessState,
-    /// What it has done, where its process has answered.
+    /// Its metrics, if its process has answered.
     pub metrics: Option<ActorMetrics>,
 }
 
 /// The memory of a process on one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolFacts {
-    /// Whose it is.
+    /// The process that owns it.
     pub owner: ProcessId,
-    /// How full it is, and who holds it.
+    /// Its fill and its holders.
     pub pool: PoolReport,
 }
 
 /// One side of a link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkFacts {
-    /// Whose side.
+    /// The sending process.
     pub from: ProcessId,
-    /// What went over it.
+    /// The counts of the link.
     pub link: LinkReport,
 }
 
-/// Something that stood still.
+/// A hang.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HangFacts {
-    /// The process that is to blame, in the life that it had.
+    /// The process to blame, in its life at the time.
     pub process: ProcessId,
     /// Its name.
     pub name: String,
-    /// How long, when it was seen.
+    /// How long it had lasted when it was seen.
     pub lasted: Duration,
-    /// Whether it was killed for it.
+    /// Whether the process was killed for it.
     pub killed: bool,
     /// The whole report, as it is in the log.
     pub text: String,
 }
 
-/// What was traced.
+/// The description of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceFacts {
-    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`: what is older does not belong to it.
+    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`: older records do not belong to it.
     pub since: u64,
-    /// When it ended: what is younger does not, either.
+    /// When it ended: later records do not belong to it.
     pub until: u64,
-    /// Records that each process could keep.
+    /// How many records each process could keep.
     pub records: u32,
     /// The processes that took part.
     pub processes: Vec<TracedProcess>,
-    /// Processes that took part and ended, and are not remembered.
+    /// How many processes took part, ended, and are forgotten.
     pub forgotten: u64,
-    /// The names of those that did not answer at the end, and of such hosts.
+    /// The names of processes and hosts that did not answer at the end.
     pub silent: Vec<String>,
-    /// Other hosts, whose traces come behind the memory of the processes: number and name, and the bytes.
+    /// The other hosts whose traces follow the memory of the processes: number and name, and the bytes of
+    /// each.
     pub hosts: Vec<(String, u64)>,
 }
 
 /// A record of the node's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
-    /// Its number, from 1, without gaps where none was dropped.
+    /// Its number, from 1, without gaps if no record was dropped.
     pub number: u64,
     /// When it came to the node's log, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// The host of that worker, where it is another one: its number and name.
+    /// The number and name of that worker's host, if it is another one.
     pub host: Option<String>,
-    /// The worker that it is of, or about; `"node"` for the node of another host.
+    /// The worker that wrote it, or that it is about; `"node"` for the node of another host.
     pub worker: Option<String>,
-    /// Where it comes from: mostly the module.
+    /// Its source: mostly the module.
     pub target: String,
     /// The message, with its fields behind it.
     pub text: String,
 }
 
 impl Look {
-    /// Messages that were sent to an actor and that it is not done with, as far as is known: those that other
-    /// processes have sent, wherever they lie, or those in its mailbox, whichever are more.
+    /// Returns how many messages to an actor are not finished, as far as this look shows. That is the number
+    /// that other processes have sent, no matter where they lie, or the number in its mailbox, if that is
+    /// larger.
     pub fn waiting(&self, actor: &ActorFacts) -> Option<u64> {
         let queued = actor.metrics.as_ref().map(|metrics| metrics.queued as u64);
         let links = self.links.iter().filter(|of| of.link.peer == actor.process);
@@ -283,14 +287,14 @@ impl Look {
         queued.max(open)
     }
 
-    /// A device, as short as it is clear: `host`, or the beginning of a GPU's UUID.
+    /// Returns a short name of a device: `host`, or the beginning of a GPU's UUID.
     pub fn device(device: DeviceId) -> String {
         let mut text = device.to_string();
         text.truncate("GPU-12345678".len());
         text
     }
 
-    /// A process, by what people call it.
+    /// Returns the name of a process.
     pub fn process(&self, process: ProcessId) -> &str {
         let found = self.processes.iter().find(|known| known.process == process);
         found.map_or("a process that has ended", |known| known.name.as_str())

@@ -1,4 +1,4 @@
-//! A look at a node that there is not, for tests.
+//! A look at an invented node, for tests.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn process(slot: u16) -> ProcessId {
     ProcessId::new(slot, 0).expect("there is such a slot")
 }
 
-/// A node with two workers; each actor has handled so many.
+/// Makes a look at a node with two workers, whose actors have handled these numbers of messages.
 pub fn look(at: u64, handled: [u64; 2]) -> Look {
     let names = ["camera.0", "a-stage-with-a-name-that-is-longer-than-others"];
     let actor = |index: usize| {

@@ -1,7 +1,8 @@
-//! The node's side: a thread that takes connections, questions and, of the supervisor, answers.
+//! The node's side: a thread that takes connections and questions, and gets the answers from the supervisor.
 //!
-//! It waits for the supervisor, which answers a look within [`PATIENCE`] or is said not to, and for no
-//! watcher: what does not go out at once ends the connection. Whoever misbehaves is in the node's log once.
+//! The thread waits for the supervisor, for [`PATIENCE`] at most, and otherwise answers that the supervisor
+//! does not answer. It waits for no watcher: an answer that does not go out at once ends the connection. The
+//! log mentions each kind of misbehaviour once.
 
 use std::collections::HashSet;
 use std::io;
@@ -31,13 +32,13 @@ use crate::os::{EventFd, Seqpacket, monotonic_ns};
 
 /// How long the supervisor may take for a look. It takes 90 ms at most, unless it has no processor.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// So long a look is shown again rather than asked for anew.
+/// How long an old look is shown again instead of a new one.
 const LOOK_LASTS: Duration = Duration::from_millis(100);
 /// Connections taken before anybody is answered.
 const ACCEPT_TURN: usize = 16;
-/// A watcher that has asked nothing for so long gives its place to another who wants it.
+/// A watcher that has asked nothing for this long gives its place to another that wants it.
 const IDLE: Duration = Duration::from_secs(10);
-/// How long no connection is taken where the system has no descriptor for it.
+/// How long no connection is taken after the system had no descriptor for one.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(1);
 
 /// The console of a node. Dropping it ends it.
@@ -48,7 +49,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts the thread. `None`: the system refused it, which is in the log then.
+    /// Starts the thread. `None`: the system refused it, which the log says.
     pub(crate) fn start(listener: Listener, shared: Arc<Shared>, log: Arc<LogRing>) -> Option<Self> {
         let started = || -> io::Result<Self> {
             let wake = Arc::new(EventFd::create()?);
@@ -84,13 +85,13 @@ impl Drop for Server {
         self.stop.store(true, Ordering::Release);
         // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
         let _ = self.wake.ring();
-        // Disconnected: it has ended. Timeout: something that a watcher sent closes slowly, and that must not
-        // hold the node.
+        // Disconnected: the thread has ended. Timeout: a descriptor of a watcher closes slowly, and that must
+        // not hold up the node.
         let _ = self.done.lock().recv_timeout(Duration::from_secs(1));
     }
 }
 
-/// What is said of watchers, once each.
+/// The kinds of log lines about watchers, each logged once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Said {
     OtherUser,
@@ -104,7 +105,7 @@ struct Watcher {
     socket: Seqpacket,
     who: Peer,
     asked: Instant,
-    /// What it has traced at the moment. At most one watcher has something.
+    /// The interval that it traces now. At most one watcher has one.
     tracing: Option<Tracing>,
 }
 
@@ -138,7 +139,7 @@ impl Thread {
                 break;
             }
         }
-        // The node has ended, or nobody would end it: what there is belongs to who has asked for it.
+        // The node has ended, or no later turn would end the traces: hand them to their watchers now.
         self.end_traces(|_| true);
     }
 
@@ -153,7 +154,7 @@ impl Thread {
         wait::poll(&mut fds, next.map(|until| until.saturating_duration_since(now)))?;
         let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
-        // From behind, because one that has ended is taken out.
+        // From the end, because a watcher that has gone is removed.
         for index in (0..self.watchers.len()).rev() {
             if ready[index + 2] && !self.stop.load(Ordering::Acquire) && !self.serve(index) {
                 self.let_go(index);
@@ -182,7 +183,7 @@ impl Thread {
         }
     }
 
-    /// A connection: nothing that came over it has been read (CON-2).
+    /// Admits a connection, of which nothing has been read yet (CON-2).
     fn admit(&mut self, fd: OwnedFd) {
         let Ok(who) = peer(fd.as_fd()) else { return };
         if !may_watch(who.uid, rustix::process::geteuid().as_raw()) {
@@ -209,7 +210,7 @@ impl Thread {
             refused,
         };
         let Ok(hello) = serde_json::to_vec(&hello) else { return };
-        // A new socket has room; one that has none is no watcher.
+        // A new socket has room, so a send that fails means that the watcher has gone.
         if socket.try_send(&hello, &[]).is_ok() && !is_refused {
             self.watchers.push(Watcher { socket, who, asked: Instant::now(), tracing: None });
         }
@@ -221,7 +222,7 @@ impl Thread {
         idle.map(|index| self.let_go(index)).is_some()
     }
 
-    /// A watcher is gone, or has to go; what it had traced ends with it.
+    /// Removes a watcher; its trace ends with it.
     fn let_go(&mut self, index: usize) {
         if self.watchers.swap_remove(index).tracing.is_some() {
             self.shared.end_trace();
@@ -229,12 +230,12 @@ impl Thread {
         }
     }
 
-    /// Answers the next question of a watcher; false: it is let go.
+    /// Answers the next question of a watcher. Returns false if the watcher must be removed.
     fn serve(&mut self, index: usize) -> bool {
         let watcher = &mut self.watchers[index];
         let mut question = [0; MAX_QUESTION];
-        // Without room for descriptors: those that came along are closed by the kernel, and fill no table
-        // here.
+        // Receive without room for descriptors: the kernel closes those that came along, so they fill no
+        // table here.
         let length = match rustix::net::recv(
             &watcher.socket,
             &mut question[..],
@@ -252,7 +253,7 @@ impl Thread {
             self.say(Said::Garbage, || {
                 format!("a watcher ({}) asked what is no question, and was let go", described(who))
             });
-            // So that a person who tries by hand knows why it ends.
+            // Tell a person who tries by hand why the connection ends.
             let why = "this is no question of the protocol; the command `tensorpost` of the node's version knows them";
             let _ = self.send(index, &Answer::Refused(why.to_owned()));
             return false;
@@ -273,7 +274,7 @@ impl Thread {
         self.is_sent(index, sent)
     }
 
-    /// Whether an answer has gone out; false: its watcher is to be let go.
+    /// Whether an answer has gone out; if not, the watcher must be removed.
     fn is_sent(&mut self, index: usize, sent: io::Result<()>) -> bool {
         match sent {
             Ok(()) => true,
@@ -284,12 +285,13 @@ impl Thread {
                 });
                 false
             }
-            // It is gone, or there is no memory for its answer.
+            // The watcher has gone, or there is no memory for its answer.
             Err(_) => false,
         }
     }
 
-    /// Begins to trace for a watcher, which is answered when the time is up; or says why not.
+    /// Begins to trace for a watcher, which gets its answer when the time is up. `Err` is the answer that
+    /// says why not.
     fn begin_trace(&mut self, index: usize, long: Duration) -> Result<(), Answer> {
         if long > MAX_TRACED_TIME {
             let most = time(MAX_TRACED_TIME);
@@ -314,22 +316,22 @@ impl Thread {
             Ok(None) => return Err(does_not_answer()),
             Err(_) => return Err(Answer::Ended),
         };
-        // The workers have heard of the trace before they answer this, so the interval begins when all of
-        // them trace. One that is silent begins later, or not at all.
+        // The workers hear of the trace before they answer this look, so the interval begins when all of them
+        // trace. A silent worker begins later, or not at all.
         let _ = self.shared.look(PATIENCE);
         self.shared.begin_trace_of_hosts();
         self.watchers[index].tracing = Some(Tracing { until: Instant::now() + long, since, collector });
         Ok(())
     }
 
-    /// Answers those watchers whose traces are over.
+    /// Answers the watchers whose traces are over.
     fn end_traces(&mut self, is_over: impl Fn(&Tracing) -> bool) {
         for index in (0..self.watchers.len()).rev() {
             let Some(tracing) = self.watchers[index].tracing.take_if(|tracing| is_over(tracing)) else {
                 continue;
             };
             self.shared.end_trace();
-            // The workers have heard that before they answer this, so what their memory holds stays as it is.
+            // The workers hear of the end before they answer this look, so their memory stays as it is.
             let silent = match self.shared.look(PATIENCE) {
                 Ok(Some(look)) => {
                     let silent = look.processes.into_iter().filter(|of| of.state == ProcessState::Silent);
@@ -392,7 +394,7 @@ impl Thread {
         }
     }
 
-    /// Sends an answer whole, or not at all.
+    /// Sends the whole answer, or nothing.
     fn send(&self, index: usize, answer: &Answer) -> io::Result<()> {
         let socket = &self.watchers[index].socket;
         let bytes = serde_json::to_vec(&PacketOf::Answer(answer))?;
@@ -417,7 +419,7 @@ impl Thread {
     }
 }
 
-/// As [`Packet`], of an answer that is kept.
+/// As [`Packet`], for an answer that is borrowed.
 #[derive(serde::Serialize)]
 enum PacketOf<'a> {
     Answer(&'a Answer),
@@ -442,7 +444,7 @@ fn described(who: Peer) -> String {
     }
 }
 
-/// Memory with these bytes that nobody can change any more.
+/// Makes sealed memory with these bytes, which nobody can change any more.
 fn sealed(bytes: &[u8]) -> io::Result<OwnedFd> {
     let memory = memfd_create("tensorpost-console", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut rest = bytes;

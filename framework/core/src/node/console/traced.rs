@@ -1,4 +1,4 @@
-//! A trace that a node has handed over: the memory of its processes, of which this process makes the file.
+//! A trace that a node has handed over: the memory of its processes, from which this process makes the file.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::observe::trace::joined::{HostTrace, decode_all};
 use crate::observe::trace::timeline::Process;
 use crate::observe::trace::{Ring, TraceError, TraceSummary, write_hosts};
 
-/// What the processes of a node did in an interval.
+/// The trace of a node's processes in an interval.
 #[derive(Debug)]
 pub struct Traced {
     facts: TraceFacts,
@@ -20,7 +20,7 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// Of what came over the socket. Each ring is checked (WIRE-1).
+    /// Takes the parts that came over the socket. Each ring is checked (WIRE-1).
     pub(super) fn new(
         mut facts: TraceFacts,
         rings: Vec<OwnedFd>,
@@ -38,13 +38,13 @@ impl Traced {
         Ok(Traced { facts, rings, hosts })
     }
 
-    /// For how long.
+    /// Returns the length of the interval.
     pub fn took(&self) -> Duration {
         Duration::from_nanos(self.facts.until.saturating_sub(self.facts.since))
     }
 
-    /// The names of the processes that did not answer at the end: what they did may be missing. And of other
-    /// hosts.
+    /// Returns the names of the processes and other hosts that did not answer at the end: their records may
+    /// be missing.
     pub fn silent(&self) -> &[String] {
         &self.facts.silent
     }

@@ -1,9 +1,9 @@
-//! Connections of the live page: HTTP/1.1, `GET` alone, one request each.
+//! Connections of the live page: HTTP/1.1, only `GET`, one request each.
 //!
-//! One thread serves all of them and waits for none. Everything of a connection has an end (MBX-2): how many
-//! there are, how long a header may be and take, how long its answer may take to be read. Where there is no
-//! room, the oldest connection that has not asked yet makes room, so whoever asks at once is answered,
-//! however many ask nothing.
+//! One thread serves all of them and waits for none. Bounded (MBX-2) are the number of connections, the
+//! length of a header, the time that a header may take, and the time in which an answer must be read. If
+//! there is no room, the oldest connection that has not asked yet makes room. So a client that asks at once
+//! is answered, no matter how many others ask nothing.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -17,16 +17,17 @@ use crate::node::limits::{MAX_LIVE_CONNECTIONS, MAX_LIVE_FIELDS, MAX_LIVE_HEADER
 use crate::node::wait;
 use crate::os::{EventFd, Private};
 
-/// Connections taken before anybody is answered: fewer, so that none is turned out before it was looked at.
+/// Connections taken before any is answered. They are fewer than there is room for, so that none is dropped
+/// before it was read.
 const ACCEPT_TURN: usize = 16;
 /// How long a header may take.
 const READ: Duration = Duration::from_secs(5);
 /// How long an answer may take to be read.
 const WRITE: Duration = Duration::from_secs(10);
-/// How long the end of a connection may take: what the other side still sends is thrown away, because the
-/// system would throw the answer away with it.
+/// How long the end of a connection may take. Late bytes of the client are read and dropped: otherwise the
+/// system would drop the answer with them.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long no connection is taken where the system has no descriptor for it.
+/// How long no connection is taken after the system had no descriptor for one.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(1);
 
 /// An answer.
@@ -38,14 +39,14 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// A line of text.
+    /// Makes an answer of one line of text.
     pub(super) fn text(status: &'static str, text: impl Into<String>) -> Page {
         Page { status, kind: "text/plain; charset=utf-8", body: (text.into() + "\n").into_bytes() }
     }
 
     fn into_bytes(self) -> Vec<u8> {
         let Page { status, kind, body } = self;
-        // Nothing from elsewhere is loaded, and no page of somebody else's shows or reads this one.
+        // The page loads nothing from elsewhere, and no foreign page can show or read it.
         let mut bytes = format!(
             "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\
              Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n\
@@ -117,7 +118,7 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
         Ok(())
     }
 
-    /// Takes connections; says until when to take none.
+    /// Takes connections. Returns until when to take none, if the system has no descriptor.
     fn accept(&mut self, connections: &mut Vec<Connection>) -> Option<Instant> {
         for _ in 0..ACCEPT_TURN {
             if connections.len() >= MAX_LIVE_CONNECTIONS {
@@ -148,14 +149,14 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
     }
 }
 
-/// The connection that has been there longest of those that have not asked, or that are at their end.
+/// Returns the oldest connection that has not asked, or that is at its end.
 fn oldest_silent(connections: &[Connection]) -> Option<usize> {
     let silent = connections.iter().enumerate().filter(|(_, of)| !matches!(of.state, State::Writing(..)));
     silent.min_by_key(|(_, of)| of.until).map(|(index, _)| index)
 }
 
 impl Connection {
-    /// Its time is up; whether it goes on all the same, to say so.
+    /// Handles a connection whose time is up. Returns true if it stays for the answer that says so.
     fn is_late(&mut self, now: Instant) -> bool {
         let State::Reading(_) = self.state else { return false };
         self.begin(Page::text("408 Request Timeout", "the request did not come in time"), now);
@@ -166,7 +167,7 @@ impl Connection {
         (self.state, self.until) = (State::Writing(page.into_bytes(), 0), now + WRITE);
     }
 
-    /// Reads and writes what there is room for; false: it is at its end.
+    /// Reads and writes as far as it can. Returns false if the connection is at its end.
     fn go_on(&mut self, is_loopback: bool, answer: &mut impl FnMut(&str) -> Page) -> bool {
         match &mut self.state {
             State::Reading(_) => match self.read(is_loopback) {
@@ -186,7 +187,7 @@ impl Connection {
         }
     }
 
-    /// The path that is asked for, or what to say instead, when the header is whole.
+    /// Reads the header. When it is complete, returns the path, or the answer that refuses the request.
     fn read(&mut self, is_loopback: bool) -> io::Result<Option<Result<String, Page>>> {
         let State::Reading(header) = &mut self.state else { return Ok(None) };
         loop {
@@ -204,7 +205,7 @@ impl Connection {
         }
     }
 
-    /// Writes what there is room for; false: it is gone.
+    /// Writes as far as there is room. Returns false if the client is gone.
     fn write(&mut self) -> bool {
         let State::Writing(bytes, at) = &mut self.state else { return true };
         while *at < bytes.len() {
@@ -221,7 +222,8 @@ impl Connection {
     }
 }
 
-/// What a header asks for, or what is wrong with it; `None`: it is not whole yet.
+/// Parses a header: returns the path, or the answer that refuses the request; `None` if the header is not
+/// complete.
 fn asked(header: &[u8], is_loopback: bool) -> Option<Result<String, Page>> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_LIVE_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
@@ -242,7 +244,7 @@ fn asked(header: &[u8], is_loopback: bool) -> Option<Result<String, Page>> {
     let host = request.headers.iter().find(|field| field.name.eq_ignore_ascii_case("host"));
     let host = host.map(|field| String::from_utf8_lossy(field.value).into_owned());
     if is_loopback && host.as_deref().is_some_and(|host| !is_this_machine(host)) {
-        // A page of somebody else's whose name leads here would read the answer.
+        // A foreign page whose host name resolves to this machine could read the answer.
         return Some(Err(Page::text(
             "403 Forbidden",
             "ask for localhost, or for an address of this machine",
@@ -252,7 +254,7 @@ fn asked(header: &[u8], is_loopback: bool) -> Option<Result<String, Page>> {
     Some(Ok(path.split(['?', '#']).next().unwrap_or_default().to_owned()))
 }
 
-/// Whether the `Host` of a request is a name of this machine that nobody else can give another one.
+/// Whether the `Host` of a request is a name that only this machine can have.
 fn is_this_machine(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),

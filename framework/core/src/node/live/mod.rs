@@ -1,18 +1,18 @@
 //! The live page of a node: figures for a browser, for Prometheus and for probes, over HTTP.
 //!
-//! Nothing of it is there unless the program calls [`Node::serve`](super::Node::serve), or the environment
-//! variable `TENSORPOST_HTTP` names an address. It only reads. A thread of its own asks the supervisor as the
-//! console does, and shares one look among all who ask within a moment, so whoever asks makes no actor wait
-//! (CON-1). Everything of a connection has an end; see `http`. A socket of the network has no user, so
-//! whoever reaches the address gets an answer (CON-2 is of the console alone).
+//! There is no page unless the program calls [`Node::serve`](super::Node::serve), or the environment variable
+//! `TENSORPOST_HTTP` names an address. The page only reads. A thread of its own asks the supervisor as the
+//! console does, and shares one look among all requests within a moment, so a request makes no actor wait
+//! (CON-1). Everything about a connection is bounded; see `http`. A network socket has no user, so everybody
+//! who reaches the address gets an answer (CON-2 holds only for the console).
 //!
-//! **On a crash** of the node the address is free. A thread that cannot go on says so in the log, and the
+//! **On a crash** of the node the address is free. If the thread cannot go on, it says so in the log, and the
 //! node goes on.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `http` | connections, their bounds, what is no request |
-//! | `pages` | what is at which path |
+//! | `http` | connections, their bounds, the refusal of bad requests |
+//! | `pages` | the answer at each path |
 //! | `prometheus` | the metrics, in Prometheus' text form |
 //! | `page.html` | the page itself: one file, nothing is loaded from elsewhere |
 
@@ -38,7 +38,7 @@ use crate::os::{EventFd, Private};
 /// alone.
 pub(super) const VARIABLE: &str = "TENSORPOST_HTTP";
 
-/// One address. Dropping it ends it.
+/// The server at one address. Dropping it ends it.
 pub(super) struct Server {
     wake: Arc<EventFd>,
     stop: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Begins to serve, and says where.
+    /// Begins to serve, and returns the address.
     pub(super) fn start(
         addresses: impl ToSocketAddrs,
         shared: Arc<Shared>,
@@ -77,7 +77,8 @@ impl Server {
         Ok((Server { wake, stop, done: Mutex::new(done) }, address))
     }
 
-    /// What the environment asks for. An address that cannot be had costs the run nothing.
+    /// Starts the server that the environment asks for, if any. If the address cannot be bound, the node runs
+    /// without it.
     pub(super) fn of_environment(shared: &Arc<Shared>) -> Option<Self> {
         let variable = std::env::var(VARIABLE).ok().filter(|variable| !variable.is_empty())?;
         let started = match port_alone(&variable) {
@@ -98,7 +99,7 @@ impl Server {
     }
 }
 
-/// A port without an address: nobody but this machine is meant.
+/// Reads a port without an address, which means this machine only.
 fn port_alone(text: &str) -> Option<u16> {
     text.strip_prefix(':').unwrap_or(text).parse().ok()
 }
@@ -108,8 +109,8 @@ impl Drop for Server {
         self.stop.store(true, Ordering::Release);
         // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
         let _ = self.wake.ring();
-        // Disconnected: it has ended. Timeout: it waits for the supervisor, which has ended too and says so
-        // soon.
+        // Disconnected: the thread has ended. Timeout: it waits for the supervisor, which is ending too and
+        // answers soon.
         let _ = self.done.lock().recv_timeout(Duration::from_secs(1));
     }
 }

@@ -1,4 +1,4 @@
-//! What is at which path of the live page.
+//! The answers at the paths of the live page.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use crate::observe::text::printable;
 
 /// The page itself.
 const PAGE: &str = include_str!("page.html");
-// What a browser loads in one go, and a person reads in one sitting.
+// Small enough for a browser to load in one go, and for a person to read in one sitting.
 const _: () = assert!(PAGE.len() <= 30 << 10);
 
 /// How long the supervisor may take for a look.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// So long a look is shown again rather than asked for anew.
+/// How long an old look is shown again instead of a new one.
 const LOOK_LASTS: Duration = Duration::from_millis(100);
-/// Rates are of an interval that is at least so long, where there was a look so long ago.
+/// The least interval of rates, if there is a look that is old enough.
 const INTERVAL: Duration = Duration::from_millis(900);
 
 /// See the module.
 pub(super) struct Pages {
     shared: Arc<Shared>,
-    /// The latest last.
+    /// The looks, the latest one last.
     looks: VecDeque<(Instant, Look)>,
 }
 
@@ -38,7 +38,7 @@ impl Pages {
         Pages { shared, looks: VecDeque::new() }
     }
 
-    /// The answer to a `GET` of `path`.
+    /// Returns the answer to a `GET` of `path`.
     pub(super) fn answer(&mut self, path: &str) -> Page {
         let ok = |kind, body: String| Page { status: "200 OK", kind, body: body.into_bytes() };
         let of_a_look: fn(&Look, &Look) -> Page = match path {
@@ -79,14 +79,14 @@ impl Pages {
         }
     }
 
-    /// Has a look that is no older than a moment.
+    /// Takes a new look, unless the last one is only a moment old.
     fn look(&mut self) -> Result<(), Page> {
         if self.looks.back().is_some_and(|(at, _)| at.elapsed() < LOOK_LASTS) {
             return Ok(());
         }
         match self.shared.look_at_all(PATIENCE) {
             Ok(Some(look)) => {
-                // Ten in a second: the oldest of so many is old enough.
+                // There are ten in a second at most, so the oldest one is old enough for rates.
                 if self.looks.len() >= MAX_LIVE_LOOKS {
                     self.looks.pop_front();
                 }
@@ -99,7 +99,8 @@ impl Pages {
     }
 }
 
-/// The interval that rates are of: from the youngest look that is old enough, or from the oldest one.
+/// Returns the two looks that rates are taken from: the youngest look that is old enough, or else the oldest,
+/// and the latest.
 fn interval(looks: &VecDeque<(Instant, Look)>) -> Option<(&Look, &Look)> {
     let (at, now) = looks.back()?;
     let is_old = |earlier: &&(Instant, Look)| at.duration_since(earlier.0) >= INTERVAL;
@@ -111,13 +112,13 @@ fn unavailable(why: &str) -> Page {
     Page::text("503 Service Unavailable", why)
 }
 
-/// What is not as it has to be before a node is sent work.
+/// Returns the reasons why the node is not ready for work.
 fn not_ready(look: &Look) -> Vec<String> {
     let mut missing = Vec::new();
     if look.node.stopping {
         missing.push("the node is shutting down".to_owned());
     }
-    // One that has ended for good is nothing to wait for, nor is a spare; an actor that comes back is.
+    // A process that has ended for good is nothing to wait for, nor is a spare; a process that comes back is.
     let is_missing =
         |state| !matches!(state, ProcessState::Running | ProcessState::Ended | ProcessState::Spare);
     for process in look.processes.iter().filter(|of| is_missing(of.state)) {

@@ -1,12 +1,12 @@
 //! The metrics of a look in Prometheus' text form, version 0.0.4.
 //!
-//! Source: "Exposition formats" in the documentation of Prometheus. Names are those that the recorder of the
-//! `metrics` crate gets; where that has quantiles over a whole life, here is a histogram, from which the last
-//! minutes can be told. Its bounds are powers of two nanoseconds, where the counts are exact: no bucket of
-//! [`Histogram`](crate::observe::metrics::Histogram) lies across one.
+//! Source: "Exposition formats" in the documentation of Prometheus. The names are those that the recorder of
+//! the `metrics` crate gets. Instead of that recorder's quantiles over a whole life, this has a histogram,
+//! from which a reader can compute the last minutes. Its bounds are powers of two nanoseconds, where the
+//! counts are exact: no bucket of [`Histogram`](crate::observe::metrics::Histogram) crosses one.
 //!
-//! Two series with the same labels would cost the whole scrape, so a second process or actor of one name has
-//! its number behind the name.
+//! Two series with the same labels would make the whole scrape fail, so a second process or actor of one name
+//! gets a number behind its name.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Write};
@@ -23,7 +23,7 @@ const BOUNDS: RangeInclusive<u32> = 10..=34;
 /// Series by metric.
 #[derive(Default)]
 struct Text {
-    /// In the order in which they were first said; with what is said of them.
+    /// In the order of their first use: name, kind, help, series.
     families: Vec<(&'static str, &'static str, &'static str, String)>,
 }
 
@@ -62,7 +62,7 @@ fn line(text: &mut String, name: &str, labels: &str, value: impl Display) {
     };
 }
 
-/// All metrics of a node.
+/// Returns all metrics of a node.
 pub(super) fn text(look: &Look) -> String {
     let mut text = Text::default();
     of_host(&mut text, look, "");
@@ -77,12 +77,12 @@ pub(super) fn text(look: &Look) -> String {
     text.done()
 }
 
-/// Labels, of which the first may be none.
+/// Joins labels; `host` may be empty.
 fn with(host: &str, labels: &str) -> String {
     if host.is_empty() { labels.to_owned() } else { format!("{host},{labels}") }
 }
 
-/// All metrics of a host. `host`: its label, where it is another one.
+/// Adds all metrics of a host. `host` is its label, if it is another host.
 fn of_host(text: &mut Text, look: &Look, host: &str) {
     text.gauge("tensorpost_up_seconds", "For how long the node has run", host, look.node.up.as_secs_f64());
     text.gauge("tensorpost_stopping", "1 while the node shuts down", host, u8::from(look.node.stopping));
@@ -113,7 +113,7 @@ fn of_host(text: &mut Text, look: &Look, host: &str) {
 fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>, host: &str) {
     for of in &look.processes {
         let labels = with(host, &label("process", name(names, of.process)));
-        // A spare says nothing before it is ready.
+        // A spare answers nothing before it is ready.
         let is_spare = of.state == ProcessState::Spare && of.metrics.is_some();
         let is_up = u8::from(is_spare || of.state == ProcessState::Running);
         text.gauge("tensorpost_process_up", "1 where a process runs and answers", &labels, is_up);
@@ -149,7 +149,7 @@ fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>, h
     }
 }
 
-/// What a process uses of the GPUs.
+/// Adds a process's use of the GPUs.
 fn gpu(text: &mut Text, labels: &str, gpu: GpuShare) {
     if let Some(bytes) = gpu.bytes {
         text.gauge(
@@ -188,8 +188,8 @@ fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>, 
         .zip(metrics.counted)
         {
             let series = text.family(name, "counter", help);
-            // Only of those that count themselves: most actors have no such series. Of the metric itself
-            // everybody is told.
+            // Only actors that count these have such a series, and most do not. The metric itself is always
+            // described.
             if counted {
                 line(series, name, &labels, count);
             }
@@ -206,7 +206,7 @@ fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>, 
             let below = metrics.handler.below(power);
             line(series, &format!("{family}_bucket"), &format!("{labels},le=\"{bound}\""), below);
         }
-        // Of the histogram, so that all of it is of one moment.
+        // Use the histogram's count, so that all of its lines are of one moment.
         let count = metrics.handler.count();
         line(series, &format!("{family}_bucket"), &format!("{labels},le=\"+Inf\""), count);
         line(series, &format!("{family}_sum"), &labels, metrics.busy.as_secs_f64());
@@ -214,7 +214,7 @@ fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>, 
     }
 }
 
-/// Names as labels, made plain: the second of one name in one place is `name#2`.
+/// Returns the names as plain labels: the second of one name in one place becomes `name#2`.
 fn names<'a, P: Eq + std::hash::Hash>(all: impl Iterator<Item = (P, &'a str)>) -> Vec<String> {
     let mut seen: HashMap<(P, String), u32> = HashMap::new();
     let one = |(place, name): (P, &'a str)| {
@@ -230,7 +230,7 @@ fn name(names: &HashMap<ProcessId, String>, process: ProcessId) -> &str {
     names.get(&process).map_or("", String::as_str)
 }
 
-/// A label, with what has a meaning in its value escaped.
+/// Makes a label, with special characters in its value escaped.
 fn label(name: &str, value: &str) -> String {
     let value = printable(value).replace('\\', "\\\\").replace('"', "\\\"");
     format!("{name}=\"{value}\"")
@@ -250,9 +250,9 @@ mod tests {
         // Two processes of one name, and two actors of one name in one process.
         look.processes[2].name = look.processes[1].name.clone();
         look.actors[1].process = look.actors[0].process;
-        // Another name, and the same when it is plain.
+        // A different name that becomes the same when it is made plain.
         look.actors[1].name = look.actors[0].name.replace('\n', "\r");
-        // The same once more, on another host.
+        // The same look once more, on another host.
         let there = Some(Box::new(look.clone()));
         look.hosts = vec![HostFacts { number: 1, name: "1 left".to_owned(), look: there }];
         look.hosts.push(HostFacts { number: 2, name: "2 x".to_owned(), look: None });

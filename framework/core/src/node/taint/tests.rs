@@ -32,7 +32,8 @@ impl Node {
         self.rounds.answered(process(slot), round, ranges, self.now, &mut self.acts);
     }
 
-    /// Who was told of which round since the last look, and who was released.
+    /// Returns the processes that were told of a round since the last call, each with the round, and the
+    /// released ones.
     fn look(&mut self) -> (Vec<(u16, u64)>, Vec<u16>) {
         let (mut told, mut released) = (Vec::new(), Vec::new());
         for act in self.acts.drain(..) {
@@ -45,7 +46,7 @@ impl Node {
     }
 }
 
-// DEATH-3: nobody is released while somebody has still to hear of something.
+// DEATH-3: nobody is released while a process still has to hear news.
 #[test]
 fn the_dead_are_released_when_a_round_brings_nothing_new() {
     let mut node = Node::with(&[1, 2, 9]);
@@ -83,14 +84,14 @@ fn a_death_in_the_middle_of_a_round_joins_in() {
     node.answered(1, 1, &[]);
     node.look();
     node.died(3, &[4]);
-    // DEATH-3: that it has ended is told now, and its certificate must not come later.
+    // DEATH-3: its end is told now, and its certificate must not come later.
     assert!(node.acts.iter().all(|act| matches!(act, Act::Tell(_, update) if update.deaths.len() == 1)));
     assert_eq!(node.look(), (vec![(1, 1), (2, 1)], vec![]));
     let update = node.rounds.joined(process(4)).expect("a joiner is told of both");
     assert_eq!((update.deaths.len(), update.round), (2, 1));
     node.rounds.died(process(4), &[], node.now, &mut node.acts);
     node.look();
-    // What is marked because of it is an answer more.
+    // Ranges that are marked because of it come as an additional answer.
     node.answered(1, 1, &[range(1, 7)]);
     assert_eq!(node.look(), (vec![], vec![]), "2 has not answered");
     node.answered(2, 1, &[]);
@@ -119,7 +120,7 @@ fn who_does_not_answer_is_suspected_until_it_does() {
     node.look();
     node.answered(1, 2, &[]);
     assert_eq!(node.look().1, [9], "2 holds nobody up");
-    // It goes on: first with what it was told first.
+    // It goes on, and first answers the round that it was told first.
     node.answered(2, 1, &[range(2, 60)]);
     assert_eq!(node.look().0, [(1, 3), (2, 3)]);
     node.answered(1, 3, &[]);

@@ -1,12 +1,12 @@
-//! The graph as text for others to draw.
+//! The graph as text for other programs to draw.
 
 use super::{Graph, GraphNode};
 
-/// What stands below the name.
+/// Returns the text below a node's name.
 pub(super) fn place(node: &GraphNode) -> String {
     let place = match &node.device {
         Some(device) => format!("{}, {device}", node.process),
-        // Of one whose host shows nothing, no more is known.
+        // If the actor's host shows nothing, no more is known.
         None if node.process.is_empty() => "actor".to_owned(),
         None => "process".to_owned(),
     };
@@ -32,7 +32,7 @@ pub(super) fn mermaid(graph: &Graph) -> String {
     text
 }
 
-/// What has a meaning inside of a quoted label, by its number.
+/// Escapes characters that have a meaning inside a quoted label, by their numbers.
 fn for_mermaid(text: &str) -> String {
     let one = |letter: char| match letter {
         '"' | '<' | '>' | '&' | '#' | ';' | '`' => format!("#{};", u32::from(letter)),

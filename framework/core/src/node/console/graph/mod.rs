@@ -1,8 +1,9 @@
-//! Who sends to whom, as the links have counted it: for `tensorpost graph` and the live page.
+//! The graph of senders and receivers, as the links have counted messages: for `tensorpost graph` and the
+//! live page.
 //!
-//! A link knows the process that sent and the actor that was sent to. So where a process has one actor, that
-//! is the sender; where it has none, as the program's own mostly, or several, the process itself is drawn.
-//! What actors of one process send to each other goes over no link, and is not there.
+//! A link knows the sending process and the receiving actor. So if a process has one actor, that actor is
+//! drawn as the sender. If it has none, as mostly the program's own process, or several, the process itself
+//! is drawn. Messages between actors of one process go over no link, and are not in the graph.
 
 mod form;
 mod svg;
@@ -14,35 +15,35 @@ use super::protocol::Look;
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::number;
 
-/// Who sends to whom.
+/// Senders, receivers and the messages between them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Graph {
-    /// Its boxes.
+    /// The boxes.
     pub nodes: Vec<GraphNode>,
-    /// What goes between them.
+    /// The arrows between them.
     pub edges: Vec<GraphEdge>,
-    /// What goes between others on other hosts, and is not in it, because a graph has an end.
+    /// How many edges of other hosts are left out, because a graph is bounded.
     pub left_out: u64,
 }
 
-/// An actor, or a process that sends and is not one actor.
+/// An actor, or a sending process that does not have exactly one actor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GraphNode {
-    /// Names it in edges.
+    /// Its id in edges.
     pub id: String,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Its host, where it is another one: its number and name.
+    /// The number and name of its host, if it is another one.
     pub host: Option<String>,
-    /// What its process is called.
+    /// The name of its process.
     pub process: String,
     /// Its device. `None` for a process.
     pub device: Option<String>,
-    /// How far it is.
+    /// Its state.
     pub state: ProcessState,
 }
 
-/// What one sends to another.
+/// The messages from a sender to a receiver.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GraphEdge {
     /// The sender.
@@ -51,39 +52,39 @@ pub struct GraphEdge {
     pub to: String,
     /// All messages so far.
     pub messages: u64,
-    /// Of the interval, where one was looked at.
+    /// Messages per second in the interval, if there is an earlier look.
     pub messages_per_second: Option<f64>,
-    /// Messages that the receiver is not done with.
+    /// Messages that the receiver has not finished.
     pub waiting: u64,
-    /// How many of them there may be.
+    /// How many unfinished messages there may be.
     pub capacity: u32,
 }
 
 impl GraphEdge {
-    /// What stands on it, where it is live.
+    /// Returns the text on the arrow, if there are rates.
     fn label(&self) -> Option<String> {
         self.messages_per_second.map(|rate| format!("{}/s, {}/{}", number(rate), self.waiting, self.capacity))
     }
 }
 
 impl Graph {
-    /// For GitHub's Markdown and mermaid.live.
+    /// Returns the graph in the form of mermaid, for GitHub's Markdown and mermaid.live.
     pub fn mermaid(&self) -> String {
         form::mermaid(self)
     }
 
-    /// For Graphviz.
+    /// Returns the graph in the form of Graphviz.
     pub fn dot(&self) -> String {
         form::dot(self)
     }
 
-    /// A picture, readable on light and on dark ground.
+    /// Returns a picture, readable on light and dark background.
     pub fn svg(&self) -> String {
         svg::svg(self)
     }
 
-    /// Of a look, with rates since an earlier one; on the head with the other hosts that have answered, each
-    /// by its own clock.
+    /// Makes the graph of a look, with rates since an earlier one. On the head it includes the other hosts
+    /// that have answered, each by its own clock.
     pub fn of(earlier: Option<&Look>, now: &Look) -> Graph {
         views::joined(earlier, now)
     }

@@ -1,6 +1,6 @@
-//! The graph as a picture: columns from senders to receivers, boxes in them, curves between. An edge that
-//! passes a column has a lane of its own above the boxes, one that leads back has one below them, so that no
-//! label stands on another. One file, readable on light and on dark ground.
+//! The graph as a picture: boxes in columns from senders to receivers, with curves between them. An edge that
+//! passes a column has a lane of its own above the boxes. An edge that leads back has a lane below them. So
+//! no label covers another. The picture is one file, readable on light and dark background.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -10,20 +10,20 @@ use super::form::place;
 
 const BOX_HEIGHT: usize = 44;
 const ROW: usize = 76;
-/// Between columns: a label has to stand there.
+/// The space between columns: it holds a label.
 const GAP: usize = 150;
 const MARGIN: usize = 16;
-/// Between two lanes: a label has to stand there.
+/// The space between two lanes: it holds a label.
 const LANE: usize = 18;
-/// About the width of a letter of the larger size.
+/// The approximate width of a letter of the larger size.
 const LETTER: usize = 8;
-/// Longest name that is written whole.
+/// The longest name that is not shortened.
 const MAX_NAME: usize = 32;
 
 /// How far an edge to or from a lane goes to the side.
 const TURN: usize = 40;
 
-/// How an edge goes.
+/// The route of an edge.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     /// To the next column.
@@ -136,12 +136,13 @@ pub(super) fn svg(graph: &Graph) -> String {
     text + "</svg>\n"
 }
 
-/// The column of each node: behind all who send to it, as far as there is no circle.
+/// Returns the column of each node: behind all its senders, as far as there is no cycle.
 fn columns(graph: &Graph) -> HashMap<&str, usize> {
     let ways = Ways::of(graph);
     let forward: Vec<_> = ways.edges.iter().filter(|(from, to)| !ways.leads_back(*from, *to)).collect();
     let mut columns = vec![0_usize; graph.nodes.len()];
-    // Each round moves who has to stand further back by one. More rounds than nodes move only circles.
+    // Each round moves nodes that must stand further back by one column. More rounds than nodes would move
+    // only cycles.
     for _ in 0..graph.nodes.len().min(64) {
         let mut has_moved = false;
         for (from, to) in &forward {
@@ -156,11 +157,11 @@ fn columns(graph: &Graph) -> HashMap<&str, usize> {
     graph.nodes.iter().map(|node| node.id.as_str()).zip(columns).collect()
 }
 
-/// The edges by the places of their nodes in the list. What comes from other hosts is drawn as it is, so each
-/// edge is looked at once for each other, and no more.
+/// The edges by the positions of their nodes in the list. Other hosts can send any graph, so the work is
+/// bounded: for each edge every other edge is visited once at most.
 struct Ways {
     edges: Vec<(usize, usize)>,
-    /// To whom each sends.
+    /// The receivers of each node.
     next: Vec<Vec<usize>>,
     is_process: Vec<bool>,
 }
@@ -178,9 +179,9 @@ impl Ways {
         Ways { edges, next, is_process }
     }
 
-    /// Whether a receiver reaches its sender too: then the one that comes first in the list is in front. A
-    /// process is in front of actors, for the program's own starts them and gets their reports; so a way
-    /// through a process makes no circle of actors.
+    /// Whether an edge leads back, because its receiver reaches its sender too: then the one that comes first
+    /// in the list stands in front. A process stands in front of actors, because the program's own process
+    /// starts them and gets their reports. So a path through a process makes no cycle of actors.
     fn leads_back(&self, from: usize, to: usize) -> bool {
         let of_actors = !self.is_process[to];
         if of_actors && self.is_process[from] {
@@ -236,7 +237,8 @@ mod tests {
         assert_eq!((placed["a1"], placed["a2"], placed["a3"]), (0, 1, 2));
         let drawn = svg(&graph);
         assert_eq!((drawn.matches("<rect").count(), drawn.matches("marker-end").count()), (3, 5));
-        // One passes a column and two lead back: each has a lane, and so its label a line, of its own.
+        // One edge passes a column and two lead back: each has a lane of its own, and so its label has a line
+        // of its own.
         let places: Vec<&str> =
             drawn.split("<text x=\"").skip(1).filter_map(|text| text.split(" font").next()).collect();
         assert!(places.iter().enumerate().all(|(at, place)| !places[..at].contains(place)), "{places:?}");
@@ -246,7 +248,7 @@ mod tests {
     fn a_process_that_starts_all_and_hears_of_all_stands_in_front() {
         let mut graph = graph();
         let named = |id: &str| GraphNode { id: id.to_owned(), ..graph.nodes[0].clone() };
-        // In the list the second stage is before the first, as it may be started first.
+        // In the list the second stage comes before the first, because it may start first.
         let (second, first, sink) = (named("second"), named("first"), named("sink"));
         let process = GraphNode { device: None, ..named("process") };
         graph.nodes = vec![process, sink, second, first];
@@ -256,7 +258,7 @@ mod tests {
         }
         let placed = columns(&graph);
         assert_eq!(["process", "first", "second", "sink"].map(|id| placed[id]), [0, 1, 2, 3]);
-        // Who only receives stands behind.
+        // A node that only receives stands behind.
         graph.edges.retain(|edge| edge.from != "process");
         assert_eq!((columns(&graph)["first"], columns(&graph)["process"]), (0, 3));
     }

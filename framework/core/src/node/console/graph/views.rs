@@ -1,13 +1,12 @@
-//! The graph of all hosts in one, from what each shows of itself.
+//! The graph of all hosts, made from the look of each host.
 //!
-//! What an actor sends to one of another host goes to a place in the gateway of its own, and from there it is
-//! the other gateway's to send on. So the edge is the one to that place, and it is drawn to the actor at its
-//! own host, which is known by its identity. What a gateway sends is that of others, and is drawn only where
-//! one of them shows nothing.
+//! A message to an actor of another host goes to a place in the sender's own gateway, and the other host's
+//! gateway sends it on. So the link to that place gives the edge, which is drawn to the actor at its own
+//! host, known by its id. A gateway's own links carry other hosts' messages, and are drawn only if one of
+//! these hosts shows nothing.
 //!
-//! **Invariants.** WIRE-1: a host shows what goes out of its own processes alone, to whomever, and no more of
-//! it than
-//! [`MAX_HOST_EDGES`]: the busiest. What it says of places in its gateway moves its own edges, and no other's.
+//! **Invariants.** WIRE-1: a host shows only messages from its own processes, to any receiver, and at most
+//! [`MAX_HOST_EDGES`] edges: the busiest. Its claims about places in its gateway change only its own edges.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,32 +19,33 @@ use crate::observe::survey::SentReport;
 use crate::observe::text::printable;
 use crate::transport::lifecycle::GATEWAY;
 
-/// What one host shows.
+/// The look of one host.
 struct View<'a> {
     number: u16,
-    /// Its number and name, where it is another host than the one that was asked.
+    /// Its number and name, if it is another host than the one that was asked.
     host: Option<&'a str>,
     look: &'a Look,
     earlier: Option<&'a Look>,
-    /// The actor at each place of its processes, and for how many messages that has room.
+    /// The actor at each place of its processes, and the capacity of its mailbox.
     places: HashMap<(ProcessId, u16), (ActorId, u32)>,
-    /// The actor that stands for its process, where there is one alone.
+    /// The actor that stands for its process, if the process has exactly one.
     senders: HashMap<ProcessId, Option<ActorId>>,
     gateways: HashSet<ProcessId>,
 }
 
-/// What goes from a process to an actor.
+/// The messages from a process to an actor.
 struct Sent {
     from: ProcessId,
     to: ActorId,
     capacity: u32,
     report: SentReport,
-    /// What had been sent earlier; `None` where that is not known.
+    /// The count in the earlier look; `None` if it is not known.
     before: Option<u64>,
 }
 
 impl<'a> View<'a> {
-    /// `joins`: there are others, and what is in its gateway is theirs.
+    /// Makes the view of a host. `joins`: there are other hosts, and the mailboxes in its gateway are for
+    /// their actors.
     fn new(host: Option<&'a HostFacts>, look: &'a Look, earlier: Option<&'a Look>, joins: bool) -> Self {
         let number = host.map_or(0, |host| host.number);
         let is_gateway = |process: &ProcessId| joins && look.process(*process) == GATEWAY;
@@ -66,7 +66,7 @@ impl<'a> View<'a> {
         view
     }
 
-    /// Whether an actor lives there, and not only a mailbox for it.
+    /// Whether an actor lives there, and does not only have a mailbox in the gateway.
     fn is_its_own(&self, actor: &ActorFacts) -> bool {
         let is_of_another = actor.actor.roams() || actor.actor.host() != self.number;
         !(is_of_another && self.gateways.contains(&actor.process))
@@ -76,7 +76,7 @@ impl<'a> View<'a> {
         self.host.map(printable)
     }
 
-    /// What its processes have sent. `all`: what its gateway passes on, too.
+    /// Returns the messages of its processes. `all`: those that its gateway passes on, too.
     fn sent(&self, all: bool) -> Vec<Sent> {
         let then = self.earlier.map(places);
         let from_it = |from: &ProcessId| all || !self.gateways.contains(from);
@@ -84,9 +84,9 @@ impl<'a> View<'a> {
         let sent = links.flat_map(|of| {
             let (then, from, peer) = (&then, of.from, of.link.peer);
             of.link.sent.iter().flatten().filter_map(move |report| {
-                // One that has ended meanwhile is not shown.
+                // A receiver that has ended meanwhile is not shown.
                 let (to, capacity) = *self.places.get(&(peer, report.index))?;
-                // A place in a gateway is another's at another time.
+                // A place in a gateway may have been another actor's at the earlier time.
                 let was_it = then.as_ref().is_some_and(|then| {
                     then.get(&(peer, report.index)).is_none_or(|(before, _)| *before == to)
                 });
@@ -98,20 +98,20 @@ impl<'a> View<'a> {
         sent.collect()
     }
 
-    /// Seconds between the two looks.
+    /// Returns the seconds between the two looks.
     fn interval(&self) -> Option<f64> {
         self.earlier.map(|earlier| self.look.at.saturating_sub(earlier.at) as f64 / 1e9)
     }
 }
 
-/// The actor at each place.
+/// Returns the actor at each place.
 fn places(look: &Look) -> HashMap<(ProcessId, u16), (ActorId, u32)> {
     let ways = look.ways.iter().map(|way| ((way.process, way.index), (way.actor, way.capacity)));
     let actors = look.actors.iter().map(|of| ((of.process, of.index), (of.actor, of.capacity)));
     ways.chain(actors).collect()
 }
 
-/// What had been sent then; `None` where that is not known.
+/// Returns the count of messages in the earlier look; `None` if it is not known.
 fn sent_before(earlier: &Look, from: ProcessId, to: ProcessId, index: u16) -> Option<u64> {
     let Some(link) = earlier.links.iter().find(|of| (of.from, of.link.peer) == (from, to)) else {
         return Some(0);
@@ -128,7 +128,7 @@ pub(super) fn joined(earlier: Option<&Look>, now: &Look) -> Graph {
     for host in &now.hosts {
         let Some(look) = &host.look else { continue };
         let before = earlier.and_then(|earlier| earlier.hosts.iter().find(|of| of.number == host.number));
-        // One that was silent then has no rates.
+        // A host that was silent then has no rates.
         let before = earlier.map(|_| before.and_then(|before| before.look.as_deref()).unwrap_or(look));
         views.push(View::new(Some(host), look, before, true));
     }
@@ -165,10 +165,10 @@ impl Drawing<'_> {
         }
     }
 
-    /// `all`: what its gateway passes on, too.
+    /// Adds the edges of a host. `all`: those of its gateway, too.
     fn edges(&mut self, view: &View<'_>, all: bool) {
         let mut sent = view.sent(all);
-        // No host has the share of another.
+        // No host takes the share of another.
         let most = MAX_HOST_EDGES.min(MAX_ALL_HOSTS_EDGES / self.hosts.len().max(1));
         if view.host.is_some() && sent.len() > most {
             sent.sort_by_key(|sent| std::cmp::Reverse(sent.report.sent));
@@ -177,7 +177,7 @@ impl Drawing<'_> {
         }
         let interval = view.interval();
         for Sent { from, to, capacity, report, before } in sent {
-            // Where a sender had it locked then, there is no telling.
+            // If a sender had the link locked then, the rate is not known.
             let rate = |interval: f64| {
                 before.map_or(0.0, |before| report.sent.saturating_sub(before) as f64 / interval)
             };
@@ -193,7 +193,7 @@ impl Drawing<'_> {
         }
     }
 
-    /// The node that stands for a sending process; made where there is none.
+    /// Returns the node that stands for a sending process, and adds it if there is none.
     fn sender(&mut self, view: &View<'_>, process: ProcessId) -> String {
         if let Some(Some(only)) = view.senders.get(&process) {
             return actor_id(*only);
@@ -214,7 +214,7 @@ impl Drawing<'_> {
         id
     }
 
-    /// The node that stands for an actor; made where its host shows none.
+    /// Returns the node that stands for an actor, and adds it if its host shows none.
     fn receiver(&mut self, actor: ActorId) -> String {
         let id = actor_id(actor);
         let host = self.hosts.iter().find(|host| host.number == actor.host() && !actor.roams());
@@ -245,8 +245,8 @@ mod tests {
         ProcessId::new(slot, 0).expect("there is such a slot")
     }
 
-    /// A host whose first actor has sent so many to actor 2 of host `to`, by the gateway in slot 3, and to
-    /// that of its own.
+    /// Makes a host whose first actor has sent `sent` messages to actor 2 of host `to`, through the gateway
+    /// in slot 3, and others to its own actor 2.
     fn view(number: u16, to: u16, at: u64, sent: u64) -> Look {
         let mut look = sample::look(at, [sent, 0]);
         look.actors.iter_mut().for_each(|of| of.actor = ActorId::numbered(number, of.actor.0));
@@ -272,7 +272,7 @@ mod tests {
                 granted: 0,
             },
         };
-        // What the other host has sent, comes out of the gateway.
+        // Messages of the other host come out of the gateway.
         look.links.extend([link(1, 3, 7, sent), link(3, 2, 0, 40)]);
         look
     }
@@ -280,7 +280,7 @@ mod tests {
     fn all(at: u64, sent: [u64; 2]) -> Look {
         let mut look = view(0, 1, at, sent[0]);
         let mut there = Box::new(view(1, 0, 9 * at, sent[1]));
-        // One of the head that roams, and lives there.
+        // A roaming actor of the head, which lives on the other host.
         let roams = ActorId::roaming(0, 50);
         for (number, look) in [&mut look, &mut *there].into_iter().enumerate() {
             let mut actor = look.actors[0].clone();
@@ -307,16 +307,16 @@ mod tests {
         assert_eq!(graph.nodes.iter().map(|node| node.id.clone()).collect::<Vec<_>>(), ids);
         let hosts: Vec<_> = graph.nodes.iter().map(|node| node.host.as_deref()).collect();
         assert_eq!(hosts, [None, None, Some("1 left"), Some("1 left"), Some("1 left")]);
-        // Two within the hosts, and two between.
+        // Two edges within the hosts, and two between them.
         assert_eq!(graph.edges.len(), 4);
         let there = edge(&graph, actor(0, 1), actor(1, 2));
         assert_eq!((there.messages, there.waiting, there.capacity), (110, 1, 5));
         assert_eq!(there.messages_per_second, Some(100.0));
-        // By its own clock.
+        // The rate is by its own clock.
         assert_eq!(edge(&graph, actor(1, 1), actor(0, 2)).messages_per_second, Some(10.0));
 
-        // One that shows nothing: what comes from it comes from the gateway, and who it has is known by the
-        // number.
+        // A host that shows nothing: its messages come from the gateway, and the ids tell which actors are
+        // its own.
         let mut silent = all(2_000_000_000, [110, 120]);
         silent.hosts[0].look = None;
         let graph = Graph::of(None, &silent);
@@ -326,7 +326,7 @@ mod tests {
         assert!(graph.edges.iter().any(|edge| edge.from == "p3" && edge.to == actor_id(actor(0, 2))));
     }
 
-    /// A place in a gateway was another actor's: what was sent to that counts for nothing.
+    /// A place in a gateway was another actor's before: messages to that one do not count.
     #[test]
     fn a_place_that_is_another_actors_now_has_no_rate() {
         let mut earlier = all(1_000_000_000, [10, 30]);
@@ -349,7 +349,7 @@ mod tests {
             link.link.sent = Some(vec![SentReport { index: 0, sent: 1_000, done: 0 }; 20]);
             there.links.push(link);
         }
-        // It says that it has the head's actor, and that its gateway has the place of another.
+        // It claims the head's actor for a place of its own.
         let stolen = ActorId::numbered(0, 1);
         there.ways.push(WayFacts { actor: stolen, process: process(2), index: 9, capacity: 1 });
         let graph = Graph::of(None, &look);
