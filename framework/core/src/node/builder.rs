@@ -267,6 +267,8 @@ impl NodeBuilder {
     ) -> Result<(Arc<R>, Processes), NodeError> {
         mps::run_if_keeper();
         worker::run_if_worker(types.clone(), open);
+        // From here on this process is a node: workers and keepers of a loaded library end in the calls
+        // above.
         files::raise_limit();
         #[cfg(feature = "testing")]
         crate::fault::arm_from_environment("node");
@@ -303,6 +305,7 @@ impl NodeBuilder {
         let mps::Begun { mps, time_slices } = self.sharing.unwrap_or_default().begin(&self.mps_keeper)?;
         #[cfg(feature = "testing")]
         let time_slices = time_slices.filter(|_| !self.pretends_mps);
+        // Listen before the supervisor starts: only a console that listens needs the ring of log records.
         let listening = self.console.listen();
         let log_ring = listening.is_some().then(Arc::<LogRing>::default);
         let settings = Settings {
@@ -339,6 +342,7 @@ impl NodeBuilder {
             _mps: mps,
         };
         #[cfg(feature = "hosts")]
+        // Join once `processes` exists: if that fails, dropping it shuts the node down.
         if let Some(hosts) = self.hosts {
             processes.become_one_of(hosts)?;
         }

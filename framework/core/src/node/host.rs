@@ -3,7 +3,7 @@
 //!
 //! [`ProcessRuntime`] is implemented once. The node opens one, and so does each worker, by the same code of
 //! the same program.
-//! * Death: when the node ends, a worker ends at once, whatever its process runtime is doing.
+//! * Death: when the node ends, a worker ends at once, no matter what its process runtime is doing.
 //! * Close: a worker is told to stop its actors ([`ProcessRuntime::stop_actors`]) and exits after that future
 //!   is done.
 

@@ -220,7 +220,7 @@ fn of_hosts() -> Vec<(&'static str, At)> {
     ]
 }
 
-/// The names of the constants in a source that begin with `MAX_`.
+/// Returns the names of the constants in a source that begin with `MAX_`.
 fn limits_in(source: &str) -> impl Iterator<Item = &str> {
     let names = source.lines().filter_map(|line| line.strip_prefix("pub const "));
     names.filter_map(|rest| rest.split(':').next()).filter(|name| name.starts_with("MAX_"))

@@ -88,7 +88,7 @@ pub(crate) struct KeeperProgram {
 }
 
 impl Default for KeeperProgram {
-    /// This program again.
+    /// Uses this program again.
     fn default() -> Self {
         KeeperProgram {
             path: "/proc/self/exe".into(),

@@ -74,7 +74,7 @@ impl Restart {
     }
 
     /// Waits for `first` before the first of the restarts that count, twice as long before each further one,
-    /// and never longer than `most`; 10 ms and 5 s unless said otherwise.
+    /// and never longer than `most`; the defaults are 10 ms and 5 s.
     pub const fn backoff(mut self, first: Duration, most: Duration) -> Self {
         self.first = first;
         self.most = most;

@@ -367,6 +367,7 @@ impl Thread {
             silent,
             hosts: hosts.iter().map(|(name, trace)| (name.clone(), trace.len() as u64)).collect(),
         };
+        // The answer first: it tells the command how much memory follows.
         self.send(index, &Answer::Trace(facts))?;
         let packet = serde_json::to_vec(&Packet::Rings)?;
         let mut memory = traced.rings;

@@ -91,12 +91,15 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
         while !self.stop.load(Ordering::Acquire) {
             let now = Instant::now();
             deaf_until = deaf_until.filter(|until| now < *until);
+            // Late connections go first, and make room for new ones.
             connections.retain_mut(|connection| connection.until > now || connection.is_late(now));
             let has_room = connections.len() < MAX_LIVE_CONNECTIONS || oldest_silent(&connections).is_some();
             let listens = has_room && deaf_until.is_none();
             let next = connections.iter().map(|connection| connection.until).chain(deaf_until).min();
             let mut fds = vec![
                 PollFd::new(&*self.wake, PollFlags::IN),
+                // Without room the listener is not polled, or a waiting client would wake this thread again
+                // and again.
                 PollFd::new(&self.listener, if listens { PollFlags::IN } else { PollFlags::empty() }),
             ];
             fds.extend(connections.iter().map(|connection| {
@@ -111,6 +114,7 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
                 at += 1;
                 !ready[at - 1] || connection.go_on(self.is_loopback, &mut self.answer)
             });
+            // New connections come last, because `ready` counts the old ones by position.
             if ready[1] && listens {
                 deaf_until = self.accept(&mut connections);
             }

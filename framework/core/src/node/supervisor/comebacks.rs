@@ -1,4 +1,4 @@
-//! Restarts whatever has served its backoff.
+//! Restarts the workers and actors that have served their backoff.
 //!
 //! A worker waits for four things. First, its backoff. Second, if it was killed, the answers of others on its
 //! GPU whether the GPU still works (`gpu_looks`). Third, the ends of all other workers of its round
@@ -40,7 +40,7 @@ impl State {
         workers.chain(self.restarts.away.iter().map(|next| next.at)).min()
     }
 
-    /// Restarts whatever has served its backoff.
+    /// Restarts the workers and actors that have served their backoff.
     pub(super) fn restart_due(&mut self) {
         let now = Instant::now();
         while let Some(at) = self.restarts.away.iter().position(|next| next.at <= now) {

@@ -294,6 +294,8 @@ impl State {
     ) {
         let mut descriptors = descriptors.into_iter();
         let page = descriptors.next().ok_or("it has no page").map(WorksUntil::open);
+        // It must begin as this host, and bring the page and the socket, or the gateway after it could not
+        // begin.
         let began = match (result, page, descriptors.next()) {
             (Ok(own), Ok(Ok(page)), Some(_)) if Some(own) == self.hosts.gateways.own => Ok(page),
             (Err(why), ..) => Err(why),
@@ -314,6 +316,7 @@ impl State {
         let count = gateways.count;
         self.journal.node(Severity::Info, None, format!("the gateway is back, as {process}: number {count}"));
         if self.broker.roster.host != 0 {
+            // The workers' page first (HOST-10): the new gateway renews only its own page.
             self.hosts.works_until = Some(Arc::clone(&page));
             self.give_page_to_all(&page);
         }

@@ -355,8 +355,8 @@ impl State {
         }
     }
 
-    /// The head shuts all hosts down, and asks whether anything is under way here. The first question begins
-    /// the shutdown of this host; from then on the head decides when it goes on.
+    /// Answers the head, which shuts all hosts down and asks whether anything is under way here. The first
+    /// question begins the shutdown of this host; from then on the head decides when it goes on.
     fn drain_for_head(&mut self, round: u64, within: u64) {
         if self.stopping.is_none() {
             self.journal.node(Severity::Info, None, "the head shuts the node down".to_owned());

@@ -76,6 +76,7 @@ impl Askings {
         let closely = matches!(asked, Asked::Look(..));
         let mut waiting = Vec::new();
         for worker in workers.iter_mut().filter(|worker| worker.is_running()) {
+            // It still owes the answer to an earlier look (CON-1).
             if closely && !self.behind.insert(worker.process) {
                 continue;
             }

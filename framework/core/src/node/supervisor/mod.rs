@@ -242,7 +242,7 @@ impl Supervisor {
     /// Starts an actor in a worker and waits until it can take messages.
     ///
     /// # Errors
-    /// [`StartError`]: it says what `create` said, or how the worker ended.
+    /// [`StartError`]: it has the error of `create`, or says how the worker ended.
     #[cfg(any(test, feature = "inside"))]
     #[doc(hidden)]
     pub fn start_actor(&self, worker: WorkerId, actor: NewActor) -> Result<(ActorId, Location), StartError> {
@@ -254,7 +254,7 @@ impl Supervisor {
         /// the actor has started: a first start that fails is only an error here.
         ///
         /// # Errors
-        /// [`StartError`]: it says what `create` said, or how the worker ended.
+        /// [`StartError`]: it has the error of `create`, or says how the worker ended.
         pub fn start_supervised(
             &self,
             worker: WorkerId,
@@ -380,8 +380,8 @@ impl Supervisor {
         let _ = self.shared.push(Command::AskToStop(worker));
     }
 
-    /// Lets a worker end as soon as its actors have ended. None of them comes back, whatever its policy says.
-    /// The worker finishes the work on its streams first.
+    /// Lets a worker end as soon as its actors have ended. None of them comes back, even if its policy would
+    /// restart it. The worker finishes the work on its streams first.
     pub fn let_go(&self, worker: WorkerId) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, Order::LetGo) {

@@ -50,9 +50,9 @@ struct Claim {
     waiting: VecDeque<Claimant>,
 }
 
-/// An actor that is to get a name.
+/// An actor that gets a name.
 pub(super) enum Claimant {
-    /// An actor that is to be started in a worker.
+    /// An actor that starts in a worker.
     Start(Box<(WorkerId, NewActor, Supervision, Reply<Started>)>),
     /// An actor that already runs.
     Register { by: ProcessId, ticket: u64, actor: ActorId },

@@ -176,6 +176,8 @@ impl State {
                 self.journal.node(Severity::Warn, None, text);
                 let why = reason.to_string();
                 let mut told = Vec::new();
+                // First its place goes, then the event: a watcher that hears it and sends waits for the next
+                // life (DEATH-2).
                 self.broker.lives_on(actor, None, &mut told);
                 self.broker.tell(&Lifecycle::Down { actor, reason, will_restart: true }, &mut told);
                 self.deliver(told);

@@ -312,6 +312,8 @@ impl State {
                     continue;
                 }
             };
+            // From here on nothing that it says counts, so a late hello cannot answer the caller a second
+            // time.
             let phase = std::mem::replace(&mut worker.phase, WorkerPhase::Ending);
             if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = phase
                 && asker.waits()
@@ -593,8 +595,8 @@ impl Drop for CloseOnDrop {
     }
 }
 
-/// Copies what a worker that never greeted wrote to its standard error to this process's, and returns its
-/// last lines for an error.
+/// Copies the standard error of a worker that never greeted to this process's, and returns its last lines for
+/// an error.
 fn words_of(words: &LastWords) -> String {
     let (all, last) = words.read();
     let _ = std::io::stderr().write_all(&all);

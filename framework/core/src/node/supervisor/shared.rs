@@ -149,17 +149,17 @@ impl Shared {
         self.look(patience)
     }
 
-    /// There are no other hosts.
+    /// Does nothing: there are no other hosts.
     #[cfg(not(feature = "hosts"))]
     pub(crate) fn begin_trace_of_hosts(&self) {}
 
-    /// There are no other hosts.
+    /// Returns nothing: there are no other hosts.
     #[cfg(not(feature = "hosts"))]
     pub(crate) fn end_trace_of_hosts(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
         Default::default()
     }
 
-    /// There are no other hosts.
+    /// Does nothing: there are no other hosts.
     #[cfg(not(feature = "hosts"))]
     pub(crate) fn drop_trace_of_hosts(&self) {}
 

@@ -57,7 +57,7 @@ impl Stopping {
         self.rounds.total()
     }
 
-    /// From now on this host decides by itself when nothing is under way.
+    /// Lets this host decide by itself from now on when nothing is under way.
     #[cfg(feature = "hosts")]
     pub(super) fn drain_alone(&mut self) {
         if self.drains_with_others.take().is_some() {
@@ -65,7 +65,7 @@ impl Stopping {
         }
     }
 
-    /// From now on the head decides when nothing is under way: this host asks its processes only when the
+    /// Lets the head decide from now on when nothing is under way: this host asks its processes only when the
     /// head asks.
     #[cfg(feature = "hosts")]
     pub(super) fn drain_with_others(&mut self, round: u64) {

@@ -65,7 +65,7 @@ impl Uplink {
         let _ = self.send(&Up::ActorStopped { actor, why, away }, Vec::new());
     }
 
-    /// Readable when there is something for [`flush`](Self::flush) to do.
+    /// Returns the doorbell, which is readable when there is something for [`flush`](Self::flush) to do.
     pub(crate) fn wake(&self) -> &EventFd {
         &self.wake
     }
