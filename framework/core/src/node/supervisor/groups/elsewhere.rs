@@ -65,7 +65,8 @@ struct JoinedGroup {
 pub(in super::super) enum GroupsCommand {
     /// A member is about to be started on that host; the answer is the last round.
     Starts(Group, u16, Reply<u64>),
-    /// The member was started, and the group misses it when it ends; `None`: it was not.
+    /// The start of that member is over. It names the member if it was started and the group misses it when
+    /// it ends.
     Started(Group, u16, Option<ActorId>),
     /// A member is about to be started here for its home, whose last round is given.
     Joins(Group, u64),
