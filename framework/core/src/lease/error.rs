@@ -1,4 +1,4 @@
-//! Why there is no memory.
+//! Errors of allocation from a pool.
 
 use crate::device::DeviceError;
 use crate::limits::MAX_POOL_CHUNKS;
@@ -39,8 +39,8 @@ pub enum PoolError {
         /// The largest holders, by process, and for how long.
         holders: String,
     },
-    /// The device itself has no room for what the pool may still take: it is used by others, or by programs
-    /// outside of the node.
+    /// The device has too little free memory for the pool to grow within its budget: other processes of the
+    /// node, or programs outside it, use the device.
     #[error(
         "{device} has no room for {chunk} more bytes, for a tensor of {asked}; this process has {in_use} bytes there, within \
          its budget of {budget}: lower the budgets, end what else uses the device, or raise a limit of memory (ulimit -v, \
@@ -59,7 +59,7 @@ pub enum PoolError {
         budget: u64,
         /// The largest holders of this pool's memory, by process, and for how long.
         holders: String,
-        /// What the device said.
+        /// The error of the device.
         #[source]
         source: Box<DeviceError>,
     },
@@ -68,8 +68,8 @@ pub enum PoolError {
     Device(#[from] DeviceError),
 }
 
-/// What a pool that has as many chunks as it may have should be told apart by: bytes may be left, and no
-/// place for more.
+/// Returns the part of the message for a pool that has reached its limit of chunks: bytes of the budget may
+/// be left, but the pool cannot add a chunk.
 fn at_the_bound(chunks: usize) -> String {
     if chunks < MAX_POOL_CHUNKS {
         return String::new();

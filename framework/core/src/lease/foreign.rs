@@ -1,17 +1,17 @@
-//! Memory that is nobody's chunk: another library of this process keeps it, and is told when it is not used
-//! any more.
+//! Leases on memory that is in no chunk: another library of this process keeps it, and is told when it is no
+//! longer used.
 //!
-//! A lease on it stands in no table, for there is nobody to share it with: only this process can reach the
-//! memory. When the last handle drops, the lease goes to the collector with the tickets of every local stream
-//! that used it (CLOCK-2); it lets the memory go when all have passed.
+//! A lease on it is in no lease table, because only this process can reach the memory. When the last handle
+//! drops, the lease goes to the collector with the tickets of every local stream that used it (CLOCK-2). The
+//! collector releases the memory when all of them have passed.
 //!
-//! **The collector** is one thread of the process. What it calls may take its time, and may wait for a lock
-//! that the thread which dropped the last handle has (Python's): so it is called nowhere else. Who drops
-//! waits for nothing (LEASE-2).
+//! **The collector** is one thread of the process. The library's callback may be slow, and may wait for a
+//! lock (Python's) that the thread which dropped the last handle holds. So only the collector calls it, and
+//! the dropping thread waits for nothing (LEASE-2).
 //!
 //! **Locks.** None is held while anything is dropped. **On a crash** of this process the library goes with
-//! it. **On the death of another process** whose clock a use waits for, that clock is released, and so the
-//! use passes (DEATH-1).
+//! it. **On the death of another process** whose clock a use waits for, the node releases that clock, and so
+//! the use passes (DEATH-1).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -27,13 +27,13 @@ use crate::clock::ClockDomain;
 use crate::device::{ChunkMapping, DeviceError};
 use crate::os::{Birth, PerProcess, vital};
 
-/// Longest time between two looks at uses that have not passed.
+/// Longest time between two checks of uses that have not passed.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// What a lease on such memory has of its own.
+/// The state that a lease on such memory has beyond that of other leases.
 pub(crate) struct Foreign {
     collector: &'static Collector,
-    /// The pieces of it that have a writer, where it was split.
+    /// The pieces that have a writer, if the memory was split.
     pub(super) writers: Writers,
 }
 
@@ -42,7 +42,7 @@ impl Foreign {
         Foreign { collector, writers: Writers::default() }
     }
 
-    /// The last handle was dropped.
+    /// Releases the memory once all uses have passed; called when the last handle was dropped.
     pub(super) fn release(&self, domain: &Arc<ClockDomain>, mapping: &Arc<ChunkMapping>, uses: Uses) {
         self.collector.put(Job::AfterUses {
             domain: Arc::clone(domain),
@@ -57,18 +57,18 @@ enum Job {
     AfterUses { domain: Arc<ClockDomain>, uses: Uses, held: Box<dyn Any + Send> },
     /// Drop this.
     Now(Box<dyn Any + Send>),
-    /// Look at this pool until it says otherwise.
+    /// Look at this pool again and again, until it needs no further look.
     #[cfg(feature = "foreign")]
     Watch(Arc<Pool>),
 }
 
-/// The thread that lets such memory go.
+/// The thread that releases such memory.
 pub(crate) struct Collector {
     jobs: Mutex<Sender<Job>>,
 }
 
 impl Collector {
-    /// The process's, started at the first call.
+    /// Returns the collector of this process; the first call starts it.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -88,7 +88,7 @@ impl Collector {
         })
     }
 
-    /// Drops `owner` on the collector's thread, for a thread that cannot.
+    /// Drops `owner` on the collector's thread, for a thread that cannot drop it itself.
     pub(crate) fn drop_elsewhere(owner: Box<dyn Any + Send>) {
         match Self::get() {
             Ok(collector) => collector.put(Job::Now(owner)),
@@ -99,8 +99,8 @@ impl Collector {
         }
     }
 
-    /// Has the pool [look](Pool::look_again) for what a GPU has passed: nothing else wakes who waits for
-    /// that.
+    /// Has the pool [look again](Pool::look_again) for uses that the GPU has passed: nothing else wakes the
+    /// threads that wait for them.
     #[cfg(feature = "foreign")]
     pub(super) fn watch(&self, pool: Arc<Pool>) {
         self.put(Job::Watch(pool));
@@ -112,8 +112,8 @@ impl Collector {
     }
 }
 
-/// Something that is dropped on the collector's thread, wherever this is dropped: a stream may be the last
-/// that has it.
+/// A value that is dropped on the collector's thread, whichever thread drops this: the last holder may be a
+/// stream.
 pub(crate) struct Collected<T: Send + 'static> {
     birth: Birth,
     held: Mutex<Option<T>>,
@@ -172,7 +172,8 @@ fn run(jobs: &Receiver<Job>) {
             Err(RecvTimeoutError::Disconnected) => return,
         }
         waiting.retain_mut(|(domain, uses, _)| {
-            // The clock of a process that this one no longer knows was released when that ended.
+            // If this process no longer knows the clock's process, the clock was released when that process
+            // ended.
             uses.retain(|ticket| !domain.passed(ticket).unwrap_or(true));
             !uses.is_empty()
         });

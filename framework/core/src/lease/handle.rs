@@ -1,16 +1,17 @@
-//! A lease as a process holds it: one value per delivery or allocation, shared by every tensor made from it.
+//! A lease in the process that holds it: one value per delivery or allocation, shared by every tensor made
+//! from it.
 //!
 //! When the last of them drops, the lease goes back on its own: to the pool of this process, or through
-//! [`Returns`] to its owner (LEASE-2). With it go the tickets of every local stream that used the memory
-//! (CLOCK-2), taken at that moment, so that they stand for all work enqueued before.
+//! [`Returns`] to its owner (LEASE-2). The tickets of every local stream that used the memory go with it
+//! (CLOCK-2). They are taken at that moment, so they cover all work enqueued before.
 //!
-//! A use is recorded as a stream, and gets its ticket only at the release. That one ticket stands for all
-//! work enqueued before, so no kernel needs one of its own. More than [`MAX_RELEASE_TICKETS`] streams are
-//! joined into one.
+//! A use is recorded as a stream, and gets its ticket only at the release. That one ticket covers all work
+//! enqueued before, so no kernel needs a ticket of its own. If more than [`MAX_RELEASE_TICKETS`] streams used
+//! the memory, they are joined into one.
 //!
 //! A lease remembers its last writing clock value (`Lease::taint`). So an accumulator that never left its
-//! stream, and has no ticket, is lost with what was added to it (DEATH-3). Every later use is refused, so the
-//! value stays.
+//! stream, and has no ticket, counts as lost if data added to it was lost (DEATH-3). Every later use is
+//! refused, so the value no longer changes.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,17 +39,17 @@ use crate::stream::Stream;
 
 /// The way back to the owners of leases that other processes granted.
 pub trait Returns: Send + Sync + 'static {
-    /// Gives one lease back. Never blocks and never fails: room was reserved when the lease was taken
+    /// Gives one lease back. Never blocks and never fails: room was reserved when the lease was granted
     /// (LEASE-2). `uses` are tickets of this process, [`MAX_RELEASE_TICKETS`] at most.
     fn release(&self, id: LeaseId, uses: &[Ticket]);
 
-    /// A writable mapping of a chunk that another process owns, for a tensor handed over exclusively.
+    /// Returns a writable mapping of a chunk that another process owns, for a tensor handed over exclusively.
     ///
     /// # Errors
     /// The node does not have the chunk any more, or mapping it failed.
     fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError>;
 
-    /// The pieces of other processes' split allocations that have a writer in this one.
+    /// Returns the pieces of other processes' split allocations that have a writer in this process.
     fn writers(&self) -> &Writers;
 }
 
@@ -66,37 +67,38 @@ struct Inner {
     offset: u64,
     bytes: u64,
     origin: Origin,
-    /// It came with no lease left anywhere else, and nothing of it was sent since. Where this is not set, an
-    /// owner can still see in its lease table that nobody else holds the memory.
+    /// The lease arrived with no other lease left on the memory, and nothing was sent from it since. If this
+    /// is not set, the owner can still see in its lease table that nobody else holds the memory.
     sole: AtomicBool,
-    /// Its memory was split: it has a writer per piece, and nobody reads it.
+    /// The memory was split: each piece has its writer, and nobody reads the whole.
     in_parts: AtomicBool,
-    /// Tensors of this process that stand on this lease. Frames on their way and release queues are not
+    /// Counts the tensors of this process on this lease. Frames on their way and release queues are not
     /// counted.
     handles: Handles,
     users: Mutex<Users>,
-    /// The stream that the memory was taken for or delivered to: where a kernel is thought to run that names
-    /// no other.
+    /// The stream that the memory was allocated for or delivered to. A kernel that names no stream is assumed
+    /// to run on it.
     home: OnceLock<Stream>,
 }
 
-/// Tickets could not be made one: no stream of this process used the memory, or it cannot wait for them.
+/// The tickets could not be joined into one: no stream of this process used the memory, or the stream cannot
+/// wait for them.
 #[derive(Debug)]
 pub(crate) struct NotJoined;
 
-/// Streams could not be joined, so no ticket stands for what all of them did with the memory.
+/// The streams could not be joined, so no one ticket covers the work of all of them on the memory.
 #[derive(Debug)]
 pub(crate) struct Unordered {
-    /// When what was written last is there.
+    /// The ticket at which the data written last is there.
     pub(crate) written: Option<Ticket>,
 }
 
 enum Origin {
     /// This process's own memory.
     Own(Arc<Pool>),
-    /// Another's.
+    /// Memory of another process.
     Other(Arc<dyn Returns>),
-    /// Nobody's here: another library of this process keeps it.
+    /// Memory in no pool: another library of this process keeps it.
     #[cfg(feature = "dlpack")]
     Foreign(Foreign),
 }
@@ -112,7 +114,8 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// A lease of the owner itself: on fresh memory, or (`sole` as the sender says) on memory that came back.
+    /// Makes a lease of the owner itself, on fresh memory or on memory that came back; then `sole` is what
+    /// the sender said.
     pub(super) fn own(
         pool: Arc<Pool>,
         id: LeaseId,
@@ -125,8 +128,8 @@ impl Lease {
         Self::new(id, domain, mapping, offset, bytes, Origin::Own(pool), sole)
     }
 
-    /// A lease that came with a message from another process. The caller has checked that `offset` and
-    /// `bytes` lie in the mapping, and has posted the hold if a third process owns the memory (LEASE-3).
+    /// Makes the lease that came with a message from another process. The caller has checked that `offset`
+    /// and `bytes` lie in the mapping, and has posted the hold if a third process owns the memory (LEASE-3).
     pub(crate) fn held(
         returns: Arc<dyn Returns>,
         id: LeaseId,
@@ -139,8 +142,8 @@ impl Lease {
         Self::new(id, domain, mapping, offset, bytes, Origin::Other(returns), sole)
     }
 
-    /// A lease on memory that another library of this process keeps: the only one, for it is in no lease
-    /// table. `sole`: whether that library does not use it.
+    /// Makes a lease on memory that another library of this process keeps. It is the only lease on it,
+    /// because it is in no lease table. `sole` says that the library does not use the memory.
     #[cfg(feature = "dlpack")]
     pub(crate) fn foreign(
         domain: Arc<ClockDomain>,
@@ -149,14 +152,15 @@ impl Lease {
         sole: bool,
         collector: &'static Collector,
     ) -> Self {
-        // Told apart for whoever debugs; the memory is in no chunk that anybody else could name.
+        // The number only tells leases apart in debug output; the memory is in no chunk that another process
+        // could name.
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let chunk = ChunkId { owner: domain.own(), index: u32::MAX };
         let id = LeaseId { chunk, entry: NUMBER.fetch_add(1, Ordering::Relaxed), generation: 0 };
         Self::new(id, domain, mapping, 0, bytes, Origin::Foreign(Foreign::new(collector)), sole)
     }
 
-    /// Whether other processes can have leases on the memory.
+    /// Returns whether other processes can have leases on the memory.
     pub(crate) fn can_leave(&self) -> bool {
         #[cfg(feature = "dlpack")]
         return !matches!(self.0.origin, Origin::Foreign(_));
@@ -190,23 +194,23 @@ impl Lease {
         }))
     }
 
-    /// Its name in the owner's lease table.
+    /// Returns its name in the owner's lease table.
     pub fn id(&self) -> LeaseId {
         self.0.id
     }
 
-    /// Whether both are the same lease, not only leases on the same memory.
+    /// Returns whether both are the same lease, not only leases on the same memory.
     pub fn same_as(&self, other: &Lease) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The process whose memory it is.
+    /// Returns the process that owns the memory.
     pub fn owner(&self) -> ProcessId {
         self.0.id.chunk.owner
     }
 
     inside! {
-        /// The pool, when the memory is this process's own.
+        /// Returns the pool, if this process owns the memory.
         pub fn pool(&self) -> Option<&Arc<Pool>> {
             match &self.0.origin {
                 Origin::Own(pool) => Some(pool),
@@ -215,52 +219,53 @@ impl Lease {
         }
     }
 
-    /// The device that the memory is on.
+    /// Returns the device that the memory is on.
     pub fn device(&self) -> DeviceId {
         self.0.device
     }
 
-    /// The clocks of the node that it came by, which are the only ones that its tickets mean something among.
+    /// Returns the clocks of the node that the lease came by. Its tickets mean something only among these
+    /// clocks.
     pub(crate) fn domain(&self) -> &Arc<ClockDomain> {
         &self.0.domain
     }
 
-    /// Whether it came by this node: whether the node's streams can wait for its tickets (CLOCK-1), and can
-    /// say when they are done with the memory (CLOCK-2).
+    /// Returns whether the lease came by this node. Only then can the node's streams wait for its tickets
+    /// (CLOCK-1), and tell when they are done with the memory (CLOCK-2).
     #[inline]
     pub(crate) fn is_of(&self, domain: &Arc<ClockDomain>) -> bool {
         Arc::ptr_eq(&self.0.domain, domain)
     }
 
     inside! {
-        /// Bytes from the chunk's start to the allocation.
+        /// Returns the number of bytes from the chunk's start to the allocation.
         pub fn offset(&self) -> u64 {
             self.0.offset
         }
     }
 
-    /// Size of the allocation in bytes.
+    /// Returns the size of the allocation in bytes.
     pub fn bytes(&self) -> u64 {
         self.0.bytes
     }
 
     inside! {
-        /// Address of the allocation in this process, for reading (for writing too, where the mapping is
-        /// writable).
+        /// Returns the address of the allocation in this process, for reading, and for writing too if the
+        /// mapping is writable.
         pub fn address(&self) -> u64 {
             self.0.mapping.addr() + self.0.offset
         }
     }
 
     inside! {
-        /// The mapping that [`address`](Self::address) lies in; work on a stream keeps it alive.
+        /// Returns the mapping that [`address`](Self::address) lies in. Work on a stream keeps it alive.
         pub fn mapping(&self) -> &Arc<ChunkMapping> {
             &self.0.mapping
         }
     }
 
     inside! {
-        /// Address of the allocation for writing, and its mapping.
+        /// Returns the address of the allocation for writing, and its mapping.
         ///
         /// # Errors
         /// The chunk of another process could not be mapped writable.
@@ -275,7 +280,8 @@ impl Lease {
                 });
             };
             if self.0.domain.is_inherited() {
-                // A forked child asks nobody; a mapping that was there before is here too.
+                // A forked child asks no other process, but it has the mapping that its parent had before the
+                // fork.
                 let known = self.0.writable.try_lock().and_then(|known| known.clone());
                 let mapping = known.ok_or(ClockError::Forked)?;
                 return Ok((mapping.addr() + self.0.offset, mapping));
@@ -285,8 +291,8 @@ impl Lease {
                 Some(mapping) => Arc::clone(mapping),
                 None => returns.writable(self.0.id)?,
             };
-            // WIRE-1: the place was checked against the read-only mapping; this is another, of the same
-            // chunk.
+            // WIRE-1: the range was checked against the read-only mapping; this is another mapping of the
+            // same chunk.
             let address = mapping.range(self.0.offset, self.0.bytes).ok_or_else(|| DeviceError::Refused {
                 what: format!(
                     "the writable mapping of chunk {} is shorter than the chunk",
@@ -298,17 +304,17 @@ impl Lease {
         }
     }
 
-    /// A writable mapping that is here already, for [`writable`](Self::writable).
+    /// Gives [`writable`](Self::writable) a writable mapping that this process already has.
     pub(crate) fn set_writable(&self, mapping: Arc<ChunkMapping>) {
         *self.0.writable.lock() = Some(mapping);
     }
 
-    /// One more tensor stands on this lease.
+    /// Counts one tensor more on this lease.
     pub(crate) fn add_handle(&self) {
         self.0.handles.add();
     }
 
-    /// One tensor fewer stands on this lease.
+    /// Counts one tensor fewer on this lease.
     pub(crate) fn remove_handle(&self) {
         self.0.handles.remove();
     }
@@ -318,14 +324,14 @@ impl Lease {
         self.0.handles.count()
     }
 
-    /// Whether this value is the only one on its lease, with all its clones gone: the tensors made of it, and
-    /// the frames on their way that still hold it.
+    /// Returns whether this value is the only one on its lease. Its clones, in tensors made from it and in
+    /// frames on their way, are then all gone.
     pub(crate) fn is_last(&self) -> bool {
         is_last(&self.0)
     }
 
-    /// Whether no other process has a lease on the memory, and this one no second one. Peers' releases are
-    /// drained first.
+    /// Returns whether this is the only lease on the memory, in this process and in all others. Releases from
+    /// peers are drained first.
     pub fn is_sole(&self) -> bool {
         if self.0.domain.is_inherited() {
             return false;
@@ -338,9 +344,9 @@ impl Lease {
         }
     }
 
-    /// For the sender of a frame, after it has granted the receiver its lease and dropped the message:
-    /// whether the receiver now is the only one; `shared`: what that grant returned. If not, this process is
-    /// not either from now on.
+    /// Returns whether the receiver of a frame now holds the only lease. The sender calls this after it has
+    /// granted the receiver its lease and dropped the message; `shared` is what that grant returned. In
+    /// either case the sender's own lease no longer counts as the only one.
     pub(crate) fn hand_over(&self, to: ProcessId, shared: bool) -> bool {
         let sole = self.is_last()
             && match &self.0.origin {
@@ -358,27 +364,27 @@ impl Lease {
         self.0.sole.load(Ordering::Relaxed)
     }
 
-    /// The memory has a writer per piece from here on, in this process and others.
+    /// Marks the memory as split: from here on each piece has its own writer, in this process or another.
     pub(crate) fn set_in_parts(&self) {
         if let (false, Origin::Own(pool)) = (self.comes_in_parts(), &self.0.origin) {
             pool.set_in_parts(self.0.id, true);
         }
     }
 
-    /// As [`set_in_parts`](Self::set_in_parts), of memory of which the owner's lease table says so already;
-    /// whether the lease did.
+    /// Does the same as [`set_in_parts`](Self::set_in_parts), for memory that the owner's lease table already
+    /// shows as split. Returns whether this lease showed it too.
     pub(super) fn comes_in_parts(&self) -> bool {
         self.0.sole.store(false, Ordering::Relaxed);
         self.0.in_parts.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether the memory has a writer per piece.
+    /// Returns whether the memory has a writer per piece.
     pub(crate) fn is_in_parts(&self) -> bool {
         self.0.in_parts.load(Ordering::Relaxed)
     }
 
-    /// All pieces are in this process, and only this lease is left of theirs: what others still have in the
-    /// owner's lease table is on its way back, and nobody uses it any more.
+    /// Marks the memory as whole again: all pieces are in this process, and this is the only lease on them.
+    /// Leases that the owner's lease table still shows for other processes are on their way back and unused.
     pub(crate) fn set_whole(&self) {
         if let (true, Origin::Own(pool)) = (self.0.in_parts.swap(false, Ordering::Relaxed), &self.0.origin) {
             pool.set_in_parts(self.0.id, false);
@@ -386,7 +392,7 @@ impl Lease {
         self.0.sole.store(true, Ordering::Relaxed);
     }
 
-    /// The pieces of this memory that have a writer in this process.
+    /// Returns the pieces of this memory that have a writer in this process.
     pub(crate) fn writers(&self) -> &Writers {
         match &self.0.origin {
             Origin::Own(pool) => pool.writers(),
@@ -396,7 +402,8 @@ impl Lease {
         }
     }
 
-    /// Uses by others that a new writer has to wait for: those that the owner's lease table has recorded.
+    /// Returns the uses by other processes that a new writer has to wait for, as recorded in the owner's
+    /// lease table.
     pub(crate) fn recorded_uses(&self) -> Uses {
         match &self.0.origin {
             Origin::Own(pool) => pool.uses(self.0.id),
@@ -404,40 +411,39 @@ impl Lease {
         }
     }
 
-    /// Notes that work on `stream` uses the memory: its end will be waited for before the memory is used
-    /// again.
+    /// Notes that work on `stream` uses the memory. The memory is not reused before that work ends.
     pub(crate) fn used_on(&self, stream: &Stream) {
         self.users_with(stream).add_open(stream);
     }
 
-    /// Its users, for one more. CLOCK-2: what they say at the end is looked up among the clocks of the
-    /// lease's own node.
+    /// Locks the list of users, to add one. CLOCK-2: their tickets are later looked up among the clocks of
+    /// the lease's own node.
     #[inline]
     fn users_with(&self, stream: &Stream) -> MutexGuard<'_, Users> {
         debug_assert!(self.is_of(stream.domain()), "a stream of another node, which `check_node` refuses");
         self.0.users.lock()
     }
 
-    /// Notes that `stream` was put behind earlier uses of the memory, and does nothing with it yet.
+    /// Notes that `stream` was put behind earlier uses of the memory, and has no work on it yet.
     pub(crate) fn ordered_on(&self, stream: &Stream) {
         self.users_with(stream).add(stream);
     }
 
-    /// Notes work on `stream` that is enqueued, uses the memory and is over at `end`, which the stream writes
-    /// without being asked.
+    /// Notes that work already enqueued on `stream` uses the memory and is over at `end`, which the stream
+    /// writes without being asked.
     #[cfg(any(feature = "graphs", feature = "foreign"))]
     pub(crate) fn used_until(&self, stream: &Stream, end: Ticket, writes: bool) {
         let mut users = self.users_with(stream);
         users.add_until(stream, end);
-        // What is tainted stays it, as in `written_on`.
+        // Tainted memory stays tainted, as in `written_on`.
         if writes && !users.is_lost(&self.0.domain) {
             users.written = Some(end);
         }
     }
 
-    /// For who has the last handle and does no more with the memory: `end`, which `stream` gave out behind
-    /// all that was done with it there, stands for that. Nothing where there is another handle, whose uses
-    /// may still come.
+    /// Notes that the holder of the last handle is done with the memory: `end`, which `stream` issued after
+    /// all its work there, covers that work. Does nothing if there is another handle, whose uses may still
+    /// come.
     #[cfg(feature = "foreign")]
     pub(crate) fn closes_at(&self, stream: &Stream, end: Ticket) {
         if self.is_last() {
@@ -445,18 +451,18 @@ impl Lease {
         }
     }
 
-    /// As [`used_on`](Self::used_on), for work that writes.
+    /// Does the same as [`used_on`](Self::used_on), for work that writes.
     pub(crate) fn written_on(&self, stream: &Stream) {
         let mut users = self.users_with(stream);
         users.add_open(stream);
-        // The update may have come since the write was allowed: what is tainted stays it (DEATH-3).
+        // The taint may have arrived since the write was allowed: tainted memory stays tainted (DEATH-3).
         if !users.is_lost(&self.0.domain) {
             users.written = Some(stream.next_ticket());
         }
     }
 
-    /// Whether what this process has written here depends on the death of a process, and on whose: the ticket
-    /// to refuse it by.
+    /// Returns the taint if data that this process wrote here depends on a dead process: the ticket to refuse
+    /// the use by, and the process.
     pub(crate) fn taint(&self) -> Option<Tainted> {
         if !self.0.domain.has_taint() {
             return None;
@@ -465,28 +471,28 @@ impl Lease {
         self.0.domain.tainted_by(&ticket).map(|by| Tainted { ticket, by })
     }
 
-    /// Says which stream the memory belongs to; the first to say so is right.
+    /// Sets the stream that the memory belongs to. Only the first call counts.
     pub(crate) fn set_home(&self, stream: &Stream) {
         let _ = self.0.home.set(stream.clone());
     }
 
-    /// The stream that the memory was taken for or delivered to.
+    /// Returns the stream that the memory was allocated for or delivered to.
     #[cfg(feature = "cuda")]
     pub(crate) fn home(&self) -> Option<Stream> {
         self.0.home.get().cloned()
     }
 
-    /// Streams of this process that used the memory.
+    /// Returns the streams of this process that used the memory.
     pub(crate) fn users(&self) -> SmallVec<[Stream; 1]> {
         self.0.users.lock().streams.clone()
     }
 
-    /// Whether `stream` was the last of this process to write the memory.
+    /// Returns whether `stream` was the last of this process to write the memory.
     pub(crate) fn was_written_by(&self, stream: &Stream) -> bool {
         self.0.users.lock().written.is_some_and(|ticket| ticket.slot == stream.next_ticket().slot)
     }
 
-    /// As [`taint`](Self::taint), for data that is there at a ticket.
+    /// Does the same as [`taint`](Self::taint), for data that is ready at a ticket.
     pub(crate) fn taint_at(&self, ready: Option<Ticket>) -> Option<Tainted> {
         if !self.0.domain.has_taint() {
             return None;
@@ -495,18 +501,18 @@ impl Lease {
         ready.and_then(by).or_else(|| self.taint())
     }
 
-    /// Puts the first stream that used the memory behind `tickets`; false when no stream did, or it could not
-    /// be.
+    /// Puts the first stream that used the memory behind `tickets`. Returns false if no stream used it, or
+    /// the stream could not be put behind them.
     pub(crate) fn join_uses(&self, tickets: Uses) -> bool {
         let users = self.users();
         users.first().is_some_and(|first| join(first, tickets).is_ok())
     }
 
-    /// One ticket that stands for all of `tickets`, which local streams or whoever sent the lease gave out;
-    /// several are joined into the first stream that used the memory.
+    /// Returns one ticket that covers all of `tickets`, which local streams or the sender of the lease
+    /// issued. Several tickets are joined into the first stream that used the memory.
     ///
     /// # Errors
-    /// There is none, or its device is lost.
+    /// No stream used the memory, or the device of the first one is lost.
     pub(crate) fn one_of(&self, mut tickets: Uses) -> Result<Option<Ticket>, NotJoined> {
         if tickets.len() <= 1 {
             return Ok(tickets.pop());
@@ -521,16 +527,16 @@ impl Lease {
             return Err(NotJoined);
         }
         let joined = first.ticket();
-        // Tainted data stays tainted, even if the stream has gone on since (DEATH-3).
+        // Tainted data stays tainted, however far the stream has come since (DEATH-3).
         Ok(tainted().or(joined))
     }
 
-    /// One ticket that stands for everything the local streams did with the memory so far; several streams
-    /// are joined into the first. `None` when there is nothing to wait for.
+    /// Returns one ticket that covers everything the local streams did with the memory so far. Several
+    /// streams are joined into the first. Returns `None` if there is nothing to wait for.
     ///
     /// # Errors
     /// The first stream cannot be put behind the others: its device is lost to this process. The data is
-    /// there at the ticket in the error; what readers on other streams still do, nothing stands for.
+    /// there at the ticket in the error. No ticket covers the work of readers on other streams.
     pub(crate) fn joined_ticket(&self) -> Result<Option<Ticket>, Unordered> {
         let end = self.0.users.lock().end();
         if let Some(end) = end {
@@ -549,7 +555,7 @@ impl Lease {
             }
             let Err(error) = joined else { continue };
             if wrote && self.0.domain.tainted_by(&ticket).is_some() {
-                // The order is kept all the same; whoever reads is refused.
+                // The order holds all the same, and every reader is refused.
                 lost = Some(ticket);
             } else {
                 tracing::error!(%error, "streams that used a tensor could not be joined");
@@ -557,7 +563,7 @@ impl Lease {
             }
         }
         let ticket = first.ticket();
-        // Data that was lost stays lost, however far its stream has come since.
+        // Lost data stays lost, however far its stream has come since.
         let lost = self.taint().map(|tainted| tainted.ticket).or(lost);
         if unordered {
             return Err(Unordered { written: lost.or(written).or(ticket) });
@@ -567,7 +573,8 @@ impl Lease {
 }
 
 impl Inner {
-    /// In a forked child: the lease is the parent's alone. Nothing is given back, unmapped or locked here.
+    /// Forgets everything that the lease holds. A forked child calls it, because the lease is the parent's
+    /// alone: the child gives back, unmaps and locks nothing.
     #[cold]
     fn leave_to_parent(&mut self) {
         std::mem::forget(std::mem::take(&mut self.users.get_mut().streams));
@@ -581,7 +588,7 @@ impl Inner {
         }
     }
 
-    /// The ticket, unless all that it stands for has run to its end.
+    /// Returns the ticket, unless all the work that it covers is complete.
     fn still_ahead(&self, ticket: Ticket) -> Option<Ticket> {
         (!matches!(self.domain.status(&ticket), Ok(TicketStatus::Ready))).then_some(ticket)
     }
@@ -604,9 +611,9 @@ impl Drop for Inner {
             Origin::Other(returns) => {
                 if let (true, Some(first)) = (uses.len() > MAX_RELEASE_TICKETS, users.first()) {
                     if let Err(error) = join(first, uses.drain(..)) {
-                        // To give it back without its uses would let its owner use the memory under them
-                        // (CLOCK-2). The owner has it back when this process ends, which a process without
-                        // its device does.
+                        // Giving the lease back without its uses would let the owner reuse the memory while
+                        // they still run (CLOCK-2). The owner gets it back when this process ends, and a
+                        // process without its device does end.
                         tracing::error!(%error, "a lease is kept: what was done with its memory cannot be told");
                         return;
                     }
@@ -620,8 +627,8 @@ impl Drop for Inner {
     }
 }
 
-/// Puts `first` behind `tickets`. An error is a device that is lost to this process, and no failure of
-/// earlier work.
+/// Puts `first` behind `tickets`. An error means that the device is lost to this process, never that earlier
+/// work failed.
 fn join(first: &Stream, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
     first.wait_in_order(tickets)
 }

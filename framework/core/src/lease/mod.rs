@@ -9,9 +9,9 @@
 //! death; they are kept by holder for that reason (LEASE-4). On a crash of the owner the chunk lives on in
 //! its descriptor.
 //!
-//! The parts: [`table`] counts, [`pool`] turns the lease table, an allocator and a device into memory with an
-//! end to it, [`handle`] is what a tensor holds, `foreign` is memory that another library keeps, [`writers`]
-//! says which pieces of split allocations are written here.
+//! The parts: [`table`] counts the leases. [`pool`] turns a lease table, an allocator and a device into a
+//! bounded pool of memory. [`handle`] is the lease that a tensor holds. `foreign` leases memory that another
+//! library keeps. [`writers`] lists the pieces of split allocations that have their writer in this process.
 
 mod error;
 #[cfg(feature = "dlpack")]
@@ -35,13 +35,14 @@ pub use writers::Writers;
 
 use crate::ids::ChunkId;
 
-/// Names one allocation for as long as it lives: an entry of its owner's lease table, in one of its lives.
+/// Names one allocation for as long as it lives: an entry of its owner's lease table, and which use of that
+/// entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeaseId {
     /// The chunk that the memory lies in; it names the owner too.
     pub chunk: ChunkId,
     /// Entry of the owner's lease table.
     pub entry: u32,
-    /// How often that entry was used before; tells an old name from a new one.
+    /// How often that entry was used before. It tells the name of an earlier allocation from the current one.
     pub generation: u32,
 }

@@ -1,22 +1,22 @@
 //! A process's own memory on one device: chunks, cut into allocations, each with an entry in the
 //! [`LeaseTable`].
 //!
-//! Memory comes back in two steps. An entry that nobody holds any more is first a *candidate*: the pool
-//! drains what its peers have posted once more and closes it only if it has not changed meanwhile (LEASE-3).
-//! A closed block whose last uses have not all passed waits in quarantine; it is used again early only when
-//! there is nothing else, and then whoever gets it has its stream wait for those uses (CLOCK-2), so the host
-//! never does.
+//! Memory comes back in two steps. An entry that nobody holds any more first becomes a *candidate*: the pool
+//! drains once more everything that its peers have posted, and closes the entry only if it has not changed in
+//! the meantime (LEASE-3). A closed block whose last uses have not all passed waits in quarantine. The pool
+//! reuses it early only if there is no other memory. Then the stream of the new user waits for those uses
+//! (CLOCK-2), so the host never waits.
 //!
-//! The pool grows by whole chunks up to its budget in bytes. Up to a quarter of the budget it grows rather
-//! than take memory whose last use is still running, so that a producer does not run in step with its
-//! consumer; past that it prefers to wait on the stream. At the budget an allocation fails with a report of
-//! who holds what (MBX-2).
+//! The pool grows by whole chunks up to its budget in bytes. Up to a quarter of the budget it prefers growing
+//! to memory whose last use is still running, so that a producer does not run in step with its consumer. Past
+//! that it prefers the wait on the stream. At the budget an allocation fails with a report of the holders
+//! (MBX-2).
 //!
-//! An allocation looks at few of the blocks that are still in use (`sweep`), and the next allocation at the
-//! next few: a process that is far ahead of its GPU has hundreds in quarantine. Only if that finds nothing
-//! does an allocation look at all of them.
+//! An allocation checks a few of the blocks in quarantine (`sweep`), and the next allocation checks the next
+//! few: a process that is far ahead of its GPU has hundreds there. An allocation checks all of them only if
+//! that finds no memory.
 //!
-//! A chunk that nothing is in for a while gives its memory back (`idle`).
+//! A chunk that stays empty for a while gives its memory back (`idle`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,7 +57,7 @@ pub(crate) use lending::LetGo;
 pub use report::PoolStats;
 pub use surroundings::Surroundings;
 
-/// Blocks in use that one allocation or return looks at, where it does not need them.
+/// Blocks in use that one allocation or return checks when it does not need them.
 const LOOKS: usize = 8;
 
 /// The share of a GPU that its pool may take, for tensors that are sent, received or kept for others. It does
@@ -78,12 +78,12 @@ impl Default for GpuBudget {
 }
 
 impl GpuBudget {
-    /// A share of the GPU's memory, from 0 to 1.
+    /// Makes a budget of a share of the GPU's memory, from 0 to 1.
     pub(crate) fn share(share: f64) -> Self {
         GpuBudget::Thousandths((share.clamp(0.0, 1.0) * 1000.0).round() as u16)
     }
 
-    /// Its bytes on a GPU that has `total`.
+    /// Returns its bytes on a GPU that has `total`.
     pub(crate) fn of(self, total: u64) -> u64 {
         match self {
             GpuBudget::Bytes(bytes) => bytes,
@@ -114,12 +114,12 @@ pub struct Pool {
     domain: Arc<ClockDomain>,
     options: PoolOptions,
     surroundings: OnceLock<Weak<dyn Surroundings>>,
-    /// Of all pools of the process: see [`tell_emptied`](Self::tell_emptied).
+    /// One flag for all pools of the process: see [`tell_emptied`](Self::tell_emptied).
     emptied: OnceLock<Arc<AtomicBool>>,
     chunk_base: u32,
     writers: Writers,
     state: Mutex<State>,
-    /// No thread is settling any more.
+    /// Signalled when no thread is closing entries any more.
     closing_done: Condvar,
 }
 
@@ -128,18 +128,18 @@ struct State {
     table: LeaseTable<Block>,
     /// By index.
     chunks: BTreeMap<u32, Arc<ChunkMapping>>,
-    /// Index of the next chunk. None is given twice: a peer may still have a chunk of that name mapped that
-    /// went back.
+    /// Index of the next chunk. No index is used twice: a peer may still have a withdrawn chunk of that name
+    /// mapped.
     next_chunk: u32,
     chunk_bytes: u64,
-    /// Entries that reached zero and wait for the second look of `close_emptied`.
+    /// Entries that reached zero and wait for the second check in `close_emptied`.
     candidates: Vec<Emptied>,
     /// Closed blocks whose last uses had not passed when they were closed.
     quarantine: VecDeque<(Block, Uses)>,
     /// Ranges given back to the allocator before their last uses had passed.
     pending: Vec<Pending>,
     waiters: Vec<Waker>,
-    /// How many allocations have come back: whoever waits for memory looks whether it missed some.
+    /// How many allocations have come back. A waiter for memory compares it to see whether it missed some.
     returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
     closing: usize,
@@ -160,12 +160,12 @@ struct Pending {
     uses: Uses,
 }
 
-/// Fresh memory: a sole lease on it, and what its first user's stream has to wait for.
+/// Fresh memory: a sole lease on it, and the uses that the first user's stream has to wait for.
 #[derive(Debug)]
 pub struct Allocation {
     /// The lease.
     pub lease: Lease,
-    /// Last uses of whoever had the memory before.
+    /// Last uses of the memory by its earlier holders.
     pub after: Uses,
 }
 
@@ -176,8 +176,9 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// An empty pool of the process whose clocks these are; no memory is taken before the first allocation.
-    /// `chunk_base` is the index of its first chunk, so that the pools of one process number theirs apart.
+    /// Makes an empty pool of the process whose clocks these are. It takes no memory before the first
+    /// allocation. `chunk_base` is the index of its first chunk, so that the pools of one process number
+    /// theirs apart.
     pub fn new(
         backend: Arc<dyn Backend>,
         domain: Arc<ClockDomain>,
@@ -220,23 +221,24 @@ impl Pool {
         let _ = self.surroundings.set(surroundings);
     }
 
-    /// Has `emptied` be set whenever something was given back, or settled, for which
-    /// [`close_emptied`](Self::close_emptied) is to be called, so that whoever calls it for all pools finds
-    /// out without their locks.
+    /// Registers a flag that the pool sets whenever a release or a settled hold makes a call of
+    /// [`close_emptied`](Self::close_emptied) due. The caller that does this for all pools then needs none of
+    /// their locks to find out.
     pub(crate) fn tell_emptied(&self, emptied: Arc<AtomicBool>) {
         let _ = self.emptied.set(emptied);
     }
 
-    /// An entry that is to be looked at a second time.
+    /// Adds an entry to be checked a second time.
     fn add_candidate(&self, state: &mut State, emptied: Emptied) {
         state.candidates.push(emptied);
-        // Behind the push: who sees it finds the candidate, or whoever has taken it.
+        // After the push: a thread that sees the flag finds the candidate, unless another thread has already
+        // taken it.
         if let Some(told) = self.emptied.get() {
             told.store(true, Ordering::Release);
         }
     }
 
-    /// Its device.
+    /// Returns its device.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
@@ -245,17 +247,17 @@ impl Pool {
         &self.domain
     }
 
-    /// The pieces of its split allocations that have a writer in this process.
+    /// Returns the pieces of its split allocations that have a writer in this process.
     pub(crate) fn writers(&self) -> &Writers {
         &self.writers
     }
 
-    /// Its device's identity.
+    /// Returns the id of its device.
     pub fn device_id(&self) -> DeviceId {
         self.backend.id()
     }
 
-    /// Whether `chunk` is one of its own.
+    /// Returns whether `chunk` is one of its own.
     pub(crate) fn has_chunk(&self, chunk: ChunkId) -> bool {
         chunk.owner == self.process
             && chunk
@@ -264,42 +266,44 @@ impl Pool {
                 .is_some_and(|index| self.state.lock().chunks.contains_key(&index))
     }
 
-    /// Memory for `bytes` bytes. Never waits.
+    /// Allocates `bytes` bytes. Never waits.
     ///
     /// # Errors
     /// See [`PoolError`]; nothing was taken.
     pub fn allocate(self: &Arc<Self>, bytes: u64) -> Result<Allocation, PoolError> {
         if self.domain.is_inherited() {
-            // The parent may have it given out.
+            // The parent may have given the same memory out.
             return Err(DeviceError::from(ClockError::Forked).into());
         }
-        // From cheap to dear. First what is free, with a look at a few blocks in quarantine.
+        // The steps go from cheap to expensive. First free memory, after a check of a few blocks in
+        // quarantine.
         if let Some(allocation) = self.try_allocate(bytes, LOOKS) {
             return Ok(allocation);
         }
-        // Then what peers have given back and nobody has read yet, and all of the quarantine.
+        // Then memory that peers have given back by notices that no thread has read yet, and all of the
+        // quarantine.
         self.reclaim();
         if let Some(allocation) = self.try_allocate(bytes, usize::MAX) {
             return Ok(allocation);
         }
         // Then a new chunk, up to a quarter of the budget; past that, memory whose last use is still running;
-        // at last the rest of the budget. See the module for why in this order.
+        // at last the rest of the budget. The module's documentation gives the reason for this order.
         let mut state = self.state.lock();
         let waits = !state.quarantine.is_empty();
         let grown = match self.grow_below(&mut state, bytes, self.options.budget / 4) {
-            // Where the device has no room either, memory that is waited for is better than none.
+            // If the device has no room either, memory that the stream must wait for is better than none.
             Err(PoolError::NoRoom { .. }) if waits => false,
             grown => grown?,
         };
         if !grown {
-            // blocks whose uses have not passed, for which the new user's stream waits (CLOCK-2);
+            // Blocks whose uses have not passed: the new user's stream waits for them (CLOCK-2).
             if waits {
                 state.open_quarantine();
                 if let Some(allocation) = self.cut(&mut state, bytes) {
                     return Ok(allocation);
                 }
             }
-            // and a chunk up to the budget.
+            // Then a chunk within the budget.
             self.grow_below(&mut state, bytes, self.options.budget)?;
         }
         match self.cut(&mut state, bytes) {
@@ -331,8 +335,8 @@ impl Pool {
 
     fn cut(self: &Arc<Self>, state: &mut State, bytes: u64) -> Option<Allocation> {
         // A tensor of zero bytes takes a unit too, so that it has a place in a chunk and can be sent like any
-        // other. Its lease says so: what comes back to the owner has to agree with the block in the lease
-        // table.
+        // other. Its lease carries that size, because a lease that comes back to the owner has to agree with
+        // the block in the lease table.
         let bytes = bytes.max(1);
         let block = state.allocator.allocate(bytes)?;
         fault::point("pool.cut");
@@ -347,8 +351,8 @@ impl Pool {
         Some(Allocation { lease, after })
     }
 
-    /// Grows by a chunk for `bytes`, where there is room for one below `limit`; whether it did. The chunk
-    /// itself may go past that, up to the budget.
+    /// Grows by a chunk for `bytes` if there is room for one below `limit`, and returns whether it did. The
+    /// chunk itself may go past `limit`, up to the budget.
     fn grow_below(&self, state: &mut State, bytes: u64, limit: u64) -> Result<bool, PoolError> {
         let next = |limit: u64| state.allocator.next_chunk(bytes, limit.saturating_sub(state.chunk_bytes));
         match next(limit).and_then(|_| next(self.options.budget)) {
@@ -361,7 +365,8 @@ impl Pool {
         let mut size = most;
         let chunk = loop {
             match self.backend.create_chunk(size) {
-                // Where there is no room for the chunk that would be best, there may be for one that does.
+                // If the device has no room for the preferred size, it may have room for a smaller chunk that
+                // suffices.
                 Err(DeviceError::OutOfMemory { .. }) if size / 2 >= bytes.max(self.backend.granularity()) => {
                     size = (size / 2).next_multiple_of(self.backend.granularity());
                 }
@@ -394,7 +399,7 @@ impl Pool {
         Ok(())
     }
 
-    /// One more lease for `to`; see [`LeaseTable::grant`].
+    /// Gives `to` a lease; see [`LeaseTable::grant`].
     ///
     /// # Errors
     /// The entry is not in the lease table.
@@ -404,8 +409,9 @@ impl Pool {
         Ok(shared)
     }
 
-    /// `from` gives a lease back: says which, and whether all is settled or a [pass](Self::begin_pass) is
-    /// due. The caller calls [`close_emptied`](Self::close_emptied) when it has handled all that it found.
+    /// Takes a lease back from `from`. Returns which kind it was, and whether all holds are settled; if not,
+    /// a [pass](Self::begin_pass) is due. The caller calls [`close_emptied`](Self::close_emptied) after it
+    /// has handled all notices that it found.
     ///
     /// # Errors
     /// The lease table has no such lease: nothing changed.
@@ -418,7 +424,7 @@ impl Pool {
         let mut state = self.state.lock();
         let (left, given) = state.table.give_back(id.entry, id.generation, from, uses)?;
         // Not closed yet: the memory may have been forwarded, and the hold that says so may be on another
-        // ring (LEASE-3). `close_emptied` looks a second time, behind a drain of all rings.
+        // ring (LEASE-3). `close_emptied` checks a second time, after a drain of all rings.
         if let Left::Empty(emptied) = left {
             self.add_candidate(&mut state, emptied);
         }
@@ -426,7 +432,7 @@ impl Pool {
         Ok((given, state.table.is_settled()))
     }
 
-    /// A lease of this process stands for parts from here on, or for the whole again.
+    /// Marks a lease of this process as one on parts, or on the whole again.
     pub(super) fn set_in_parts(&self, id: LeaseId, in_parts: bool) {
         if !in_parts {
             self.take_in_holds(id);
@@ -437,7 +443,8 @@ impl Pool {
         }
     }
 
-    /// Drops all leases of a process that ended, after what it had posted was drained (LEASE-4).
+    /// Drops all leases of a process that ended. The caller has drained everything that it had posted
+    /// (LEASE-4).
     pub(crate) fn evict(&self, process: ProcessId) {
         {
             let mut state = self.state.lock();
@@ -447,7 +454,7 @@ impl Pool {
         self.close_emptied();
     }
 
-    /// A lease for this process on its own memory, which `from` sent to it.
+    /// Makes a lease for this process on its own memory, which `from` sent to it.
     ///
     /// # Errors
     /// The entry is not in the lease table, or `from` holds no lease on it.
@@ -478,7 +485,7 @@ impl Pool {
         let left = {
             let mut state = self.state.lock();
             if in_parts {
-                // An error shows in the next line as well.
+                // If the entry is unknown, the next line reports it too.
                 let _ = state.table.drop_part(id.entry, id.generation);
             }
             let left = state.table.release_local(id.entry, id.generation, uses);
@@ -494,38 +501,39 @@ impl Pool {
         }
     }
 
-    /// Gives every candidate its second look: drains what peers have posted, then closes the entries that
-    /// nobody holds.
+    /// Gives every candidate its second check: drains everything that peers have posted, then closes the
+    /// entries that nobody holds.
     ///
-    /// An entry's way back has three steps. It is *emptied* when the last lease in the lease table was given
-    /// back, and becomes a candidate. It is *closed* here, when it is still empty behind a drain. Its block
-    /// is in *quarantine* until its last uses have passed on their clocks, or somebody needs it before and
-    /// waits for them (CLOCK-2).
+    /// An entry goes back in three steps. It is *emptied* when its last lease in the lease table was given
+    /// back, and becomes a candidate. It is *closed* here, if it is still empty after a drain. Its block
+    /// stays in *quarantine* until its last uses have passed on their clocks, or until a new user needs it
+    /// earlier and waits for them (CLOCK-2).
     pub(crate) fn close_emptied(&self) {
-        // In a loop: the drain may empty further entries, and nobody else may come to look at those.
+        // In a loop: the drain may empty further entries, and no other thread may come to check those.
         loop {
-            // Taken out under the lock, and looked at without it: the drain takes the locks of all links, and
-            // then this one for each notice. Another thread that settles meanwhile takes what has come since,
-            // and drains by itself.
+            // The candidates are taken under the lock and checked without it: the drain takes the locks of
+            // all links, and then this one for each notice. Another thread that closes entries at the same
+            // time takes the candidates that have come since, and drains by itself.
             let candidates = {
                 let mut state = self.state.lock();
                 if state.candidates.is_empty() {
                     return;
                 }
-                // Taken out before the drain: candidates that it adds get a drain of their own, in the next
-                // turn of the loop.
+                // They are taken before the drain: candidates that the drain adds get a drain of their own,
+                // in the next turn of the loop.
                 state.closing += 1;
                 std::mem::take(&mut state.candidates)
             };
             fault::point("pool.close_emptied");
-            // LEASE-3: a hold that a forwarder's receiver posted before the forwarder let go is among these.
+            // LEASE-3: this drain finds every hold that a receiver posted before its forwarder released the
+            // lease.
             self.drain();
             let mut state = self.state.lock();
             let mut closed = 0;
             for emptied in candidates {
-                // What was emptied again since, by this drain or another thread's, stays open: the hold
-                // behind that release may be on a ring that this drain had passed. Whoever takes that
-                // candidate drains after it.
+                // An entry that was emptied again since, by this drain or by another thread's, stays open:
+                // the hold behind that release may be on a ring that this drain had already passed. The
+                // thread that takes that new candidate drains after it.
                 if let Some((block, uses)) = state.table.close(emptied) {
                     let Emptied { entry, generation, .. } = emptied;
                     let lease = LeaseName { chunk: self.chunk_base + block.chunk, entry, generation };
@@ -538,21 +546,21 @@ impl Pool {
             }
             // Blocks whose uses have passed by now need not wait in quarantine for the next allocation.
             state.sweep(&self.domain, LOOKS);
-            // Only when they are in quarantine: `close_emptied_with_all` waits for this.
+            // Only after the blocks are in quarantine: `close_emptied_with_all` waits for this.
             state.closing -= 1;
             if state.closing == 0 {
                 self.closing_done.notify_all();
             }
             let waiters = state.came_back(closed);
-            // Wakers are the user's: not under the lock.
+            // Wakers are the user's code, so they are not called under the lock.
             drop(state);
             waiters.into_iter().for_each(Waker::wake);
         }
     }
 
-    /// [`close_emptied`](Self::close_emptied), and waits until other threads are done with theirs, at most
-    /// for `limit`: what was given back before the call is closed then. Not to be called by anything that
-    /// [`close_emptied`](Self::close_emptied) calls.
+    /// Calls [`close_emptied`](Self::close_emptied), and waits at most for `limit` until other threads have
+    /// closed theirs. Then everything that was given back before the call is closed. Code that
+    /// [`close_emptied`](Self::close_emptied) calls must not call this.
     pub(crate) fn close_emptied_with_all(&self, limit: Duration) {
         self.close_emptied();
         let until = Instant::now() + limit;
@@ -575,8 +583,8 @@ impl Pool {
         self.state.lock().table.uses(id.entry, id.generation)
     }
 
-    /// Who holds an allocation: local leases, and those of others by process. `None` when it is not in the
-    /// lease table.
+    /// Returns the holders of an allocation: the number of local leases, and those of others by process.
+    /// Returns `None` if it is not in the lease table.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn shares(&self, id: LeaseId) -> Option<(u32, Vec<(ProcessId, u32)>)> {
         self.state.lock().table.shares(id.entry, id.generation)
@@ -584,7 +592,7 @@ impl Pool {
 }
 
 impl State {
-    /// So many allocations have come back, or other memory: who is to be told.
+    /// Notes that this many allocations have come back, or other memory. Returns the wakers to call.
     fn came_back(&mut self, allocations: u64) -> Vec<Waker> {
         self.returned += allocations.max(1);
         #[cfg(feature = "foreign")]
@@ -592,9 +600,9 @@ impl State {
         std::mem::take(&mut self.waiters)
     }
 
-    /// Gives blocks whose last uses have passed back to the allocator, until `most` were found whose uses
-    /// have not. The next call begins behind those: who is far behind with its stream has many, and looks at
-    /// few for each allocation.
+    /// Gives blocks whose last uses have passed back to the allocator, until it has found `most` blocks whose
+    /// uses have not. The next call begins after those. A process whose stream is far behind has many such
+    /// blocks, and checks only a few for each allocation.
     fn sweep(&mut self, domain: &ClockDomain, most: usize) {
         let mut kept = 0;
         for _ in 0..self.quarantine.len() {
@@ -612,13 +620,14 @@ impl State {
         }
     }
 
-    /// Gives all quarantined blocks back to the allocator, remembering what their ranges wait for.
+    /// Gives all quarantined blocks back to the allocator, and remembers the uses that their ranges wait for.
     fn open_quarantine(&mut self) {
         let lent;
         (lent, self.quarantine) =
             std::mem::take(&mut self.quarantine).into_iter().partition(|(block, _)| !block.is_lent());
         for (block, uses) in lent {
-            // By range and not by block: the allocator joins free blocks, and cuts others out of them.
+            // Recorded by range and not by block: the allocator joins free blocks, and cuts others out of
+            // them.
             let (from, to) = (block.offset, block.offset + block.bytes);
             self.pending.push(Pending { chunk: block.chunk, from, to, uses });
             self.allocator.free(block);
@@ -645,9 +654,9 @@ fn name(id: LeaseId) -> LeaseName {
     LeaseName { chunk: id.chunk.index, entry: id.entry, generation: id.generation }
 }
 
-/// Whether a use is over. One that came to nothing is, too (DEATH-1).
+/// Returns whether a use is over. A use that a death cut off is over too (DEATH-1).
 fn has_passed(domain: &ClockDomain, ticket: &Ticket) -> bool {
-    // The clock of a process that this one no longer knows: it was released when that process ended.
+    // If this process no longer knows the clock's process, the clock was released when that process ended.
     domain.passed(ticket).unwrap_or(true)
 }
 

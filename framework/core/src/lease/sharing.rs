@@ -1,38 +1,38 @@
-//! Whether a thread has the last of what several have: then what the others did with it comes before what it
-//! does.
+//! Tells a thread whether it holds the last of several shared handles. If so, everything that the other
+//! holders did with the memory happens before what this thread does next.
 //!
-//! Used by leases and parts of tensors, before memory is written that others have read: a hand-over, or the
-//! writable form of a tensor, against the last drop on another thread. `tests/loom_sharing.rs` explores this
-//! file.
+//! Leases and parts of tensors use it before memory is written that other threads have read. It orders a
+//! hand-over, or the writable form of a tensor, behind the last drop on another thread.
+//! `tests/loom_sharing.rs` explores this file.
 
 use crate::sync::{Arc, AtomicUsize, Ordering, fence};
 
-/// Whether this is the only value on `shared`, with all its clones gone.
+/// Returns whether this is the only value on `shared`, with all its clones gone.
 pub(crate) fn is_last<T>(shared: &Arc<T>) -> bool {
     let last = Arc::strong_count(shared) == 1;
-    // LAST: as in `Arc::get_mut`. What the droppers of the other clones did comes before what follows.
+    // LAST: as in `Arc::get_mut`. All work of the threads that dropped the other clones happens before the
+    // code after this fence.
     fence(Ordering::Acquire);
     last
 }
 
-/// How many handles stand on something, of which frames on their way and queues have none.
+/// Counts the handles on a lease. Frames on their way and queues hold no handle.
 #[derive(Debug, Default)]
 pub(super) struct Handles(AtomicUsize);
 
 impl Handles {
-    /// One more.
+    /// Counts one handle more.
     pub(super) fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One fewer.
+    /// Counts one handle fewer.
     pub(super) fn remove(&self) {
-        // HANDLES release: what the dropping thread did with the memory comes before what a new sole owner
-        // does.
+        // HANDLES release: the dropping thread's work on the memory happens before that of a new sole owner.
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// How many.
+    /// Returns the number of handles.
     pub(super) fn count(&self) -> usize {
         // HANDLES acquire: pairs with the release in `remove`.
         self.0.load(Ordering::Acquire)

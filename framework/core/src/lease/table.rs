@@ -1,24 +1,23 @@
-//! The owner's lease table: every allocation of one pool, who holds it, and which uses of it are still to
-//! pass.
+//! The owner's lease table: every allocation of one pool, its holders, and its uses that have not passed yet.
 //!
 //! LEASE-1: only the owner counts, here, privately, by holder. An entry is closed only when nobody holds the
 //! allocation, and its memory is used again only after (on the GPU: ordered behind) every recorded last use.
-//! The lease table knows neither memory nor devices, so that it can be checked as the bookkeeping it is.
+//! The lease table knows neither memory nor devices, so that tests can check the bookkeeping alone.
 //!
-//! LEASE-3 has its reader here: an entry that reaches zero is not closed by the call that brought it there.
-//! The caller first drains everything that its peers have posted ([`LeaseTable::close`] is a second, separate
-//! step), because the hold of the next holder was posted before the release of the previous one, but on
-//! another ring.
+//! This is the reading side of LEASE-3: the call that brings an entry to zero does not close it. The caller
+//! first drains everything that its peers have posted ([`LeaseTable::close`] is a second, separate step),
+//! because the hold of the next holder was posted before the release of the previous one, but on another
+//! ring.
 //!
-//! Several threads drain, and one may read the release in the middle of another's pass, behind the ring with
-//! the hold. So every entry counts its changes, and what a pass found holds only if the entry has not changed
-//! since the pass began.
+//! Several threads drain. One of them may read the release while another is in the middle of its pass and
+//! already past the ring with the hold. So every entry counts its changes, and the result of a pass is valid
+//! only if the entry has not changed since the pass began.
 //!
-//! A hold is believed only of an entry that was lent, and only for as many as were forwarded (`forwards`) to
-//! its holder. A grant sets `shared` on an entry, and the owner clears it when it finds that it has the
-//! memory for itself, under the lock that it takes for that anyway. Leases that a peer took by holds are
-//! counted apart from those that it was granted (`MAX_FORWARDED`, `MAX_GRANTED`), so leases that others
-//! forward to it take no room from what the owner sends it.
+//! The owner accepts a hold only on an entry that was lent, and only as many holds as there were forwards
+//! (`forwards`) to the holder. A grant sets `shared` on an entry. The owner clears it when it finds that it
+//! alone has the memory, under the lock that it takes for that anyway. Leases that a peer took by holds are
+//! counted apart from those that it was granted (`MAX_FORWARDED`, `MAX_GRANTED`). So leases that others
+//! forward to a peer leave the room for leases that the owner grants it.
 
 mod age;
 mod forwards;
@@ -40,13 +39,13 @@ use self::sums::Sums;
 use crate::clock::Ticket;
 use crate::ids::ProcessId;
 
-/// What an entry stands for.
+/// The block that an entry stands for.
 pub trait Measured {
-    /// Its bytes.
+    /// Returns its size in bytes.
     fn bytes(&self) -> u64;
 }
 
-/// For models, which count leases and no bytes.
+/// Blocks for models, which count leases and no bytes.
 #[cfg(any(test, feature = "inside"))]
 mod models {
     macro_rules! of_no_bytes {
@@ -61,15 +60,16 @@ mod models {
     of_no_bytes!(() u8 i32);
 }
 
-/// A last use: the clock value that has to pass before the memory is free.
+/// The last uses of an allocation: the clock values that have to pass before the memory is free.
 pub type Uses = SmallVec<[Ticket; 2]>;
 
-/// Everything that one pool's owner knows about its allocations; `T` is what it got from its allocator.
+/// Everything that one pool's owner knows about its allocations; `T` is the block that its allocator
+/// returned.
 #[derive(Clone, Debug)]
 pub struct LeaseTable<T> {
     entries: Vec<Entry<T>>,
     closed: Vec<u32>,
-    /// Holds that nobody was found to have forwarded yet, in the order in which they came.
+    /// Holds for which no forward has been found yet, in the order in which they came.
     unproven: Vec<Unproven>,
     /// Entries with forwards whose forwarder has let go.
     expiring: Vec<(u32, u32)>,
@@ -94,20 +94,21 @@ struct Record<T> {
     block: T,
     /// Leases of the owner's own process.
     local: u32,
-    /// How many of them stand for parts of it, each with a writer.
+    /// How many of them are leases on parts of the allocation, each with a writer.
     in_parts: u32,
     /// Leases of other processes; none is zero.
     holders: SmallVec<[(ProcessId, u32); 2]>,
-    /// How many of them their holder took when somebody forwarded the memory to it; none is zero.
+    /// How many of these each holder took by a hold, after another process had forwarded the memory to it;
+    /// none is zero.
     forwarded: SmallVec<[(ProcessId, u32); 1]>,
-    /// What holders say that they forward, and nobody has taken yet.
+    /// Forwards that holders have announced and that no hold has taken yet.
     forwards: SmallVec<[Forward; 1]>,
-    /// Holds that are not proven yet: they count as leases, and as nothing else.
+    /// Holds that are not proven yet. They keep the entry open like leases, and have no other effect.
     unproven: u32,
-    /// Holds that were refused and not given back yet: who took them does not know.
+    /// Holds that were refused and not given back yet: their holder does not know of the refusal.
     refused: Vec<(ProcessId, u32)>,
-    /// Another process was given a lease since the owner last had the memory for itself. Where it was not,
-    /// nobody can have forwarded it, and whoever says that it holds it lies.
+    /// Another process was given a lease since the owner last had the memory for itself. If this is not set,
+    /// nobody can have forwarded the memory, and a peer that claims to hold it lies.
     shared: bool,
     /// Raised by every change of the counts above.
     changes: u64,
@@ -124,7 +125,7 @@ pub enum Left {
     Empty(Emptied),
 }
 
-/// An entry that nobody held, as it was then.
+/// An entry at the moment when its last lease was given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emptied {
     /// The entry.
@@ -135,7 +136,7 @@ pub struct Emptied {
     pub changes: u64,
 }
 
-/// A change that does not fit the lease table: the mistake, or the lie, of a peer.
+/// A change that does not fit the lease table: a peer made a mistake, or lied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LeaseTableError {
     /// No such entry in this generation.
@@ -148,7 +149,7 @@ pub enum LeaseTableError {
         /// Generation asked for.
         generation: u32,
     },
-    /// Nobody but the owner can have the memory.
+    /// Only the owner can have the memory.
     #[error("{process} speaks of entry {entry}, which nobody was given who could have passed it on")]
     NotShared {
         /// Who.
@@ -156,7 +157,7 @@ pub enum LeaseTableError {
         /// Entry.
         entry: u32,
     },
-    /// Nobody who holds the memory says that it was passed on to this process.
+    /// No holder of the memory has said that it passed the memory on to this process.
     #[error("{process} says that entry {entry} was forwarded to it, and none of its holders has done so")]
     NotForwarded {
         /// Who.
@@ -164,7 +165,7 @@ pub enum LeaseTableError {
         /// Entry.
         entry: u32,
     },
-    /// The memory is in this process as a whole where parts of it came, or in parts where the whole came.
+    /// Parts of the memory arrived while this process has the whole, or the whole arrived while it has parts.
     #[error(
         "{process} sends entry {entry} back in another form than this process has it in: as a whole, or in parts"
     )]
@@ -204,7 +205,7 @@ impl<T> Default for LeaseTable<T> {
 }
 
 impl<T: Measured> LeaseTable<T> {
-    /// Opens an entry for a new allocation with one local lease and the uses that its first user has to wait
+    /// Opens an entry for a new allocation, with one local lease and the uses that the first user has to wait
     /// for. Returns the entry and its generation.
     pub fn open(&mut self, block: T, uses: Uses) -> (u32, u32) {
         let record = Record {
@@ -256,13 +257,13 @@ impl<T: Measured> LeaseTable<T> {
             .ok_or(LeaseTableError::Unknown { entry, generation })
     }
 
-    /// The block of a live entry.
+    /// Returns the block of an open entry.
     pub fn block(&self, entry: u32, generation: u32) -> Option<&T> {
         let slot = self.entries.get(entry as usize).filter(|slot| slot.generation == generation)?;
         slot.record.as_ref().map(|record| &record.block)
     }
 
-    /// One more lease for the owner's own process, on something that `from` sent back to it.
+    /// Adds a lease of the owner's own process, on memory that `from` sent back to it.
     ///
     /// # Errors
     /// The entry is unknown, or `from` holds no lease on it and so had nothing to send.
@@ -271,13 +272,13 @@ impl<T: Measured> LeaseTable<T> {
         self.adopt_as(entry, generation, from, false)
     }
 
-    /// As [`adopt`](Self::adopt), of the whole, which nobody writes, or of a part, which its holder may
-    /// write.
+    /// Does the same as [`adopt`](Self::adopt), for the whole, which nobody writes, or for a part, which its
+    /// holder may write.
     ///
     /// # Errors
-    /// As for [`adopt`](Self::adopt); the owner has the memory for itself, or in the other form. What a peer
-    /// says must not make a writer of memory that somebody here reads, nor a reader of memory that somebody
-    /// here writes (ONE-WRITER).
+    /// The same as for [`adopt`](Self::adopt); or the owner has the memory for itself, or has it in the other
+    /// form. No word of a peer may give a writer to memory that this process reads, or a reader to memory
+    /// that this process writes (ONE-WRITER).
     pub fn adopt_as(
         &mut self,
         entry: u32,
@@ -305,8 +306,8 @@ impl<T: Measured> LeaseTable<T> {
         Ok(())
     }
 
-    /// The owner's own lease stands for parts from here on, or for the whole again. Of the whole, nobody else
-    /// has anything: what others still have in the lease table is on its way back.
+    /// Marks the owner's own lease as one on parts, or on the whole again. If it is on the whole, nobody else
+    /// uses the memory: leases that the table still shows for other processes are on their way back.
     pub fn set_in_parts(
         &mut self,
         entry: u32,
@@ -323,22 +324,22 @@ impl<T: Measured> LeaseTable<T> {
         Ok(())
     }
 
-    /// A lease of the owner's that stood for parts is about to be [dropped](Self::release_local).
+    /// Notes that one of the owner's leases on parts is about to be [dropped](Self::release_local).
     pub fn drop_part(&mut self, entry: u32, generation: u32) -> Result<(), LeaseTableError> {
         let record = self.record(entry, generation)?;
         record.in_parts = record.in_parts.saturating_sub(1);
         Ok(())
     }
 
-    /// The owner has the memory for itself, as [`is_sole`](Self::is_sole) or its sender says: whoever holds
-    /// or sends it from here on, until it is [granted](Self::grant) again, lies.
+    /// Notes that the owner has the memory for itself, as [`is_sole`](Self::is_sole) found or the sender
+    /// said. Until the memory is [granted](Self::grant) again, a peer that holds or sends it lies.
     pub fn claim(&mut self, entry: u32, generation: u32) -> Result<(), LeaseTableError> {
         self.record(entry, generation)?.claim();
         Ok(())
     }
 
-    /// `to` gets a lease by the owner's own sending. Says whether any process had been given one
-    /// before: then holds on the entry may be on their way.
+    /// Gives `to` a lease, because the owner sends it the memory. Returns whether any process had been given
+    /// one before: then holds on the entry may be on their way.
     ///
     /// # Errors
     /// The entry is unknown.
@@ -349,7 +350,7 @@ impl<T: Measured> LeaseTable<T> {
         Ok(std::mem::replace(&mut record.shared, true))
     }
 
-    /// `from` gives one lease back; `uses` are the last uses it made.
+    /// Takes back one lease from `from`; `uses` are its last uses.
     ///
     /// # Errors
     /// The entry is unknown or `from` holds no lease on it: nothing changes.
@@ -364,9 +365,8 @@ impl<T: Measured> LeaseTable<T> {
         Ok(self.give_back(entry, generation, from, uses)?.0)
     }
 
-    /// Drops all leases of a process that ended (LEASE-4), with what it forwarded and what was forwarded to
-    /// it, and returns the entries that nobody holds now. What the process had posted has been drained
-    /// before.
+    /// Drops all leases of a process that ended (LEASE-4), its forwards, and the forwards to it. Returns the
+    /// entries that nobody holds now. The caller has drained everything that the process had posted.
     pub fn evict(&mut self, process: ProcessId) -> Vec<Emptied> {
         let mut empty = Vec::new();
         for (entry, slot) in self.entries.iter_mut().enumerate() {
@@ -393,7 +393,7 @@ impl<T: Measured> LeaseTable<T> {
         empty
     }
 
-    /// The owner's process drops one of its own leases.
+    /// Drops one of the leases of the owner's own process.
     ///
     /// # Errors
     /// The entry is unknown or has no local lease.
@@ -414,15 +414,15 @@ impl<T: Measured> LeaseTable<T> {
         Ok(record.changed(entry, generation))
     }
 
-    /// How often the counts of an entry have changed. Who drains between two looks at an entry, and finds the
-    /// same number in both, knows of every hold that was posted before the first.
+    /// Returns how often the counts of an entry have changed. A thread that drains between two looks at an
+    /// entry, and finds the same number in both, knows of every hold that was posted before the first look.
     pub fn changes(&self, entry: u32, generation: u32) -> Option<u64> {
         let slot = self.entries.get(entry as usize).filter(|slot| slot.generation == generation)?;
         slot.record.as_ref().map(|record| record.changes)
     }
 
-    /// Whether exactly one lease exists on the entry: the owner's own (`to` = `None`) or, beside at most one
-    /// local lease, the single one of `to`.
+    /// Returns whether exactly one lease exists on the entry: the owner's own if `to` is `None`, else the
+    /// single one of `to`, beside at most one local lease.
     pub fn is_sole(&self, entry: u32, generation: u32, to: Option<ProcessId>) -> bool {
         let Some(record) = self
             .entries
@@ -439,7 +439,7 @@ impl<T: Measured> LeaseTable<T> {
         }
     }
 
-    /// Whether another process was ever given a lease on the entry.
+    /// Returns whether another process was ever given a lease on the entry.
     pub fn was_shared(&self, entry: u32, generation: u32) -> bool {
         self.entries
             .get(entry as usize)
@@ -448,7 +448,7 @@ impl<T: Measured> LeaseTable<T> {
             .is_some_and(|record| record.shared)
     }
 
-    /// How many leases the owner's own process has on an entry.
+    /// Returns how many leases the owner's own process has on an entry.
     pub fn local(&self, entry: u32, generation: u32) -> u32 {
         self.entries
             .get(entry as usize)
@@ -457,7 +457,7 @@ impl<T: Measured> LeaseTable<T> {
             .map_or(0, |record| record.local)
     }
 
-    /// The uses recorded so far on an entry: what a new writer of the same memory has to wait for.
+    /// Returns the uses recorded so far on an entry. A new writer of the same memory has to wait for them.
     pub fn uses(&self, entry: u32, generation: u32) -> Uses {
         self.entries
             .get(entry as usize)
@@ -467,9 +467,9 @@ impl<T: Measured> LeaseTable<T> {
             .unwrap_or_default()
     }
 
-    /// Closes an entry that nobody holds and hands its block out with the uses that still have to pass;
-    /// `None` when it has changed since it was emptied, or was closed before. Where it is empty once more,
-    /// that emptied it anew: whoever drained that closes it (LEASE-3).
+    /// Closes an entry that nobody holds, and returns its block with the uses that still have to pass.
+    /// Returns `None` if the entry has changed since it was emptied, or was closed before. If a later release
+    /// emptied it again, the thread that drained that release closes it (LEASE-3).
     pub fn close(&mut self, emptied: Emptied) -> Option<(T, Uses)> {
         let Emptied { entry, generation, changes } = emptied;
         let slot = self.entries.get_mut(entry as usize).filter(|slot| slot.generation == generation)?;
@@ -477,7 +477,7 @@ impl<T: Measured> LeaseTable<T> {
             return None;
         }
         let record = slot.record.take()?;
-        // After 2^32 lives an entry is left closed for good, so that no name ever means two allocations.
+        // After 2^32 uses an entry stays closed for good, so that no name ever means two allocations.
         if let Some(next) = slot.generation.checked_add(1) {
             slot.generation = next;
             self.closed.push(entry);
@@ -487,20 +487,20 @@ impl<T: Measured> LeaseTable<T> {
         Some((record.block, record.uses))
     }
 
-    /// Leases on an entry: the owner's own, and those of others by process.
+    /// Returns the leases on an entry: the owner's own, and those of others by process.
     #[cfg(any(test, feature = "testing"))]
     pub fn shares(&self, entry: u32, generation: u32) -> Option<(u32, Vec<(ProcessId, u32)>)> {
         let slot = self.entries.get(entry as usize).filter(|slot| slot.generation == generation)?;
         slot.record.as_ref().map(|record| (record.local, record.holders.to_vec()))
     }
 
-    /// How many entries are open.
+    /// Returns how many entries are open.
     #[cfg(any(test, feature = "inside"))]
     pub fn len(&self) -> usize {
         self.entries.iter().filter(|slot| slot.record.is_some()).count()
     }
 
-    /// Whether no entry is open.
+    /// Returns whether no entry is open.
     #[cfg(any(test, feature = "inside"))]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -519,7 +519,7 @@ impl<T: Measured> Record<T> {
         }
     }
 
-    /// `process` was taken out of the holders.
+    /// Updates the sums after `process` was taken out of the holders.
     fn holder_left(&self, process: ProcessId, sums: &mut Sums) {
         let bytes = self.block.bytes();
         sums.ends(process, bytes);
@@ -537,7 +537,7 @@ impl<T: Measured> Record<T> {
         self.forwards.clear();
     }
 
-    /// Counts a change, and says what it left behind.
+    /// Counts a change, and returns the state of the entry after it.
     fn changed(&mut self, entry: u32, generation: u32) -> Left {
         self.changes += 1;
         if !self.is_empty() {

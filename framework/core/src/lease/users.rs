@@ -1,11 +1,12 @@
-//! How this process has used the memory of a lease: on which streams, and what is known of the end.
+//! How this process has used the memory of a lease: on which streams, and which ticket marks the end, if one
+//! is known.
 //!
-//! Most work is put on a stream without a word to the framework, at any time while the lease is there. So
-//! only a ticket that is asked for when the lease goes stands for it. Where all uses were launches that write
-//! the clock by themselves, or work that was over before the lease was made, the last of those writes does,
-//! and no further one is made.
+//! A program puts most work on a stream without telling the framework, at any time while the lease exists.
+//! Only a ticket that is requested when the lease is released covers such work. If all uses were launches
+//! that write the clock by themselves, or work that was over before the lease was made, the last of those
+//! writes covers them all, and no further ticket is made.
 //!
-//! Used by the handles of leases, under their lock.
+//! The handles of leases use this, under their lock.
 
 use smallvec::SmallVec;
 
@@ -16,36 +17,37 @@ use crate::stream::Stream;
 pub(super) struct Users {
     /// Streams that used it.
     pub(super) streams: SmallVec<[Stream; 1]>,
-    /// The stream that wrote it last, and the clock value that stands for that at the earliest. It shows
-    /// whether memory that never left its stream, an accumulator for example, depends on what a dead process
-    /// had not done (DEATH-3): where it does, every further use is refused, so this stays what it is.
+    /// The stream that wrote the memory last, and the earliest clock value that covers this write. It shows
+    /// whether memory that never left its stream, an accumulator for example, depends on work that a dead
+    /// process did not finish (DEATH-3). If so, every further use is refused, so this value no longer
+    /// changes.
     pub(super) written: Option<Ticket>,
     #[cfg(any(feature = "graphs", feature = "foreign"))]
     ends: Ends,
 }
 
-/// Until when the memory is in use, as far as the uses say so themselves.
+/// Until when the memory is in use, as far as the uses themselves tell.
 #[cfg(any(feature = "graphs", feature = "foreign"))]
 #[derive(Clone, Copy, Default)]
 enum Ends {
-    /// There was none yet.
+    /// There was no use yet.
     #[default]
     Unused,
-    /// All of one stream, which writes this by itself behind the last.
+    /// All uses were on one stream, which writes this ticket by itself after the last of them.
     At(Ticket),
-    /// There may be work that nobody has told of.
+    /// There may be work that the framework was not told of.
     Open,
 }
 
 impl Users {
-    /// The stream is in order with the memory: tickets of it count.
+    /// Records that the stream is in order with the memory, so its tickets count.
     pub(super) fn add(&mut self, stream: &Stream) {
         if !self.streams.contains(stream) {
             self.streams.push(stream.clone());
         }
     }
 
-    /// As [`add`](Self::add), for work that may come as long as the lease is there.
+    /// Does the same as [`add`](Self::add), for work that may be enqueued as long as the lease exists.
     pub(super) fn add_open(&mut self, stream: &Stream) {
         self.add(stream);
         #[cfg(any(feature = "graphs", feature = "foreign"))]
@@ -54,8 +56,8 @@ impl Users {
         }
     }
 
-    /// As [`add`](Self::add), for work that was enqueued and is over at `end`, which the stream writes in any
-    /// case.
+    /// Does the same as [`add`](Self::add), for work that is already enqueued and is over at `end`, which the
+    /// stream writes in any case.
     #[cfg(any(feature = "graphs", feature = "foreign"))]
     pub(super) fn add_until(&mut self, stream: &Stream, end: Ticket) {
         self.add(stream);
@@ -65,8 +67,8 @@ impl Users {
         };
     }
 
-    /// Nothing more is done with it: where all was done on this stream, it is over at `end`, a ticket that
-    /// the stream gave out behind it.
+    /// Records that no further use follows. If all uses were on this stream, they are over at `end`, a ticket
+    /// that the stream issued after them.
     #[cfg(feature = "foreign")]
     pub(super) fn close_at(&mut self, stream: &Stream, end: Ticket) {
         if self.streams.len() == 1 && self.streams.contains(stream) {
@@ -74,7 +76,7 @@ impl Users {
         }
     }
 
-    /// The ticket that stands for all uses, where no further one has to be asked for.
+    /// Returns the ticket that covers all uses, or `None` if a new one has to be requested.
     pub(super) fn end(&self) -> Option<Ticket> {
         #[cfg(any(feature = "graphs", feature = "foreign"))]
         if let (Ends::At(ticket), 1) = (self.ends, self.streams.len()) {
@@ -83,7 +85,7 @@ impl Users {
         None
     }
 
-    /// Whether what was written last depends on the death of a process.
+    /// Returns whether the data written last is lost to the death of a process.
     pub(super) fn is_lost(&self, domain: &ClockDomain) -> bool {
         self.written.is_some_and(|ticket| domain.tainted_by(&ticket).is_some())
     }

@@ -1,11 +1,11 @@
-//! Which pieces of an allocation have a writer in this process: the guard of split tensors.
+//! The pieces of allocations that have a writer in this process: the guard of split tensors.
 //!
-//! A tensor that is split has one lease and several writers, each of its own piece. Within a process nothing
-//! but this list says which pieces those are. A piece is entered when it is made or arrives, and leaves when
-//! it is sent on, joined or dropped; one that would be a second writer of anything (the same piece twice, a
-//! piece of another split, one that overlaps) is refused, whoever sent it (ONE-WRITER, WIRE-1).
+//! A split tensor has one lease and several writers, each of its own piece. Within a process only this list
+//! says which pieces those are. A piece is entered when it is made or arrives, and leaves when it is sent on,
+//! joined or dropped. A piece that would give anything a second writer is refused, regardless of its sender:
+//! the same piece twice, a piece of another split, or one that overlaps (ONE-WRITER, WIRE-1).
 //!
-//! **On a crash** of another process nothing changes here: what that process held is no piece of this one.
+//! **On a crash** of another process nothing changes here: the pieces that it held are not in this list.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,24 +20,24 @@ use super::LeaseId;
 pub struct Area(SmallVec<[Range<usize>; 4]>);
 
 impl Area {
-    /// The indices in all of `ranges`; `None` where one of them is empty.
+    /// Makes the area of the indices in all of `ranges`; returns `None` if one of them is empty.
     pub fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Option<Self> {
         let ranges: SmallVec<[Range<usize>; 4]> = ranges.into_iter().collect();
         (!ranges.iter().any(Range::is_empty)).then_some(Area(ranges))
     }
 
-    /// One range per axis.
+    /// Returns one range per axis.
     pub fn ranges(&self) -> &[Range<usize>] {
         &self.0
     }
 
-    /// Number of indices; `None` where that is not representable.
+    /// Returns the number of indices, or `None` if `usize` cannot represent it.
     pub fn indices(&self) -> Option<usize> {
         self.0.iter().try_fold(1, |product: usize, range| product.checked_mul(range.len()))
     }
 
-    /// Whether some index is in both. Areas of different ranks are of different tensors: they are taken to
-    /// meet.
+    /// Returns whether some index is in both. Areas of different ranks belong to different tensors, and count
+    /// as meeting.
     pub fn meets(&self, other: &Area) -> bool {
         self.0.len() != other.0.len()
             || self.0.iter().zip(&other.0).all(|(a, b)| a.start < b.end && b.start < a.end)
@@ -47,15 +47,15 @@ impl Area {
 /// One piece of a split allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Which split it is of.
+    /// The split that it belongs to.
     pub seal: u64,
-    /// Which piece of it.
+    /// Its number within the split.
     pub index: u32,
-    /// The indices of the whole that it has.
+    /// The indices of the whole tensor that it covers.
     pub area: Area,
 }
 
-/// Why a piece cannot have a writer here: it has one, or part of it has.
+/// Why a piece cannot be given a writer here: the piece, or part of it, already has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Clash {
     /// The same piece twice.
@@ -87,8 +87,8 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Enters `pieces` of one allocation, all or none. The caller has checked that those of one call do not
-    /// meet.
+    /// Enters `pieces` of one allocation, all or none. The caller has checked that the pieces of one call do
+    /// not meet.
     ///
     /// # Errors
     /// One of them has a writer already.
@@ -110,7 +110,7 @@ impl Writers {
         Ok(())
     }
 
-    /// A piece has left, or its writer has ended.
+    /// Removes a piece that has left this process or whose writer has ended.
     pub fn leave(&self, id: LeaseId, seal: u64, index: u32) {
         let mut by_lease = self.by_lease.lock();
         let Some(known) = by_lease.get_mut(&id) else { return };
@@ -122,7 +122,7 @@ impl Writers {
         }
     }
 
-    /// How many allocations have pieces here.
+    /// Returns how many allocations have pieces here.
     #[cfg(any(test, feature = "testing"))]
     pub fn allocations(&self) -> usize {
         self.by_lease.lock().len()
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(Area::new([]).expect("a scalar").indices(), Some(1));
     }
 
-    /// ONE-WRITER: what is here is here once.
+    /// ONE-WRITER: each piece is in this process at most once.
     #[test]
     fn a_piece_has_one_writer_and_another_when_that_one_has_left() {
         let writers = Writers::default();
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(writers.enter(id(1), [piece(8, 3, [9..10, 0..1])]), Err(Clash::OtherSplit { index: 3 }));
         writers.enter(id(2), [piece(8, 0, [0..4, 0..2])]).expect("another allocation");
 
-        // All or none: the first of two would have been fine.
+        // All or none: the first of the two would have been accepted.
         writers.leave(id(1), 7, 1);
         assert_eq!(writers.enter(id(1), [right.clone(), left.clone()]), Err(Clash::Doubled { index: 0 }));
         writers.enter(id(1), [right]).expect("it was not entered");

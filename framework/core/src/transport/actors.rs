@@ -175,7 +175,7 @@ impl Actors {
         }
     }
 
-    /// Whether the actor that was at `index` is started anew.
+    /// Returns whether the actor that was at `index` is started anew.
     pub(super) fn is_away(&self, index: u16) -> bool {
         matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true, .. }))
     }

@@ -51,7 +51,7 @@ pub enum AskFailure {
 }
 
 impl AskFailure {
-    /// Whether asking again makes sense. The handler may have run: nobody knows how far.
+    /// Returns whether asking again makes sense. The handler may have run: nobody knows how far.
     pub fn is_retryable(&self) -> bool {
         match self {
             AskFailure::Refused(refusal) => {
@@ -161,7 +161,7 @@ impl Asks {
         }
     }
 
-    /// How many have no answer yet.
+    /// Returns how many have no answer yet.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn count(&self) -> usize {
         self.pending.len()

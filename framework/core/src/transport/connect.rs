@@ -86,7 +86,7 @@ impl Transport {
         self.link_or_lack(peer).ok()
     }
 
-    /// As [`link`](Self::link), and says where it is this process that lacks something for it.
+    /// Does the same as [`link`](Self::link), and says where it is this process that lacks something for it.
     pub(super) fn link_or_lack(&self, peer: ProcessId) -> Result<Arc<Link>, NoLink> {
         let (link, is_new) = self.find_or_make(peer)?;
         if is_new {

@@ -46,13 +46,13 @@ impl Deferred {
         self.is_parked.store(false, Ordering::Relaxed);
     }
 
-    /// Whether something is due. It is taken by that: what is put off meanwhile marks it again, so this comes
-    /// before the look at the links.
+    /// Returns whether something is due. It is taken by that: what is put off meanwhile marks it again, so
+    /// this comes before the look at the links.
     pub(crate) fn take(&self) -> bool {
         self.is_due.load(Ordering::Relaxed) && self.is_due.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether something is due.
+    /// Returns whether something is due.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn is_due(&self) -> bool {
         self.is_due.load(Ordering::Relaxed)
@@ -80,8 +80,8 @@ impl DeferredFor {
         self.0.swap(0, Ordering::AcqRel)
     }
 
-    /// As [`take`](Self::take), for a peer that is rung for something else anyway: mostly nothing is due
-    /// then.
+    /// Does the same as [`take`](Self::take), for a peer that is rung for something else anyway: mostly
+    /// nothing is due then.
     pub(crate) fn clear(&self) {
         if self.0.load(Ordering::Relaxed) != 0 {
             self.take();

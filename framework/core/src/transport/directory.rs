@@ -131,7 +131,7 @@ impl Known {
         Known { at: None, rests: false, queue, arrived: false }
     }
 
-    /// Whether nothing is lost where it is forgotten: the node says it again.
+    /// Returns whether nothing is lost where it is forgotten: the node says it again.
     fn can_be_forgotten(&self) -> bool {
         self.is_over() && self.queue.is_unshared()
     }
@@ -151,7 +151,7 @@ impl Known {
 }
 
 impl Directory {
-    /// Whether any actor is known not to be where it was started.
+    /// Returns whether any actor is known not to be where it was started.
     #[inline]
     pub(super) fn has_moved(&self) -> bool {
         // MOVED acquire: pairs with `note`.
@@ -173,8 +173,8 @@ impl Directory {
         actor.host() != self.host.load(Ordering::Relaxed) || actor.roams()
     }
 
-    /// Whether an actor lives on another host, or may. From the first such on, routes are looked up: none of
-    /// its addresses leads there.
+    /// Returns whether an actor lives on another host, or may. From the first such on, routes are looked up:
+    /// none of its addresses leads there.
     pub(super) fn meets_foreign(&self, actor: ActorId) -> bool {
         let foreign = self.is_foreign(actor);
         if foreign {
@@ -184,8 +184,8 @@ impl Directory {
         foreign
     }
 
-    /// As [`way_to`](Self::way_to), for a message. Where an actor of another host is not known yet, the node
-    /// is asked.
+    /// Does the same as [`way_to`](Self::way_to), for a message. Where an actor of another host is not known
+    /// yet, the node is asked.
     pub(super) fn way_for(
         &self,
         actor: ActorId,

@@ -71,7 +71,7 @@ impl<P: Platform, O: Orders> Sleeper<P, O> {
         }
     }
 
-    /// Whether [`prepare`](Self::prepare) was called and [`awake`](Self::awake) was not.
+    /// Returns whether [`prepare`](Self::prepare) was called and [`awake`](Self::awake) was not.
     #[inline]
     pub fn is_asleep(&self) -> bool {
         self.epoch & 1 == 1
@@ -100,9 +100,9 @@ impl<P: Platform, O: Orders> Ringer<P, O> {
         Ringer { word, rung: AtomicU64::new(0), orders: PhantomData }
     }
 
-    /// Whether the caller has to ring, after it published something. Says so once for each sleep, so the
-    /// caller has to do it then. Of several threads one is told: that one's ring makes the sleeper look at
-    /// every source, and it looks again, behind a fence, before it sleeps the next time.
+    /// Returns whether the caller has to ring, after it published something. Says so once for each sleep, so
+    /// the caller has to do it then. Of several threads one is told: that one's ring makes the sleeper look
+    /// at every source, and it looks again, behind a fence, before it sleeps the next time.
     #[inline]
     pub fn should_ring(&self) -> bool {
         if O::RINGER_FENCE {

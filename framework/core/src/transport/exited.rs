@@ -110,7 +110,7 @@ impl ExitedProcesses {
         self.nobody.insert(process, ());
     }
 
-    /// Whether the node has just said that there never was such a process.
+    /// Returns whether the node has just said that there never was such a process.
     pub(super) fn take_nobody(&self, process: ProcessId) -> bool {
         !self.nobody.is_empty() && self.nobody.remove(&process).is_some()
     }

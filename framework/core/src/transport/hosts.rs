@@ -116,7 +116,7 @@ pub enum Gone {
 }
 
 impl Gone {
-    /// Whether next lives of its actors may begin elsewhere (HOST-10).
+    /// Returns whether next lives of its actors may begin elsewhere (HOST-10).
     pub(crate) fn is_certain(self) -> bool {
         self != Gone::GivenUp
     }

@@ -251,7 +251,7 @@ impl Receipt {
         self
     }
 
-    /// Whether the sender asks for whatever is newer than what it has
+    /// Returns whether the sender asks for whatever is newer than what it has
     /// ([`Kind::Follow`](crate::message::wire::Kind::Follow)).
     #[cfg(feature = "hosts")]
     pub(crate) fn follows(&self) -> bool {
@@ -273,7 +273,7 @@ impl Receipt {
         FrameId { peer: self.link.peer, end: self.end }
     }
 
-    /// Whether the sender waits for a reply.
+    /// Returns whether the sender waits for a reply.
     pub fn wants_reply(&self) -> bool {
         self.correlation.is_some()
     }

@@ -196,7 +196,7 @@ impl Transport {
         true
     }
 
-    /// Whether everything is there that the leases need.
+    /// Returns whether everything is there that the leases need.
     ///
     /// Nothing is taken yet: a frame may be looked at many times before it is. What is missing does not end
     /// the look, so that everything is asked for at once and the frame waits for the slowest answer, and not
@@ -362,8 +362,8 @@ impl Transport {
         format!("chunk {} of {} {why}{ended}", chunk.index, chunk.owner)
     }
 
-    /// Whether `process` may be a life of its slot that this process has not heard of yet: the node will say
-    /// when the one before has ended.
+    /// Returns whether `process` may be a life of its slot that this process has not heard of yet: the node
+    /// will say when the one before has ended.
     fn may_come(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         process.slot() != self.me.slot()
@@ -371,9 +371,9 @@ impl Transport {
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 
-    /// Whether `process` may be an earlier life of its slot whose end nobody has told this process: a link to
-    /// a later one is being made, and opens when that one is there, or goes when the node says that there is
-    /// none.
+    /// Returns whether `process` may be an earlier life of its slot whose end nobody has told this process: a
+    /// link to a later one is being made, and opens when that one is there, or goes when the node says that
+    /// there is none.
     fn may_have_ended(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         known.is_some_and(|link| link.peer.incarnation() > process.incarnation() && !link.is_connected())

@@ -33,7 +33,7 @@ pub struct LeaseLimit {
 }
 
 impl Link {
-    /// Whether a message to the peer may lack leases.
+    /// Returns whether a message to the peer may lack leases.
     pub(crate) fn may_lack_leases(&self) -> bool {
         self.granted() + MAX_TENSORS > MAX_GRANTED
     }

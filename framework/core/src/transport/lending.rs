@@ -30,7 +30,7 @@ impl Transport {
         self.memory.pools().iter().find_map(|pool| pool.refusal())
     }
 
-    /// Whether a message may go with what it lends.
+    /// Returns whether a message may go with what it lends.
     pub(super) fn may_lend(&self, encoded: &Encoded) -> bool {
         use crate::ids::DeviceId;
         use crate::limits::MAX_INLINE_BODY;
@@ -49,8 +49,9 @@ impl Transport {
         })
     }
 
-    /// Whether bodies may be written into memory before it is asked whether they may go: where lending has a
-    /// bound, memory that comes back of a body that did not go would be what its sender waits for.
+    /// Returns whether bodies may be written into memory before it is asked whether they may go: where
+    /// lending has a bound, memory that comes back of a body that did not go would be what its sender waits
+    /// for.
     pub(super) fn fills_bodies(&self) -> bool {
         !self.memory.bounds_lending()
     }

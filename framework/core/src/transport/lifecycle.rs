@@ -73,7 +73,7 @@ impl EndReason {
         }
     }
 
-    /// Whether it ended although nobody wanted it to.
+    /// Returns whether it ended although nobody wanted it to.
     pub fn is_failure(&self) -> bool {
         *self != EndReason::Normal
     }
@@ -142,7 +142,7 @@ impl Lifecycle {
         }
     }
 
-    /// Whether no other event of this actor can follow.
+    /// Returns whether no other event of this actor can follow.
     pub fn is_final(&self) -> bool {
         matches!(self, Lifecycle::Down { will_restart: false, .. } | Lifecycle::GaveUp { .. })
     }
@@ -192,7 +192,7 @@ pub enum RestartWhen {
 }
 
 impl RestartWhen {
-    /// Whether an end leads to another life.
+    /// Returns whether an end leads to another life.
     pub(crate) fn after(self, failed: bool) -> bool {
         match self {
             RestartWhen::Never => false,
@@ -216,7 +216,7 @@ pub enum Whereabouts {
 }
 
 impl Whereabouts {
-    /// Whether there will be no other.
+    /// Returns whether there will be no other.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, Whereabouts::GaveUp(_) | Whereabouts::Nowhere)
     }

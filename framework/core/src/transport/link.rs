@@ -138,7 +138,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether a frame lies unread, or something waits to go out.
+    /// Returns whether a frame lies unread, or something waits to go out.
     pub(crate) fn is_busy(&self) -> bool {
         self.receiver.has_unread() || self.has_waiting() || self.has_backlog()
     }

@@ -98,7 +98,7 @@ impl Links {
         self.due.load(Ordering::Acquire)
     }
 
-    /// Whether a notice was posted on any link and is not published.
+    /// Returns whether a notice was posted on any link and is not published.
     pub(super) fn have_unpublished_notices(&self) -> bool {
         self.with_unpublished_notices.load(Ordering::Acquire) > 0
     }
@@ -172,12 +172,12 @@ impl Links {
         (Arc::clone(&state.all), self.version())
     }
 
-    /// Whether a sender waits for a peer, also where the link is still being made.
+    /// Returns whether a sender waits for a peer, also where the link is still being made.
     pub(super) fn are_waited_for(&self) -> bool {
         self.all().iter().any(|link| !link.is_broken() && link.has_waiting())
     }
 
-    /// Whether on an open link a frame lies unread, or something waits to go out.
+    /// Returns whether on an open link a frame lies unread, or something waits to go out.
     pub(super) fn are_busy(&self) -> bool {
         self.all().iter().any(|link| link.is_open() && link.is_busy())
     }

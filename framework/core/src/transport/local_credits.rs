@@ -74,7 +74,7 @@ impl LocalCredits {
         self.closed.load(Ordering::SeqCst) != OPEN
     }
 
-    /// Whether the actor has stopped and is started anew.
+    /// Returns whether the actor has stopped and is started anew.
     pub(crate) fn is_away(&self) -> bool {
         self.closed.load(Ordering::Acquire) == COMES_BACK
     }

@@ -134,7 +134,7 @@ impl Memory {
         }
     }
 
-    /// Whether pools have bounds.
+    /// Returns whether pools have bounds.
     #[cfg(feature = "foreign")]
     pub(super) fn bounds_lending(&self) -> bool {
         self.lent_share.get().is_some()
@@ -170,13 +170,13 @@ impl Memory {
         }
     }
 
-    /// As [`close_emptied`](Self::close_emptied), and waits for what another thread is about to close, for so
-    /// long at most.
+    /// Does the same as [`close_emptied`](Self::close_emptied), and waits for what another thread is about to
+    /// close, for so long at most.
     pub(super) fn close_emptied_with_all(&self, patience: Duration) {
         self.pools().iter().for_each(|pool| pool.close_emptied_with_all(patience));
     }
 
-    /// Whether anybody waits for memory that peers may give back.
+    /// Returns whether anybody waits for memory that peers may give back.
     pub(super) fn has_waiters(&self) -> bool {
         self.pools.read().iter().any(|pool| pool.has_waiters())
     }
@@ -186,7 +186,7 @@ impl Memory {
         self.unsettled.store(true, Ordering::Release);
     }
 
-    /// Whether there is anything to be settled: then the caller does it.
+    /// Returns whether there is anything to be settled: then the caller does it.
     pub(super) fn take_unsettled(&self) -> bool {
         // The load first: nearly always there is nothing.
         self.unsettled.load(Ordering::Relaxed) && self.unsettled.swap(false, Ordering::AcqRel)

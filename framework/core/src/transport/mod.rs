@@ -288,8 +288,8 @@ impl Transport {
         Ok(transport)
     }
 
-    /// Whether this process was forked from the one that it serves: nothing is sent, answered or given back
-    /// here.
+    /// Returns whether this process was forked from the one that it serves: nothing is sent, answered or
+    /// given back here.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
@@ -372,14 +372,14 @@ impl Transport {
         HangProbe { actors: self.actors.sights(), waits: stream::waiting(&self.domain) }
     }
 
-    /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go
-    /// out.
+    /// Returns whether a frame lies unread, a message was delivered and is not done with, or something waits
+    /// to go out.
     pub fn is_busy(&self) -> bool {
         self.actors.open() > 0 || self.links.are_waited_for() || self.links.are_busy()
     }
 
-    /// Whether messages to it, which their senders have counted, will never be read though nobody has died:
-    /// it has given up a peer.
+    /// Returns whether messages to it, which their senders have counted, will never be read though nobody has
+    /// died: it has given up a peer.
     pub(crate) fn leaves_unread(&self) -> bool {
         self.lifecycle.leaves_unread()
     }
@@ -398,7 +398,7 @@ impl Transport {
         self.lifecycle.is_leaving()
     }
 
-    /// Whether what runs in this process is to end.
+    /// Returns whether what runs in this process is to end.
     pub(crate) fn is_stopping(&self) -> bool {
         self.lifecycle.is_stopping()
     }
@@ -477,7 +477,7 @@ impl Transport {
         self.directory.host()
     }
 
-    /// Whether the actor lives on another host: its address was read here, and is about to be used.
+    /// Returns whether the actor lives on another host: its address was read here, and is about to be used.
     pub(crate) fn meets_foreign(&self, actor: ActorId) -> bool {
         self.directory.meets_foreign(actor)
     }
@@ -531,7 +531,7 @@ impl Transport {
         });
     }
 
-    /// Whether a process has ended.
+    /// Returns whether a process has ended.
     fn has_exited(&self, process: ProcessId) -> bool {
         self.lifecycle.exited.contains(process)
     }
@@ -566,7 +566,8 @@ impl Transport {
         self.withdraw_for(index, false);
     }
 
-    /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
+    /// Does the same as [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its
+    /// next life.
     pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
         if self.is_inherited() {
             return;

@@ -265,7 +265,8 @@ impl Transport {
         self.commit_as(claim, destination, encoded, wake_reasons::FRAMES);
     }
 
-    /// As [`commit`](Self::commit); `due` is for which of the [`wake_reasons`] the peer is woken.
+    /// Does the same as [`commit`](Self::commit); `due` is for which of the [`wake_reasons`] the peer is
+    /// woken.
     fn commit_as(&self, mut claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
         let since = self.domain.tracer().begin();
         fault::point("transport.send.claimed");
@@ -418,7 +419,7 @@ impl Transport {
         self.answer(link, Kind::Reply, correlation, encoded, asked, acknowledges);
     }
 
-    /// As [`reply`](Self::reply), but says why there is none.
+    /// Does the same as [`reply`](Self::reply), but says why there is none.
     pub(crate) fn refuse(&self, link: &Arc<Link>, correlation: u64, why: &Refusal, asked: Option<Credit>) {
         match codec::encode(why, Vec::new()) {
             Ok(encoded) => self.answer(link, Kind::Refusal, correlation, encoded, asked, false),
@@ -434,8 +435,8 @@ impl Transport {
         self.hand_back_with(link, asked, wake_reasons::CREDIT);
     }
 
-    /// As [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for the reason `what` of
-    /// the [`wake_reasons`].
+    /// Does the same as [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for the
+    /// reason `what` of the [`wake_reasons`].
     fn hand_back_with(&self, link: &Arc<Link>, asked: Option<Credit>, what: u8) {
         #[cfg(any(test, feature = "testing"))]
         if self.lifecycle.is_abandoned() {

@@ -130,7 +130,7 @@ impl WakePage {
         self.1.of(self.0.fd.as_fd())
     }
 
-    /// Whether the process sleeps (see [`doorbell`](crate::transport::doorbell)).
+    /// Returns whether the process sleeps (see [`doorbell`](crate::transport::doorbell)).
     pub(crate) fn sleep(&self) -> NativeWord {
         self.0.word(SLEEP)
     }
@@ -182,12 +182,12 @@ impl LinkMemory {
         self.0.word(TAKEN)
     }
 
-    /// How many messages from the peer each of the writer's actors is done with.
+    /// Returns how many messages from the peer each of the writer's actors is done with.
     pub(crate) fn credits(&self) -> NativeWords {
         self.0.words(CREDITS, MAX_ACTORS)
     }
 
-    /// How many messages of the peer each of the writer's actors takes at a time;
+    /// Returns how many messages of the peer each of the writer's actors takes at a time;
     /// [`NOBODY`](super::link::NOBODY), [`CLOSED`](super::link::CLOSED) or [`AWAY`](super::link::AWAY) where
     /// there is none. Apart from the credits: each send looks at it, and it changes once in a life.
     pub(crate) fn mailbox_states(&self) -> NativeWords {

@@ -58,8 +58,8 @@ impl ProcessLifecycle {
         }
     }
 
-    /// Whether messages to it, which their senders have counted, will never be read though nobody has died:
-    /// it has given up a peer.
+    /// Returns whether messages to it, which their senders have counted, will never be read though nobody has
+    /// died: it has given up a peer.
     pub(super) fn leaves_unread(&self) -> bool {
         self.leaves_unread.load(Ordering::SeqCst)
     }
@@ -74,7 +74,7 @@ impl ProcessLifecycle {
         self.stopping.send_replace(true);
     }
 
-    /// Whether what runs here is to end.
+    /// Returns whether what runs here is to end.
     pub(super) fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }

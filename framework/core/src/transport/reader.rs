@@ -85,7 +85,7 @@ fn said_of_spare_cores() -> Option<bool> {
     }
 }
 
-/// How many cores this thread may use.
+/// Returns how many cores this thread may use.
 fn cores_of_this_thread() -> usize {
     rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize)
 }
@@ -139,7 +139,7 @@ impl Transport {
         self.look_at_links(buffer, &mut Kept::default(), true)
     }
 
-    /// As [`poll`](Self::poll), as a reader looks that is kept busy.
+    /// Does the same as [`poll`](Self::poll), as a reader looks that is kept busy.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn glance(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
         self.look_at_links(buffer, &mut Kept::default(), false)
@@ -239,20 +239,20 @@ impl Transport {
         bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
     }
 
-    /// Whether there are twice as many of `cores` as processes that this one knows of: there are some for a
-    /// second thread of each.
+    /// Returns whether there are twice as many of `cores` as processes that this one knows of: there are some
+    /// for a second thread of each.
     fn has_cores_to_spare(&self, cores: usize) -> bool {
         cores >= 2 * (self.links.all().len() + 1)
     }
 
-    /// Whether the node has more processes than there are `cores`: one that looks is then in another's way,
-    /// unless it gives way.
+    /// Returns whether the node has more processes than there are `cores`: one that looks is then in
+    /// another's way, unless it gives way.
     fn is_crowded(&self, cores: usize) -> bool {
         self.domain.processes().max(self.links.all().len() + 1) > cores
     }
 
-    /// Whether a thread that waits for a message may look for it instead of sleeping at once: there are cores
-    /// for two threads of each process.
+    /// Returns whether a thread that waits for a message may look for it instead of sleeping at once: there
+    /// are cores for two threads of each process.
     #[cfg(any(feature = "foreign", feature = "hosts"))]
     pub fn has_spare_cores(&self) -> bool {
         self.wakeups.has_spare_cores()
@@ -390,13 +390,13 @@ impl Transport {
         self.wakeups.says_it_sleeps()
     }
 
-    /// Whether something was published that nobody was rung for.
+    /// Returns whether something was published that nobody was rung for.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn has_deferred(&self) -> bool {
         self.wakeups.has_deferred()
     }
 
-    /// Whether [`stop`](Self::stop) was called.
+    /// Returns whether [`stop`](Self::stop) was called.
     pub(crate) fn is_stopped(&self) -> bool {
         self.lifecycle.is_stopped()
     }

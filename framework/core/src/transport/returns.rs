@@ -167,7 +167,7 @@ impl Transport {
         }
     }
 
-    /// Whether the notice says that the ring goes on in other memory.
+    /// Returns whether the notice says that the ring goes on in other memory.
     fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) -> bool {
         let mut moved = false;
         let result =

@@ -57,7 +57,7 @@ impl Role {
         Some(Reads { role: self, looking: Some(looking) })
     }
 
-    /// Whether a thread wants to read.
+    /// Returns whether a thread wants to read.
     #[inline]
     pub(super) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) > 0

@@ -159,7 +159,7 @@ impl Route {
         }
     }
 
-    /// Whether both lead to the same life of the actor.
+    /// Returns whether both lead to the same life of the actor.
     pub(crate) fn is(&self, other: &Route) -> bool {
         match (self, other) {
             (Route::Short(one, _), Route::Short(other, _)) => Arc::ptr_eq(one, other),
@@ -171,8 +171,8 @@ impl Route {
         }
     }
 
-    /// Whether a message on this way may lack leases: then only the reader finds those that the peer has
-    /// given back.
+    /// Returns whether a message on this way may lack leases: then only the reader finds those that the peer
+    /// has given back.
     pub(crate) fn may_lack_leases(&self) -> bool {
         matches!(self, Route::Long(link, ..) if link.may_lack_leases())
     }

@@ -125,7 +125,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
-    /// Whether it may look for longer than the budget.
+    /// Returns whether it may look for longer than the budget.
     pub fn set_patient(&mut self, patient: bool) {
         self.patient = patient;
         if !patient {
@@ -133,7 +133,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
-    /// Whether there are more processes than cores: it then gives way from the first look on.
+    /// Returns whether there are more processes than cores: it then gives way from the first look on.
     pub fn set_crowded(&mut self, crowded: bool) {
         self.crowded = crowded;
     }
@@ -197,8 +197,8 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
-    /// How long a patient reader looks, where that is worth it: twice as long as is expected, and where that
-    /// is too long somewhat less.
+    /// Returns how long a patient reader looks, where that is worth it: twice as long as is expected, and
+    /// where that is too long somewhat less.
     fn patience(&self) -> Option<Duration> {
         let is_worth_it = self.patient && self.expected + self.expected / 2 <= PATIENCE;
         is_worth_it.then(|| (self.expected * 2).min(PATIENCE))

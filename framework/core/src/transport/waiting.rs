@@ -70,24 +70,24 @@ impl Queue {
         places.counted = Arc::clone(waiting);
     }
 
-    /// Whether both are the same queue.
+    /// Returns whether both are the same queue.
     pub(crate) fn is(&self, other: &Queue) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether nobody else has it: then nobody waits in it, nor will.
+    /// Returns whether nobody else has it: then nobody waits in it, nor will.
     pub(crate) fn is_unshared(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
-    /// Whether nobody waits.
+    /// Returns whether nobody waits.
     pub(crate) fn is_empty(&self) -> bool {
         // WAITING: pairs with `join`. Who joined before this was called is seen, and who joins now looks for
         // what it lacks once more, after it has: it finds what the caller has published before.
         self.0.waiting.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether a sender waits that has been polled. One that has not may never be.
+    /// Returns whether a sender waits that has been polled. One that has not may never be.
     pub(crate) fn is_waited_in(&self) -> bool {
         !self.is_empty() && self.0.places.lock().waiting.iter().any(|(_, waker)| waker.is_some())
     }
@@ -103,7 +103,7 @@ impl Queue {
         PlaceInQueue { queue: self.clone(), number }
     }
 
-    /// Whether something has changed since the one in front last tried.
+    /// Returns whether something has changed since the one in front last tried.
     pub(crate) fn has_moved(&self, stamp: u64) -> bool {
         self.0.places.lock().seen != stamp
     }
@@ -126,7 +126,7 @@ impl PlaceInQueue {
         &self.queue
     }
 
-    /// Whether it is this one's turn to try.
+    /// Returns whether it is this one's turn to try.
     pub(crate) fn is_front(&self) -> bool {
         self.queue.0.places.lock().waiting.front().is_some_and(|(number, _)| *number == self.number)
     }

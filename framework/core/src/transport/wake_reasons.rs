@@ -56,8 +56,8 @@ const _: () = assert!((FRAMES | CREDIT | ROOM).ilog2() < KINDS);
 /// A process that is to be woken for everything.
 pub(crate) const ALL: u64 = (CREDIT | ROOM) as u64;
 
-/// Whether a process that says in `wants` what it is to be woken for is to be woken for `what`, which was
-/// published before.
+/// Returns whether a process that says in `wants` what it is to be woken for is to be woken for `what`, which
+/// was published before.
 pub(crate) fn is_wanted<P: Platform, O: Orders>(what: u8, wants: &P::Word) -> bool {
     if what & FRAMES != 0 {
         return true;

@@ -71,12 +71,12 @@ impl Wakeups {
         }
     }
 
-    /// How often memory has come back while all was idle.
+    /// Returns how often memory has come back while all was idle.
     pub(super) fn memory_moved(&self) -> u64 {
         self.memory_moved.load(Ordering::Relaxed)
     }
 
-    /// Whether the reader has looked for what is idle for the last time.
+    /// Returns whether the reader has looked for what is idle for the last time.
     pub(super) fn set_all_idle(&self, is_all_idle: bool) {
         if self.is_all_idle.load(Ordering::Relaxed) != is_all_idle {
             self.is_all_idle.store(is_all_idle, Ordering::Release);
@@ -88,7 +88,7 @@ impl Wakeups {
         self.offer_taken.store(true, Ordering::Release);
     }
 
-    /// Whether rings can move since the last time that this was asked.
+    /// Returns whether rings can move since the last time that this was asked.
     pub(super) fn take_offer_taken(&self) -> bool {
         self.offer_taken.load(Ordering::Relaxed) && self.offer_taken.swap(false, Ordering::AcqRel)
     }
@@ -178,7 +178,7 @@ impl Wakeups {
         self.wake_page.sleep().load(Ordering::Relaxed) & 1 == 1
     }
 
-    /// Whether something was published that nobody was rung for.
+    /// Returns whether something was published that nobody was rung for.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn has_deferred(&self) -> bool {
         self.deferred.is_due()

@@ -1,4 +1,4 @@
-//! Forwarded memory, as its owner's pool sees it: see [`table::forwards`](crate::lease::table).
+//! Forwarded memory in the owner's pool: see [`table::forwards`](crate::lease::table).
 
 use super::{LeaseId, Pool, name};
 use crate::ids::ProcessId;
@@ -6,9 +6,9 @@ use crate::lease::table::{LeaseTableError, Pass, Settled};
 use crate::observe::trace::What;
 
 impl Pool {
-    /// `from` says that somebody forwarded the memory to it; see
-    /// [`LeaseTable::hold`](crate::lease::table::LeaseTable::hold). Whether that is known to be so: if not,
-    /// the caller [settles](Self::begin_pass) it when it has no lock.
+    /// Enters a hold: `from` says that `by` forwarded the memory to it; see
+    /// [`LeaseTable::hold`](crate::lease::table::LeaseTable::hold). Returns whether the forward is known. If
+    /// not, the caller [settles](Self::begin_pass) the hold when it holds no lock.
     ///
     /// # Errors
     /// The entry is not in the lease table, or nobody can have forwarded it.
@@ -18,7 +18,7 @@ impl Pool {
         Ok(proven)
     }
 
-    /// `from` passes the memory on to `to`.
+    /// Enters a forward: `from` passes the memory on to `to`.
     ///
     /// # Errors
     /// The entry is not in the lease table, or `from` has no lease on it.
@@ -26,7 +26,7 @@ impl Pool {
         self.state.lock().table.forward(id.entry, id.generation, from, to)
     }
 
-    /// Nothing is forwarded to a process that has ended.
+    /// Removes the forwards to a process that has ended.
     pub(crate) fn forget_forwards(&self, id: LeaseId, to: ProcessId) {
         self.state.lock().table.forget_forwards(id.entry, id.generation, to);
     }
@@ -37,14 +37,14 @@ impl Pool {
         self.state.lock().table.forwards(id.entry, id.generation)
     }
 
-    /// Begins a pass, where there is anything to settle: the caller drains every ring, and then
+    /// Begins a pass if there is anything to settle. The caller drains every ring, and then
     /// [ends](Self::end_pass) it.
     pub(crate) fn begin_pass(&self) -> Option<Pass> {
         self.state.lock().table.begin_pass()
     }
 
-    /// Ends a pass, if one was begun; what was settled since the last time. The caller calls
-    /// [`close_emptied`](Self::close_emptied) when it has handled all that it found.
+    /// Ends a pass, if one was begun, and returns the holds settled since the last call. The caller calls
+    /// [`close_emptied`](Self::close_emptied) after it has handled them all.
     pub(crate) fn end_pass(&self, pass: Option<Pass>) -> Vec<Settled> {
         let mut state = self.state.lock();
         if let Some(pass) = pass {

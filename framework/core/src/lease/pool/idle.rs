@@ -1,23 +1,23 @@
-//! Memory that nothing was in for a while goes back to the system, chunk by chunk.
+//! Gives memory that was empty for a while back to the system, chunk by chunk.
 //!
 //! **On the host** the chunk itself stays, with its name, its descriptors and its mappings in all processes;
-//! only its pages go, and come again, as zeros, when they are written. So nobody has to be told, and no
-//! message waits for it: who still has the chunk mapped and holds no lease in it has no business there, and
-//! reads zeros.
+//! only its pages go, and they come back as zeros when they are written. So no process has to be told, and no
+//! message waits for it. A process that still has the chunk mapped but holds no lease in it has no right to
+//! read there, and reads zeros.
 //!
-//! **On a GPU**, whose memory comes and goes with whole mappings alone, the chunk goes: the pool forgets it,
-//! and the node and all who have it mapped are told. Its memory is free when the last of them has let go. Its
-//! name is not used again, so that nobody takes what it has still mapped for another chunk. The next
-//! allocation that finds no room makes a new one, which takes about a millisecond.
+//! **On a GPU**, memory comes and goes only with whole mappings, so the chunk goes: the pool forgets it, and
+//! tells the node and every process that has it mapped. Its memory is free when the last of them has unmapped
+//! it. Its name is not used again, so that no process mistakes its old mapping for another chunk. The next
+//! allocation that finds no room makes a new chunk, which takes about a millisecond.
 //!
-//! Used by the reader's look for what is idle (`transport/renewal.rs`).
+//! The reader uses it when it looks for idle memory (`transport/renewal.rs`).
 //!
-//! **Invariants.** LEASE-1: pages go under the same conditions under which memory is used again: nobody is in
-//! the lease table, and every recorded last use has passed. An allocation waits for one step of [`STEP`]
-//! bytes at most, and ends it: the rest of the chunk stays.
+//! **Invariants.** LEASE-1: pages go under the same conditions under which memory is reused: the lease table
+//! has no holder, and every recorded last use has passed. An allocation waits for one step of [`STEP`] bytes
+//! at most, and its cut ends the giving back: the rest of the chunk stays.
 //!
-//! **Locks.** The pool's, for each step, and none for what the driver does. **On a crash** the memory goes
-//! with its last mapping. **On cancellation** nothing happens.
+//! **Locks.** The pool's, for each step; no lock while the driver frees a chunk. **On a crash** the memory
+//! goes with its last mapping. **On cancellation** nothing happens.
 
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -27,23 +27,23 @@ use crate::device::pool::{Idle, IdleChunk};
 use crate::ids::ChunkId;
 use crate::limits::POOL_CHUNK_NAMES;
 
-/// So many bytes go under one lock: some 20 us.
+/// Bytes given back under one hold of the lock: some 20 us.
 const STEP: u64 = 256 << 10;
 
-/// When it is worth to look again.
+/// When another look is worthwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LookAgain {
-    /// When something has moved.
+    /// Not before something has changed.
     Never,
-    /// Somebody holds memory, and may let go of it without a word.
+    /// Later: a process holds memory, and may release it without telling this one.
     Late,
-    /// Something is empty, and may be idle by then.
+    /// Soon: a chunk is empty, and may be idle by then.
     Soon,
 }
 
 impl Pool {
-    /// Gives the memory of chunks back that had nothing in them at the last look, and have nothing now: on a
-    /// thread of its own, for the reader has messages to read.
+    /// Gives back the memory of chunks that were empty at the last look and are empty now. It does so on a
+    /// thread of its own, because the reader has messages to read.
     pub(crate) fn look_for_idle(self: &Arc<Self>) -> LookAgain {
         self.backend.look_for_idle();
         let Idle { chunks, lately, in_use } = self.idle();
@@ -67,21 +67,22 @@ impl Pool {
         }
     }
 
-    /// Chunks that nothing is in, and nothing was at the last look. What peers have given back was taken in
-    /// before.
+    /// Returns the chunks that are empty and were empty at the last look. The caller has already taken in
+    /// everything that peers gave back.
     pub(super) fn idle(&self) -> Idle {
         let mut state = self.state.lock();
         state.sweep(&self.domain, usize::MAX);
         state.allocator.idle()
     }
 
-    /// Gives the memory of these chunks back, as far as nothing is cut out of them meanwhile.
+    /// Gives the memory of these chunks back, unless an allocation is cut out of them in the meantime.
     pub(super) fn give_back(&self, chunks: &[IdleChunk]) {
         for found in chunks {
             let mut offset = 0;
             while offset < found.bytes {
                 let bytes = STEP.min(found.bytes - offset);
-                // Nothing is cut out of the chunk under the lock, and it is let go of after each step.
+                // No allocation can be cut out of the chunk under the lock, which is released after each
+                // step.
                 let mut state = self.state.lock();
                 if !state.allocator.is_idle(found) || state.is_waited_for(self, found.index) {
                     break;
@@ -101,7 +102,7 @@ impl Pool {
 }
 
 impl Pool {
-    /// Lets go of these chunks, as far as nothing is cut out of them meanwhile.
+    /// Removes these chunks, unless an allocation is cut out of them in the meantime.
     pub(super) fn withdraw(&self, chunks: &[IdleChunk]) {
         for found in chunks {
             let mapping = {
@@ -119,9 +120,9 @@ impl Pool {
                 surroundings
                     .withdraw_chunk(ChunkId { owner: self.process, index: self.chunk_base + found.index });
             }
-            // A call of the driver's, so not under the lock.
+            // The drop calls the driver, so it does not happen under the lock.
             drop(mapping);
-            // There is room for a chunk of another size: whoever waits for memory tries again.
+            // There is room for a chunk of another size now, so every waiter for memory tries again.
             let waiters = self.state.lock().came_back(0);
             waiters.into_iter().for_each(Waker::wake);
         }
@@ -129,7 +130,7 @@ impl Pool {
 }
 
 impl State {
-    /// Whether something that was let go of early still uses memory of a chunk.
+    /// Returns whether uses of a range that left quarantine early still run in a chunk.
     fn is_waited_for(&mut self, pool: &Pool, chunk: u32) -> bool {
         self.pending.retain_mut(|pending| {
             pending.uses.retain(|ticket| !has_passed(&pool.domain, ticket));

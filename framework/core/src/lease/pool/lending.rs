@@ -1,18 +1,19 @@
-//! A bound for the bytes of a pool that are out: with other processes, or on their way back to the library
+//! A bound on the bytes of a pool that are out: with other processes, or on their way back to the library
 //! that made them.
 //!
-//! An allocation never waits. A program in Rust that is ahead of its receivers is told by a full pool, and
-//! may wait with `empty_when_free`. A library such as PyTorch does neither: it raises out of memory, and it
-//! holds a lock of its own while it asks for memory, so nothing can be waited for there. So a process that
-//! runs such libraries waits where it sends: a message whose tensors would take the pool past its bound waits
-//! as for room in a mailbox (MBX-2), and memory is left for what is made next.
+//! An allocation never waits. A Rust program that is ahead of its receivers gets an error from a full pool,
+//! and may wait with `empty_when_free`. A library such as PyTorch does neither: it raises out of memory. It
+//! also holds a lock of its own while it asks for memory, so it cannot wait there. So a process that runs
+//! such libraries waits when it sends: a message whose tensors would take the pool past its bound waits as
+//! for room in a mailbox (MBX-2). That leaves memory for the next tensors.
 //!
-//! Only *fresh* memory counts for a message: this pool's, that no other process was given yet. Who forwards
-//! what it was given, or sends on what came back, never waits here, so a ring of actors does not stand still
-//! for it. Of a message with more than half of the bound only that half counts, or it might never go.
+//! Only *fresh* memory of a message counts: memory of this pool that no other process was given yet. A
+//! process that forwards memory it was given, or sends on memory that came back, never waits here, so a ring
+//! of actors does not stall on it. If a message has more than half of the bound, only that half counts,
+//! because otherwise it might never be sent.
 //!
 //! **Used** by a claim (`transport/outgoing.rs`), and by senders that wait. **Locks.** The pool's. **On a
-//! crash** of a holder its leases are evicted, which wakes who waits (LEASE-4).
+//! crash** of a holder its leases are evicted, which wakes the waiting senders (LEASE-4).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,28 +26,29 @@ use crate::device::pool::Block;
 use crate::lease::LeaseId;
 use crate::lease::foreign::Collector;
 
-/// What a pool knows of its bound.
+/// The state of a pool's bound.
 #[derive(Default)]
 pub(super) struct Lending {
-    /// Most bytes that may be out. None: as many as there are.
+    /// Most bytes that may be out. `None`: no bound.
     most: Option<u64>,
-    /// Bytes of closed pieces that their library has not taken back yet: their last uses have to pass first.
+    /// Bytes of closed pieces that have not gone back to their library yet, because their last uses have to
+    /// pass first.
     letting_go: u64,
-    /// Since when messages are refused: none was before memory came back last.
+    /// Since when messages have been refused; `None` if none was refused since memory last came back.
     refused: Option<Instant>,
-    /// The collector looks whether last uses have passed, and how long this takes.
+    /// The collector checks whether last uses have passed, and for how long messages have waited.
     watched: bool,
 }
 
-/// Between two looks of the collector, where uses are to pass on a GPU.
+/// Time between two looks of the collector while uses have to pass on a GPU.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// The same where only others can give memory back: they say so.
+/// The same while only other processes can give memory back: they announce it.
 const LOOK_LATER: Duration = Duration::from_millis(200);
-/// After so long without a byte that came back, the log says who holds what.
+/// After this long without any byte back, the log names the holders.
 const TELL_AFTER: Duration = Duration::from_secs(10);
 
 impl Lending {
-    /// Nobody has a lease any more on this block.
+    /// Counts a block on which nobody has a lease any more.
     pub(super) fn closed(&mut self, block: &Block) {
         self.letting_go += block.close_lent();
     }
@@ -56,11 +58,11 @@ impl Lending {
     }
 }
 
-/// Dropped when a library has a piece back.
+/// A guard that is dropped when a library gets a piece back.
 pub(crate) struct LetGo {
     pool: Weak<Pool>,
     bytes: u64,
-    /// Whether the piece's entry was closed, and so is counted.
+    /// Whether the piece's entry was closed, and so its bytes are counted.
     closed: Arc<AtomicBool>,
 }
 
@@ -69,7 +71,7 @@ impl LetGo {
         LetGo { pool: Arc::downgrade(pool), bytes, closed: Arc::default() }
     }
 
-    /// For the block.
+    /// Returns the flag for the block to set.
     pub(crate) fn closed(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.closed)
     }
@@ -91,17 +93,17 @@ impl Drop for LetGo {
 }
 
 impl Pool {
-    /// From now on messages wait that would take it past `most` bytes that are out.
+    /// Sets the bound: messages that would bring the bytes that are out past `most` wait from now on.
     pub(crate) fn bound_lending(&self, most: u64) {
         self.state.lock().lending.most = Some(most);
     }
 
-    /// Its budget in bytes.
+    /// Returns its budget in bytes.
     pub(crate) fn budget(&self) -> u64 {
         self.options.budget
     }
 
-    /// Whether a message may go with these leases of this pool, and `more` bytes of it besides.
+    /// Returns whether a message may go that has these leases of this pool, and `more` bytes of it besides.
     pub(crate) fn may_lend(&self, leases: impl Iterator<Item = LeaseId> + Clone, more: u64) -> bool {
         let fits = |state: &State| {
             let Some(most) = state.lending.most else { return true };
@@ -111,7 +113,8 @@ impl Pool {
         if fits(&self.state.lock()) {
             return true;
         }
-        // Peers may have given back what nobody has read yet, and what was in quarantine may be free by now.
+        // Peers may have posted releases that no thread has read yet, and blocks in quarantine may be free by
+        // now.
         self.reclaim();
         let mut state = self.state.lock();
         state.sweep(&self.domain, usize::MAX);
@@ -122,22 +125,22 @@ impl Pool {
         fits
     }
 
-    /// Wakes `waker` when memory comes back, where a message was refused since it last did.
+    /// Has `waker` woken when memory comes back, if a message was refused since it last did.
     pub(crate) fn wake_if_refused(self: &Arc<Self>, waker: &Waker) {
         if self.state.lock().lending.refused.is_none() {
             return;
         }
         self.wake_on_return(waker);
-        // Behind the waker, without which the collector goes again. It looks because nobody is woken when a
-        // GPU has passed a last use.
+        // After the waker is registered: the collector stops watching a pool without waiters. It has to look
+        // again and again, because a GPU that passes a last use wakes no thread.
         let watches = std::mem::replace(&mut self.state.lock().lending.watched, true);
         if !watches && let Ok(collector) = Collector::get() {
             collector.watch(Arc::clone(self));
         }
     }
 
-    /// For the collector: gives what has been passed back to its libraries. When it is to be called again, if
-    /// it is.
+    /// Gives pieces whose last uses have passed back to their libraries; the collector calls it. Returns when
+    /// to call it again, if at all.
     pub(crate) fn look_again(&self) -> Option<Duration> {
         let refusal = {
             let mut state = self.state.lock();
@@ -150,7 +153,7 @@ impl Pool {
             if !is_long {
                 return Some(if has_lent(&state.quarantine) { LOOK_AGAIN } else { LOOK_LATER });
             }
-            // Once for each time that long.
+            // The log gets one line for each such period.
             state.lending.refused = Some(Instant::now());
             self.refusal_of(&state)
         };
@@ -160,7 +163,8 @@ impl Pool {
         Some(LOOK_AGAIN)
     }
 
-    /// Where messages wait for this pool's bound: how much is out, and who has it, in words.
+    /// Returns, if messages wait for this pool's bound, a text that says how much is out and which processes
+    /// have it.
     pub(crate) fn refusal(&self) -> Option<String> {
         self.refusal_of(&self.state.lock())
     }
@@ -174,7 +178,7 @@ impl Pool {
         ))
     }
 
-    /// Bytes that are out, and whether messages wait for some to come back.
+    /// Returns the bytes that are out, and whether messages wait for some to come back.
     #[cfg(any(test, feature = "testing"))]
     pub fn lending(&self) -> (u64, bool) {
         let state = self.state.lock();
@@ -183,12 +187,12 @@ impl Pool {
 }
 
 impl State {
-    /// Bytes that are out.
+    /// Returns the bytes that are out.
     fn out(&self) -> u64 {
         self.table.lent_sum().bytes + self.lending.letting_go
     }
 
-    /// Bytes of a lease that no other process was given.
+    /// Returns the bytes of a lease, or 0 if another process was given the memory before.
     fn fresh_bytes(&self, LeaseId { entry, generation, .. }: LeaseId) -> u64 {
         if self.table.was_shared(entry, generation) {
             return 0;

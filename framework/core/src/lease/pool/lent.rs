@@ -1,10 +1,10 @@
-//! Parts of an allocation that another library of this process has cut up, each with an entry of its own in
-//! the lease table.
+//! Leases on parts of an allocation that another library of this process has cut up. Each part has an entry
+//! of its own in the lease table.
 //!
-//! The library would use a part anew as soon as it lets go of it. So whoever lends one keeps the library's
-//! handle in the part's block: it goes where a block's room goes back to the allocator, when nobody has a
-//! lease any more and all uses have passed (LEASE-1, CLOCK-2). It is never taken back early, behind a wait:
-//! the library knows no such waits.
+//! The library would reuse a part as soon as its own handle on it is dropped. So the part's block keeps the
+//! library's handle. It is dropped at the point where another block's room goes back to the allocator: when
+//! nobody has a lease any more and all uses have passed (LEASE-1, CLOCK-2). A part never goes back early,
+//! with a wait on the stream, because the library knows no such waits.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::ids::ChunkId;
 use crate::observe::trace::What;
 
 impl Pool {
-    /// A lease on `bytes` bytes from `start` on of the allocation that `whole` stands for. The caller has
-    /// looked that they lie in it, and `keep` keeps it. `closed` is set when nobody has a lease on it any
-    /// more.
+    /// Makes a lease on `bytes` bytes from `start` on in the allocation of `whole`. The caller has checked
+    /// that they lie in it. `keep` keeps the library from reusing the part, and `closed` is set when nobody
+    /// has a lease on it any more.
     pub(crate) fn lend(
         self: Arc<Self>,
         whole: &Lease,

@@ -1,4 +1,4 @@
-//! What a pool says of itself: how full it is, and who has its memory.
+//! Reports of a pool: how full it is, and which processes have its memory.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::lease::table::Sum;
 use crate::limits::MAX_SHOWN_HOLDERS;
 use crate::observe::survey::{HolderReport, PoolReport};
 
-/// Of the oldest allocations, so many are looked at for the report of a full pool.
+/// How many of the oldest allocations the report of a full pool looks at.
 pub(super) const OLDEST: usize = 64;
 
 /// Sizes of a pool, in bytes.
@@ -21,23 +21,23 @@ pub(super) const OLDEST: usize = 64;
 pub struct PoolStats {
     /// All chunks together.
     pub chunk_bytes: u64,
-    /// Allocations that somebody holds.
+    /// Bytes of allocations that have a holder.
     pub held_bytes: u64,
-    /// How many those are.
+    /// Number of those allocations.
     pub allocations: usize,
-    /// How many of them other processes have leases on.
+    /// Bytes of those on which other processes have leases.
     pub lent_bytes: u64,
-    /// Released, but the last use has not passed.
+    /// Bytes of released allocations whose last use has not passed.
     pub quarantined_bytes: u64,
 }
 
 impl Pool {
-    /// Sizes, in bytes.
+    /// Returns the sizes of the pool.
     pub fn stats(&self) -> PoolStats {
         self.state.lock().stats()
     }
 
-    /// How full it is, and who holds what, for whoever looks on. One pass over the lease table.
+    /// Reports how full the pool is, and its holders, for watchers. It takes one pass over the lease table.
     pub(crate) fn report(&self) -> PoolReport {
         let (device, budget) = (self.device_id(), self.options.budget);
         let state = self.state.lock();
@@ -75,7 +75,7 @@ impl Pool {
         }
     }
 
-    /// The holders of this pool's memory, the largest first, in words.
+    /// Returns a text that names the holders of this pool's memory, the largest first.
     #[cfg(any(test, feature = "inside"))]
     pub fn holders(&self) -> String {
         self.state.lock().holders(self.process)
@@ -94,9 +94,10 @@ impl State {
         }
     }
 
-    /// Who has the memory, and for how long, in words. A pool is full again and again, so this costs the same
-    /// however many allocations there are: of the oldest of them it looks at few, and says of a process that
-    /// has none of those how old its own can be.
+    /// Returns a text that names the holders of the memory, and for how long they have had it. A pool may be
+    /// full again and again, so the cost does not grow with the number of allocations. It looks at a few of
+    /// the oldest allocations only. For a process that has none of those, the text gives an upper limit of
+    /// the age of its own.
     pub(super) fn holders(&self, process: ProcessId) -> String {
         let mut oldest: SmallVec<[(ProcessId, Instant); 8]> = SmallVec::new();
         let mut most = None;

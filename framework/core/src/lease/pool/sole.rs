@@ -1,32 +1,32 @@
-//! Who has an allocation for itself: may write it in place, or hand it over as the only one.
+//! Decides whether a process has an allocation for itself: then it may write it in place, or hand it over as
+//! the only holder.
 //!
-//! The lease table alone does not say (LEASE-3): what holders have posted may lie in rings that nobody has
-//! looked at since. So what is believed of a shared entry is believed behind a drain.
+//! The lease table alone does not tell (LEASE-3): notices of holders may lie unread in their rings. So
+//! answers about a shared entry count only after a drain.
 
 use super::{Block, LeaseId, Pool};
 use crate::ids::ProcessId;
 use crate::lease::table::LeaseTable;
 
 impl Pool {
-    /// Whether this process has one lease on the entry and no other process has any.
+    /// Returns whether this process has one lease on the entry and no other process has any.
     pub(crate) fn is_sole(&self, id: LeaseId) -> bool {
         let shared = self.state.lock().table.was_shared(id.entry, id.generation);
-        // A grant between the look and the claim would be this thread's: whoever grants has a lease of its
-        // own, and this is the only one.
+        // No other thread can grant between the check and the claim: a thread that grants has a lease of its
+        // own, and this thread has the only one.
         self.has_only_lease(id, None, shared)
             && self.claim_if(id, |table| table.is_sole(id.entry, id.generation, None))
     }
 
-    /// Whether this process has just one lease on the entry, of which its sender said that it is the only
-    /// one.
+    /// Returns whether this process has just one lease on the entry, which the sender said is the only one.
     pub(crate) fn came_back_sole(&self, id: LeaseId) -> bool {
         self.take_in_holds(id);
         self.claim_if(id, |table| table.local(id.entry, id.generation) == 1)
     }
 
-    /// For a claim to memory that came back: takes in the holds of those who had it meanwhile and passed it
-    /// on. They posted them before it came here, on rings that may not have been looked at since; behind the
-    /// claim they would be lies.
+    /// Takes in, before a claim to memory that came back, the holds of the processes that had it in the
+    /// meantime and passed it on. They posted these before the memory came here, on rings that may be unread
+    /// since. After the claim these holds would be refused as lies.
     pub(super) fn take_in_holds(&self, id: LeaseId) {
         let shared = self.state.lock().table.was_shared(id.entry, id.generation);
         if shared {
@@ -41,14 +41,14 @@ impl Pool {
             && state.table.claim(id.entry, id.generation).is_ok()
     }
 
-    /// Whether `to`, which was just granted its lease, has the only one beside the sender's own; `shared` is
-    /// what that grant returned.
+    /// Returns whether `to`, which was just granted its lease, has the only one beside the sender's own.
+    /// `shared` is what that grant returned.
     pub(crate) fn is_sole_of(&self, id: LeaseId, to: ProcessId, shared: bool) -> bool {
         self.has_only_lease(id, Some(to), shared)
     }
 
-    /// As [`LeaseTable::is_sole`]. Where the entry was `shared`, holders may have let go already, and passed
-    /// the memory on before: what they posted says so.
+    /// Does the same as [`LeaseTable::is_sole`]. If the entry was `shared`, holders may already have released
+    /// their leases and have passed the memory on before, so everything that they posted is drained first.
     fn has_only_lease(&self, id: LeaseId, to: Option<ProcessId>, shared: bool) -> bool {
         let LeaseId { entry, generation, .. } = id;
         if !shared {
@@ -62,26 +62,27 @@ impl Pool {
             let sole = !is_lent(&state.table, id) && state.table.is_sole(entry, generation, to);
             let now = state.table.changes(entry, generation);
             // LEASE-3: another thread may have drained a release meanwhile, and the hold before it may be on
-            // a ring that this drain had passed. What is known of an entry is true only if it stood still.
+            // a ring that this drain had passed. An answer about an entry is true only if the entry did not
+            // change during the drain.
             if !sole || now == before {
                 break sole;
             }
             before = now;
         };
-        // The reader finds those rings empty now: what the drain gave back is closed here, and whoever waits
-        // is woken.
+        // The reader finds those rings empty now, so this thread closes the entries that the drain emptied,
+        // and wakes the waiters for memory.
         self.close_emptied();
         sole
     }
 
-    /// Whether this process has just one lease on the entry, whatever others have.
+    /// Returns whether this process has just one lease on the entry, regardless of other processes' leases.
     pub(crate) fn is_only_local(&self, id: LeaseId) -> bool {
         let table = &self.state.lock().table;
         !is_lent(table, id) && table.local(id.entry, id.generation) == 1
     }
 }
 
-/// Whether a library of this process has the memory too: then nobody has it for itself.
+/// Returns whether a library of this process has the memory too. Then no process has it for itself.
 fn is_lent(table: &LeaseTable<Block>, id: LeaseId) -> bool {
     table.block(id.entry, id.generation).is_some_and(Block::is_lent)
 }

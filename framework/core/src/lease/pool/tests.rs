@@ -1,5 +1,5 @@
-//! What several threads that drain at once must not conclude from each other's halves (LEASE-3, ONE-WRITER).
-//! The transport is a script: each drain takes its next step.
+//! Tests that several threads which drain at once draw no wrong conclusion from half of each other's results
+//! (LEASE-3, ONE-WRITER). The transport is a script: each drain takes its next step.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ fn process(slot: u16) -> ProcessId {
 
 type Step = Box<dyn FnOnce() + Send>;
 
-/// What the next drains do; those after them find nothing.
+/// The steps of the next drains; later drains find nothing.
 #[derive(Default)]
 pub(crate) struct Script(Mutex<VecDeque<Step>>);
 
@@ -70,9 +70,9 @@ fn pool() -> (Arc<Pool>, Arc<Script>) {
     (pool, script)
 }
 
-/// F gave back what it had forwarded to H, and H forwarded it to G. The first thread's pass has looked at G's
-/// ring when G posts its hold; another thread, which had looked there too, drains H's hold and release and
-/// takes the entry as its own candidate before the first is done.
+/// F gave back memory that it had forwarded to H, and H forwarded it to G. The first thread's pass has
+/// already passed G's ring when G posts its hold. Another thread had passed that ring too. It drains H's hold
+/// and release, and takes the entry as its own candidate before the first thread is done.
 #[test]
 fn a_line_that_another_thread_emptied_anew_is_left_to_it() {
     let (pool, script) = pool();
@@ -87,7 +87,8 @@ fn a_line_that_another_thread_emptied_anew_is_left_to_it() {
     script.then(move || {
         theirs.grant(id, h).expect("open");
         theirs.release(id, h, &[]).expect("held");
-        // The other thread takes the candidate and stands in its own pass: behind it comes G's hold.
+        // The other thread takes the candidate and is in the middle of its own pass; G's hold comes after
+        // that.
         let behind = Arc::clone(&theirs);
         let (taken, done) = std::sync::mpsc::channel();
         let (go, wait) = std::sync::mpsc::channel();
@@ -113,10 +114,11 @@ fn a_line_that_another_thread_emptied_anew_is_left_to_it() {
 
 type Other = (std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>);
 
-/// The thread that settles in the middle of another's pass.
+/// The thread that closes entries in the middle of another's pass.
 static SETTLING: Mutex<Vec<Other>> = Mutex::new(Vec::new());
 
-/// H forwarded to G and let go. Another thread reads H's release while this one's drain has passed G's ring.
+/// H forwarded to G and released its lease. Another thread reads H's release when this thread's drain has
+/// already passed G's ring.
 #[test]
 fn who_is_sole_is_known_only_from_a_line_that_stood_still() {
     for to in [None, Some(process(1))] {
@@ -147,8 +149,8 @@ fn who_is_sole_is_known_only_from_a_line_that_stood_still() {
     }
 }
 
-/// F passed the memory on to G, and G sent it back here as the only one who had it. G's frame is believed for
-/// a lease of an earlier round, so nobody has looked at the rings for the holds of this one.
+/// F passed the memory on to G, and G sent it back here as its only holder. G's frame was accepted because of
+/// a lease from an earlier round, so no thread has read the rings for the holds of this round.
 #[test]
 fn what_was_held_before_memory_came_back_is_no_lie() {
     for in_parts in [false, true] {
@@ -173,7 +175,7 @@ fn what_was_held_before_memory_came_back_is_no_lie() {
         assert!(back.is_sole(), "its sender said so");
         pool.drain();
         assert_eq!(*refused.lock(), None, "G had it before it sent it");
-        // From here on it would be one.
+        // From here on such a hold would be a lie.
         assert!(matches!(pool.hold(id, g, f), Err(LeaseTableError::NotShared { .. })));
     }
 }
@@ -188,7 +190,8 @@ impl Wake for Woken {
     }
 }
 
-/// The look that a send takes drains what an allocation waits for, and the reader finds nothing any more.
+/// The drain of a send takes in the release that an allocation waits for, so the reader finds nothing any
+/// more.
 #[test]
 fn a_send_that_drains_wakes_who_waits_for_memory() {
     let (pool, script) = pool();
@@ -250,13 +253,12 @@ fn a_full_pool_says_who_has_it_without_a_look_at_each_tensor() {
     assert_eq!((stats.held_bytes, stats.allocations, stats.lent_bytes), (0, 0, 0));
 }
 
-/// A transport that keeps descriptors of the chunks, as the node does, and the names of those that were
-/// withdrawn.
+/// A transport that keeps descriptors of the chunks, as the node does, and the names of withdrawn chunks.
 #[derive(Default)]
 struct Files(Mutex<Vec<OwnedFd>>, Mutex<Vec<u32>>);
 
 impl Files {
-    /// Bytes of memory that the chunks take.
+    /// Returns the bytes of memory that the chunks take.
     fn resident(&self) -> i64 {
         let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).expect("a file").st_blocks;
         // In units of 512 bytes, whatever the block size is.
@@ -288,7 +290,7 @@ impl Surroundings for Files {
 
 const MANY: u64 = 1 << 20;
 
-/// A pool of one chunk, and a stream to write it with.
+/// Makes a pool of one chunk, and a stream to write it with.
 fn seen_pool() -> (Arc<Pool>, Arc<Files>, crate::tensor::DeviceStream) {
     seen_pool_on(HostBackend::new())
 }
@@ -309,7 +311,7 @@ fn written(stream: &crate::tensor::DeviceStream) -> crate::tensor::Tensor {
     stream.from_slice(&[bytes.len()], &bytes).expect("memory").freeze()
 }
 
-/// What the second of two looks finds.
+/// Returns the chunks that the second of two looks finds.
 fn two_looks(pool: &Pool) -> Vec<crate::device::pool::IdleChunk> {
     pool.idle();
     pool.idle().chunks
@@ -333,7 +335,7 @@ fn memory_that_nothing_is_in_goes_and_comes_again() {
     assert_eq!(files.resident(), MANY as i64);
 }
 
-// LEASE-1.
+// LEASE-1: memory that a process holds, or that a use has not left, is not given back.
 #[test]
 fn memory_that_somebody_holds_or_still_uses_stays() {
     let (pool, files, stream) = seen_pool();
@@ -349,7 +351,7 @@ fn memory_that_somebody_holds_or_still_uses_stays() {
     pool.release(id, process(1), &[unfinished]).expect("it held that");
     pool.close_emptied();
     assert!(two_looks(&pool).is_empty() && pool.look_for_idle() == LookAgain::Late);
-    // Taken early, by somebody whose stream would wait.
+    // Taken out of quarantine early, for a user whose stream would wait.
     let found = {
         let mut state = pool.state.lock();
         state.open_quarantine();

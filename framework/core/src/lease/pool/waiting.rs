@@ -7,32 +7,33 @@ use super::{Allocation, Pool};
 use crate::lease::PoolError;
 
 impl Pool {
-    /// [`allocate`](Self::allocate) that remembers `waker` and wakes it when memory comes back, where the
-    /// pool is full.
+    /// Does the same as [`allocate`](Self::allocate). If the pool is full, it also registers `waker`, which
+    /// is woken when memory comes back.
     pub fn poll_allocate(self: &Arc<Self>, bytes: u64, waker: &Waker) -> Result<Allocation, PoolError> {
         match self.allocate(bytes) {
             Err(PoolError::Full { .. }) => {
                 self.wake_on_return(waker);
-                // Memory that came back between the two steps has woken nobody.
+                // Memory that came back between the two steps woke no waiter.
                 self.allocate(bytes)
             }
             result => result,
         }
     }
 
-    /// The error of asking for more than there can ever be.
+    /// Returns the error for a request of more bytes than the pool can ever have.
     pub(crate) fn never_has(&self, bytes: u64) -> Option<PoolError> {
         let budget = self.options.budget;
         let error = || PoolError::TooLarge { device: self.backend.name(), asked: bytes, budget };
         (bytes > budget).then(error)
     }
 
-    /// Grows whenever memory comes back: by each allocation, and by 1 for what else makes room.
+    /// Returns a count that grows whenever memory comes back: by 1 for each allocation, and by 1 for anything
+    /// else that makes room.
     pub(crate) fn returned(&self) -> u64 {
         self.state.lock().returned
     }
 
-    /// Wakes `waker` once when memory comes back. A task that looks often has one place.
+    /// Has `waker` woken once when memory comes back. A task that asks several times is registered once.
     pub(crate) fn wake_on_return(&self, waker: &Waker) {
         {
             let waiters = &mut self.state.lock().waiters;
@@ -45,8 +46,8 @@ impl Pool {
         }
     }
 
-    /// `waker` waits no longer, until it is noted again: what its task takes and gives back by itself is not
-    /// to wake it. Whether it did wait.
+    /// Removes `waker` until it is registered again, so that memory which its own task takes and gives back
+    /// does not wake it. Returns whether it was registered.
     pub(crate) fn waits_no_more(&self, waker: &Waker) -> bool {
         let waiters = &mut self.state.lock().waiters;
         let before = waiters.len();
@@ -54,7 +55,7 @@ impl Pool {
         waiters.len() < before
     }
 
-    /// Whether somebody waits for memory.
+    /// Returns whether any task waits for memory.
     pub(crate) fn has_waiters(&self) -> bool {
         !self.state.lock().waiters.is_empty()
     }

@@ -1,13 +1,13 @@
-//! The open entries of a lease table in the order in which they were opened, as a list through the entries
-//! themselves: whoever asks for the oldest looks at few, and opening and closing an entry touches its two
-//! neighbours.
+//! The open entries of a lease table in the order in which they were opened, as a linked list through the
+//! entries themselves. A caller that asks for the oldest ones visits few entries, and opening or closing an
+//! entry touches only its two neighbours.
 
 use super::{Entry, EntryReport, LeaseTable, Measured, Record};
 
-/// No entry: a table has fewer.
+/// No entry: a table never has this many.
 const NONE: u32 = u32::MAX;
 
-/// Two entries by number.
+/// The numbers of two neighbouring entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Links {
     older: u32,
@@ -21,14 +21,14 @@ impl Default for Links {
 }
 
 impl<T: Measured> LeaseTable<T> {
-    /// The open entries from the oldest on.
+    /// Returns the open entries, the oldest first.
     pub fn by_age(&self) -> impl Iterator<Item = EntryReport<'_, T>> {
         let slot = |number: u32| self.entries.get(number as usize);
         std::iter::successors(slot(self.ends.older), move |entry: &&Entry<T>| slot(entry.beside.newer))
             .filter_map(|entry| entry.record.as_ref().map(Record::report))
     }
 
-    /// `entry` is the newest.
+    /// Appends `entry` as the newest.
     pub(super) fn link(&mut self, entry: u32) {
         let last = std::mem::replace(&mut self.ends.newer, entry);
         match self.entries.get_mut(last as usize) {
@@ -38,7 +38,7 @@ impl<T: Measured> LeaseTable<T> {
         self.entries[entry as usize].beside = Links { older: last, newer: NONE };
     }
 
-    /// `entry` is not open any more.
+    /// Removes `entry`, which is no longer open.
     pub(super) fn unlink(&mut self, entry: u32) {
         let Links { older, newer } = std::mem::take(&mut self.entries[entry as usize].beside);
         match self.entries.get_mut(older as usize) {

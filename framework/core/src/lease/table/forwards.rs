@@ -1,19 +1,21 @@
 //! Forwards: which holds are believed (WIRE-1, LEASE-3).
 //!
-//! Who passes a lease on says so to the owner before the frame can be seen, and so before the hold that it
-//! leads to; but on another ring. The owner counts what each holder forwards, by whom it forwards it to, and
-//! a hold, which names its forwarder, takes one of these. Where there is none, the forward may lie unread on
-//! the forwarder's ring. So the hold is *unproven*: it keeps the entry open, and nothing else is believed of
-//! it. It is proven by the forward, or refused at the end of a [`Pass`] that began behind it and has drained
-//! every ring. A forward of an unproven holder proves nothing until its own hold is.
+//! A process that passes a lease on announces the forward to the owner before the frame becomes visible, and
+//! so before the hold that follows from it; but on another ring. The owner counts the forwards of each
+//! holder, by receiver. A hold names its forwarder, and takes one of these forwards. If there is none, the
+//! forward may still be unread on the forwarder's ring. Such a hold is *unproven*: it keeps the entry open,
+//! and has no other effect. The forward proves it, or it is refused at the end of a [`Pass`] that began after
+//! the hold and has drained every ring. A forward by an unproven holder proves nothing until that holder's
+//! own hold is proven.
 //!
-//! A refused hold stays noted: its holder may be honest, and its forwarder have lied by silence. The releases
-//! of that holder first give back what was refused, so no lease that it does have goes before it has let go
-//! of all.
+//! A refused hold stays noted: its holder may be honest, while the forwarder lied by not announcing it. The
+//! releases of that holder count first against its refused holds. So it keeps every lease that it does have
+//! until it has released all of its handles.
 //!
-//! A forward that nobody takes (its frame was rejected, or never sent) goes with its forwarder's last lease,
-//! at the end of a pass: by then the hold that it may be for was read, because a forwarder lets go only
-//! behind that. It goes with the death of either of the two, and when the owner has the memory for itself.
+//! If no hold takes a forward (its frame was rejected, or never sent), the forward is removed after the
+//! forwarder's last lease is back, at the end of a pass. By then a hold for it would have been read, because
+//! a forwarder releases its lease only after that hold. A forward is also removed when either of the two
+//! processes dies, and when the owner has the memory for itself.
 
 use super::{
     Emptied, LeaseTable, LeaseTableError, Left, Measured, ProcessId, Record, Sums, Ticket, Uses, note_uses,
@@ -21,16 +23,16 @@ use super::{
 };
 use crate::limits::MAX_FORWARD_RECEIVERS;
 
-/// So many leases on an entry that `by` passes on to `to`.
+/// Leases on an entry that `by` passes on to `to`.
 #[derive(Clone, Debug)]
 pub(super) struct Forward {
     by: ProcessId,
     /// `None`: anybody.
     to: Option<ProcessId>,
     count: u32,
-    /// Its forwarder holds a lease itself, or did.
+    /// The forwarder holds a lease itself, or did.
     good: bool,
-    /// The pass behind which its forwarder let go of its last lease.
+    /// The pass after which the forwarder released its last lease.
     expires: Option<u64>,
 }
 
@@ -45,45 +47,45 @@ impl Forward {
 pub(super) struct Unproven {
     entry: (u32, u32),
     process: ProcessId,
-    /// Who forwarded it, as the process says.
+    /// The forwarder, as the process names it.
     by: ProcessId,
     holds: u32,
-    /// What it has given back since, with the uses that are believed if it is proven.
+    /// How many leases it has given back since, with uses that count if the holds are proven.
     releases: u32,
     uses: Uses,
-    /// The pass behind which it came.
+    /// The pass after which the holds came.
     since: u64,
 }
 
-/// What was given back.
+/// The kind of lease that was given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
     /// A lease that the owner granted.
     Granted,
-    /// One that was taken by a hold.
+    /// A lease that was taken by a hold.
     Forwarded,
-    /// One whose hold had been refused.
+    /// A lease whose hold had been refused.
     Refused,
-    /// That is known when the holds of the process are settled.
+    /// Not known until the holds of the process are settled.
     Later,
 }
 
-/// What became of holds that were unproven.
+/// The outcome of holds that were unproven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// So many holds of a process were refused, for this reason.
+    /// This many holds of a process were refused, for this reason.
     Refused(ProcessId, u32, LeaseTableError),
-    /// The process has given one back meanwhile.
+    /// The process had given one back in the meantime.
     GivenBack(ProcessId, Given),
-    /// The entry has nobody now.
+    /// Nobody holds the entry now.
     Emptied(Emptied),
 }
 
-/// A drain of every ring, which settles what was unproven when it began.
+/// A drain of every ring, which settles the holds that were unproven when it began.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass(u64);
 
-/// Takes out what is unproven of a process on an entry. How many holds that were.
+/// Removes the unproven holds of a process on an entry, and returns their number.
 pub(super) fn forget(unproven: &mut Vec<Unproven>, entry: (u32, u32), process: ProcessId) -> u32 {
     let mut holds = 0;
     unproven.retain(|doubt| {
@@ -95,11 +97,12 @@ pub(super) fn forget(unproven: &mut Vec<Unproven>, entry: (u32, u32), process: P
 }
 
 impl<T: Measured> LeaseTable<T> {
-    /// `from` says that `by` has forwarded the memory to it (LEASE-3); whether `by` is known to have done so.
-    /// If not, the owner has to [drain](Self::begin_pass) once more.
+    /// Enters a hold: `from` says that `by` has forwarded the memory to it (LEASE-3). Returns whether `by` is
+    /// known to have done so. If not, the owner has to [drain](Self::begin_pass) once more.
     ///
     /// # Errors
-    /// The entry is unknown, or nobody was given a lease who could have forwarded it: that hold is refused.
+    /// The entry is unknown, or no process was given a lease that it could have forwarded: that hold is
+    /// refused.
     pub fn hold(
         &mut self,
         entry: u32,
@@ -138,7 +141,7 @@ impl<T: Measured> LeaseTable<T> {
         Ok(false)
     }
 
-    /// `from` says that it passes a lease on to `to`.
+    /// Enters a forward: `from` says that it passes a lease on to `to`.
     ///
     /// # Errors
     /// The entry is unknown, or `from` has no lease that it could pass on.
@@ -165,15 +168,16 @@ impl<T: Measured> LeaseTable<T> {
         Ok(())
     }
 
-    /// Takes back what was forwarded to a process that has ended.
+    /// Removes the forwards to a process that has ended.
     pub fn forget_forwards(&mut self, entry: u32, generation: u32, to: ProcessId) {
         if let Ok(record) = self.record(entry, generation) {
             record.forwards.retain(|forward| forward.to != Some(to));
         }
     }
 
-    /// As [`release`](Self::release); says too which lease it was. What was refused goes first, then those
-    /// that `from` was granted, and at last those that it took by a [`hold`](Self::hold).
+    /// Does the same as [`release`](Self::release), and says which kind of lease it was. Refused holds are
+    /// given back first, then leases that `from` was granted, and last those that it took by a
+    /// [`hold`](Self::hold).
     ///
     /// # Errors
     /// As for [`release`](Self::release).
@@ -195,7 +199,8 @@ impl<T: Measured> LeaseTable<T> {
         let (held, forwarded) = (of(&record.holders), of(&record.forwarded));
         if !record.refused.is_empty() && one_refused_less(&mut record.refused, from) {
             if held > 0 {
-                // One handle is as good as another: this may have been that of a lease which it does have.
+                // Handles cannot be told apart: this may have been the handle of a lease that it does have,
+                // so its uses count.
                 note_uses(&mut record.uses, uses);
             }
             return Ok((Left::Held, Given::Refused));
@@ -219,8 +224,8 @@ impl<T: Measured> LeaseTable<T> {
         Ok((left, given))
     }
 
-    /// Keeps what `from` gives back until its holds on the entry are settled; false where it has none that
-    /// are not.
+    /// Puts a release by `from` off until its holds on the entry are settled. Returns false if none of them
+    /// is unproven.
     fn put_off(
         &mut self,
         entry: u32,
@@ -253,12 +258,12 @@ impl<T: Measured> LeaseTable<T> {
         Ok(true)
     }
 
-    /// Whether there is anything that a pass would settle.
+    /// Returns whether a pass would find nothing to settle.
     pub fn is_settled(&self) -> bool {
         self.unproven.is_empty() && self.expiring.is_empty()
     }
 
-    /// Begins a pass; the caller now drains every ring. `None` where there is nothing to settle.
+    /// Begins a pass; the caller now drains every ring. Returns `None` if there is nothing to settle.
     pub fn begin_pass(&mut self) -> Option<Pass> {
         if self.is_settled() {
             return None;
@@ -267,8 +272,8 @@ impl<T: Measured> LeaseTable<T> {
         Some(Pass(self.passes))
     }
 
-    /// Every ring was drained: refuses the holds from before the pass that nobody has forwarded, and forgets
-    /// the forwards of those who had let go before it.
+    /// Ends a pass, after every ring was drained. Refuses the holds from before the pass for which no forward
+    /// came, and removes the forwards of processes that had released their last lease before it.
     pub fn end_pass(&mut self, Pass(pass): Pass) {
         while let Some(index) = self.unproven.iter().position(|doubt| doubt.since < pass) {
             let doubt = self.unproven.remove(index);
@@ -295,12 +300,13 @@ impl<T: Measured> LeaseTable<T> {
             record.forwards.retain(|forward| forward.expires.is_none_or(|at| at >= pass));
             record.forwards.iter().any(|forward| forward.expires.is_some())
         });
-        // What came meanwhile lies in the other: nothing does, but that is for nobody here to know.
+        // Keeps entries that were added in the meantime. The loop above adds none, but this code does not
+        // rely on that.
         expiring.append(&mut self.expiring);
         self.expiring = expiring;
     }
 
-    /// What was settled since the last call.
+    /// Takes the outcomes since the last call.
     pub fn take_settled(&mut self) -> Vec<Settled> {
         std::mem::take(&mut self.settled)
     }
@@ -309,8 +315,8 @@ impl<T: Measured> LeaseTable<T> {
         self.unproven.iter().any(|doubt| doubt.entry == entry && doubt.process == process)
     }
 
-    /// Believes what is unproven on an entry and was forwarded by now: what one holder forwards counts when
-    /// its own hold is proven, so until nothing changes.
+    /// Proves the unproven holds on an entry for which a forward has come by now. A proven hold makes its
+    /// holder's own forwards count, so the loop repeats until nothing changes.
     fn prove(&mut self, entry: u32, generation: u32) {
         let name = (entry, generation);
         let mut index = 0;
@@ -336,7 +342,7 @@ impl<T: Measured> LeaseTable<T> {
         }
     }
 
-    /// Gives back what a process has given back while its holds were unproven.
+    /// Carries out the releases that a process made while its holds were unproven.
     fn give_back_later(&mut self, doubt: Unproven) {
         let (entry, generation) = doubt.entry;
         for _ in 0..doubt.releases {
@@ -350,7 +356,7 @@ impl<T: Measured> LeaseTable<T> {
         }
     }
 
-    /// How many different forwards are noted of an entry that nobody has taken, and how many holds are
+    /// Returns how many different forwards of an entry no hold has taken yet, and how many holds are
     /// unproven.
     #[cfg(any(test, feature = "testing"))]
     pub fn forwards(&self, entry: u32, generation: u32) -> (usize, u32) {
@@ -365,7 +371,7 @@ impl<T: Measured> Record<T> {
         self.holders.iter().any(|(holder, _)| *holder == process)
     }
 
-    /// A hold of `process` is true.
+    /// Turns a proven hold of `process` into a lease.
     fn believe(&mut self, process: ProcessId, sums: &mut Sums) {
         self.one_more_holder(process, sums);
         one_more(&mut self.forwarded, process);
@@ -375,10 +381,11 @@ impl<T: Measured> Record<T> {
             .for_each(|forward| forward.good = true);
     }
 
-    /// Takes one lease that `by` has forwarded to `to`; whether there was one. That of another would be
-    /// missed by the hold that it is for, which may come when its forwarder has long let go. And the oldest
-    /// first: what `by` had forwarded before it let go of its last lease [goes](LeaseTable::end_pass) with a
-    /// pass, and what it forwards since, with another lease, has to last.
+    /// Takes one lease that `by` has forwarded to `to`, and returns whether there was one. It never takes the
+    /// forward of another process: the hold for that one may come long after its forwarder has released its
+    /// lease, and would then find none. The oldest forward is taken first. Forwards that `by` made before it
+    /// released its last lease are [removed](LeaseTable::end_pass) by a pass, and those that it made since,
+    /// with another lease, have to last.
     fn take_forward(&mut self, to: ProcessId, by: ProcessId) -> bool {
         let good = |forward: &Forward| forward.good && forward.by == by;
         let Some(index) = self.forwards.iter().position(|forward| good(forward) && forward.to == Some(to))
@@ -387,7 +394,7 @@ impl<T: Measured> Record<T> {
         };
         self.forwards[index].count -= 1;
         if self.forwards[index].count == 0 {
-            // In their order.
+            // Not `swap_remove`: the forwards stay in the order in which they came.
             self.forwards.remove(index);
         }
         true
@@ -409,7 +416,8 @@ impl<T: Measured> Record<T> {
         self.forwards.push(new);
     }
 
-    /// `by` has let go of its last lease; whether forwards of it are left.
+    /// Marks the forwards of `by`, which has released its last lease, as expiring. Returns whether there are
+    /// any.
     fn let_go(&mut self, by: ProcessId, pass: u64) -> bool {
         let mut any = false;
         for forward in self.forwards.iter_mut().filter(|forward| forward.by == by) {

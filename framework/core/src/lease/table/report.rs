@@ -1,4 +1,4 @@
-//! What a lease table says of its entries, one by one and together.
+//! Reports of a lease table on its entries, one by one and in total.
 
 use std::time::Instant;
 
@@ -19,27 +19,27 @@ pub struct EntryReport<'a, T> {
 }
 
 impl<T: Measured> LeaseTable<T> {
-    /// All open entries together.
+    /// Returns the sum of all open entries.
     pub fn open_sum(&self) -> Sum {
         self.sums.open
     }
 
-    /// Those on which another process has a lease.
+    /// Returns the sum of the entries on which another process has a lease.
     pub fn lent_sum(&self) -> Sum {
         self.sums.lent
     }
 
-    /// What the owner's own process holds.
+    /// Returns the sum that the owner's own process holds.
     pub fn local_sum(&self) -> Sum {
         self.sums.local
     }
 
-    /// What each other process holds.
+    /// Returns the sum that each other process holds.
     pub fn sums_of_others(&self) -> impl Iterator<Item = (ProcessId, Sum)> {
         self.sums.others()
     }
 
-    /// Every open entry, for reports.
+    /// Returns every open entry, for reports.
     pub fn report(&self) -> impl Iterator<Item = EntryReport<'_, T>> {
         self.entries.iter().filter_map(|slot| slot.record.as_ref()).map(Record::report)
     }

@@ -1,18 +1,18 @@
-//! What each process holds of a lease table, kept as it changes: whoever finds a pool full is told without a
-//! walk through all of its entries, of which there may be a million.
+//! The bytes and tensors that each process holds in a lease table, updated with every change. So the report
+//! of a full pool needs no walk through all entries, of which there may be a million.
 //!
-//! Used by [`LeaseTable`](super::LeaseTable) alone, under the same lock.
+//! Only [`LeaseTable`](super::LeaseTable) uses it, under the same lock.
 
 use smallvec::SmallVec;
 
 use crate::ids::ProcessId;
 
-/// Allocations, and their bytes.
+/// A number of allocations, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// In bytes.
+    /// Their bytes.
     pub bytes: u64,
-    /// How many.
+    /// Their number.
     pub tensors: u64,
 }
 
@@ -33,19 +33,19 @@ impl Sum {
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
-    /// Of the owner's own process.
+    /// Allocations that the owner's own process holds.
     pub(super) local: Sum,
     /// All open entries.
     pub(super) open: Sum,
-    /// Those on which another process has a lease.
+    /// Allocations on which another process has a lease.
     pub(super) lent: Sum,
-    /// Of each other process, by its slot. Of two lives of one slot the earlier leases go when the process is
-    /// reclaimed.
+    /// Allocations that each other process holds, by its slot. If a slot was used twice, the leases of the
+    /// earlier process go when that process is reclaimed.
     by_slot: Vec<SmallVec<[(ProcessId, Sum); 1]>>,
 }
 
 impl Sums {
-    /// `process` has a lease on an allocation of which it had none.
+    /// Adds an allocation on which `process` took its first lease.
     pub(super) fn begins(&mut self, process: ProcessId, bytes: u64) {
         let slot = process.slot();
         if self.by_slot.len() <= slot {
@@ -58,18 +58,18 @@ impl Sums {
         }
     }
 
-    /// `process` has no lease any more on an allocation of which it had some.
+    /// Removes an allocation on which `process` has given its last lease back.
     pub(super) fn ends(&mut self, process: ProcessId, bytes: u64) {
         let Some(lives) = self.by_slot.get_mut(process.slot()) else { return };
         let Some(at) = lives.iter().position(|(known, _)| *known == process) else { return };
         lives[at].1.take(bytes);
-        // The place of a process that lives is kept: it will have leases again.
+        // The row of a live process is kept: it will have leases again.
         if lives[at].1.tensors == 0 && lives.len() > 1 {
             lives.swap_remove(at);
         }
     }
 
-    /// Each other process that holds something.
+    /// Returns the sum of each other process that holds something.
     pub(super) fn others(&self) -> impl Iterator<Item = (ProcessId, Sum)> {
         self.by_slot.iter().flatten().copied().filter(|(_, sum)| sum.tensors > 0)
     }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A block of so many bytes.
+/// A block of this many bytes.
 impl Measured for u64 {
     fn bytes(&self) -> u64 {
         *self
@@ -53,7 +53,8 @@ fn a_hold_after_the_first_look_keeps_the_line_open() {
     table.grant(entry, life, process(2)).unwrap();
     assert_eq!(table.close(first), None);
     let second = emptied(table.release(entry, life, process(2), &[]));
-    // Another holder may have come between the two: whoever drained the first release knows nothing of it.
+    // Another holder may have come between the two, and the thread that drained the first release does not
+    // know of it.
     assert_eq!(table.close(first), None, "it was emptied anew");
     assert!(table.close(second).is_some());
 }
@@ -103,7 +104,7 @@ fn of_each_clock_the_latest_use_is_kept() {
         table.grant(entry, life, process(1)).unwrap();
         table.release(entry, life, process(1), &[ticket(slot, value)]).unwrap();
     }
-    // Cyclically: three comes after the largest number.
+    // Clock values wrap around: three comes after the largest number.
     let uses = [ticket(0, 8), ticket(1, 7), ticket(2, 3)];
     assert_eq!(table.uses(entry, life).as_slice(), uses);
     let last = emptied(table.release_local(entry, life, &[]));
@@ -126,7 +127,7 @@ fn sole_is_who_has_the_only_lease() {
     assert!(!table.is_sole(entry, life, Some(one)), "it has two");
 }
 
-/// LEASE-4.
+/// LEASE-4: eviction drops the leases of a dead holder from every entry.
 #[test]
 fn a_dead_holder_leaves_every_line() {
     let mut table = LeaseTable::default();
@@ -172,15 +173,15 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 256 }))]
 
-    /// LEASE-1: the lease table is a count by holder, whatever is done to it in whatever order, by names old
-    /// and new.
+    /// LEASE-1: the lease table counts leases by holder, for every sequence of operations, under current and
+    /// outdated names.
     #[test]
     fn the_lease_table_counts_like_a_map(steps in prop::collection::vec((step(), any::<prop::sample::Index>()), 1..80)) {
         let mut table = LeaseTable::default();
         let mut names: Vec<(u32, u32)> = Vec::new();
         // By name: local leases, and those of others.
         let mut model: BTreeMap<(u32, u32), (u32, BTreeMap<u16, u32>)> = BTreeMap::new();
-        // How each was emptied last.
+        // How each entry was emptied last.
         let mut emptied: BTreeMap<(u32, u32), Emptied> = BTreeMap::new();
         let is_empty = |left| match left {
             Left::Held => None,
@@ -260,7 +261,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(table.len(), model.len());
-            // What is kept beside the entries says the same as a walk through all of them.
+            // The sums kept beside the entries agree with a walk through all of them.
             let sum = |has: &dyn Fn(&EntryReport<'_, u64>) -> bool| {
                 let sum = |sum: Sum, entry: EntryReport<'_, u64>| {
                     Sum { bytes: sum.bytes + entry.block, tensors: sum.tensors + 1 }

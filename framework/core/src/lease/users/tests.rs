@@ -1,4 +1,4 @@
-//! Work that writes its clock by itself, on a device that notes what its streams are told.
+//! Tests work that writes its clock by itself, on a device that records the operations of its streams.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ fn scene() -> Scene {
     let backend = Arc::clone(&fake) as Arc<dyn Backend>;
     let pool = Pool::new(backend, Arc::clone(&domain), options, 0);
     let stream = DeviceStream::new(pool, domain).unwrap();
-    // As if a kernel without end stood in front: no ticket passes.
+    // The stream behaves as if an endless kernel were at its front: no ticket passes.
     fake.seen.mute.store(true, Ordering::SeqCst);
     Scene { fake, stream }
 }
@@ -35,12 +35,12 @@ impl Scene {
         self.stream.empty(DType::U8, &[16]).unwrap()
     }
 
-    /// What a graph's launch does: its clock write is not one that the stream is told of.
+    /// Does what a graph's launch does: its clock write is not an operation that the stream is given.
     fn launch(&self) -> Ticket {
         self.stream.clocked().put_with_write(|_| Ok(())).unwrap()
     }
 
-    /// Values that the stream was told to write apart from launches.
+    /// Returns the values that the stream was told to write apart from launches.
     fn writes(&self) -> Vec<u64> {
         let ops = self.fake.seen.ops.lock();
         let value = |op: &StreamOp| if let StreamOp::Advance(value) = op { Some(*value) } else { None };
@@ -72,7 +72,7 @@ fn a_launch_stands_for_all_that_was_done_with_its_tensors() {
     assert_eq!(pool.stats().quarantined_bytes, 32, "their memory waits for the launches");
 }
 
-/// What is enqueued without a word may come at any time while the lease is there.
+/// Work may be enqueued without notice at any time while the lease exists, so it needs a ticket of its own.
 #[test]
 fn work_of_another_kind_has_a_ticket_of_its_own() {
     for kernel_first in [true, false] {
@@ -95,7 +95,7 @@ fn work_of_another_kind_has_a_ticket_of_its_own() {
     }
 }
 
-/// Two streams have no order between them but what they wait for.
+/// Two streams are ordered only by the tickets that they wait for.
 #[test]
 fn launches_on_two_streams_are_both_waited_for() {
     let scene = scene();
@@ -108,7 +108,7 @@ fn launches_on_two_streams_are_both_waited_for() {
     assert_eq!(scene.writes().len(), 2, "each stream is asked for a ticket");
 }
 
-/// What a library lends is over at its ticket; what is done with it here afterwards is not.
+/// A piece that a library lends is over at its ticket; later work on it in this process is not.
 #[test]
 fn a_piece_of_a_library_is_one_write() {
     for read_here in [false, true] {
@@ -129,8 +129,8 @@ fn a_piece_of_a_library_is_one_write() {
     }
 }
 
-/// CLOCK-2: what a library has let go of before it lends the next piece is over at that one's ticket; where a
-/// handle is left, or another stream used it, nobody knows.
+/// CLOCK-2: if a library drops a tensor before it lends the next piece, its uses are over at that piece's
+/// ticket. If a handle is left, or another stream used the tensor, the end is unknown.
 #[test]
 fn a_piece_stands_for_what_was_let_go_of_before() {
     for how in ["one stream", "another stream", "a handle is left"] {
@@ -151,7 +151,7 @@ fn a_piece_stands_for_what_was_let_go_of_before() {
         let on_first = |more: &[u64]| [&[ready][..], more].concat();
         let expected = match how {
             "one stream" => on_first(&[]),
-            // Each is asked for a ticket.
+            // Each stream is asked for a ticket.
             "another stream" => vec![ready, ready + 1, 1],
             _ => on_first(&[]),
         };
@@ -165,8 +165,8 @@ fn a_piece_stands_for_what_was_let_go_of_before() {
     }
 }
 
-/// A ticket that was given out before is passed by the launch's write; and one of a launch that failed is
-/// passed all the same.
+/// The launch's write passes a ticket that was issued before. The ticket of a failed launch passes all the
+/// same.
 #[test]
 fn a_launch_pays_what_is_owed() {
     let scene = scene();

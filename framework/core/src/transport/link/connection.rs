@@ -166,12 +166,12 @@ impl Link {
         self.connection.refused.get().is_none()
     }
 
-    /// Whether frames and holds can go out.
+    /// Returns whether frames and holds can go out.
     pub(crate) fn is_open(&self) -> bool {
         self.is_made() && !self.is_broken() && !self.has_exited()
     }
 
-    /// Whether each side has mapped the other's half, and has said so.
+    /// Returns whether each side has mapped the other's half, and has said so.
     pub(crate) fn is_made(&self) -> bool {
         let Connection { made, half, taken, number, .. } = &self.connection;
         if made.load(Ordering::Acquire) {
@@ -186,7 +186,7 @@ impl Link {
         is_made
     }
 
-    /// Whether the peer's half is here.
+    /// Returns whether the peer's half is here.
     pub(crate) fn is_connected(&self) -> bool {
         self.connection.half.get().is_some()
     }
@@ -227,7 +227,7 @@ impl Link {
         &self.connection.refused
     }
 
-    /// How many messages to its actor `index` the peer is done with.
+    /// Returns how many messages to its actor `index` the peer is done with.
     pub(crate) fn handled(&self, index: u16) -> u64 {
         // CREDIT acquire: pairs with `hand_back`.
         let load = |half: &Half| half.credits.load(usize::from(index), Ordering::Acquire);
@@ -274,7 +274,7 @@ impl Link {
         }
     }
 
-    /// Whether its pending sends and asks have been failed.
+    /// Returns whether its pending sends and asks have been failed.
     pub(crate) fn is_given_up(&self) -> bool {
         self.connection.given_up.load(Ordering::Acquire)
     }
@@ -284,7 +284,7 @@ impl Link {
         self.connection.given_up.store(true, Ordering::Release);
     }
 
-    /// How often the peer's doorbell was rung.
+    /// Returns how often the peer's doorbell was rung.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn rung(&self) -> u64 {
         self.connection.rung.load(Ordering::Relaxed)

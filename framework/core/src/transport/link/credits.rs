@@ -49,7 +49,7 @@ impl Link {
         self.credits.granted.lock().one_more(credit, turn::about_now())
     }
 
-    /// How many messages of the peer this process's actor `index` is done with.
+    /// Returns how many messages of the peer this process's actor `index` is done with.
     pub(crate) fn handed_back(&self, index: u16) -> u64 {
         let Credits { granted, counts, mailbox_states } = &self.credits;
         // While the mailbox is open the word is the count (`Granted`), also where the mailbox is closed just
@@ -77,8 +77,8 @@ impl Link {
         self.open_mailbox_at(index, capacity, received.copied().unwrap_or(0));
     }
 
-    /// As [`open_mailbox`](Self::open_mailbox), for the reader, which knows how many messages it has
-    /// `received` for the place.
+    /// Does the same as [`open_mailbox`](Self::open_mailbox), for the reader, which knows how many messages
+    /// it has `received` for the place.
     pub(crate) fn open_mailbox_at(&self, index: u16, capacity: u32, received: u64) {
         self.credits.granted.lock().open(index, capacity, received);
     }

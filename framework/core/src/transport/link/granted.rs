@@ -65,14 +65,15 @@ impl Granted {
         self.mailbox_states.store(index, why, Ordering::Release);
     }
 
-    /// As [`close`](Self::close) says [`AWAY`], but what was sent by now is still counted as it is done with.
+    /// Does the same as [`close`](Self::close) says [`AWAY`], but what was sent by now is still counted as it
+    /// is done with.
     #[cfg(feature = "hosts")]
     pub(super) fn pause(&mut self, index: u16) {
         // CREDIT release: pairs with `Link::mailbox_state`.
         self.mailbox_states.store(usize::from(index), AWAY, Ordering::Release);
     }
 
-    /// Whether the last actor at `index` is gone, or away.
+    /// Returns whether the last actor at `index` is gone, or away.
     pub(super) fn is_closed(&self, index: u16) -> bool {
         self.count(index).is_some_and(|count| count >= AWAY)
     }

@@ -71,7 +71,7 @@ impl Drop for Leases {
 }
 
 impl NoticesOut {
-    /// Whether so many more forwards have room beside those that the peer has not read.
+    /// Returns whether so many more forwards have room beside those that the peer has not read.
     fn has_room_for_forwards(&mut self, count: usize) -> bool {
         let fits = |forwards: &NoticesOut| forwards.forwards + forwards.claimed + count <= MAX_FORWARDS;
         // The peer's cursor only where it has to be looked at. A corrupt one is found by whoever posts.
@@ -162,7 +162,7 @@ impl Link {
         self.is_open() && self.take_room_for_forwards(count, count)
     }
 
-    /// Whether there is room for so many forwards, or nothing more goes to the peer.
+    /// Returns whether there is room for so many forwards, or nothing more goes to the peer.
     pub(crate) fn has_room_for_forwards(&self, count: usize) -> bool {
         self.is_past() || (self.is_open() && self.take_room_for_forwards(count, 0))
     }
@@ -201,8 +201,8 @@ impl Link {
         Ok(())
     }
 
-    /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of
-    /// all leases that the peer may still grant (LEASE-2).
+    /// Returns whether a hold on the peer's memory can be posted now, with room left for its release and for
+    /// those of all leases that the peer may still grant (LEASE-2).
     pub(crate) fn has_room_for_holds(&self, holds: usize) -> bool {
         let mut notices = self.leases.notices_out.lock();
         let Some(out) = notices.as_mut() else { return false };
@@ -242,8 +242,8 @@ impl Link {
         self.leases.notices_out.lock().as_ref().map(|out| (out.ring.position(), out.ring.touched()))
     }
 
-    /// Whether the peer has taken all notices, and there is room for one that nobody has promised any to:
-    /// then no release finds a full ring because of it (LEASE-2), as with the rejection of a frame.
+    /// Returns whether the peer has taken all notices, and there is room for one that nobody has promised any
+    /// to: then no release finds a full ring because of it (LEASE-2), as with the rejection of a frame.
     pub(super) fn notices_are_taken(&self) -> bool {
         let taken = |out: &mut NoticesOut| out.ring.unconsumed().is_ok_and(|left| left == 0);
         self.leases.notices_out.lock().as_mut().is_some_and(taken) && self.has_room_for_holds(1)
@@ -299,7 +299,7 @@ impl Link {
         self.leases.forwarded.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether it is time to say that a limit of leases is reached: once a minute.
+    /// Returns whether it is time to say that a limit of leases is reached: once a minute.
     pub(crate) fn tells_limit(&self) -> bool {
         let (now, told) = (monotonic_ns(), self.leases.limit_told.load(Ordering::Relaxed));
         let tells = told == 0 || now.saturating_sub(told) >= TELL_LIMIT_EVERY.as_nanos() as u64;

@@ -88,7 +88,7 @@ impl ReceiverSide {
         let _ = self.cursors.set(cursors);
     }
 
-    /// Whether a frame lies unread.
+    /// Returns whether a frame lies unread.
     pub(super) fn has_unread(&self) -> bool {
         // Who holds the lock is taking frames just now.
         self.inbound.try_lock().is_none_or(|mut inbound| {
@@ -103,7 +103,7 @@ impl Link {
         self.receiver.inbound.lock()
     }
 
-    /// Whether everything that the peer had posted was read.
+    /// Returns whether everything that the peer had posted was read.
     pub(crate) fn is_drained(&self) -> bool {
         self.inbound().as_mut().is_none_or(|inbound| inbound.data.is_empty().unwrap_or(true))
     }
@@ -114,12 +114,12 @@ impl Link {
         self.inbound().as_mut().map_or(0, |inbound| inbound.data.written().unwrap_or(0))
     }
 
-    /// Whether everything up to there was taken.
+    /// Returns whether everything up to there was taken.
     pub(crate) fn has_taken(&self, end: u64) -> bool {
         self.inbound().as_ref().is_none_or(|inbound| inbound.data.position() >= end)
     }
 
-    /// Whether a frame of the peer lies unread until something comes that it needs.
+    /// Returns whether a frame of the peer lies unread until something comes that it needs.
     pub(crate) fn is_stuck(&self) -> bool {
         self.receiver.stuck.load(Ordering::Relaxed)
     }
@@ -128,7 +128,7 @@ impl Link {
         self.receiver.stuck.store(is_stuck, Ordering::Relaxed);
     }
 
-    /// Whether the reader has left frames that it could have taken.
+    /// Returns whether the reader has left frames that it could have taken.
     pub(crate) fn set_unfinished(&self, is_unfinished: bool) {
         self.receiver.unfinished.store(is_unfinished, Ordering::Relaxed);
     }

@@ -268,12 +268,12 @@ impl SenderSide {
         });
     }
 
-    /// Whether frames with leases of others are under way.
+    /// Returns whether frames with leases of others are under way.
     pub(super) fn has_forwards(&self) -> bool {
         self.forwards.load(Ordering::Acquire)
     }
 
-    /// Whether it is worth looking what the peer has passed, though it does not tell.
+    /// Returns whether it is worth looking what the peer has passed, though it does not tell.
     pub(super) fn may_have_passed(&self) -> bool {
         self.has_forwards() || self.remembers_many.load(Ordering::Relaxed)
     }
@@ -284,7 +284,7 @@ impl SenderSide {
         self.out.lock().as_ref().map(|out| (out.ring.position(), out.ring.touched()))
     }
 
-    /// Whether the peer has read everything, and no frame is about to be written.
+    /// Returns whether the peer has read everything, and no frame is about to be written.
     pub(super) fn is_read(&self) -> bool {
         let is_read =
             |out: &mut Outbound| out.claimed == 0 && out.ring.unconsumed().is_ok_and(|left| left == 0);
@@ -331,7 +331,7 @@ impl SenderSide {
 }
 
 impl Link {
-    /// Whether a message to that mailbox could go now, as far as can be said before it is encoded.
+    /// Returns whether a message to that mailbox could go now, as far as can be said before it is encoded.
     pub(crate) fn may_send(&self, destination: &Destination) -> Result<(), TransmitError> {
         self.check_open()?;
         self.check_credit(destination)
@@ -341,7 +341,7 @@ impl Link {
         self.sender.windows.get(usize::from(index))
     }
 
-    /// Whether frames can go out, and if not, whether waiting helps.
+    /// Returns whether frames can go out, and if not, whether waiting helps.
     pub(crate) fn check_open(&self) -> Result<(), TransmitError> {
         if self.is_broken() || self.has_exited() {
             let refused = self.refused().get();
@@ -356,7 +356,7 @@ impl Link {
         if wants_credit(destination.kind) { self.credit_at(destination.index) } else { Ok(()) }
     }
 
-    /// Whether the mailbox at `index` has room.
+    /// Returns whether the mailbox at `index` has room.
     pub(crate) fn has_credit(&self, index: u16) -> bool {
         self.credit_at(index).is_ok()
     }
@@ -410,7 +410,7 @@ impl Link {
         Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, forwards, done: Cell::new(false) })
     }
 
-    /// Whether [`claim`](Self::claim) would find what it needs now.
+    /// Returns whether [`claim`](Self::claim) would find what it needs now.
     pub(crate) fn may_claim(
         &self,
         destination: &Destination,
@@ -476,7 +476,7 @@ impl Link {
         self.sender.published.store(published, Ordering::Release);
     }
 
-    /// Whether it is worth looking what the peer has passed, though it does not tell.
+    /// Returns whether it is worth looking what the peer has passed, though it does not tell.
     pub(crate) fn may_have_passed(&self) -> bool {
         self.sender.may_have_passed()
     }
@@ -533,13 +533,13 @@ impl Link {
         self.sender.lacks_room.store(true, Ordering::Release);
     }
 
-    /// Whether a sender waits that may lack room in the ring, or leases.
+    /// Returns whether a sender waits that may lack room in the ring, or leases.
     pub(crate) fn lacks_room(&self) -> bool {
         self.has_waiting() && self.sender.lacks_room.load(Ordering::Acquire)
     }
 
-    /// Whether a reply waits for room, or leases of others wait for the peer to pass their frame. Who has
-    /// just put a reply there wakes the reader.
+    /// Returns whether a reply waits for room, or leases of others wait for the peer to pass their frame. Who
+    /// has just put a reply there wakes the reader.
     pub(crate) fn waits_for_head(&self) -> bool {
         self.has_backlog() || self.sender.has_forwards()
     }
@@ -569,7 +569,7 @@ impl Link {
         out.as_ref().map_or((0, 0), |out| (out.in_flight.len(), out.outbox.len()))
     }
 
-    /// Whether there is a ring to the peer.
+    /// Returns whether there is a ring to the peer.
     pub(crate) fn has_ring(&self) -> bool {
         self.sender.out.lock().is_some()
     }

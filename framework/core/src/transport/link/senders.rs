@@ -78,7 +78,7 @@ impl Link {
         self.senders.guests.lock().retain(|(_, guest)| !guest.is(queue));
     }
 
-    /// Whether a sender waits for the peer.
+    /// Returns whether a sender waits for the peer.
     pub(crate) fn has_waiting(&self) -> bool {
         self.senders.waiting.load(Ordering::Acquire) > 0
     }
@@ -95,7 +95,7 @@ impl Link {
         self.lack_room();
     }
 
-    /// Whether one of those owners has made room, or is no more: then whoever waits tries again.
+    /// Returns whether one of those owners has made room, or is no more: then whoever waits tries again.
     fn found_forwards(&self) -> bool {
         if !self.senders.has_lacks.load(Ordering::Acquire) {
             return false;

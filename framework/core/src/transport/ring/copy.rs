@@ -111,7 +111,8 @@ mod instructions {
 mod words {
     use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-    /// How many bytes come before the first whole word of shared memory, and how many words there are.
+    /// Returns how many bytes come before the first whole word of shared memory, and how many words there
+    /// are.
     fn split(at: *const u8, count: usize) -> (usize, usize) {
         let before = at.align_offset(size_of::<u64>()).min(count);
         (before, (count - before) / size_of::<u64>())

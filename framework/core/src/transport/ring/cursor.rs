@@ -33,8 +33,8 @@ impl<W: Word> OwnCursor<W> {
         true
     }
 
-    /// As [`publish`](Self::publish), but nothing that was written behind `end`, which this side was at once.
-    /// Says what the peer can know.
+    /// Does the same as [`publish`](Self::publish), but nothing that was written behind `end`, which this
+    /// side was at once. Says what the peer can know.
     #[inline]
     pub(super) fn publish_to(&mut self, end: u64, order: Ordering) -> u64 {
         debug_assert!(end <= self.at);

@@ -112,8 +112,8 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         Ok(Reservation { pad, payload: (start + HEADER) as usize, len, ring: self })
     }
 
-    /// Whether at least `bytes` bytes are free, headers and pads included. Looks at the consumer's cursor
-    /// only where what it said last is not enough: its cache line is the consumer's to write.
+    /// Returns whether at least `bytes` bytes are free, headers and pads included. Looks at the consumer's
+    /// cursor only where what it said last is not enough: its cache line is the consumer's to write.
     ///
     /// # Errors
     /// As [`consumed`](Self::consumed).

@@ -82,7 +82,7 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
         self.tail.publish(O::TAIL_RELEASE)
     }
 
-    /// As [`publish`](Self::publish), but nothing that was written behind `end`, a
+    /// Does the same as [`publish`](Self::publish), but nothing that was written behind `end`, a
     /// [`position`](Self::position) that it has had. Says up to where the reader can see.
     #[inline]
     pub(crate) fn publish_to(&mut self, end: u64) -> u64 {
@@ -90,7 +90,7 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
         self.tail.publish_to(end, O::TAIL_RELEASE)
     }
 
-    /// Whether something was written that the reader cannot see yet.
+    /// Returns whether something was written that the reader cannot see yet.
     #[cfg(any(test, feature = "inside"))]
     #[inline]
     pub fn has_unpublished(&self) -> bool {
@@ -170,7 +170,7 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
         self.head.publish(O::HEAD_RELEASE)
     }
 
-    /// Whether something was consumed that the writer does not know of yet.
+    /// Returns whether something was consumed that the writer does not know of yet.
     #[cfg(any(test, feature = "inside"))]
     #[inline]
     pub fn has_unpublished(&self) -> bool {
@@ -193,7 +193,7 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
         self.tail.refresh(O::TAIL_ACQUIRE, limit)
     }
 
-    /// Whether there is nothing to read: the second look that a sleeper takes before it sleeps.
+    /// Returns whether there is nothing to read: the second look that a sleeper takes before it sleeps.
     ///
     /// # Errors
     /// [`RingCorrupt`] where the writer's cursor cannot be right.

@@ -58,7 +58,7 @@ pub trait Bytes {
     /// As [`read_word`](Self::read_word).
     fn write_word(&self, offset: usize, value: u64);
 
-    /// How many bytes there are.
+    /// Returns how many bytes there are.
     fn len(&self) -> usize;
 }
 

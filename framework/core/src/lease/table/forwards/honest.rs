@@ -1,5 +1,5 @@
-//! Some honest processes pass one allocation around, in any order and back: whatever comes when, nobody is
-//! refused (LEASE-3, WIRE-1).
+//! Some honest processes pass one allocation around and back. In every order of events no process is refused
+//! (LEASE-3, WIRE-1).
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::os::thorough;
 /// How many honest processes there are.
 const WHO: usize = 3;
 
-/// The owner's rings, and who of some honest processes has how many handles.
+/// The owner's rings, and the number of handles that each honest process has.
 struct Honest {
     table: LeaseTable<()>,
     entry: (u32, u32),
@@ -20,9 +20,9 @@ struct Honest {
     handles: [u32; WHO],
     /// Frames under way, by sender and receiver.
     frames: [[u32; WHO]; WHO],
-    /// Frames that were taken, by sender, who has not let go yet.
+    /// Frames that were taken and whose sender has not released its lease yet, by sender.
     passed: [u32; WHO],
-    /// Passes under way, with the rings that they have still to read.
+    /// Passes under way, with the rings that they still have to read.
     passes: Vec<(Pass, Rings)>,
 }
 
@@ -30,9 +30,9 @@ struct Honest {
 enum Honestly {
     /// Sends one of its handles on.
     Send(usize, usize),
-    /// Takes a frame of the first.
+    /// The second process takes a frame that the first sent.
     Take(usize, usize),
-    /// Sees that a frame of its own was taken.
+    /// Sees that a frame of its own was taken, and releases the lease.
     LetGo(usize),
     Drop(usize),
     /// The owner grants one more.
@@ -40,7 +40,7 @@ enum Honestly {
     /// The owner reads a ring.
     Read(usize),
     Begin,
-    /// A pass reads what it has still to read, beginning with the last ring, and ends.
+    /// A pass reads the rings that it still has to read, beginning with the last one, and ends.
     End(usize),
 }
 
@@ -125,8 +125,8 @@ fn honestly() -> impl Strategy<Value = Honestly> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else if thorough() { 16_384 } else { 1024 }))]
 
-    /// However some honest processes pass one allocation around, and back, and the owner reads of it: nobody
-    /// is refused.
+    /// No honest process is refused, in whatever order the processes pass an allocation around and the owner
+    /// reads its rings.
     #[test]
     fn no_honest_process_is_refused(acts in prop::collection::vec(honestly(), 1..200)) {
         let mut world = Honest::new();
@@ -134,7 +134,7 @@ proptest! {
             let done = world.act(*act);
             prop_assert!(done.is_ok(), "{done:?} at step {step}, {act:?}");
         }
-        // All that is under way arrives, and all is let go of.
+        // Every frame under way arrives, and every handle is released.
         for by in 0..WHO {
             for to in 0..WHO {
                 (0..world.frames[by][to]).for_each(|_| world.act(Honestly::Take(by, to)).expect("nobody lies"));

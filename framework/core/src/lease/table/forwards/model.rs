@@ -1,11 +1,12 @@
 //! Forwarded leases in every order of events (LEASE-3, LEASE-4, WIRE-1), with the real lease table.
 //!
-//! A owns the memory and has lent it to B. B passes it on to C, and C to D; each lets go when the next has
-//! passed the frame. B and C may die at any moment: then, as the node has it, the next process takes what
-//! they had sent, A reads what they had posted, and their leases are dropped. A reads ring after ring, in any
-//! order, and another of its threads reads between any two of these. In every state must hold: no hold of an
-//! honest process was refused, the memory of none was freed; and where nothing can happen any more, nothing
-//! is left. Each step is then left out, and a state must be found that breaks this.
+//! A owns the memory and has lent it to B. B passes it on to C, and C to D. Each releases its lease when the
+//! next one has passed the frame. B and C may die at any moment. Then the next process takes the frames that
+//! they had sent, A reads everything that they had posted, and their leases are dropped, in the order that
+//! the node enforces. A reads ring after ring, in any order, and another of its threads may read between any
+//! two of these. In every state, no hold of an honest process was refused, and the memory of no holder was
+//! freed. In every final state nothing is left over. Each step is then left out in turn, and the exploration
+//! must find a state that breaks this.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
@@ -19,15 +20,15 @@ use crate::os::thorough;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Flaw {
     None,
-    /// The forwarder tells the owner when the frame is out.
+    /// The forwarder tells the owner only after the frame is out.
     ForwardBehindFrame,
     /// The owner refuses a hold at once.
     NoPass,
-    /// A forward goes with its forwarder's last lease at once.
+    /// A forward is removed with its forwarder's last lease at once.
     NoPassForForwards,
-    /// The owner drops the leases of the dead before it has read what came of their frames.
+    /// The owner drops the leases of a dead process before it has read the notices that its frames led to.
     EvictBeforeDrain,
-    /// A forward stays when its forwarder has died.
+    /// A forward stays after its forwarder has died.
     NothingGoesWithTheDead,
 }
 
@@ -38,12 +39,12 @@ pub(super) enum Notice {
     Release,
 }
 
-/// B, C and D, who get the memory one after the other.
+/// B, C or D, which get the memory one after the other.
 #[derive(Clone, Debug, Default)]
 struct Process {
     alive: bool,
     reclaimed: bool,
-    /// What A has not read.
+    /// Notices that A has not read.
     ring: VecDeque<Notice>,
     step: u8,
     /// It was sent the frame, and has not taken it.
@@ -53,7 +54,7 @@ struct Process {
     holds: bool,
 }
 
-/// The rings that A has still to read.
+/// The rings that A still has to read.
 pub(super) type Rings = Vec<usize>;
 
 #[derive(Clone, Debug)]
@@ -70,7 +71,7 @@ struct World {
 struct Model {
     flaw: Flaw,
     mortal: &'static [usize],
-    /// C gets a frame that it cannot read: it takes nothing of it.
+    /// C gets a frame that it cannot read, and takes no lease from it.
     rejects: bool,
 }
 
@@ -94,17 +95,17 @@ impl Model {
         World { table, processes, pass: None, candidates, closing: None, reclaiming: None, closed }
     }
 
-    /// What `p` does next; false where it can do nothing.
+    /// Does the next step of `p`; returns false if it can do nothing.
     fn process(&self, world: &mut World, p: usize) -> bool {
         let (this, next) = world.processes.split_at_mut(p + 1);
         let (this, next) = (&mut this[p], next.first_mut());
         if !this.alive {
-            // Whoever reads what was sent takes it still.
+            // The receiver of its frame can still take it.
             return false;
         }
         let late = self.flaw == Flaw::ForwardBehindFrame;
         match (this.step, next) {
-            // Takes the frame; then its forwarder sees the cursor.
+            // Takes the frame; then the forwarder sees the cursor move.
             (0, _) if p > 0 && !this.frame => return false,
             (0, _) if p > 0 => {
                 let takes = !(self.rejects && p == 1);
@@ -198,7 +199,7 @@ impl Model {
         Ok(())
     }
 
-    /// The next step of what A has begun, or its beginning; those that are there.
+    /// Returns every state that one step of A leads to: A begins a task, or goes on with one.
     fn owner(&self, world: &World) -> Result<Vec<World>, String> {
         let mut next = Vec::new();
         let mut step = |act: &dyn Fn(&mut World) -> Result<bool, String>| -> Result<(), String> {
@@ -244,7 +245,7 @@ impl Model {
         })?;
         step(&|world| match world.reclaiming.take() {
             Some((dead, rings)) if rings.is_empty() || self.flaw == Flaw::EvictBeforeDrain => {
-                // What the drain left open is settled before (`drain_returns`).
+                // Holds that the drain left open are settled first (`drain_returns`).
                 if world.pass.is_some() || !world.table.unproven.is_empty() {
                     return Ok(false);
                 }
@@ -293,7 +294,7 @@ impl Model {
 
     fn explore(&self) -> Result<usize, String> {
         let begin = self.begin();
-        // Of states that were seen, only a hash.
+        // Only a hash of each seen state is kept.
         let key =
             |world: &World| BuildHasherDefault::<DefaultHasher>::default().hash_one(format!("{world:?}"));
         let mut seen = HashSet::from([key(&begin)]);
@@ -359,8 +360,8 @@ fn the_leases_of_the_dead_go_behind_what_came_of_their_frames() {
     breaks(Flaw::NothingGoesWithTheDead, &[0], "left");
 }
 
-/// Two forward to one, which takes the frame of the second first; and that one lets go before the other's
-/// frame is taken.
+/// Two processes forward to a third, which takes the frame of the second first. The second releases its lease
+/// before the frame of the first is taken.
 #[test]
 fn a_hold_takes_the_forward_of_whom_it_names() {
     let mut table = LeaseTable::default();
@@ -378,7 +379,8 @@ fn a_hold_takes_the_forward_of_whom_it_names() {
     assert_eq!(table.forwards(entry, life), (0, 0));
 }
 
-/// A liar passes memory on and says nothing; who has it from elsewhere too passes that on, and is believed.
+/// A liar passes memory on and does not announce it. Its receiver also has the memory from the owner and
+/// passes that on, and its forward is believed.
 #[test]
 fn a_silent_forwarder_takes_nothing_from_who_was_granted_a_lease() {
     let mut table = LeaseTable::default();
@@ -391,8 +393,8 @@ fn a_silent_forwarder_takes_nothing_from_who_was_granted_a_lease() {
     assert_eq!(table.hold(entry, life, name(2), name(1)), Ok(true));
 }
 
-/// Two branches of which each forwards to the same third, which forwards both: what it does with the second
-/// begins when it has let go of the first, and so have those in front of it.
+/// Two processes each forward to the same third, which forwards both leases on. It handles the second lease
+/// after it has released the first, and after the processes before it have released theirs.
 #[test]
 fn the_oldest_forward_is_taken_first() {
     let mut table = LeaseTable::default();
@@ -438,15 +440,15 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else if thorough() { 16_384 } else { 2048 }))]
 
-    /// Whatever four liars say, of whom one was lent the memory: who holds it was forwarded it by one who
-    /// did, and as often.
+    /// One of four liars was lent the memory. Every other holder was forwarded the memory by a holder, at
+    /// least as often as it holds it, regardless of the lies.
     #[test]
     fn nobody_holds_what_no_holder_forwarded(acts in prop::collection::vec(act(), 1..60)) {
         let (mut table, id) = (LeaseTable::default(), |slot| ProcessId::new(slot, 0).expect("small"));
         let (entry, life) = table.open((), Uses::new());
         table.grant(entry, life, id(1)).expect("just opened");
         let mut passes = Vec::new();
-        // What was ever forwarded by somebody, whether or not it had the memory.
+        // Every forward that a process ever announced, whether or not it had the memory.
         let mut said = [[0_u32; 5]; 5];
         for act in acts {
             match act {
@@ -475,7 +477,7 @@ proptest! {
                 prop_assert!(count <= most, "{holder} holds {count} of {most}");
             }
         }
-        // Nothing is unproven for ever, and what is unproven counts as nothing but a lease.
+        // No hold stays unproven for ever, and an unproven hold only keeps the entry open.
         while let Some(pass) = table.begin_pass() {
             table.end_pass(pass);
         }

@@ -13,7 +13,7 @@ use crate::transport::link::{Credit, Link};
 pub(crate) type Reply = (Header, Encoded, Option<Credit>);
 
 impl Link {
-    /// Whether replies wait for room: then no other goes before them.
+    /// Returns whether replies wait for room: then no other goes before them.
     pub(crate) fn has_backlog(&self) -> bool {
         self.sender.backlog.load(Ordering::Acquire)
     }
