@@ -1,19 +1,19 @@
-//! Ends: of a link, when the peer broke the protocol; of a peer, when its process has exited.
+//! The end of a link, when the peer broke the protocol; and of a peer, when its process has exited.
 //!
-//! A peer's end comes in steps, in this order: the node says that it has gone, and nothing goes to it any
-//! more ([`on_process_exited`](Transport::on_process_exited)); the reader reads to the end what it had
-//! posted, gives the link up, parts with it, and tells the node ([`part_with`](Transport::part_with)); and
-//! when everybody has, the node has it reclaimed: its leases are dropped ([`reclaim`](Transport::reclaim)).
-//! Used by the reader and by what the node says.
+//! A peer's end comes in steps, in this order. The node says that the peer is gone, and nothing is sent to it
+//! any more ([`on_process_exited`](Transport::on_process_exited)). The reader reads everything that the peer
+//! had posted, gives the link up, removes it, and tells the node ([`part_with`](Transport::part_with)). When
+//! every process has done so, the node has the peer reclaimed, and its leases are dropped
+//! ([`reclaim`](Transport::reclaim)). The reader calls these steps, and the node's messages do.
 //!
-//! **Invariants.** LEASE-4: no lease of the dead is dropped before everything that it had posted is read, and
-//! none that it was granted behind that stays. Its asks fail only once the replies that it had posted are
-//! read.
+//! **Invariants.** LEASE-4: no lease of a dead process is dropped before everything that it had posted is
+//! read, and no lease that is granted to it after that stays. Asks to it fail only after the replies that it
+//! had posted are read.
 //!
-//! **Locks.** None across two steps. What a link let go of is dropped without its locks: leases go with it,
-//! over others.
+//! **Locks.** None across two steps. Messages taken from a link are dropped without its locks, because their
+//! leases go back over other links.
 //!
-//! **On a crash** of this process in between the node counts it as one that has read everything. **On
+//! **On a crash** of this process between two steps, the node counts it as having read everything. **On
 //! cancellation** nothing happens: nothing here waits.
 
 use super::Transport;
@@ -24,9 +24,9 @@ use crate::lease::pool::Surroundings;
 use crate::transport::control_channel::ToNode;
 
 impl Transport {
-    /// Has nothing more to do with a peer that broke the protocol, or has ended and was read to the end.
+    /// Gives up the link to a peer that broke the protocol, or has ended and was read to the end.
     pub(crate) fn give_up(&self, link: &Link) {
-        // First nothing more goes out or in: a send that is committed behind this looks after what it left
+        // First, so that nothing more goes out or in. A send that commits after this cleans up after itself
         // (`commit`).
         link.break_off();
         if link.is_connected() && !link.has_exited() {
@@ -34,14 +34,14 @@ impl Transport {
         }
         self.let_go(link);
         self.fail_asks(link.peer);
-        // Whoever waits fails, or looks where the actor is now.
+        // Waiting senders fail, or look up where the actor is now.
         link.wake_senders();
         // Last: until this is set the reader does all of it once more.
         link.note_given_up();
     }
 
-    /// The last of a peer that ended and was read to the end, or will not be read any more: its link goes,
-    /// and the node hears of it. For the reader, when it has [given the link up](Self::give_up).
+    /// Removes the link of a peer that ended and was read to the end, or will not be read any more, and tells
+    /// the node. The reader calls it after it has [given the link up](Self::give_up).
     pub(super) fn part_with(&self, link: &Link) {
         fault::point("transport.drained");
         self.links.remove(link);
@@ -50,17 +50,17 @@ impl Transport {
         self.say_drained(link.peer);
     }
 
-    /// Lets go of what was to go over a link that is broken: replies that found no room, and leases kept
-    /// until the peer has passed their frames. It never will, or its own hold is on its way to the owner
-    /// (LEASE-3). True if there was any.
+    /// Drops everything that waits on a broken link: replies that found no room, and leases kept until the
+    /// peer has passed their frames. The peer never will pass them, or its own hold is already on its way to
+    /// the owner (LEASE-3). Returns true if there was anything.
     pub(super) fn let_go(&self, link: &Link) -> bool {
         let (in_flight, outbox) = link.take_unsent();
         // Dropped here, without the lock: leases go with them, over other links.
         !in_flight.is_empty() || !outbox.is_empty()
     }
 
-    /// A process ended. What it had posted is still read, by the reader, which then gives the link up;
-    /// nothing goes to it any more.
+    /// Notes that a process ended. Nothing is sent to it any more. The reader still reads everything that it
+    /// had posted, and then gives the link up.
     pub(super) fn on_process_exited(&self, process: ProcessId) {
         self.lifecycle.exited.note(process);
         self.directory.look_again();
@@ -81,19 +81,21 @@ impl Transport {
         }
     }
 
-    /// Everybody has read what the process had posted: every hold that it forwarded is in its owner's lease
-    /// table or ring, so its own leases can go (LEASE-4). What it owned stays with whoever holds it.
+    /// Drops the leases of a process after every process has read everything that it had posted. Every hold
+    /// that it forwarded is then in the owner's lease table or ring, so its own leases can go (LEASE-4).
+    /// Memory that it owned stays valid for its holders.
     pub(super) fn reclaim(&self, process: ProcessId) {
-        // The holds that its last frames led to, before its leases go (LEASE-3).
+        // Takes in the holds that its last frames led to, before its leases go (LEASE-3).
         Surroundings::drain_returns(self);
-        // Before the leases go: who grants one behind that sees this (`evict_if_reclaimed`).
+        // Noted before the leases go: a thread that grants one after that sees the note
+        // (`evict_if_reclaimed`).
         self.lifecycle.exited.note_reclaimed(process);
         self.memory.evict(process);
     }
 
-    /// Drops what `process` was granted after its leases had been dropped: by a send that had claimed its
-    /// frame before (LEASE-4). The grant came behind the eviction in the pool's lock, and so this look comes
-    /// behind the note.
+    /// Drops leases that `process` was granted after its leases had been dropped, by a send that had claimed
+    /// its frame before (LEASE-4). Such a grant took the pool's lock after the eviction did, so this check
+    /// sees the note.
     pub(super) fn evict_if_reclaimed(&self, process: ProcessId) {
         if self.lifecycle.exited.is_reclaimed(process) {
             self.memory.evict(process);

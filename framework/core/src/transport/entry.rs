@@ -1,10 +1,10 @@
-//! The entries of a return ring: what a holder tells an owner. 64 bytes: kind and counts, the lease, tickets,
-//! checksum.
+//! The entries of a return ring, by which a holder notifies an owner. An entry has 64 bytes: kind and counts,
+//! the lease, tickets, checksum.
 //!
-//! Used by `returns`, on both sides. **Invariants.** WIRE-1: an entry is believed only with its checksum, and
-//! where each of its fields can be what it says; what it says of leases is for the lease table to check.
-//! **Locks.** None. **On a crash** between the write of an entry and the move of the tail nobody sees it.
-//! **On cancellation** nothing happens.
+//! Used by `returns`, on both sides. **Invariants.** WIRE-1: an entry is accepted only if its checksum is
+//! right and each of its fields is in range. The lease table checks its claims about leases. **Locks.** None.
+//! **On a crash** between the write of an entry and the move of the tail, no reader sees the entry. **On
+//! cancellation** nothing happens.
 
 use crate::clock::Ticket;
 use crate::ids::{ChunkId, ProcessId};
@@ -13,10 +13,11 @@ use crate::limits::{MAX_RELEASE_TICKETS, MAX_STREAMS};
 use crate::transport::ring::entries::Entry;
 use smallvec::SmallVec;
 
-/// What an entry says.
+/// The content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// The writer gives a lease on the reader's memory back; these uses have to pass first.
+    /// The writer gives a lease on the reader's memory back. These uses have to pass before the memory is
+    /// reused.
     Release { chunk: u32, entry: u32, generation: u32, uses: SmallVec<[Ticket; 2]> },
     /// The writer holds the reader's memory now: `by`, a third process, forwarded it (LEASE-3).
     Hold { chunk: u32, entry: u32, generation: u32, by: ProcessId },
@@ -25,7 +26,8 @@ pub(crate) enum Notice {
     /// The writer could not read the frame that ends at this position of its inbound ring, and took none of
     /// its leases.
     Rejected { end: u64 },
-    /// Behind this the ring is in the memory that the writer has offered last (`link/renewal.rs`).
+    /// After this entry the ring continues in the memory that the writer has offered last
+    /// (`link/renewal.rs`).
     Moved,
 }
 
@@ -58,7 +60,7 @@ fn lease(kind: u64, id: LeaseId) -> Entry {
     words
 }
 
-/// A release, with [`MAX_RELEASE_TICKETS`] of the writer's own tickets at most.
+/// Makes a release, with at most [`MAX_RELEASE_TICKETS`] of the writer's own tickets.
 pub(crate) fn release(id: LeaseId, uses: &[Ticket]) -> Entry {
     let mut words = lease(RELEASE, id);
     let uses = &uses[..uses.len().min(MAX_RELEASE_TICKETS)];
@@ -71,7 +73,7 @@ pub(crate) fn release(id: LeaseId, uses: &[Ticket]) -> Entry {
     words
 }
 
-/// A hold on what `by` has passed on to the writer.
+/// Makes a hold on memory that `by` has passed on to the writer.
 pub(crate) fn hold(id: LeaseId, by: ProcessId) -> Entry {
     let mut words = lease(HOLD, id);
     words[2] = by.to_bits();
@@ -79,7 +81,7 @@ pub(crate) fn hold(id: LeaseId, by: ProcessId) -> Entry {
     words
 }
 
-/// A lease that is passed on to `to`.
+/// Makes the notice that a lease is passed on to `to`.
 pub(crate) fn forward(id: LeaseId, to: ProcessId) -> Entry {
     let mut words = lease(FORWARD, id);
     words[2] = to.to_bits();
@@ -87,14 +89,14 @@ pub(crate) fn forward(id: LeaseId, to: ProcessId) -> Entry {
     words
 }
 
-/// The frame ending at `end` was rejected.
+/// Makes the notice that the frame ending at `end` was rejected.
 pub(crate) fn rejected(end: u64) -> Entry {
     let mut words = [REJECTED, end, 0, 0, 0, 0, 0, 0];
     words[7] = checksum(&words);
     words
 }
 
-/// The ring goes on in other memory.
+/// Makes the notice that the ring continues in other memory.
 pub(crate) fn moved() -> Entry {
     let mut words = [MOVED, 0, 0, 0, 0, 0, 0, 0];
     words[7] = checksum(&words);
@@ -140,7 +142,7 @@ pub(crate) fn parse(words: &Entry, writer: ProcessId) -> Result<Notice, BadEntry
     }
 }
 
-/// The lease that a notice of a process about `owner`'s memory names.
+/// Returns the id of the lease that a notice about `owner`'s memory names.
 pub(crate) fn lease_id(owner: ProcessId, chunk: u32, entry: u32, generation: u32) -> LeaseId {
     LeaseId { chunk: ChunkId { owner, index: chunk }, entry, generation }
 }

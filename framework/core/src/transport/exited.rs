@@ -1,12 +1,14 @@
-//! Which processes have exited, as far as this one knows.
+//! The processes that have exited, as far as this one knows.
 //!
-//! A process parts with the link of a dead peer when it has read it to the end: descriptors, rings and queues
-//! go. One number per slot says which lives have ended, because the next life begins only after the last has
-//! ended. A process that joined later learns of the ends before it from its own life, and from the lives that
-//! make links to it: memory of earlier lives is memory of the dead (LEASE-4).
+//! A process drops the link to a dead peer after it has read the link to the end, with its descriptors, rings
+//! and queues. One number per slot says which of the processes in that slot have ended, because a slot is
+//! given out again only after its last process has ended. A process that joined later learns of earlier ends
+//! from its own incarnation, and from the incarnations of peers that link to it. Memory of earlier
+//! incarnations is memory of dead processes (LEASE-4).
 //!
-//! Part of the process's [lifecycle](super::process). **Invariants.** What is noted here is never taken back.
-//! **Locks.** Those of two small tables, and nothing inside of them; what each message asks is atomic.
+//! Part of the process's [lifecycle](super::process). **Invariants.** Nothing noted here is ever taken back.
+//! **Locks.** Those of two small tables, and no other lock inside them. The checks for each message read only
+//! atomics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,23 +23,23 @@ use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 use crate::transport::lifecycle::ProcessDown;
 
-/// Between two looks whether a process that lives was read so far.
+/// Time between two checks of whether a live process was read far enough.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// The processes that exited. A slot's lives follow each other, so the last one that ended stands for all
-/// before it, and thousands of deaths take no more room than one.
+/// The processes that exited. Processes of a slot follow each other, so the last one that ended stands for
+/// all before it, and thousands of deaths take no more room than one.
 #[derive(Debug)]
 pub(super) struct ExitedProcesses {
-    /// By slot: one more than the incarnation of the last life that ended.
+    /// By slot: one more than the incarnation of the last process that ended.
     by_slot: Box<[AtomicU64]>,
-    /// By slot, in the same way: the last life that was reclaimed.
+    /// By slot, in the same way: the last process that was reclaimed.
     reclaimed: Box<[AtomicU64]>,
-    /// Names that the node had never heard of. Each is good for one question: there may be such a process
-    /// later (WIRE-1).
+    /// Ids of processes that the node had never heard of. Each answers one question only, because there may
+    /// be such a process later (WIRE-1).
     nobody: DashMap<ProcessId, ()>,
-    /// What the node said of the last life of each slot that ended.
+    /// The node's report on the last process of each slot that ended.
     how: DashMap<usize, Arc<ProcessDown>>,
-    /// Whoever waits until a process that ended was read to the end.
+    /// Wakes the callers that wait until a process that ended was read to the end.
     read: Notify,
 }
 
@@ -53,15 +55,15 @@ impl ExitedProcesses {
         }
     }
 
-    /// The node says that a process has ended.
+    /// Notes that a process has ended, as the node says.
     pub(super) fn note(&self, process: ProcessId) {
         if let Some(last) = self.by_slot.get(process.slot()) {
             last.fetch_max(u64::from(process.incarnation()) + 1, Ordering::AcqRel);
         }
     }
 
-    /// `process` is a life of its slot: all before it have ended. Nobody tells that to a process that joined
-    /// later.
+    /// Notes that all processes before `process` in its slot have ended. The node does not tell that to a
+    /// process that joined later.
     pub(super) fn note_before(&self, process: ProcessId) {
         if let Some(last) = self.by_slot.get(process.slot()) {
             last.fetch_max(u64::from(process.incarnation()), Ordering::AcqRel);
@@ -73,7 +75,8 @@ impl ExitedProcesses {
         last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
     }
 
-    /// The node says that everything was read which a process had posted: its leases are about to be dropped.
+    /// Notes that everything which a process had posted was read, as the node says. Its leases are about to
+    /// be dropped.
     pub(super) fn note_reclaimed(&self, process: ProcessId) {
         if let Some(last) = self.reclaimed.get(process.slot()) {
             last.fetch_max(u64::from(process.incarnation()) + 1, Ordering::AcqRel);
@@ -85,12 +88,12 @@ impl ExitedProcesses {
         last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
     }
 
-    /// There is nothing left of a process that ended that this one could read.
+    /// Notes that this process has nothing left to read of some process that ended, and wakes the waiters.
     pub(super) fn note_read(&self) {
         self.read.notify_waiters();
     }
 
-    /// The node says how a process has ended.
+    /// Notes how a process has ended, as the node says.
     pub(super) fn note_how(&self, process_down: ProcessDown) {
         self.how.insert(process_down.process.slot(), Arc::new(process_down));
     }
@@ -100,10 +103,10 @@ impl ExitedProcesses {
         (known.process == process).then(|| Arc::clone(&known))
     }
 
-    /// The node says that there never was such a process.
+    /// Notes that there never was such a process, as the node says.
     pub(super) fn note_nobody(&self, process: ProcessId) {
-        // MBX-2: an answer that nobody asks for any more is forgotten with the others; asking again costs a
-        // link message.
+        // MBX-2: the list is bounded. Clearing it also forgets answers that are still needed, and asking
+        // again costs a link message.
         if self.nobody.len() >= MAX_PROCESSES {
             self.nobody.clear();
         }
@@ -117,16 +120,17 @@ impl ExitedProcesses {
 }
 
 impl Transport {
-    /// Resolves when all that `process` had sent to this one by now was delivered: all that there is, where
-    /// it has ended. What others tell of it, or of an actor in it, may come before that, over their own
-    /// links.
+    /// Resolves when everything that `process` had sent to this one by now was delivered; if it has ended,
+    /// everything that it ever sent. News of it, or of an actor in it, may arrive earlier from other
+    /// processes, over their own links.
     pub(crate) async fn until_read(&self, process: ProcessId) {
         let mut sent_by_now = None;
         loop {
-            // Before the look: what is noted after it is not missed.
+            // Registered before the check, so a notification after the check is not missed.
             let read = self.lifecycle.exited.read.notified();
             if process.slot() == self.process().slot() {
-                // An earlier life of this one's slot: there is no next one before all was read.
+                // An earlier process of this one's slot: the slot was given out again only after everything
+                // was read.
                 return;
             }
             match self.links.to(process) {
@@ -134,8 +138,8 @@ impl Transport {
                     if link.has_taken(*sent_by_now.get_or_insert_with(|| link.sent_by_now())) {
                         return;
                     }
-                    // A reader that takes frames tells nobody: that would cost each batch, and this is asked
-                    // after a death.
+                    // A reader that takes frames notifies nobody: that would cost every batch, while this
+                    // wait only happens after a death.
                     tokio::select! {
                         () = read => {}
                         () = sleep(LOOK_AGAIN) => {}
@@ -144,8 +148,8 @@ impl Transport {
                 }
                 Some(_) => {}
                 None if self.lifecycle.exited.contains(process) => return,
-                // Who joined later was not told of it. The node answers whoever asks for a link that there is
-                // nobody.
+                // A process that joined later was not told of the end. It asks the node for a link, and the
+                // node answers that there is no such process.
                 None => drop(self.link(process)),
             }
             read.await;
@@ -207,7 +211,7 @@ mod reading_tests {
         assert!(poll(read.as_mut()).is_ready());
         let came: Vec<u32> = inbox.take().into_iter().map(|received| received.message).collect();
         assert_eq!(came, [0, 1, 2]);
-        // One that had nothing to do with it, and one that began later and was told nothing of it.
+        // A process that had no link to it, and one that began later and was told nothing of it.
         let other = Arc::clone(cluster.transport(2));
         assert!(poll(pin!(other.until_read(dead))).is_ready());
         let later = cluster.revive(0);
@@ -243,7 +247,7 @@ mod tests {
         assert!(exited.contains(life(3, 7)) && !exited.contains(life(3, 8)));
         exited.note_before(life(5, 2));
         assert!(exited.contains(life(5, 1)) && !exited.contains(life(5, 2)));
-        // How, is only known of the last.
+        // Only the reason of the last end is known.
         exited.note_how(ProcessDown {
             process: life(3, 7),
             worker: "blur".into(),

@@ -1,13 +1,13 @@
-//! What the node says, passed to the part that it concerns.
+//! Passes each message of the node to the part that it concerns.
 //!
-//! Used by the thread that the control socket is read on, one message at a time.
+//! The thread that reads the control socket calls it, one message at a time.
 //!
-//! **Invariants.** Nothing here blocks. The reader is woken after each message, whatever it said: it looks at
-//! everything again, and whoever waited for the message need not know of the others.
+//! **Invariants.** Nothing here blocks. The reader is woken after every kind of message: it checks everything
+//! again, so no waiter for one message has to know of the others.
 //!
-//! **Locks.** None across a call; see the parts.
+//! **Locks.** No lock is held across a call; see the parts.
 //!
-//! **On a crash** of the node nothing comes any more. **On cancellation** nothing happens: this does not
+//! **On a crash** of the node no message comes any more. **On cancellation** nothing happens: this does not
 //! wait.
 
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use super::{LinkRefused, Transport};
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 
 impl Transport {
-    /// Takes what the node sends. Any thread; never blocks.
+    /// Handles a message of the node. Any thread may call it; it never blocks.
     #[allow(clippy::wrong_self_convention, reason = "it takes what comes from the node; it converts nothing")]
     pub fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
         match message {
@@ -61,7 +61,7 @@ impl Transport {
             FromNode::Nobody { process } => {
                 self.lifecycle.exited.note_nobody(process);
                 if let Some(link) = self.links.to(process) {
-                    // The place is for a life of the slot that there is.
+                    // The slot's place among the links is left to a process that exists.
                     self.links.remove(&link);
                     self.give_up(&link);
                 }
@@ -76,8 +76,8 @@ impl Transport {
         self.wakeups.wake_reader();
     }
 
-    /// Takes what the node sends whose descriptors are lost, because this process may open no more files.
-    /// False where it cannot go on without them. Any thread; never blocks.
+    /// Handles a message of the node whose descriptors are lost because this process may open no more files.
+    /// Returns false if the process cannot go on without them. Any thread may call it; it never blocks.
     #[allow(clippy::wrong_self_convention, reason = "as for `from_node`")]
     pub fn from_node_starved(&self, message: &FromNode) -> bool {
         match message {

@@ -1,11 +1,11 @@
-//! A process that is about to end sends the replies first that have found no room, or whose link was not open
-//! yet: the asks were handled, and whoever asked is to hear of it.
+//! Before a process ends, it sends the replies that have found no room, or whose link was not open yet: the
+//! asks were handled, and their callers must get the answers.
 //!
-//! The reader sends such replies, and looks after each of its looks whether all have gone, so this costs
-//! nothing where nobody waits.
+//! The reader sends such replies, and checks after each poll whether all have gone. The check costs nothing
+//! while nobody waits.
 //!
-//! **Locks.** That of the waker, and nothing inside of it. **On a crash** of a peer its replies count no
-//! more. **On cancellation** the replies stay where they are.
+//! **Locks.** That of the waker, and no other lock inside it. **On a crash** of a peer the replies to it no
+//! longer count. **On cancellation** the replies stay where they are.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +24,8 @@ pub(super) struct LastReplies {
 }
 
 impl Transport {
-    /// Resolves when no reply waits to be sent to a peer that lives. On the reader's thread, which goes on
-    /// reading meanwhile, when no actor is left; one caller at a time. A peer that does not read lets it wait
+    /// Resolves when no reply waits to be sent to a live peer. It is called on the reader's thread, which
+    /// keeps reading, when no actor is left; one caller at a time. A peer that does not read makes it wait
     /// for ever.
     pub(crate) async fn last_replies(&self) {
         poll_fn(|context| {
@@ -40,7 +40,7 @@ impl Transport {
         self.links.all().iter().any(|link| link.has_backlog() && !link.is_past())
     }
 
-    /// Wakes whoever waits for them, after a look at the links.
+    /// Wakes the waiting caller if no reply is left; called after each poll of the links.
     pub(super) fn look_at_last_replies(&self) {
         if self.last_replies.waits.load(Ordering::Relaxed) && !self.has_replies() {
             self.last_replies.waits.store(false, Ordering::Relaxed);

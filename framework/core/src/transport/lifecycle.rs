@@ -1,8 +1,8 @@
-//! What processes are told of the lives of others: why one ended, and whether it comes back.
+//! Reports to processes on the lifecycles of actors and processes: why one ended, and whether it restarts.
 //!
-//! An actor keeps its id for good; its location is of one life. The node says why a process is down *before*
-//! it says that the process has exited, so whoever sees a broken link knows already what becomes of the
-//! actors behind it (DEATH-2). [`Lifecycle`] is what those are told who watch one actor.
+//! An actor keeps its id for good, and its location for one life. The node says why a process is down
+//! *before* it says that the process has exited. So a process that sees a broken link already knows what
+//! becomes of the actors behind it (DEATH-2). [`Lifecycle`] has the events for the watchers of one actor.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
@@ -29,31 +29,31 @@ pub enum EndReason {
     Signal(i32),
     /// The GPU's driver reported an error that costs the process its context.
     GpuFault(String),
-    /// The process could not go on, as this says: a closure on a host stream has panicked, or a thread of the
-    /// framework's own.
+    /// The process could not go on, as this says: a closure on a host stream panicked, or one of the
+    /// framework's own threads did.
     Broken(String),
     /// The node ended it, for this reason.
     KilledByNode(String),
-    /// It stood still for longer than the node's limit; this is what it waited for.
+    /// It hung for longer than the node's limit; the text says on what it waited.
     Hung(String),
     /// An actor that it is linked to went down, as this says.
     Linked(String),
     /// Others of its group failed, or of its GPU under [`Sharing::Mps`](crate::node::Sharing::Mps), as this
     /// says; they restart together.
     Group(String),
-    /// It ended before anybody asked, too long ago for the node to remember why.
+    /// It ended so long before anybody asked that the node no longer remembers why.
     Forgotten,
-    /// It lives on another host, which cannot be reached any more, or never could, as this says. What became
-    /// of it there, nobody here knows.
+    /// It lives on another host, which cannot be reached any more, or never could, as this says. This host
+    /// does not know what became of it there.
     OutOfReach(String),
-    /// It was between two lives, for whatever reason, when the node shut down: no other follows.
+    /// It was waiting for a restart when the node shut down: no other life follows.
     NodeStopped,
-    /// It stopped because it, or the node's program, wanted to.
+    /// It stopped because it, or the node's program, wanted it to.
     Normal,
 }
 
 impl EndReason {
-    /// The same reason, with its text as `change` leaves it.
+    /// Returns the same reason, with its text changed by `change`.
     pub(crate) fn with_text(self, change: impl FnOnce(String) -> String) -> Self {
         match self {
             EndReason::HandlerPanic(text) => EndReason::HandlerPanic(change(text)),
@@ -73,7 +73,7 @@ impl EndReason {
         }
     }
 
-    /// Returns whether it ended although nobody wanted it to.
+    /// Returns whether the end was a failure, not a stop on request.
     pub fn is_failure(&self) -> bool {
         *self != EndReason::Normal
     }
@@ -99,9 +99,9 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// What happens to an actor that somebody watches. Each end of a life is one event, and each later life too.
-/// The actor is told by its id, which [`Address::actor`](crate::actor::Address::actor) has; it is the same in
-/// all its lives.
+/// An event of a watched actor. Each end of a life is one event, and each start of a later life is another.
+/// The actor is named by its id, which [`Address::actor`](crate::actor::Address::actor) returns; it is the
+/// same in all its lives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate)]
 #[non_exhaustive]
@@ -122,8 +122,8 @@ pub enum Lifecycle {
         /// The life: 0 was the first.
         incarnation: u32,
     },
-    /// A life of it has ended, and its restarts are used up, or the node shuts down, or its host is lost.
-    /// This was the last event.
+    /// A life of it has ended, and no restart follows: its restarts are used up, the node shuts down, or its
+    /// host is lost. This was the last event.
     GaveUp {
         /// The actor.
         actor: ActorId,
@@ -133,7 +133,7 @@ pub enum Lifecycle {
 }
 
 impl Lifecycle {
-    /// Whose event it is.
+    /// Returns the actor of this event.
     pub fn actor(&self) -> ActorId {
         match self {
             Lifecycle::Down { actor, .. } | Lifecycle::Up { actor, .. } | Lifecycle::GaveUp { actor, .. } => {
@@ -147,7 +147,7 @@ impl Lifecycle {
         matches!(self, Lifecycle::Down { will_restart: false, .. } | Lifecycle::GaveUp { .. })
     }
 
-    /// Why a life ended that was not meant to.
+    /// Returns why a life failed; `None` if the event is not a failure.
     pub fn failure(&self) -> Option<&EndReason> {
         match self {
             Lifecycle::Down { reason, .. } | Lifecycle::GaveUp { reason, .. } => {
@@ -179,7 +179,7 @@ impl fmt::Display for Lifecycle {
     }
 }
 
-/// Whether an actor that ended is started anew, by how it ended.
+/// Which ends of an actor lead to a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartWhen {
     /// Never.
@@ -202,7 +202,7 @@ impl RestartWhen {
     }
 }
 
-/// Where an actor is, as the node says.
+/// The node's answer to where an actor is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Whereabouts {
     /// It takes messages there.
@@ -216,13 +216,13 @@ pub enum Whereabouts {
 }
 
 impl Whereabouts {
-    /// Returns whether there will be no other.
+    /// Returns whether no other answer will follow.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, Whereabouts::GaveUp(_) | Whereabouts::Nowhere)
     }
 }
 
-/// What the node says of a process that ended, before it says that it has exited.
+/// The node's report on a process that ended, which it sends before it says that the process has exited.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessDown {
     /// The process, in the life that ended.
@@ -231,9 +231,9 @@ pub struct ProcessDown {
     pub worker: String,
     /// Why.
     pub reason: EndReason,
-    /// Those of its actors that come back, with the location that they had.
+    /// Its actors that will be restarted, with the locations that they had.
     pub restarting: Vec<(ActorId, Location)>,
-    /// Those that had a restart policy and have used it up.
+    /// Its actors that had a restart policy and have used it up.
     pub gave_up: Vec<ActorId>,
 }
 
@@ -242,9 +242,9 @@ pub struct ProcessDown {
 pub struct ExitedProcess {
     /// The process, in the life that ended.
     pub process: ProcessId,
-    /// The worker's name and why it ended; `None` where this process has not heard.
+    /// The worker's name and why it ended; `None` if this process was not told.
     pub worker: Option<(String, EndReason)>,
-    /// Whether the actor comes back: trying again makes sense.
+    /// Whether the actor is restarted, so that a retry makes sense.
     pub restarts: bool,
 }
 

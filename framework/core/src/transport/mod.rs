@@ -1,11 +1,11 @@
 //! A process's transport: its links to all peers, the memory that it lends and borrows, and the mailboxes it
 //! serves.
 //!
-//! Used by the actor layer (addresses, mailboxes), by the node's side of a process, and by each lease on
-//! memory of others.
+//! The actor layer (addresses, mailboxes), the node's side of a process, and every lease on memory of other
+//! processes use it.
 //!
 //! # The way of a message
-//! Read the files in this order; none is come back to.
+//! Read the files in this order; a message passes each of them once.
 //!
 //! | step | file |
 //! |---|---|
@@ -15,36 +15,37 @@
 //! | outgoing: claim, encode, drop, commit | `outgoing`, `link/sender.rs` |
 //! | publish: the ring's tail moves, at the end of the turn | `publish` |
 //! | ring, doorbell: shared memory | `transport/ring/`, `pages`, `entry`, `transport/doorbell.rs`, `wake_reasons` |
-//! | reader: the receiver looks at the link | `reader`, `link/receiver.rs` |
+//! | reader: the receiver polls the link | `reader`, `link/receiver.rs` |
 //! | incoming: checked, its leases adopted | `incoming`, `chunks` |
 //! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
 //! | handler | `actor/inbox.rs`, `actor/handles.rs` |
 //!
-//! And back: a credit or a reply from the receipt in `inbox` through `outgoing`, leases through `returns`. Of
-//! leases on a third process's memory that process is told by `forwards`.
+//! On the way back, a credit or a reply goes from the receipt in `inbox` through `outgoing`, and leases go
+//! through `returns`. `forwards` tells a third process of leases on its memory.
 //!
 //! # The parts
-//! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes
-//! across parts (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`,
-//! `from_node`, `endings`, `route`) owns nothing and takes no lock of its own.
+//! Each part owns its state and its locks in its file, and its callers pass it the other parts that it needs.
+//! The files that work across parts (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`,
+//! `connect`, `renewal`, `from_node`, `endings`, `route`) own nothing and have no lock of their own.
 //!
 //! | part | owns |
 //! |---|---|
 //! | `memory`, `chunks` | the pools, the chunks of others that are mapped here |
 //! | `links`, `link` | the links to all peers |
 //! | `actors` | the places of mailboxes, how many messages are open |
-//! | `asks` | who waits for which reply |
-//! | `directory` | where actors are, and names |
-//! | `fences` | who is told when what was sent was taken |
-//! | `wakeups` | the wake page, the doorbells, what was put off |
-//! | `lifecycle`, `ended`, `watching` | who has ended, who watches, how far this process is itself |
+//! | `asks` | the callers that wait for replies |
+//! | `directory` | the locations of actors, and names |
+//! | `fences` | the callers to tell when sent frames were taken |
+//! | `wakeups` | the wake page, the doorbells, deferred wake-ups |
+//! | `lifecycle`, `ended`, `watching` | exited processes, watchers, and the stage of this process's own life |
 //!
 //! # Invariants
-//! Each part names those that it upholds. Of all of them: nobody waits here for another process, but for a
-//! thread that maps a chunk, with a deadline; and shared memory has one writer (ONE-WRITER, see `pages`).
+//! Each part names the invariants that it upholds. All of them uphold two: no thread waits here for another
+//! process, except one that maps a chunk, with a deadline; and shared memory has one writer (ONE-WRITER, see
+//! `pages`).
 //!
 //! # Locks
-//! In the order in which they may nest; what stands on one line is never taken inside another of that line.
+//! In the order in which they may nest. A lock is never taken inside another lock of the same line.
 //!
 //! 1. a link's `inbound`, while the reader takes frames;
 //! 2. the chunks' `came`;
@@ -54,17 +55,17 @@
 //! 6. a link's `out`, `notices_out`, credits, `guests`; a queue's places; a pool's own; the ringer of a
 //!    doorbell.
 //!
-//! A message to the node may be sent under 1 to 3 and a pool's own. Nothing of the user's runs under any but
-//! 1, and under that only the decoding of messages.
+//! A message to the node may be sent under 1 to 3 and a pool's own. User code runs under no lock but 1, and
+//! there only to decode messages.
 //!
 //! # On a crash, and on cancellation
 //! On a crash of a peer its link breaks: its senders get their messages back, its asks fail; `endings` has
-//! the steps. On a crash of this process what it published is still read. A cancelled send gives its place in
-//! the queue up, and nothing was sent; a dropped ask is taken out, and its reply is dropped.
+//! the steps. On a crash of this process its peers still read everything that it published. A cancelled send
+//! gives up its place in the queue, and nothing was sent. A dropped ask is removed, and its reply is dropped.
 //!
-//! It knows no tensor. [`ring`] and [`doorbell`] are the protocols in shared memory, [`spin`] says when to
-//! stop polling, [`control_channel`] is what it asks of the node, [`lifecycle`] what the node says of
-//! processes that exited.
+//! The transport knows no tensor. [`ring`] and [`doorbell`] are the protocols in shared memory. [`spin`]
+//! decides when to stop polling. [`control_channel`] has the requests to the node, and [`lifecycle`] the
+//! node's reports on processes that exited.
 
 mod actors;
 pub mod asks;
@@ -183,7 +184,7 @@ pub struct Transport {
     lifecycle: ProcessLifecycle,
     counters: Counters,
     birth: Birth,
-    /// In the process that is the gateway.
+    /// Set in the process that is the gateway.
     #[cfg(feature = "hosts")]
     gate: std::sync::OnceLock<Arc<dyn hosts::Gate>>,
 }
@@ -209,19 +210,19 @@ pub struct TransportStats {
     pub received: u64,
     /// Frames and notices refused because they were malformed or forged (WIRE-1).
     pub rejected: u64,
-    /// Messages that no actor took, or that no handler was given because a tensor in them was lost with a
+    /// Messages that no actor took, or that reached no handler because a tensor in them was lost with a
     /// process.
     pub dead_letters: u64,
-    /// Bytes of tensors that went along as leases instead of being copied.
+    /// Bytes of tensors that were sent as leases instead of being copied.
     pub bytes_not_copied: u64,
-    /// Bytes of tensors that were copied to the device of the actor that got them, because it said so
+    /// Bytes of tensors that were copied to the receiving actor's device, because the actor asked for that
     /// ([`Spawn::receive_on`](crate::node::Spawn::receive_on)) or could not reach them.
     pub bytes_fetched: u64,
     /// Of these, bytes that went through host memory because one GPU has no access to the other's memory.
     pub bytes_staged: u64,
 }
 
-/// Why a transport could not open, or a device not be used.
+/// Why a transport could not open, or a device could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// The operating system refused.
@@ -242,7 +243,7 @@ impl std::fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Says how much the pool of each GPU may take; the first to say so is right.
+    /// Sets how much the pool of each GPU may take. Only the first call counts.
     pub fn set_gpu_budget(&self, budget: GpuBudget) {
         self.memory.set_gpu_budget(budget);
     }
@@ -288,29 +289,29 @@ impl Transport {
         Ok(transport)
     }
 
-    /// Returns whether this process was forked from the one that it serves: nothing is sent, answered or
-    /// given back here.
+    /// Returns whether this process was forked from the one that the transport serves. A fork sends, answers
+    /// and gives back nothing.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
     }
 
-    /// The process that it serves.
+    /// Returns the process that it serves.
     pub fn process(&self) -> ProcessId {
         self.me
     }
 
-    /// The clocks that the process can see.
+    /// Returns the clocks that the process can see.
     pub fn domain(&self) -> &Arc<ClockDomain> {
         &self.domain
     }
 
-    /// The process's memory on `device`, made on first use.
+    /// Returns the process's memory on `device`, made on first use.
     pub fn pool(&self, device: &Arc<dyn Backend>, options: PoolOptions) -> Arc<Pool> {
         self.memory.pool(device, options)
     }
 
-    /// The process's memory on a device, made and the device opened on first use.
+    /// Returns the process's memory on a device. On first use it opens the device and makes the pool.
     ///
     /// # Errors
     /// This process cannot use the device.
@@ -318,7 +319,7 @@ impl Transport {
         self.memory.pool_for(device)
     }
 
-    /// The devices whose memory this process has used.
+    /// Returns the devices whose memory this process has used.
     pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
         self.memory.devices_in_use()
     }
@@ -327,11 +328,12 @@ impl Transport {
         &self.counters
     }
 
-    /// What it has counted.
+    /// Returns its counters.
     pub fn stats(&self) -> TransportStats {
         TransportStats {
             sent: self.counters.sent.load(Ordering::Relaxed),
-            // As it is counted: what became of the frame is seen with it.
+            // Pairs with the release at the increment: a reader of the count also sees the outcome of the
+            // frame.
             received: self.counters.received.load(Ordering::Acquire),
             rejected: self.counters.rejected.load(Ordering::Relaxed),
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
@@ -341,8 +343,8 @@ impl Transport {
         }
     }
 
-    /// What the process and its actors have done. Memory that peers have given back is counted as given back,
-    /// whether or not the reader has seen it.
+    /// Returns counters of the process and its actors. Memory that peers have given back counts as given
+    /// back, even if the reader has not seen it yet.
     pub fn metrics(&self) -> ProcessMetrics {
         self.take_in_returns();
         let stats = self.stats();
@@ -367,29 +369,31 @@ impl Transport {
         metrics
     }
 
-    /// What stands still here, if anything does. Waits for nobody.
+    /// Takes a snapshot for hang detection. Waits for nobody.
     pub(crate) fn hang_probe(&self) -> HangProbe {
         HangProbe { actors: self.actors.sights(), waits: stream::waiting(&self.domain) }
     }
 
-    /// Returns whether a frame lies unread, a message was delivered and is not done with, or something waits
-    /// to go out.
+    /// Returns whether a frame is unread, a delivered message is not done with yet, or something waits to go
+    /// out.
     pub fn is_busy(&self) -> bool {
         self.actors.open() > 0 || self.links.are_waited_for() || self.links.are_busy()
     }
 
-    /// Returns whether messages to it, which their senders have counted, will never be read though nobody has
-    /// died: it has given up a peer.
+    /// Returns whether this process has given up a live peer. Messages from that peer, which their senders
+    /// have counted, are then never read although no process died.
     pub(crate) fn leaves_unread(&self) -> bool {
         self.lifecycle.leaves_unread()
     }
 
-    /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.
+    /// Notes that a shutdown of the node has begun, and wakes the callers of
+    /// [`until_stopping`](Self::until_stopping).
     pub(crate) fn begin_stopping(&self) {
         self.lifecycle.begin_stopping();
     }
 
-    /// The process is about to end, and its actors that come back after failures live on elsewhere.
+    /// Notes that the process is about to end. Its actors that are restarted after failures live on
+    /// elsewhere.
     pub(crate) fn begin_leaving(&self) {
         self.lifecycle.begin_leaving();
     }
@@ -398,17 +402,17 @@ impl Transport {
         self.lifecycle.is_leaving()
     }
 
-    /// Returns whether what runs in this process is to end.
+    /// Returns whether the actors of this process are to end.
     pub(crate) fn is_stopping(&self) -> bool {
         self.lifecycle.is_stopping()
     }
 
-    /// Resolves when a shutdown of the node has begun, at once if that was before.
+    /// Resolves when a shutdown of the node has begun; at once if it already has.
     pub fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         self.lifecycle.until_stopping()
     }
 
-    /// From now on `watcher` is told what happens to `actor`. When the node has ended it is dropped.
+    /// Tells `watcher` from now on what happens to `actor`. The watcher is dropped when the node has ended.
     pub(crate) fn watch(&self, actor: ActorId, watcher: Watcher) {
         if self.is_inherited() {
             return;
@@ -416,17 +420,17 @@ impl Transport {
         self.lifecycle.watching.watch(actor, watcher, &*self.control);
     }
 
-    /// The node has ended: nothing more will happen.
+    /// Ends all watching: the node has ended, and no event will follow.
     pub(crate) fn end_watching(&self) {
         self.lifecycle.watching.end();
     }
 
-    /// Notes an ask before it is sent; the number goes along with it.
+    /// Notes an ask before it is sent, and returns the number to send with it.
     pub(crate) fn expect_reply(&self, peer: ProcessId, actor: ActorId, answer: asks::Answer) -> u64 {
         self.asks.expect(peer, actor, answer)
     }
 
-    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go
+    /// Forgets an ask whose caller no longer waits. If a reply still comes, it is dropped, and its leases go
     /// back.
     pub(crate) fn forget_ask(&self, correlation: u64) {
         if self.is_inherited() {
@@ -435,14 +439,15 @@ impl Transport {
         self.asks.forget(correlation);
     }
 
-    /// This process is the gateway from now on.
+    /// Makes this process the gateway.
     #[cfg(feature = "hosts")]
     pub(crate) fn set_gate(&self, gate: Arc<dyn hosts::Gate>) {
         let again = self.gate.set(gate).is_err();
         debug_assert!(!again, "a process becomes the gateway once");
     }
 
-    /// The way to the node, for the gateway, which has more to say than a transport.
+    /// Returns the control channel to the node. The gateway needs it, because it sends more than a transport
+    /// does.
     #[cfg(feature = "hosts")]
     pub(crate) fn control(&self) -> &dyn ControlChannel {
         &*self.control
@@ -453,8 +458,8 @@ impl Transport {
         self.gate.get()
     }
 
-    /// In the gateway: the mailbox for a message that names a place which its actor, of another host, has no
-    /// more; and how many of such one process can have sent to it.
+    /// Returns, in the gateway, the mailbox for a message to an actor of another host that has left the
+    /// location which the message names. Also returns how many such messages one process can have sent there.
     #[cfg(feature = "hosts")]
     fn late_inbox(&self, index: u16, actor: ActorId) -> Option<(Arc<dyn inbox::Inbox>, u32)> {
         let gate = self.gate().filter(|_| self.directory.is_foreign(actor))?;
@@ -466,7 +471,7 @@ impl Transport {
         None
     }
 
-    /// Says which host of its node this process runs on.
+    /// Sets which host of its node this process runs on.
     pub(crate) fn set_host(&self, host: u16) {
         self.directory.set_host(host);
     }
@@ -477,30 +482,33 @@ impl Transport {
         self.directory.host()
     }
 
-    /// Returns whether the actor lives on another host: its address was read here, and is about to be used.
+    /// Returns whether the actor lives on another host. Called when its address was read here and is about to
+    /// be used.
     pub(crate) fn meets_foreign(&self, actor: ActorId) -> bool {
         self.directory.meets_foreign(actor)
     }
 
-    /// The place that an address should remember: of one that is elsewhere now, the new one. Of an actor of
-    /// another host it is the place that the address came with, which means something there alone (HOST-2).
+    /// Returns the location that an address should remember: the new one, if the actor has moved. For an
+    /// actor of another host it is the location that came with the address, which has a meaning only on that
+    /// host (HOST-2).
     pub(crate) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
         self.directory.location_of(actor, remembered)
     }
 
-    /// What is known of a process that ended, for whoever loses something of `actor` with it.
+    /// Returns what this process knows of a process that ended, for a caller that loses a message to or a
+    /// reply of `actor` with it.
     pub(crate) fn exited(&self, process: ProcessId, actor: ActorId) -> ExitedProcess {
         self.directory.exited(process, actor, &self.lifecycle)
     }
 
-    /// An actor of this process failed and is started anew: those who wait for it in this process go on
-    /// waiting, in the queue that its mailbox had.
+    /// Notes that an actor of this process failed and is restarted. Senders of this process that wait for it
+    /// keep waiting, in the queue that its mailbox had.
     pub(crate) fn goes_away(&self, actor: ActorId, location: Location) {
         self.directory.goes_away(actor, location, &self.links, &self.actors);
     }
 
-    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the
-    /// name.
+    /// Registers `actor` under `name`. The outer error means that the node is gone, the inner one that
+    /// another actor has the name.
     pub(crate) async fn register(
         &self,
         name: String,
@@ -509,16 +517,16 @@ impl Transport {
         self.directory.register(name, actor, &*self.control).await
     }
 
-    /// The actor under `name`.
+    /// Looks up the actor under `name`.
     pub(crate) async fn lookup(&self, name: String) -> Result<Option<Named>, ControlChannelClosed> {
         self.directory.lookup(name, &*self.control).await
     }
 
-    /// The peer will not reply any more.
+    /// Fails the asks to a peer that will not reply any more.
     fn fail_asks(&self, peer: ProcessId) {
         self.asks.fail(peer, |actor| {
             let exited = self.exited(peer, actor);
-            // One that roams may have lived in a worker of this host.
+            // A roaming actor may have lived in a worker of this host.
             let in_worker = exited.worker.as_ref().is_some_and(|(name, _)| name != lifecycle::GATEWAY);
             if !self.directory.is_foreign(actor) || actor.roams() && in_worker {
                 return AskFailure::ProcessExited(exited);
@@ -536,7 +544,7 @@ impl Transport {
         self.lifecycle.exited.contains(process)
     }
 
-    /// Makes the reader look again.
+    /// Makes the reader poll again.
     pub(crate) fn wake_reader(&self) {
         self.wakeups.wake_reader();
     }
@@ -552,8 +560,8 @@ impl Transport {
         Ok(index as u16)
     }
 
-    /// Gives an actor the location `index`, which the node chose. What was meant for an earlier actor there
-    /// carries that one's identity, and does not reach the new one.
+    /// Gives an actor the location `index`, which the node chose. Messages for an earlier actor there carry
+    /// its id, and do not reach the new one.
     ///
     /// # Errors
     /// [`TransportError::TooManyActors`].
@@ -561,13 +569,13 @@ impl Transport {
         self.actors.serve_at(index, inbox, &self.links)
     }
 
-    /// The actor at `index` is gone: its senders are told.
+    /// Removes the actor at `index`, and tells its senders.
     pub fn withdraw(&self, index: u16) {
         self.withdraw_for(index, false);
     }
 
-    /// Does the same as [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its
-    /// next life.
+    /// Does the same as [`withdraw`](Self::withdraw). If the actor is `away`, its senders wait for its next
+    /// life.
     pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
         if self.is_inherited() {
             return;
@@ -575,23 +583,23 @@ impl Transport {
         self.actors.withdraw(index, away, &self.links);
     }
 
-    /// The actor at `index` is gone, and another may come there: see [`Actors::pause`].
+    /// Removes the actor at `index`, where another one may follow: see [`Actors::pause`].
     #[cfg(feature = "hosts")]
     pub(crate) fn pause(&self, index: u16) {
         self.actors.pause(index, &self.links);
     }
 
-    /// Counts a message that a local sender handed over, until it is done with.
+    /// Counts a message that a local sender handed over, until [`done`](Self::done).
     pub(crate) fn opened(&self) {
         self.actors.opened();
     }
 
-    /// Counts a message that no handler gets.
+    /// Counts a message that reaches no handler.
     pub(crate) fn dead_letter(&self) {
         self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The counterpart of [`opened`](Self::opened).
+    /// Ends the count that [`opened`](Self::opened) began.
     pub(crate) fn done(&self) {
         self.actors.done();
     }
@@ -604,8 +612,8 @@ impl Transport {
         self.this.upgrade()
     }
 
-    /// Ends a forked child that has come back to its parent's code, from a handler for example: the actors
-    /// are the parent's, and peers know one process.
+    /// Ends a forked child that has returned into its parent's code, from a handler for example. The actors
+    /// belong to the parent, and peers know only the parent.
     pub(crate) fn end_fork(&self, status: i32) {
         if self.is_inherited() {
             fork::end(status);

@@ -1,17 +1,17 @@
-//! Lives and their ends: which processes have exited, who watches which actor, and how far this process is
-//! itself.
+//! Process lifecycles: the processes that have exited, the watchers of actors, and the stage of this
+//! process's own life.
 //!
-//! Used by the links (is the peer still there?), by the directory (what became of it?), by the reader (go
-//! on?), and by the actors of this process, which are told of a shutdown.
+//! The links use it (is the peer still there?), the directory (what became of it?), the reader (go on?), and
+//! the actors of this process, which it tells of a shutdown.
 //!
-//! **Invariants.** An exit is remembered for good and never taken back: a slot's next life begins only after
-//! the last has ended (see [`ExitedProcesses`]). What is set here of this process itself is set once.
+//! **Invariants.** An exit is remembered for good and never taken back: a slot is given out again only after
+//! its last process has ended (see [`ExitedProcesses`]). The flags of this process itself are set once.
 //!
 //! **Locks.** [`Watching`] has two of its own, taken one after the other, and sends to the node under one of
 //! them. Everything else is atomic.
 //!
-//! **On a crash** of a peer the node says so, and it is noted here before anything else is done about it.
-//! **On cancellation** of who waits for a shutdown nothing is left behind.
+//! **On a crash** of a peer the node reports it, and the crash is noted here before anything else is done
+//! about it. **On cancellation** of a wait for a shutdown nothing is left behind.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,9 +23,9 @@ use crate::ids::ProcessId;
 
 /// See the module.
 pub(super) struct ProcessLifecycle {
-    /// Processes that exited; their slots may come back in another life.
+    /// Processes that exited; other processes may get their slots.
     pub(super) exited: ExitedProcesses,
-    /// Who in this process watches which actor.
+    /// The watchers of actors in this process.
     pub(super) watching: Watching,
     /// See [`ProcessLifecycle::leaves_unread`].
     leaves_unread: AtomicBool,
@@ -35,16 +35,16 @@ pub(super) struct ProcessLifecycle {
     stopped: AtomicBool,
     /// Whether the process is about to end, and its actors with a policy for that live on elsewhere.
     leaving: AtomicBool,
-    /// Its process is to be taken for dead: nothing that it does is seen any more.
+    /// The process is to look dead: nothing that it does is visible any more.
     #[cfg(any(test, feature = "testing"))]
     abandoned: AtomicBool,
 }
 
 impl ProcessLifecycle {
-    /// Of process `me`, which begins to live.
+    /// Makes the lifecycle of process `me`, which begins.
     pub(super) fn begin(me: ProcessId) -> Self {
         let exited = ExitedProcesses::new();
-        // LEASE-4: what the earlier lives of this process made may come to it.
+        // LEASE-4: memory of earlier processes of this slot may reach this one.
         exited.note_before(me);
         ProcessLifecycle {
             exited,
@@ -58,37 +58,39 @@ impl ProcessLifecycle {
         }
     }
 
-    /// Returns whether messages to it, which their senders have counted, will never be read though nobody has
-    /// died: it has given up a peer.
+    /// Returns whether this process has given up a live peer. Messages from that peer, which their senders
+    /// have counted, are then never read although no process died.
     pub(super) fn leaves_unread(&self) -> bool {
         self.leaves_unread.load(Ordering::SeqCst)
     }
 
-    /// A living peer was given up, with what it had sent.
+    /// Notes that a live peer was given up, with messages that it had sent.
     pub(super) fn leave_unread(&self) {
         self.leaves_unread.store(true, Ordering::SeqCst);
     }
 
-    /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.
+    /// Notes that a shutdown of the node has begun, and wakes the callers of
+    /// [`until_stopping`](Self::until_stopping).
     pub(super) fn begin_stopping(&self) {
         self.stopping.send_replace(true);
     }
 
-    /// Returns whether what runs here is to end.
+    /// Returns whether the actors of this process are to end.
     pub(super) fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }
 
-    /// Resolves when a shutdown of the node has begun, at once if that was before.
+    /// Resolves when a shutdown of the node has begun; at once if it already has.
     pub(super) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut stopping = self.stopping.subscribe();
         async move {
-            // An error is a transport that closed, and with it the process.
+            // An error means that the transport has closed, and the process with it.
             let _ = stopping.wait_for(|stopping| *stopping).await;
         }
     }
 
-    /// The process is about to end, and its actors that come back after failures live on elsewhere.
+    /// Notes that the process is about to end. Its actors that are restarted after failures live on
+    /// elsewhere.
     pub(super) fn begin_leaving(&self) {
         self.leaving.store(true, Ordering::Release);
     }
@@ -97,7 +99,7 @@ impl ProcessLifecycle {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// The reader is to end.
+    /// Tells the reader to end.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
     }
@@ -106,7 +108,7 @@ impl ProcessLifecycle {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// From now on nothing that this process does is to be seen.
+    /// Makes everything that this process does from now on invisible.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);

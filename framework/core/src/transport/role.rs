@@ -1,22 +1,25 @@
-//! Who reads: the reader, or for a while another thread of the process, which waits for what comes and has a
-//! core to look with.
+//! The role of reading, which the reader has, or for a while another thread of the process that waits for a
+//! message and has a core to poll with.
 //!
-//! What comes for a thread that waits on its own would cross from the reader's core to that thread's; read
-//! there, it does not. What is read with ([`Looking`]) is one value that goes from hand to hand: whoever
-//! holds it reads, so there is one reader at a time, and what the last one wrote is seen by the next.
+//! A message for a thread that waits on its own would have to cross from the reader's core to that thread's
+//! core. If that thread reads it, it does not. The state for reading ([`Looking`]) is one value that passes
+//! from thread to thread. The thread that holds it reads, so only one thread reads at a time, and each sees
+//! everything that the last one wrote.
 //!
-//! * Only a reader that looks lends it. One that sleeps has said so to the peers, who ring for it alone.
-//! * The reader of a process stays awake while it is lent, for as long as it would look itself; then it
-//!   sleeps until it is back, without saying so to the peers: somebody looks.
-//! * Whoever wants it and has no core just then keeps nobody from it: the reader looks in between.
+//! * Only a reader that is awake lends it. A sleeping reader has told its peers so, and they ring for it
+//!   alone.
+//! * While it is lent, the reader stays awake for as long as it would poll itself. Then it sleeps until the
+//!   value is back, and does not tell the peers, because another thread polls.
+//! * A thread that wants it but has no core at the moment does not block reading: the reader polls in
+//!   between.
 //!
-//! **Invariants.** One reads at a time. It is never lost: it comes back where a thread unwinds, and where the
-//! reader is cancelled.
+//! **Invariants.** One thread reads at a time. The value is never lost: it comes back when a thread unwinds,
+//! and when the reader is cancelled.
 //!
-//! **Locks.** One, for as long as it takes to move a pointer. Nothing is done with links under it.
+//! **Locks.** One, for as long as it takes to move a pointer. No link is touched under it.
 //!
-//! **On a panic** of a look on a thread that is not the reader's the process ends, as with one on the
-//! reader's.
+//! **On a panic** while another thread reads, the process ends, as it does after a panic on the reader's
+//! thread.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +29,7 @@ use tokio::sync::Notify;
 
 use super::reader::Looking;
 
-/// A reader that finds it where somebody wants it looks at each so many idle steps all the same.
+/// A reader that could take the role while another thread wants it still polls once in this many idle steps.
 const STEPS_PER_LOOK: u32 = 64;
 
 /// See the module.
@@ -34,12 +37,12 @@ pub(super) struct Role {
     state: Mutex<State>,
     /// How many threads want to read.
     wanted: AtomicUsize,
-    /// For a reader that sleeps.
+    /// Wakes a reader that sleeps.
     came_back: Notify,
 }
 
 struct State {
-    /// While nobody holds it.
+    /// The state for reading, while no thread holds it.
     looking: Option<Box<Looking>>,
     /// Whether the reader sleeps until it is back.
     awaited: bool,
@@ -51,7 +54,7 @@ impl Role {
         Role { state: Mutex::new(state), wanted: AtomicUsize::new(0), came_back: Notify::new() }
     }
 
-    /// Takes it where nobody has it.
+    /// Takes the role, if no thread has it.
     pub(super) fn take(&self) -> Option<Reads<'_>> {
         let looking = self.state.lock().looking.take()?;
         Some(Reads { role: self, looking: Some(looking) })
@@ -63,13 +66,13 @@ impl Role {
         self.wanted.load(Ordering::Relaxed) > 0
     }
 
-    /// As the reader takes it at its `step`-th step without it: not from those who want it, but for one look
-    /// in many.
+    /// Takes the role for the reader, at its `step`-th step without it. It leaves the role to threads that
+    /// want it, except for one poll in many.
     pub(super) fn take_for_reader(&self, step: u32) -> Option<Reads<'_>> {
         if self.is_wanted() && !step.is_multiple_of(STEPS_PER_LOOK) { None } else { self.take() }
     }
 
-    /// Resolves when nobody has it any more. For the reader alone.
+    /// Resolves when no thread has the role any more. Only the reader calls it.
     pub(super) async fn is_back(&self) {
         {
             let mut state = self.state.lock();
@@ -100,10 +103,10 @@ impl Drop for Wants<'_> {
     }
 }
 
-/// Held by who reads; back where it came from when it drops.
+/// Held by the thread that reads; gives the role back when it drops.
 pub(super) struct Reads<'a> {
     role: &'a Role,
-    /// There until it drops.
+    /// `Some` until it drops.
     looking: Option<Box<Looking>>,
 }
 
@@ -126,7 +129,7 @@ impl DerefMut for Reads<'_> {
 impl Drop for Reads<'_> {
     fn drop(&mut self) {
         let Some(mut looking) = self.looking.take() else { return };
-        // What this thread keeps of it is this thread's.
+        // Anything in it that belongs to this thread stays with this thread.
         looking.leave_thread();
         let awaited = {
             let mut state = self.role.state.lock();
@@ -177,7 +180,7 @@ mod tests {
         assert!(role.take().is_some());
     }
 
-    /// However the two cross: the reader is woken, or does not sleep.
+    /// In every interleaving of the two, the reader is woken or does not sleep.
     #[test]
     fn a_reader_that_sleeps_is_woken() {
         let role = Arc::new(Role::new());

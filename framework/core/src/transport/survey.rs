@@ -1,10 +1,10 @@
-//! What the transport shows to whoever looks with the console. See [`survey`](crate::observe::survey).
+//! The transport's part of the survey that a console shows. See [`survey`](crate::observe::survey).
 
 use super::Transport;
 use crate::observe::survey::{LinkReport, Survey};
 
 impl Transport {
-    /// The memory and the links of the process. Waits for no sender (CON-1).
+    /// Reports the memory and the links of the process. Waits for no sender (CON-1).
     pub(crate) fn survey(&self) -> Survey {
         let links = self.links.all();
         let link = |link: &std::sync::Arc<super::Link>| {

@@ -1,15 +1,16 @@
-//! What the transport notes for a trace: frames out and frames in. A frame is named by where it ends in its
-//! ring, which both sides know, so that a send is linked to its delivery without a word more on the wire.
+//! The transport's notes for a trace: frames out and frames in. The position at which a frame ends in its
+//! ring names it. Both sides know it, so a trace can link a send to its delivery without another word on the
+//! wire.
 //!
 //! Used by `outgoing` and `incoming`. **Locks.** None: notes go into a ring of this process. **On a crash**
-//! what was noted is still there, in memory that the node has mapped.
+//! the notes are still there, in memory that the node has mapped.
 
 use super::Transport;
 use super::link::Link;
 use crate::message::wire::{Header, Kind};
 use crate::observe::trace::{Form, FrameId, What};
 
-/// A frame that is being taken in; noted when this drops.
+/// A frame that is being taken in. It is noted when this drops.
 pub(super) struct Taking<'a> {
     transport: &'a Transport,
     since: u64,
@@ -19,7 +20,7 @@ pub(super) struct Taking<'a> {
 }
 
 impl Transport {
-    /// A frame that was begun at `since` is in the ring to `link`'s peer, up to `end`.
+    /// Notes that a frame begun at `since` is in the ring to `link`'s peer, up to `end`.
     pub(super) fn note_sent(&self, since: Option<u64>, link: &Link, header: &Header, end: u64, leases: u64) {
         self.domain.tracer().note_since(since, |took| What::Sent {
             form: form(header.kind),
@@ -30,7 +31,7 @@ impl Transport {
         });
     }
 
-    /// The frame that ends at `end` is taken in until the returned value drops.
+    /// Notes that the frame ending at `end` is taken in until the returned value drops.
     pub(super) fn note_taking(&self, link: &Link, header: &Header, end: u64) -> Option<Taking<'_>> {
         let since = self.domain.tracer().begin()?;
         let frame = FrameId { peer: link.peer, end };

@@ -1,4 +1,4 @@
-//! What a transport holds, for tests; and its end as a crash would have it.
+//! Counts of everything that a transport holds, for tests; and a simulated crash.
 
 use std::sync::Arc;
 
@@ -6,27 +6,28 @@ use super::Transport;
 use crate::lease::Pool;
 
 impl Transport {
-    /// The pools that were made, by device.
+    /// Returns the pools that were made, by device.
     pub(crate) fn pools_made(&self) -> Vec<Arc<Pool>> {
         self.memory.pools().into_vec()
     }
 
-    /// Peers that there is a link to, open or not.
+    /// Returns the number of peers to which there is a link, open or not.
     pub(crate) fn links_kept(&self) -> usize {
         self.links.all().len()
     }
 
-    /// Chunks of others that anything is known of here.
+    /// Returns the number of chunks of other processes that this one knows of.
     pub(crate) fn chunks_known(&self) -> usize {
         self.memory.chunks.known()
     }
 
-    /// Chunks of others that are mapped here, those that are mapped twice counted twice.
+    /// Returns the number of chunks of other processes that are mapped here. A chunk that is mapped twice
+    /// counts twice.
     pub(crate) fn chunks_mapped(&self) -> usize {
         self.memory.chunks.mapped()
     }
 
-    /// Tells `count` of everything that is held, and how much of it.
+    /// Calls `count` with each kind of thing that is held, and its number.
     pub(crate) fn count_what_is_held(&self, mut count: impl FnMut(String, usize)) {
         for pool in self.pools_made() {
             count(format!("allocations held on {}", pool.backend().name()), pool.stats().allocations);
@@ -43,8 +44,8 @@ impl Transport {
         count("messages not done with".to_owned(), self.actors.open());
     }
 
-    /// From now on this process changes nothing that others can see: neither rings and clocks nor the node.
-    /// What it still does, and what is dropped, concerns only itself.
+    /// Simulates a crash: from now on this process changes nothing that others can see, neither rings nor
+    /// clocks, and sends the node nothing. Anything that it still does or drops affects only itself.
     pub(crate) fn abandon(&self) {
         self.lifecycle.abandon();
         self.domain.freeze();

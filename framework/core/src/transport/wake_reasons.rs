@@ -1,5 +1,5 @@
-//! What is new for a peer, and whom it is worth waking for. Ringing a doorbell is a system call, so there are
-//! kinds:
+//! The reasons to wake a peer, and which sleeping processes each one wakes. Ringing a doorbell is a system
+//! call, so reasons have kinds:
 //!
 //! | wake reason | wakes |
 //! |---|---|
@@ -8,44 +8,45 @@
 //! | [`ROOM`]: a cursor has moved, leases were posted | one that waits for room in a ring, for leases or for memory |
 //! | any of them, [`deferred`] | nobody yet |
 //!
-//! Used by whoever publishes, see `publish`, and by the reader, which says what it wants.
+//! Publishing threads use it (see `publish`), and so does the reader, which announces which kinds it wants.
 //!
-//! What a process wants to be woken for is the word `wants` of its wake page, in the same bits; frames need
-//! no wish.
+//! The word `wants` of a process's wake page has the kinds that it wants to be woken for, in the same bits.
+//! Frames wake it in any case.
 //!
-//! **A deferred wake-up** is of something that is published at once, so whoever is awake sees it at once;
-//! only the doorbell waits. It is for credits, and replies that only acknowledge, of which the next few make
-//! one ring: the sender still has most of a mailbox under way. Three things end the delay, so nobody is left
-//! asleep whom it concerns:
+//! **A deferred wake-up** delays only the doorbell: the item itself is published at once, and a process that
+//! is awake sees it at once. It is for credits, and for replies that only acknowledge. A few of them share
+//! one ring, because the sender still has most of a mailbox under way. Three events end the delay, so no
+//! process that it concerns stays asleep:
 //!
-//! 1. Half of the mailbox was handed back since the sender was told, or [`TELL_EVERY`] has passed and one
-//!    more is.
+//! 1. Half of the mailbox was handed back since the sender was last told, or [`TELL_EVERY`] has passed and
+//!    another credit is handed back.
 //! 2. The bell is rung for anything else.
-//! 3. The reader finds nothing to do (`Transport::poll`). It always comes to that: who puts off a ring says
-//!    so in `Wakeups::deferred`, which the reader looks at after every look in vain and after it has said
-//!    that it is parked, and wakes it if it is parked (`Wakeups::defer_wakeup`).
+//! 3. The reader finds nothing to do (`Transport::poll`). This always happens in the end: a thread that
+//!    defers a ring sets `Wakeups::deferred`, and wakes the reader if it is parked (`Wakeups::defer_wakeup`).
+//!    The reader checks that flag after every poll that found nothing, and after it has announced that it
+//!    parks.
 //!
-//! A doorbell that wakes is a system call in the middle of the ringer's work. While its neighbours sleep, a
-//! busy stage rings once an item, for the item that it hands on; where cores are plenty they do not sleep.
+//! A ring that wakes is a system call in the middle of the ringer's work. While its neighbours sleep, a busy
+//! stage rings once per item, for the item that it hands on. With enough cores they do not sleep.
 
 use std::time::Duration;
 
 use crate::sync::Ordering;
 use crate::transport::ring::{Orders, Platform, Word};
 
-/// Frames.
+/// Frames were published.
 pub(crate) const FRAMES: u8 = 1;
-/// Credits.
+/// Credits were published.
 pub(crate) const CREDIT: u8 = 2;
-/// Room in rings, leases, memory.
+/// Room in rings, leases or memory came free.
 pub(crate) const ROOM: u8 = 4;
 
-/// A wake-up of that kind that is to be deferred.
+/// Returns the bits of a deferred wake-up of that kind.
 pub(crate) const fn deferred(kind: u8) -> u8 {
     kind << KINDS
 }
 
-/// The wake-ups that are due: those to ring for now, and those that are deferred.
+/// Splits the wake-ups that are due into those to ring for now and those that are deferred.
 pub(crate) const fn split(due: u8) -> (u8, u8) {
     (due & ((1 << KINDS) - 1), due >> KINDS)
 }
@@ -53,11 +54,11 @@ pub(crate) const fn split(due: u8) -> (u8, u8) {
 const KINDS: u32 = 4;
 const _: () = assert!((FRAMES | CREDIT | ROOM).ilog2() < KINDS);
 
-/// A process that is to be woken for everything.
+/// All kinds, for a process that is to be woken for everything.
 pub(crate) const ALL: u64 = (CREDIT | ROOM) as u64;
 
-/// Returns whether a process that says in `wants` what it is to be woken for is to be woken for `what`, which
-/// was published before.
+/// Returns whether to wake a process for `what`, which was published before. `wants` has the kinds that the
+/// process wants to be woken for.
 pub(crate) fn is_wanted<P: Platform, O: Orders>(what: u8, wants: &P::Word) -> bool {
     if what & FRAMES != 0 {
         return true;
@@ -70,10 +71,10 @@ pub(crate) fn is_wanted<P: Platform, O: Orders>(what: u8, wants: &P::Word) -> bo
     wants.load(Ordering::Relaxed) & u64::from(what) != 0
 }
 
-/// Mailboxes below this size tell their senders of each credit: there is nothing to gather.
+/// Mailboxes below this size tell their senders of each credit, because there is nothing to gather.
 pub(crate) const LEAST_GATHERED: u32 = 4;
 
-/// Who has not told a sender of a credit for so long tells it of the next one, however much of the mailbox is
-/// left. Long against the price of a ring, so that slow handlers lose nothing by it; and their senders are
-/// told of each message, as they were before.
+/// A mailbox that has not told a sender of a credit for this long tells it of the next one, regardless of how
+/// much room is left. The time is long compared with the cost of a ring. Slow handlers therefore lose nothing
+/// by it: their senders are told of each message.
 pub(crate) const TELL_EVERY: Duration = Duration::from_millis(1);
