@@ -1,17 +1,17 @@
-//! Asks on their way: who waits for which reply.
+//! Asks without an answer yet, and the callers that wait for their replies.
 //!
-//! Used by the sender, which notes its ask before the frame goes; by `incoming`, which takes it out for the
-//! reply; and by the end of a peer, which fails those that it owed.
+//! The sender notes its ask here before the frame is sent, `incoming` takes the ask out for the reply, and
+//! the end of a peer fails the asks that it has not answered.
 //!
-//! **Invariants.** A number is given out once in a process's life. An ask is answered at most once: whoever
-//! takes it out of the table answers it, and nobody else can. A reply is taken only from the peer that was
-//! asked (WIRE-1).
+//! **Invariants.** A number is given out once in a process's life. An ask is answered at most once: only the
+//! thread that takes it out of the table can answer it. A reply is taken only from the peer that was asked
+//! (WIRE-1).
 //!
 //! **Locks.** The table's shards, never while an answer runs: an answer decodes, wakes a task, and may drop
 //! leases.
 //!
-//! **On a crash** of the peer its asks fail once the replies that it had posted are read. **On cancellation**
-//! the ask is taken out, and a reply that comes all the same is dropped.
+//! **On a crash** of the peer the asks to it fail after the replies that it had posted are read. **On
+//! cancellation** the ask is removed, and a reply that still comes is dropped.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,14 +27,14 @@ use crate::transport::lifecycle::ExitedProcess;
 /// Why an ask got no reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskFailure {
-    /// The receiver said so.
+    /// The receiver refused, for this reason.
     #[error("{}", refusal_text(.0))]
     Refused(Refusal),
     /// The process with the actor ended, or broke the protocol, before it replied.
     #[error("{0}")]
     ProcessExited(ExitedProcess),
-    /// The reply would have to be waited for in a call in which nothing can be
-    /// ([`Env::without_waiting`](crate::actor::Env::without_waiting)), such as a handler or that of a
+    /// The caller would have to wait for the reply in a call that cannot wait
+    /// ([`Env::without_waiting`](crate::actor::Env::without_waiting)), such as a handler of an actor or of a
     /// pipeline's stage.
     #[error(
         "it was sent, and this call cannot wait for the reply: its thread is the one that reads it; in a stage, ask with \
@@ -51,7 +51,7 @@ pub enum AskFailure {
 }
 
 impl AskFailure {
-    /// Returns whether asking again makes sense. The handler may have run: nobody knows how far.
+    /// Returns whether asking again makes sense. The handler may have run, and it is not known how far.
     pub fn is_retryable(&self) -> bool {
         match self {
             AskFailure::Refused(refusal) => {
@@ -97,8 +97,8 @@ struct Pending {
     answer: Answer,
 }
 
-/// Spreads the numbers of asks. They are this process's own, and nobody else puts any into the table: so
-/// nobody can choose those that collide.
+/// Hashes the numbers of asks. Only this process puts numbers into the table, so no peer can choose ones that
+/// collide.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spread(u64);
 
@@ -112,8 +112,8 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // 2^64 over the golden ratio: the high bits, by which the table parts, differ from one number to the
-        // next.
+        // 2^64 divided by the golden ratio: the high bits, by which the table chooses a shard, differ from
+        // one number to the next.
         self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
@@ -129,29 +129,30 @@ impl Asks {
         Asks { pending: DashMap::default(), next_correlation: AtomicU64::new(1) }
     }
 
-    /// Notes an ask before it is sent; the number goes along with it.
+    /// Notes an ask before it is sent, and returns the number to send with it.
     pub(super) fn expect(&self, peer: ProcessId, actor: ActorId, answer: Answer) -> u64 {
         let correlation = self.next_correlation.fetch_add(1, Ordering::Relaxed);
         self.pending.insert(correlation, Pending { peer, actor, answer });
         correlation
     }
 
-    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go
+    /// Forgets an ask whose caller no longer waits. If a reply still comes, it is dropped, and its leases go
     /// back.
     pub(super) fn forget(&self, correlation: u64) {
         self.pending.remove(&correlation);
     }
 
-    /// The ask that a reply from `peer` belongs to.
+    /// Takes out the ask to which a reply from `peer` belongs.
     pub(super) fn take(&self, correlation: u64, peer: ProcessId) -> Option<Answer> {
         self.pending
             .remove_if(&correlation, |_, pending| pending.peer == peer)
             .map(|(_, pending)| pending.answer)
     }
 
-    /// The peer will not reply any more; `why` says what is known of that, for whoever asked that actor.
+    /// Fails the asks to a peer that will not reply any more. `why` makes the error for the callers of an
+    /// actor.
     pub(super) fn fail(&self, peer: ProcessId, why: impl Fn(ActorId) -> AskFailure) {
-        // Noted first and answered then: no shard is locked while an answer runs.
+        // Collected first and answered then, so that no shard is locked while an answer runs.
         let lost = self.pending.iter().filter(|entry| entry.peer == peer);
         let lost: Vec<_> = lost.map(|entry| (*entry.key(), entry.actor)).collect();
         for (correlation, actor) in lost {

@@ -1,19 +1,19 @@
-//! Which links a reader looks at, where it has many: those that had something lately each time, and of the
-//! quiet ones each in its turn. Without this every quiet link would be paid for by every message, 54 ns each
-//! (one H200's host).
+//! Chooses the links that a reader polls if it has many: those that had something lately each time, and each
+//! quiet one in its turn. Without this every message would pay for every quiet link, 54 ns each (one H200's
+//! host).
 //!
-//! Used by the reader alone, which owns it.
+//! Only the reader uses it, and owns it.
 //!
 //! **Invariants.**
-//! * Each link is looked at at least once in [`TURNS`] looks, and at every look that asks for all of them, as
-//!   the last one before the reader sleeps does: nothing waits for a quiet link longer than that.
-//! * At each look another link is the first: where the same one always was, the last of eight senders that
-//!   all send as fast as they can got 0.5 to 0.7 of what the first one got.
+//! * Each link is polled at least once in [`TURNS`] rounds, and in every round that asks for all links, such
+//!   as the last one before the reader sleeps. So a message on a quiet link waits no longer than that.
+//! * Each round begins with another link. When the same one was always first, the last of eight senders at
+//!   full speed got 0.5 to 0.7 of the first one's rate.
 //!
 //! **Locks.** None.
 //!
-//! **On a crash** of a peer nothing changes here until its link is gone. **On cancellation** nothing is lost:
-//! it is made anew.
+//! **On a crash** of a peer nothing changes here until its link is removed. **On cancellation** nothing is
+//! lost: the next reader makes it anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,28 +22,28 @@ use super::link::Link;
 use super::links::Links;
 use crate::ids::ProcessId;
 
-/// In so many looks each quiet link is looked at once. That is what a link that has been quiet pays for its
-/// first message: with a few dozen links some 5 us, with 248 some 25, of which the looks at all of them take
-/// more than half in whatever number of turns.
+/// The number of rounds in which each quiet link is polled once. The first message on a quiet link pays for
+/// it: some 5 us with a few dozen links, and some 25 with 248. Polling all of them takes more than half of
+/// those 25, in any number of rounds.
 const TURNS: usize = 128;
 
-/// With so few links all are looked at each time.
+/// Up to this many links, all are polled each time.
 const FEW: usize = 8;
 
-/// A link is quiet after so many looks in vain, where it is the only lively one: longer than a reader looks
-/// before it sleeps. Where there are more they share them: where 249 had each of them so many, a process that
-/// has just met all others looked at little else.
+/// If there is only one lively link, it becomes quiet after this many polls in vain, which is longer than a
+/// reader polls before it sleeps. Several lively links share this number: when each of 249 links had all of
+/// it, a process that had just met all others did little but poll them.
 const PATIENCE: u32 = 4096;
 
-/// Each has at least so many.
+/// Each lively link has at least this many.
 const LEAST_PATIENCE: u32 = 64;
 
-/// What a look at a link has found.
+/// The result of polling a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Something,
     Nothing,
-    /// The link is being made: what comes first over it does not wait for its turn.
+    /// The link is being made. The first message over it should not wait for the link's turn.
     NotYet,
 }
 
@@ -56,18 +56,18 @@ impl From<bool> for Found {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Attention {
-    /// The list that the indices below are of, with its version: to take it anew at each look would cost a
-    /// lock.
+    /// The list that the indices below refer to, with its version. Taking the list anew for each round would
+    /// cost a lock.
     list: Option<Arc<[Arc<Link>]>>,
     version: u64,
-    /// Whose links they are: what is known of them is kept where the list changes, and 249 of 250 links are
-    /// not new when one is.
+    /// The index of each peer's link. It carries the state of the links over when the list changes: when one
+    /// of 250 links is new, 249 are not.
     peers: HashMap<ProcessId, usize>,
     rounds: Rounds,
 }
 
 impl Attention {
-    /// Looks at links with `look`; true if it has found something to do at any.
+    /// Polls links with `look`; returns true if any had something to do.
     pub(super) fn look(
         &mut self,
         links: &Links,
@@ -90,7 +90,7 @@ impl Attention {
         any
     }
 
-    /// The list is another one.
+    /// Carries the state over to a new list.
     fn learn(&mut self, list: &[Arc<Link>]) {
         if list.len() <= FEW {
             (self.peers, self.rounds) = Default::default();
@@ -101,7 +101,7 @@ impl Attention {
         self.peers = list.iter().enumerate().map(|(index, link)| (link.peer, index)).collect();
     }
 
-    /// Lets go of the links, which may end while the reader sleeps. What is known of them stays.
+    /// Drops the references to the links, which may end while the reader sleeps, and keeps their state.
     pub(super) fn let_go(&mut self) {
         self.list = None;
         Links::let_go_of_kept();
@@ -114,21 +114,21 @@ impl Drop for Attention {
     }
 }
 
-/// The same by indices.
+/// The choice of links, by index.
 #[derive(Debug, Default)]
 struct Rounds {
-    /// Those that are looked at each time, and how many looks were in vain.
+    /// The links that are polled each time, and how many polls of each were in vain.
     lively: Vec<(usize, u32)>,
     is_lively: Vec<bool>,
-    /// The quiet ones go on here.
+    /// The quiet link whose turn is next.
     next: usize,
-    /// Where there are few: the first of this look.
+    /// With few links: the first one of this round.
     first: usize,
 }
 
 impl Rounds {
-    /// The same with `count` links, each of which had the index `before` of it. Those that had none are
-    /// lively: whoever is new may be about to say something.
+    /// Returns the state for `count` links, each of which had the index `before` of its new one. New links
+    /// are lively, because a new peer may be about to send something.
     fn changed(&self, count: usize, before: impl Fn(usize) -> Option<usize>) -> Self {
         let mut vain = vec![PATIENCE; self.is_lively.len()];
         self.lively.iter().for_each(|&(index, looks)| vain[index] = looks);
@@ -137,7 +137,8 @@ impl Rounds {
             (0..count).map(|index| (index, looks(index))).filter(|(_, vain)| *vain < PATIENCE).collect();
         let mut is_lively = vec![false; count];
         lively.iter().for_each(|&(index, _)| is_lively[index] = true);
-        // Where others come and go all the time, those at the end have their turn too.
+        // `next` is kept, so that the links at the end have their turn even if others come and go all the
+        // time.
         Rounds { lively, is_lively, next: self.next % count.max(1), ..Self::default() }
     }
 
@@ -166,7 +167,7 @@ impl Rounds {
         for _ in 0..turn {
             let index = self.next;
             self.next = (index + 1) % count;
-            // Those that became quiet just now have been looked at, and are again: that is rare.
+            // A link that has just become quiet may be polled twice; that is rare.
             let found = if self.is_lively[index] { Found::Nothing } else { look(index) };
             if found != Found::Nothing {
                 any |= found == Found::Something;
@@ -182,14 +183,15 @@ impl Rounds {
 mod tests {
     use super::*;
 
-    /// Each quiet one has its turn exactly once in [`TURNS`] looks.
+    /// With this many links each quiet one has its turn exactly once in [`TURNS`] rounds.
     const MANY: usize = 4 * TURNS;
 
     fn new(count: usize) -> Rounds {
         Rounds::default().changed(count, |_| None)
     }
 
-    /// Looks once; those at `news` have something. Returns who was looked at, and the answer.
+    /// Polls one round, in which the links at `news` have something. Returns the polled links, and the
+    /// answer.
     fn look(rounds: &mut Rounds, all: bool, news: &[usize]) -> (Vec<usize>, bool) {
         let mut seen = Vec::new();
         let any = rounds.look(MANY, all, |index| {
@@ -199,21 +201,21 @@ mod tests {
         (seen, any)
     }
 
-    /// All of them quiet but those that say something each time.
+    /// Returns the state in which all links are quiet but the busy ones.
     fn after_a_while(busy: &[usize]) -> Rounds {
         let mut rounds = new(MANY);
         (0..PATIENCE).for_each(|_| drop(look(&mut rounds, false, busy)));
         rounds
     }
 
-    /// Whoever is always behind the others gets less than they do.
+    /// A link that is always polled last gets less than the others.
     #[test]
     fn each_is_the_first_as_often_as_the_others() {
         for (count, mut rounds) in [(FEW, Rounds::default()), (FEW + 1, new(FEW + 1))] {
             let mut firsts = vec![0; count];
             for _ in 0..3 * count {
                 let mut first = None;
-                // All have something, as where all send as fast as they can.
+                // All have something, as if all peers sent at full speed.
                 rounds.look(count, false, |index| {
                     first.get_or_insert(index);
                     Found::Something
@@ -271,7 +273,7 @@ mod tests {
     #[test]
     fn a_quiet_one_stays_quiet_where_others_come_and_go() {
         let rounds = after_a_while(&[3, 77]);
-        // The first two have gone, and there is another one at the end.
+        // The first two links are gone, and there is a new one at the end.
         let mut rounds = rounds.changed(MANY - 1, |index| (index + 2 < MANY).then_some(index + 2));
         let lively = |rounds: &Rounds| rounds.lively.iter().map(|(index, _)| *index).collect::<Vec<_>>();
         assert_eq!(lively(&rounds), [1, 75, MANY - 2]);
@@ -293,7 +295,7 @@ mod tests {
         assert!(seen.iter().all(|seen| *seen));
     }
 
-    /// Whoever has made a link waits for what comes over it first.
+    /// A process that has made a link waits for the first message over it.
     #[test]
     fn a_link_that_is_being_made_is_looked_at_each_time_until_it_is_there() {
         let mut rounds = new(MANY);
@@ -316,7 +318,7 @@ mod tests {
         for _ in 0..2 * PATIENCE {
             assert_eq!(look(&mut rounds, false), 1);
         }
-        // The only lively one by now, and with all of its patience.
+        // By now it is the only lively link, so it has all of the patience.
         for _ in 0..PATIENCE {
             assert_eq!(look(&mut rounds, true), 1);
         }

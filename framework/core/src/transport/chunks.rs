@@ -1,24 +1,24 @@
-//! Memory of other processes, mapped here: each chunk once to read, and once more to write where a tensor in
-//! it was handed over.
+//! Memory of other processes that is mapped here. Each chunk is mapped once for reading, and once more for
+//! writing if a tensor in it was handed over.
 //!
-//! What the living own stays mapped, so that a message costs no mapping, until they withdraw it. A chunk
-//! whose owner has ended, and from which no more frames come, is left to the leases on it: it is unmapped
-//! when the last of them goes, and the node is told, which closes its descriptors when nobody has the chunk
-//! mapped (see `node/chunks.rs`). A lease that is forwarded here later maps it again.
+//! Chunks of live processes stay mapped until their owners withdraw them, so that a message costs no mapping.
+//! If a chunk's owner has ended and no more of its frames can come, only the leases on the chunk keep it
+//! mapped. It is unmapped when the last of them goes, and the node is told. The node closes its descriptors
+//! when no process has the chunk mapped (see `node/chunks.rs`). A lease that is forwarded here later maps it
+//! again.
 //!
-//! Used by `incoming`, which asks for what a frame's leases need; by a lease that is to be written; by what
-//! the node answers; and by the reader, which lets go.
+//! `incoming` uses it, for the chunks that a frame's leases need, and so does a lease that is to be written.
+//! The node's answers arrive here. The reader drops chunks of ended processes.
 //!
-//! **Invariants.** A question to the node stands as long as its entry says `Wanted`, so it is asked once. The
-//! node hears "unmapped" of a mapping before it is asked for the chunk again.
+//! **Invariants.** A question to the node is open as long as its entry is `Wanted`, so each question is asked
+//! once. The node hears that a mapping is gone before it is asked for the chunk again.
 //!
 //! **Locks.** `came`, then a shard of the table, then the lock of [`Links`] (in [`Chunks::loosen_if_due`]).
-//! Messages to the node go under a shard where their order is part of what they say. No mapping is dropped
-//! under a shard: that looks into the same table.
+//! Messages to the node are sent under a shard's lock if their order matters. No mapping is dropped under a
+//! shard's lock, because the drop looks into the same table.
 //!
-//! **On a crash** of the node nothing more can be asked for, and what is missing stays so. **On
-//! cancellation** of [`Chunks::map_now`], which has a deadline, the answer that comes later is kept for
-//! whoever asks next.
+//! **On a crash** of the node no chunk can be asked for any more, and missing chunks stay missing. **On
+//! cancellation** of [`Chunks::map_now`], which has a deadline, a later answer is kept for the next request.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -54,22 +54,22 @@ pub(super) enum Chunk {
     Missing(Arc<str>),
 }
 
-/// What is known of a chunk.
+/// The state of a chunk in this process.
 #[derive(Debug)]
 enum Known {
     /// Asked for.
     Wanted,
-    /// Asked for by a frame that was rejected meanwhile: an answer "there is none" is for nobody.
+    /// Asked for by a frame that was rejected in the meantime: nobody needs an answer that there is none.
     Unwanted,
     /// Mapped, and kept so.
     Mapped(Arc<ChunkMapping>),
-    /// Mapped for as long as there are leases on it.
+    /// Mapped only as long as there are leases on it.
     Left(Weak<ChunkMapping>),
     /// There is none, or it cannot be mapped here, as this says.
     Missing(Arc<str>),
 }
 
-/// Goes with a mapping, and tells the transport when it has gone.
+/// A guard that is dropped with a mapping, and tells the transport that the mapping is gone.
 struct Unmapping {
     transport: Weak<Transport>,
     chunk: ChunkId,
@@ -95,14 +95,14 @@ pub(super) struct ChunkCame {
 
 /// See the module.
 pub(super) struct Chunks {
-    /// By chunk, and whether it is to be written.
-    /// A peer chooses the keys, and cannot know how they are spread: by numbers of this process's own.
+    /// By chunk, and whether it is to be written. A peer chooses the keys, so they are hashed with random
+    /// numbers of this process, which the peer cannot know.
     known: DashMap<(ChunkId, bool), Known, RandomState>,
     /// Notified under the lock whenever an answer has come.
     came: (Mutex<()>, Condvar),
     /// Threads that wait for a chunk.
     mapping: AtomicUsize,
-    /// A chunk of a process that ended is to be left to the leases on it.
+    /// Set when chunks of a process that ended are due to be left to the leases on them.
     loosen: AtomicBool,
 }
 
@@ -116,19 +116,19 @@ impl Chunks {
         }
     }
 
-    /// A chunk's mapping if it is here; asks the node for it otherwise.
+    /// Returns a chunk's mapping if it is here; asks the node for it otherwise.
     pub(super) fn get(&self, chunk: ChunkId, access: Access, control: &dyn ControlChannel) -> Chunk {
         let key = (chunk, access == Access::ReadWrite);
         match self.known.entry(key) {
             Entry::Occupied(entry) => match entry.get() {
                 Known::Wanted => return Chunk::Wanted,
                 Known::Unwanted => {
-                    // The answer that is on its way is as good for this question.
+                    // The answer that is on its way serves this question too.
                     entry.replace_entry(Known::Wanted);
                     return Chunk::Wanted;
                 }
                 Known::Mapped(mapping) => return Chunk::Mapped(Arc::clone(mapping)),
-                // An answer "there is none" is good for one question: a forged frame may have asked for a
+                // An answer that there is none serves one question only: a forged frame may have asked for a
                 // chunk before its owner made it (WIRE-1).
                 Known::Missing(why) => {
                     let why = Arc::clone(why);
@@ -139,7 +139,7 @@ impl Chunks {
                     if let Some(mapping) = mapping.upgrade() {
                         return Chunk::Mapped(mapping);
                     }
-                    // It is being unmapped. The new question stands for that mapping's end too (see
+                    // It is being unmapped. The new question also tells the node of that mapping's end (see
                     // `unmapped`).
                     entry.replace_entry(Known::Wanted);
                 }
@@ -155,7 +155,7 @@ impl Chunks {
         Chunk::Wanted
     }
 
-    /// A chunk's mapping, waited for. Not on the path of any message.
+    /// Returns a chunk's mapping, and waits for it. Never called on the path of a message.
     pub(super) fn map_now(
         &self,
         chunk: ChunkId,
@@ -165,8 +165,8 @@ impl Chunks {
     ) -> Result<Arc<ChunkMapping>, DeviceError> {
         let deadline = Instant::now() + PATIENCE;
         let _mapping = Mapping::begin(self, wakeups);
-        // Before the question: an answer is told under this lock, so none comes between the look and the
-        // wait.
+        // Taken before the question: answers notify under this lock, so none can come between the check and
+        // the wait.
         let mut came = self.came.0.lock();
         loop {
             match self.get(chunk, access, control) {
@@ -190,7 +190,7 @@ impl Chunks {
         }
     }
 
-    /// The node has no such chunk.
+    /// Notes the node's answer that there is no such chunk.
     pub(super) fn no_chunk(&self, chunk: ChunkId, access: Access) {
         {
             let _came = self.came.0.lock();
@@ -198,7 +198,7 @@ impl Chunks {
                 match entry.get() {
                     Known::Unwanted => drop(entry.remove()),
                     Known::Wanted => drop(entry.insert(Known::Missing("does not exist (any more)".into()))),
-                    // An answer to a question that was answered otherwise since.
+                    // The question has been answered in another way since.
                     Known::Mapped(_) | Known::Left(_) | Known::Missing(_) => {}
                 }
             }
@@ -206,14 +206,14 @@ impl Chunks {
         }
     }
 
-    /// A frame that named `chunk` was rejected: what was asked for it alone is forgotten (MBX-2), or a peer
-    /// could fill the table with names of chunks that there never were.
+    /// Forgets the question that only a rejected frame asked about `chunk` (MBX-2). Otherwise a peer could
+    /// fill the table with names of chunks that never existed.
     pub(super) fn forget_missing(&self, chunk: ChunkId) {
         for writable in [false, true] {
             if let Entry::Occupied(mut entry) = self.known.entry((chunk, writable)) {
                 match entry.get() {
                     Known::Missing(_) => drop(entry.remove()),
-                    // Whoever else waits for it asks again when the answer has come.
+                    // Another frame that waits for it asks again when the answer has come.
                     Known::Wanted => drop(entry.insert(Known::Unwanted)),
                     Known::Unwanted | Known::Mapped(_) | Known::Left(_) => {}
                 }
@@ -228,12 +228,12 @@ impl Chunks {
             self.came.1.notify_all();
             before
         };
-        // Without the lock: should it be a mapping, and the last of it, then that is unmapped here.
+        // Without the lock: if it is the last handle of a mapping, it is unmapped here.
         drop(before);
     }
 
-    /// The owner of a chunk says that nobody holds anything in it. It is left to the leases on it: none, or
-    /// the owner lies, and they are good as long as they are here.
+    /// Leaves a chunk to the leases on it, because its owner says that nobody holds anything in it. Usually
+    /// there are none. If the owner lies, they stay valid as long as they are here.
     pub(super) fn withdrawn(&self, chunk: ChunkId) {
         let mut loose = Vec::new();
         for writable in [false, true] {
@@ -244,17 +244,18 @@ impl Chunks {
                 loose.push(entry.insert(left));
             }
         }
-        // Dropped here, for the reason that `loosen_if_due` has.
+        // Dropped here, for the reason given in `loosen_if_due`.
         drop(loose);
     }
 
-    /// A process ended: when nothing is on its way that needs them, its chunks are left to the leases on
-    /// them.
+    /// Makes the reader leave the chunks of a process that ended to the leases on them, once no frame on its
+    /// way needs them.
     pub(super) fn loosen(&self) {
         self.loosen.store(true, Ordering::Release);
     }
 
-    /// Does so. A frame that waits for something is about to take leases on what was mapped for it.
+    /// Does so if it is due. It waits for frames that are stuck, because they are about to take leases on
+    /// chunks mapped for them.
     pub(super) fn loosen_if_due(&self, links: &Links, lifecycle: &ProcessLifecycle) {
         if !self.loosen.load(Ordering::Acquire)
             || self.mapping.load(Ordering::Acquire) > 0
@@ -266,7 +267,7 @@ impl Chunks {
         let mut loose = Vec::new();
         for mut entry in self.known.iter_mut() {
             let owner = entry.key().0.owner;
-            // While there is a link, frames of the owner are still to be read.
+            // While there is a link, frames of the owner may still be unread.
             if links.to(owner).is_some() || !lifecycle.exited.contains(owner) {
                 continue;
             }
@@ -275,30 +276,30 @@ impl Chunks {
                 loose.push(std::mem::replace(entry.value_mut(), left));
             }
         }
-        // Dropped here: what nobody has a lease on is unmapped, and that looks into the same table.
+        // Dropped here: chunks without a lease are unmapped now, and that looks into the same table.
         drop(loose);
     }
 
-    /// A mapping of a chunk has gone. The node hears of it unless the chunk is mapped again or asked for:
-    /// then it is that mapping whose end it hears of.
+    /// Tells the node that a mapping of a chunk is gone, unless the chunk is mapped again or asked for. In
+    /// that case the node hears of the end of the new mapping.
     fn unmapped(&self, chunk: ChunkId, access: Access, control: &dyn ControlChannel) {
         let key = (chunk, access == Access::ReadWrite);
         if let Entry::Occupied(entry) = self.known.entry(key)
             && matches!(entry.get(), Known::Left(mapping) if mapping.strong_count() == 0)
         {
-            // Under the lock of the entry, so that it is said before the chunk is asked for again.
+            // Sent under the lock of the entry, so before the chunk is asked for again.
             say_unmapped(chunk, access, control);
             entry.remove();
         }
     }
 
-    /// Chunks that anything is known of.
+    /// Returns the number of known chunks.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn known(&self) -> usize {
         self.known.len()
     }
 
-    /// Chunks that are mapped, those that are mapped twice counted twice.
+    /// Returns the number of mapped chunks. A chunk that is mapped twice counts twice.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn mapped(&self) -> usize {
         let mapped = |known: &Known| match known {
@@ -311,7 +312,7 @@ impl Chunks {
 }
 
 impl Memory {
-    /// The node has sent a chunk that was asked for: maps it.
+    /// Maps a chunk that was asked for, and that the node has sent.
     pub(super) fn chunk_came(
         &self,
         came: ChunkCame,
@@ -320,9 +321,9 @@ impl Memory {
         lifecycle: &ProcessLifecycle,
     ) {
         let ChunkCame { chunk, device, bytes, access, descriptors } = came;
-        // The node cannot know what its owner gave it.
+        // The descriptors are untrusted: the node cannot know what the owner gave it.
         let descriptors: Vec<_> = descriptors.into_iter().map(Foreign::from).collect();
-        // A process that never used the device opens it now: to hold a tensor is to map it.
+        // A process that never used the device opens it now, because a process must map a tensor to hold it.
         let mapped = self.pool_for(device).and_then(|pool| match descriptors.first().and_then(Foreign::fd) {
             Some(descriptor) => pool.backend().import_chunk(descriptor, bytes, access),
             None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
@@ -330,21 +331,21 @@ impl Memory {
         fault::point("transport.chunk.came");
         match mapped {
             Ok(mapping) => {
-                // Before anybody can take the mapping, and so drop the last of it.
+                // Set before any thread can take the mapping, and so drop its last handle.
                 mapping.drop_afterwards(Box::new(Unmapping {
                     transport: Weak::clone(transport),
                     chunk,
                     access,
                 }));
                 self.chunks.set(chunk, access, Known::Mapped(mapping));
-                // It is looked for after the mapping is in the table: an end that comes later finds it there.
+                // Checked after the mapping is in the table: an end that comes later finds it there.
                 if lifecycle.exited.contains(chunk.owner) {
                     self.chunks.loosen();
                 }
             }
             Err(error) => {
                 tracing::error!(?chunk, %device, %error, "a peer's memory could not be mapped");
-                // First this, so that the next question comes after it.
+                // Sent first, so that the next question comes after it.
                 say_unmapped(chunk, access, control);
                 self.chunks.set(chunk, access, Known::Missing(format!("cannot be mapped: {error}").into()));
             }
@@ -358,7 +359,7 @@ fn say_unmapped(chunk: ChunkId, access: Access, control: &dyn ControlChannel) {
     }
 }
 
-/// Somebody waits for a mapping: what comes for them is kept until they have it.
+/// Marks a thread that waits for a mapping. Chunks that arrive are kept mapped until it has its own.
 struct Mapping<'a> {
     chunks: &'a Chunks,
     wakeups: &'a Wakeups,
@@ -374,7 +375,7 @@ impl<'a> Mapping<'a> {
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         self.chunks.mapping.fetch_sub(1, Ordering::AcqRel);
-        // The reader has put it off while somebody waited here.
+        // The reader deferred that while this thread waited.
         if self.chunks.loosen.load(Ordering::Acquire) {
             self.wakeups.wake_reader();
         }

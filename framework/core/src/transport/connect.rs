@@ -1,21 +1,23 @@
-//! How a link is made. See [`link`](super::link) for the protocol.
+//! Makes links. See [`link`](super::link) for the protocol.
 //!
-//! Used by whoever needs a link to a peer, and by what the node passes on of the peer.
+//! Code that needs a link to a peer uses it, and so does the handler of the peer's link messages.
 //!
-//! **Invariants.** There is one link per peer, and one per slot that anything goes to. A life of a slot gets
-//! a link only when the life before is known to have ended (WIRE-1: a frame can name any process).
+//! **Invariants.** There is one link per peer, and one per slot over which anything is sent. A new process of
+//! a slot gets a link only when the process before it is known to have ended (WIRE-1: a frame can name any
+//! process).
 //!
-//! **Locks.** That of [`Links`](super::links::Links) for writing while a link is made; inside of it the
-//! places of actors for reading, and the new link's credits. Nothing is sent to the node under it.
+//! **Locks.** That of [`Links`](super::links::Links) for writing while a link is made. Inside it, the places
+//! of actors for reading, and the new link's credits. No message to the node is sent under it.
 //!
-//! **For want** of memory or descriptors, here, at the peer or in the node, a link of which one half was
-//! refused goes on both sides, and whoever waits for it is told who lacks what ([`LinkRefused`]). It had not
-//! been open on either: who refuses a half has not said that it was taken, or has sent none of its own. The
-//! next use makes another. Who refuses what was open lies, and is given up.
+//! **If memory or descriptors are short**, here, at the peer or in the node, one half of a link is refused.
+//! The link then goes on both sides, and its waiters are told which process lacks what ([`LinkRefused`]). It
+//! was not open on either side: a process that refuses a half has not said that it took it, or has sent no
+//! half of its own. The next use makes another link. A peer that refuses a link which was open lies, and is
+//! given up.
 //!
-//! **On a crash** of the peer before its half has come the link never opens, and goes with the word of its
-//! end. **On cancellation**, and where this thread unwinds, a link whose half was not sent is taken out
-//! again; one whose half was sent stays.
+//! **On a crash** of the peer before its half has come, the link never opens, and is removed when the node
+//! reports the end. **On cancellation**, and if this thread unwinds, a link whose half was not sent is
+//! removed again; one whose half was sent stays.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -32,8 +34,8 @@ use crate::ids::{ActorId, ProcessId};
 use crate::os::{BadMemfd, remedy};
 use crate::transport::control_channel::{LinkMessage, Location, ToNode};
 
-/// How long who starts an actor waits for the link to its process, and between two looks at it. It takes a
-/// millisecond where both processes run.
+/// How long a process that starts an actor waits for the link to the actor's process, and how often it
+/// checks. It takes a millisecond if both processes run.
 const LINK_WAIT: Duration = Duration::from_secs(1);
 const LINK_LOOK: Duration = Duration::from_micros(100);
 
@@ -57,7 +59,7 @@ pub(crate) enum BadHalf {
 }
 
 impl BadHalf {
-    /// What the system said that this process lacks, where nothing is wrong with the half.
+    /// Returns the system's error if this process lacks a resource and nothing is wrong with the half.
     pub(super) fn lack(&self) -> Option<&std::io::Error> {
         let (BadHalf::Io(error)
         | BadHalf::Memory(BadMemfd::Os(error))
@@ -65,7 +67,7 @@ impl BadHalf {
         else {
             return None;
         };
-        // Of anything else that the system says the descriptors may be the cause, and so their sender.
+        // Any other system error may be caused by the descriptors, and so by their sender.
         Some(error).filter(|error| remedy::known(error).is_some())
     }
 }
@@ -73,20 +75,20 @@ impl BadHalf {
 /// Why there is no link.
 #[derive(Debug)]
 pub(crate) enum NoLink {
-    /// The peer has ended or broke the protocol, or another life of its slot has not ended.
+    /// The peer has ended or broke the protocol, or another process of its slot has not ended.
     NoPeer,
     /// This process lacks memory or descriptors for it, as this says. The next use tries again.
     Lack(std::io::Error),
 }
 
 impl Transport {
-    /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of
-    /// its slot has not. It may not be open yet.
+    /// Returns the link to `peer`, and asks for it if there is none yet; it may not be open yet. Returns
+    /// `None` if the peer has ended, or another process of its slot has not.
     pub(crate) fn link(&self, peer: ProcessId) -> Option<Arc<Link>> {
         self.link_or_lack(peer).ok()
     }
 
-    /// Does the same as [`link`](Self::link), and says where it is this process that lacks something for it.
+    /// Does the same as [`link`](Self::link), and says if this process lacks something for it.
     pub(super) fn link_or_lack(&self, peer: ProcessId) -> Result<Arc<Link>, NoLink> {
         let (link, is_new) = self.find_or_make(peer)?;
         if is_new {
@@ -95,8 +97,8 @@ impl Transport {
         Ok(link)
     }
 
-    /// Blocks until the link to where an actor lives is open, so that the first message finds it. Not for
-    /// long: its process may be busy. Not to be called on the thread that reads.
+    /// Blocks until the link to an actor's process is open, so that the first message finds it. It does not
+    /// block for long, because that process may be busy. It must not be called on the thread that reads.
     pub(crate) fn await_link(&self, actor: ActorId, location: Location) {
         if location.process == self.me || self.meets_foreign(actor) {
             return;
@@ -108,10 +110,10 @@ impl Transport {
         }
     }
 
-    /// The link to `peer`, and whether it was made just now, so that this process's half is still to be sent.
+    /// Returns the link to `peer`, and whether it was made just now. A new link's half still has to be sent.
     fn find_or_make(&self, peer: ProcessId) -> Result<(Arc<Link>, bool), NoLink> {
         if let Some(link) = self.links.to(peer) {
-            // One that was refused, and is about to go, says why.
+            // A link that was refused and is about to go carries the reason, so it is returned.
             let given_up = link.is_broken() && link.refused().get().is_none();
             return if given_up { Err(NoLink::NoPeer) } else { Ok((link, false)) };
         }
@@ -124,8 +126,8 @@ impl Transport {
         let (mut is_new, mut lack) = (false, None);
         let link = self.links.replace(peer, |known| match known {
             Some(link) if link.peer == peer => Some(Arc::clone(link)),
-            // WIRE-1: a frame can name any process. Another life of the slot takes this one's place only when
-            // this one is known to have ended.
+            // WIRE-1: a frame can name any process. Another process of the slot takes this one's place only
+            // when this one is known to have ended.
             Some(link) if !self.lifecycle.exited.contains(link.peer) => None,
             _ => {
                 is_new = true;
@@ -144,14 +146,14 @@ impl Transport {
             self.links.unpublished_notices(),
             self.links.due(),
         )?);
-        // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after,
-        // and then its withdrawal finds this link (`Actors::withdraw`).
+        // Under the lock of all links: an actor is withdrawn either before this, and the new link is told
+        // here, or after, and then the withdrawal finds this link (`Actors::withdraw`).
         self.actors.tell_new(&link);
         Ok(link)
     }
 
-    /// Sends this process's half of a link that is new. Where that fails the link is taken out again, and the
-    /// peer's half is refused, if that was taken meanwhile.
+    /// Sends this process's half of a new link. If that fails, the link is removed again, and the peer's half
+    /// is refused if it was taken in the meantime.
     fn send_half(&self, link: &Arc<Link>) -> Result<(), std::io::Error> {
         let sent = self.try_send_half(link);
         if let Err(error) = &sent {
@@ -161,7 +163,7 @@ impl Transport {
     }
 
     fn try_send_half(&self, link: &Arc<Link>) -> Result<(), std::io::Error> {
-        // Where this thread unwinds: a link whose half was not sent never opens.
+        // For a thread that unwinds: a link whose half was not sent never opens.
         let unsent = guard((), |()| {
             let why = std::io::Error::other("the thread that was making it has panicked");
             self.void(link, LinkRefused::here(&why), Some((None, WhyRefused::BadHalf)));
@@ -175,8 +177,9 @@ impl Transport {
                 self.control.send(route, descriptors).map_err(std::io::Error::other)
             })
         });
-        // From here on the peer connects to it and answers. Without the link that answer would make another
-        // one, in whose rings nobody reads: the node passes one half on.
+        // From here on the peer connects to this half and answers. If the link were removed, that answer
+        // would make another link, and no process would read its rings, because the node passes each half on
+        // only once.
         ScopeGuard::into_inner(unsent);
         if sent.is_ok() {
             fault::point("transport.link.sent");
@@ -188,7 +191,7 @@ impl Transport {
         Ok(vec![self.domain.own_page().export_fd()?, self.wakeups.export()?, link.export()?])
     }
 
-    /// A peer's half has come. The peer is told whether it was taken: its senders wait for that.
+    /// Takes a peer's half. The peer is told whether it was taken, because its senders wait for that.
     pub(super) fn half_came(&self, from: ProcessId, number: u64, descriptors: Vec<OwnedFd>) {
         let Err(error) = self.take_half(from, number, descriptors) else { return };
         if self.lifecycle.exited.contains(from) {
@@ -199,7 +202,7 @@ impl Transport {
             self.refuse_half(from, number, LinkRefused::here(lack), WhyRefused::of(lack));
             return;
         }
-        // Also where there is none yet: from here on nothing of the peer's is taken.
+        // Also if there is no link yet: from here on nothing from this peer is taken.
         if let Some(link) = self.link(from) {
             self.give_up(&link);
         }
@@ -210,9 +213,10 @@ impl Transport {
         let count = descriptors.len();
         let [clock, wake_page, memory, rings, bell] =
             <[OwnedFd; 5]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count, 5))?;
-        // LEASE-4: memory of the lives before this one is still about, and is taken as that of the dead.
+        // LEASE-4: memory of earlier processes of this slot may still be in use, and counts as memory of dead
+        // processes.
         self.lifecycle.exited.note_before(from);
-        // There is such a process, whatever the node had said before.
+        // There is such a process, even if the node said before that there is none.
         self.lifecycle.exited.take_nobody(from);
         let find_or_make = || {
             self.find_or_make(from).map_err(|none| match none {
@@ -222,8 +226,8 @@ impl Transport {
         };
         let (mut link, mut is_new) = find_or_make()?;
         if link.refused().get().is_some() {
-            // The peer has heard of it, and this is its next half, before the thread that refused it has
-            // taken it out.
+            // The peer has heard of the refusal, and sends its next half before the thread that refused the
+            // link has removed it.
             self.links.remove(&link);
             (link, is_new) = find_or_make()?;
         }
@@ -233,18 +237,19 @@ impl Transport {
         link.connect(wake_page, memory, rings, bell)?;
         fault::point("transport.link.connected");
         if !link.note_taken(number) {
-            // Another thread could not send this process's half, and did not know of the peer's.
+            // Another thread failed to send this process's half, and did not know of the peer's half.
             self.say_refused(from, number, WhyRefused::BadHalf);
             return Ok(());
         }
         fault::point("transport.link.taken");
         if is_new {
-            // The peer sees what it was told when that comes. Where it cannot be sent, that is said.
+            // The peer learns that its half was taken when this half arrives. If this half cannot be sent,
+            // the peer is told that.
             if let Err(error) = self.send_half(&link) {
                 tracing::error!(peer = %from, %error, "a link was refused");
             }
         } else {
-            // Senders there may wait for it, or a frame.
+            // Senders of the peer may wait for the link, or a frame there may.
             link.ring(wake_reasons::CREDIT | wake_reasons::ROOM);
         }
         if link.is_open() {
@@ -253,7 +258,7 @@ impl Transport {
         Ok(())
     }
 
-    /// The half `number` of a peer is lost: this process may open no more files.
+    /// Refuses the half `number` of a peer, which is lost because this process may open no more files.
     pub(super) fn half_lost(&self, from: ProcessId, number: u64) {
         let error = std::io::Error::from(rustix::io::Errno::MFILE);
         let why = LinkRefused::here(&error);
@@ -261,9 +266,10 @@ impl Transport {
         self.refuse_half(from, number, why, WhyRefused::of(&error));
     }
 
-    /// Nothing is wrong with a peer's half, and this process cannot take it.
+    /// Refuses a peer's half that is right but that this process cannot take.
     fn refuse_half(&self, from: ProcessId, number: u64, here: LinkRefused, there: WhyRefused) {
-        // Its own half has gone to the peer already, or goes nowhere: the peer's would have to answer it.
+        // This process's own half has already gone to the peer, or leads to no link, because the peer's half
+        // would have to answer it.
         match self.links.to(from) {
             Some(link) => self.void(&link, here, Some((Some(number), there))),
             None => self.say_refused(from, number, there),
@@ -276,12 +282,12 @@ impl Transport {
         }
     }
 
-    /// This process's half to `peer` leads to no link.
+    /// Notes that `peer` or the node refused this process's half.
     pub(super) fn half_refused(&self, peer: ProcessId, number: u64, why: LinkRefused) {
-        // Of a half before the last it says nothing new.
+        // A refusal of an earlier half says nothing new.
         let Some(link) = self.links.to(peer).filter(|link| link.number() == number) else { return };
         if link.is_broken() {
-            return; // It was given up, and stays for whoever would make another.
+            return; // It was given up, and stays so that no other link is made.
         }
         if link.is_open() {
             // WIRE-1: the peer has said that it has taken the half.
@@ -293,17 +299,18 @@ impl Transport {
         self.void(&link, why, None);
     }
 
-    /// A link that never opens goes. Whoever waits for it is told why, and the next use makes another. Unless
-    /// the peer knows, the half of its with that number is refused, or the one that was taken, if one was.
+    /// Removes a link that never opens. Its waiters are told why, and the next use makes another. If
+    /// `to_peer` is given, the peer's half with that number is refused, or else the one that was taken, if
+    /// any.
     fn void(&self, link: &Link, why: LinkRefused, to_peer: Option<(Option<u64>, WhyRefused)>) {
         let taken = link.refuse(why);
-        // While the link is still there: who would make another sends its half behind this.
+        // Sent while the link is still there: a thread that makes another link sends its half after this.
         if let Some((number, why)) = to_peer
             && let Some(number) = number.or(taken)
         {
             self.say_refused(link.peer, number, why);
         }
-        // Where a liar had said for a moment that it has the half, something may have gone over it.
+        // If a lying peer had claimed to have the half, something may have been sent over the link.
         self.let_go(link);
         self.fail_asks(link.peer);
         self.links.remove(link);

@@ -1,11 +1,12 @@
-//! What a process's transport and the node say to each other.
+//! The messages between a process's transport and the node.
 //!
-//! The transport never talks to a socket: it hands a [`ToNode`] to its [`ControlChannel`] and is handed
-//! [`FromNode`]s. In a worker it is the control socket; in the node's own process it is the supervisor's
-//! queue. Either may be called on any thread and neither waits for the other side.
+//! The transport never touches a socket: it passes a [`ToNode`] to its [`ControlChannel`], and is given
+//! [`FromNode`]s. In a worker the channel is the control socket; in the node's own process it is the
+//! supervisor's queue. Both directions may be called on any thread, and neither waits for the other side.
 //!
-//! Order: what one process sends through its control channel arrives at the node in that order, and what the
-//! node sends to one process arrives in that order. The link handshake of `transport/link.rs` relies on it.
+//! Order: messages from one process arrive at the node in the order in which the process sent them, and
+//! messages from the node to one process arrive in the order in which the node sent them. The link handshake
+//! of `transport/link.rs` relies on it.
 
 use std::os::fd::OwnedFd;
 
@@ -27,13 +28,13 @@ pub enum ToNode {
     Route {
         /// The process to pass it to.
         to: ProcessId,
-        /// What to pass.
+        /// The message to pass.
         link_message: LinkMessage,
     },
     /// The half `number` of `peer` is not taken, and this process has none for `peer`: both are void, and the
     /// next use of the link on either side begins anew. Passed on as [`FromNode::LinkRefused`].
     RefuseLink {
-        /// Who sent the half.
+        /// The sender of the half.
         peer: ProcessId,
         /// Its number.
         number: u64,
@@ -58,25 +59,25 @@ pub enum ToNode {
         access: Access,
     },
     /// A chunk that [`FromNode::Chunk`] brought is not mapped (any more), because no lease on it is left
-    /// here. Only of chunks whose owner has ended or withdrawn them: others stay mapped.
+    /// here. Sent only for chunks whose owner has ended or has withdrawn them: others stay mapped.
     Unmapped {
         /// Its name.
         chunk: ChunkId,
         /// How it was to be mapped.
         access: Access,
     },
-    /// Nobody holds anything in this chunk of the sender's, and nobody will: its memory is to be free.
+    /// Nobody holds anything in this chunk of the sender, and nobody will, so its memory can be freed.
     WithdrawChunk {
         /// Its name, which no other chunk is given.
         chunk: ChunkId,
     },
-    /// Everything that a process which ended had posted to this one was read (LEASE-4). Answers
+    /// This process has read everything that a process which ended had posted to it (LEASE-4). Answers
     /// [`FromNode::Exited`].
     Drained {
         /// The process that ended.
         process: ProcessId,
     },
-    /// What a round of [`FromNode::Taint`] has led to is marked (DEATH-3).
+    /// This process has marked everything that a round of [`FromNode::Taint`] taints (DEATH-3).
     Tainted {
         /// The round.
         round: u64,
@@ -116,13 +117,13 @@ pub enum ToNode {
         /// The name.
         name: String,
     },
-    /// All that others had sent to this process when it was asked was delivered.
+    /// Everything that others had sent to this process by the time of the question was delivered.
     Fenced {
         /// From [`FromNode::Fence`].
         ticket: u64,
     },
-    /// What this host's gateway says of others. Last, so that the form of the rest is that of a build without
-    /// it.
+    /// Messages of this host's gateway about other hosts. Last, so that the other variants are encoded as in
+    /// a build without it.
     #[cfg(feature = "hosts")]
     Hosts(FromGateway),
 }
@@ -134,29 +135,30 @@ pub struct Named {
     pub actor: ActorId,
     /// Its location.
     pub location: Location,
-    /// The keys of the messages that it handles, in order, where the node knows them.
+    /// The keys of the messages that it handles, in order, if the node knows them.
     pub takes: Option<Vec<u64>>,
 }
 
-/// From one process to another, by way of the node.
+/// A message from one process to another that the node passes on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum LinkMessage {
     /// Here is my half of the link between us. Descriptors: the sender's clock page, its wake page, its words
-    /// for you, the memory of its rings to you, the bell with which you ring it. Once you have mapped it you
-    /// say so in your words for me.
+    /// for you, the memory of its rings to you, the bell with which you ring it. Once you have mapped it, say
+    /// so in your words for me.
     Link {
-        /// Greater than zero, and than that of every half before: who has mapped it, or refuses it, names it.
+        /// Greater than zero and than the number of every half before. A process that has mapped the half, or
+        /// refuses it, names it by this.
         number: u64,
     },
-    /// Here is fresh memory for my rings to you, in which they go on once they say so. Descriptors: one. Over
-    /// a link that stands, and again when the last was answered.
+    /// Here is fresh memory for my rings to you; the rings continue in it once they say so. Descriptors: one.
+    /// Sent over an open link, and again only after the last one was answered.
     Rings {
-        /// Greater than that of every such memory before: the answer names it.
+        /// Greater than the number of every such memory before; the answer names it.
         number: u64,
     },
     /// I have mapped your fresh rings, or I cannot.
     RingsAnswer {
-        /// Of the rings.
+        /// The number of the rings.
         number: u64,
         /// Whether they are mapped.
         is_taken: bool,
@@ -168,19 +170,19 @@ pub enum LinkMessage {
 pub enum FromNode {
     /// A link message from another process, with its descriptors.
     LinkMessage {
-        /// Who wrote it.
+        /// The process that wrote it.
         from: ProcessId,
-        /// What it says.
+        /// The message.
         link_message: LinkMessage,
     },
     /// The half `number` that was for `peer` leads to no link: `by`, which is the peer or the node, lacks
-    /// something for it. What the peer had sent is void too.
+    /// something for it. The half that the peer had sent is void too.
     LinkRefused {
-        /// Whom it was for.
+        /// The process that it was for.
         peer: ProcessId,
         /// Its number.
         number: u64,
-        /// Who does not take it.
+        /// The process that does not take it.
         by: ProcessId,
         /// The name of that process, if it is a worker.
         name: String,
@@ -195,7 +197,7 @@ pub enum FromNode {
         device: DeviceId,
         /// Its size.
         bytes: u64,
-        /// What the descriptor is for.
+        /// The access that the descriptor gives.
         access: Access,
     },
     /// A chunk that was asked for does not exist.
@@ -205,37 +207,39 @@ pub enum FromNode {
         /// How it was to be mapped.
         access: Access,
     },
-    /// A chunk that this process has, or had, mapped went back: nobody holds anything in it.
+    /// The owner has withdrawn a chunk that this process has, or had, mapped: nobody holds anything in it.
     ChunkWithdrawn {
         /// Its name.
         chunk: ChunkId,
     },
-    /// Where an actor is: asked for, or because it changed.
+    /// The location of an actor, because this process asked for it or because it changed.
     Actor {
         /// The actor.
         actor: ActorId,
         /// Where it is.
         at: Whereabouts,
     },
-    /// An actor of another host, which nobody here has used for long, has no place here any more. Whoever
-    /// wants to send to it asks again.
+    /// An actor of another host that was not used here for long has no location here any more. A sender to it
+    /// has to ask again.
     Unplaced {
         /// The actor.
         actor: ActorId,
     },
-    /// Say so, with [`ToNode::Fenced`], when all that others have sent to this process by now was delivered.
+    /// Answer with [`ToNode::Fenced`] when everything that others have sent to this process by now was
+    /// delivered.
     Fence {
         /// Echoed in the answer.
         ticket: u64,
     },
-    /// Why a process ended, and what becomes of its actors. Comes before its [`Exited`](FromNode::Exited).
+    /// The report why a process ended, and what becomes of its actors. Comes before its
+    /// [`Exited`](FromNode::Exited).
     ProcessDown(ProcessDown),
-    /// The answer to [`ToNode::Watch`]. Each [`Lifecycle`](FromNode::Lifecycle) of the actor that comes after
-    /// it happened after it.
+    /// The answer to [`ToNode::Watch`]. Every [`Lifecycle`](FromNode::Lifecycle) of the actor that arrives
+    /// after this answer also happened after it.
     Watching {
         /// From the request.
         ticket: u64,
-        /// How it went down, if it is not up.
+        /// The event by which it went down, if it is not up.
         down: Option<Lifecycle>,
     },
     /// Something has happened to an actor that this process watches.
@@ -254,30 +258,33 @@ pub enum FromNode {
         /// The actor under that name, and its location.
         found: Option<Named>,
     },
-    /// What is to be known about deaths before anything that depends on the dead is released (DEATH-3).
-    /// Answered by [`ToNode::Tainted`]. A process that joins is told everything, before any other message.
+    /// News of deaths that a process must mark before anything that depends on the dead is released
+    /// (DEATH-3). Answered by [`ToNode::Tainted`]. A process that joins is told everything, before any other
+    /// message.
     Taint(TaintUpdate),
     /// The clocks of a process that died were released (DEATH-1).
     ClocksReleased {
         /// Which.
         process: ProcessId,
     },
-    /// A process ended. What it had posted is still to be read; then the node is told ([`ToNode::Drained`]).
+    /// A process ended. The receiver still reads everything that it had posted, and then tells the node
+    /// ([`ToNode::Drained`]).
     Exited {
         /// Which.
         process: ProcessId,
     },
-    /// A link message was for a process that there never was (yet).
+    /// A link message was for a process that does not exist, or not yet.
     Nobody {
         /// The name on the link message.
         process: ProcessId,
     },
-    /// Everybody has read what a process that ended had posted: its leases can be dropped (LEASE-4).
+    /// Every process has read everything that a process which ended had posted: its leases can be dropped
+    /// (LEASE-4).
     Reclaim {
         /// Which.
         process: ProcessId,
     },
-    /// What this host's gateway is told. Last, as in [`ToNode`].
+    /// Messages for this host's gateway. Last, as in [`ToNode`].
     #[cfg(feature = "hosts")]
     Hosts(ToGateway),
 }
@@ -289,7 +296,7 @@ pub struct Location {
     pub process: ProcessId,
     /// Its index among the actors of that process.
     pub index: u16,
-    /// Messages that one sending process may have unhandled in its mailbox.
+    /// How many unhandled messages one sending process may have in its mailbox.
     pub capacity: u32,
 }
 
@@ -301,7 +308,8 @@ pub trait ControlChannel: Send + Sync + 'static {
     /// [`ControlChannelClosed`] when the node is gone.
     fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed>;
 
-    /// Hands over what may be dropped, as a log may, where that holds up nothing else. Whether it was taken.
+    /// Hands over a message that may be dropped, such as a log line, if that holds up no other message.
+    /// Returns whether it was taken.
     #[cfg(feature = "hosts")]
     fn send_if_room(&self, message: ToNode) -> bool {
         self.send(message, Vec::new()).is_ok()

@@ -1,28 +1,29 @@
-//! Where actors are, and names for them: what the node said, and questions to it.
+//! The directory of actors: their locations and names, as the node reported them, and open questions to the
+//! node.
 //!
-//! An address remembers one location. What is known here replaces it: an actor that was restarted is
-//! elsewhere, and one that is being restarted is nowhere for a while, during which its senders wait in its
-//! queue. That queue goes with the actor from life to life, so those who wait keep their order (MBX-1).
+//! An address remembers one location. An entry of the directory replaces it. An actor that was restarted is
+//! elsewhere. An actor that is being restarted has no location for a while, and its senders wait in its
+//! queue. That queue goes with the actor from life to life, so waiting senders keep their order (MBX-1).
 //!
-//! Used by [`Route`](super::route) for each message where anything has ever moved, by what the node says, and
-//! by the actors of this process, which go away and come back.
+//! [`Route`](super::route) uses it for each message once any actor has ever moved. The node's messages update
+//! it, and so do the actors of this process when they restart.
 //!
-//! **Invariants.** What the node said last is true, and replaces what an address remembers. An actor has one
-//! queue here for all its lives. Whoever waits in it is woken by each change (MOVED: what is known is seen by
-//! whoever sees that there is something).
+//! **Invariants.** The node's last word is true, and replaces the location that an address remembers. An
+//! actor has one queue here for all its lives. Each change wakes the senders that wait in it (MOVED: a thread
+//! that sees the flag `moved` also sees the entries).
 //!
-//! An actor of another host is where the node says, from the first message on: its address has a place that
-//! means something at its home alone (HOST-2), and what reaches it from here is a mailbox of this host's
-//! gateway. One that has no place there any more *rests*: whoever sends to it next has the node asked again,
-//! and waits in the queue that it had (MBX-1). Of those that rest, and of those that have ended, the last
-//! [`MAX_RESTING`] are known; who sends to another has the node asked too (MBX-2). One that
-//! [roams](ActorId::roams) is asked for in the same way, on all hosts.
+//! The location of an actor of another host comes from the node, from the first message on. The location in
+//! its address has a meaning only on its home host (HOST-2), and messages from here reach it through a
+//! mailbox of this host's gateway. If it has no location there any more, it *rests*: the next send has the
+//! node asked again, and waits in the queue that the actor had (MBX-1). The last [`MAX_RESTING`] actors that
+//! rest or have ended are remembered. A send to any other one has the node asked too (MBX-2). The node is
+//! asked in the same way, on all hosts, for an actor that [roams](ActorId::roams).
 //!
 //! **Locks.** `resting`, then a shard of the table, then those of [`Actors`] and [`Links`], and a queue's
-//! locations. Nobody is woken under a shard, and nothing is sent to the node under one.
+//! locations. No task is woken under a shard's lock, and no message to the node is sent under one.
 //!
-//! **On a crash** of an actor's process the node says whether it comes back; until then its senders wait
-//! here. **On cancellation** of a registration or a lookup the answer finds nobody, and is dropped.
+//! **On a crash** of an actor's process the node says whether the actor is restarted; until then its senders
+//! wait here. **On cancellation** of a registration or a lookup the answer finds no waiter, and is dropped.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,12 +49,12 @@ pub(super) struct Directory {
     me: ProcessId,
     /// The host that this process runs on, in a node with several.
     host: AtomicU16,
-    /// What the node has said of actors that did not stay where they were started.
+    /// The node's reports on actors that did not stay where they were started.
     known: DashMap<ActorId, Known>,
-    /// Whether there is any, so that a send need not look where nothing ever moved.
+    /// Whether there is any entry, so that a send need not look here while nothing has ever moved.
     moved: AtomicBool,
-    /// Actors of other hosts that rest or have ended, those that do for longest first. One may be in it that
-    /// does neither any more.
+    /// Actors of other hosts that rest or have ended, the longest first. It may list an actor that no longer
+    /// does either.
     resting: Mutex<VecDeque<ActorId>>,
     next: AtomicU64,
     registrations: DashMap<u64, oneshot::Sender<Result<(), ActorId>>>,
@@ -64,40 +65,40 @@ pub(super) struct Directory {
 struct Known {
     /// `None` while the node is being asked, or has to be.
     at: Option<Whereabouts>,
-    /// It is of another host, and has no place here: the node has to be asked.
+    /// It is of another host and has no location here: the node has to be asked.
     rests: bool,
-    /// Where its senders wait.
+    /// The queue in which its senders wait.
     queue: Queue,
-    /// Whether what happens at its location wakes them.
+    /// Whether events at its location wake them.
     arrived: bool,
 }
 
 /// The way to an actor.
 #[derive(Debug)]
 pub(super) enum Way {
-    /// It is there. Its senders wait in the queue, if one came along with it: see [`Directory::arrive_at`].
+    /// It is there. Its senders wait in this queue, if it brought one along: see [`Directory::arrive_at`].
     To(Location, Option<Queue>),
-    /// It will be somewhere; its senders wait here.
+    /// It will have a location later; its senders wait here.
     Later(Queue),
     /// Its restarts are used up.
     GaveUp(EndReason),
-    /// There is none.
+    /// There is no such actor.
     Nowhere,
-    /// Its process has ended, and it does not come back.
+    /// Its process has ended, and it is not restarted.
     Exited(ExitedProcess),
 }
 
 /// Where an actor has settled.
 #[derive(Clone, Copy)]
 pub(super) enum Arrival<'a> {
-    /// In this process.
+    /// In this process, with this inbox.
     Here(&'a dyn Inbox),
-    /// In another.
+    /// In another process, over this link.
     There(&'a Link),
 }
 
 impl Directory {
-    /// Of process `me`.
+    /// Makes the empty directory of process `me`.
     pub(super) fn new(me: ProcessId) -> Self {
         Directory {
             me,
@@ -113,7 +114,7 @@ impl Directory {
 
     pub(super) fn registered(&self, ticket: u64, result: Result<(), ActorId>) {
         if let Some((_, waiting)) = self.registrations.remove(&ticket) {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let _ = waiting.send(result);
         }
     }
@@ -126,12 +127,12 @@ impl Directory {
 }
 
 impl Known {
-    /// Of an actor that the node is asked for. Its senders wait in `queue`.
+    /// Makes the entry of an actor for which the node is asked. Its senders wait in `queue`.
     fn asked(queue: Queue) -> Self {
         Known { at: None, rests: false, queue, arrived: false }
     }
 
-    /// Returns whether nothing is lost where it is forgotten: the node says it again.
+    /// Returns whether the entry can be forgotten without loss, because the node can repeat it.
     fn can_be_forgotten(&self) -> bool {
         self.is_over() && self.queue.is_unshared()
     }
@@ -159,7 +160,7 @@ impl Directory {
     }
 
     pub(super) fn set_host(&self, host: u16) {
-        // Before anything is heard of other hosts, and by the one thread that opens the process.
+        // Relaxed: the one thread that opens the process calls it, before it hears of other hosts.
         self.host.store(host, Ordering::Relaxed);
     }
 
@@ -169,12 +170,12 @@ impl Directory {
     }
 
     pub(super) fn is_foreign(&self, actor: ActorId) -> bool {
-        // Where one lives that roams, the node says, also where that is here.
+        // The node says where a roaming actor lives, even if it lives on this host.
         actor.host() != self.host.load(Ordering::Relaxed) || actor.roams()
     }
 
-    /// Returns whether an actor lives on another host, or may. From the first such on, routes are looked up:
-    /// none of its addresses leads there.
+    /// Returns whether an actor lives, or may live, on another host. From the first such actor on, routes are
+    /// looked up here, because the location in its address does not lead there.
     pub(super) fn meets_foreign(&self, actor: ActorId) -> bool {
         let foreign = self.is_foreign(actor);
         if foreign {
@@ -184,8 +185,8 @@ impl Directory {
         foreign
     }
 
-    /// Does the same as [`way_to`](Self::way_to), for a message. Where an actor of another host is not known
-    /// yet, the node is asked.
+    /// Does the same as [`way_to`](Self::way_to), for a message. If an actor of another host is not known
+    /// yet, it asks the node.
     pub(super) fn way_for(
         &self,
         actor: ActorId,
@@ -219,7 +220,7 @@ impl Directory {
         way
     }
 
-    /// The way to `actor`: what the node said last, or else the location `remembered`.
+    /// Returns the way to `actor`: the node's last report, or else the location `remembered`.
     pub(super) fn way_to(&self, actor: ActorId, remembered: Location) -> Way {
         if !self.has_moved() {
             return Way::To(remembered, None);
@@ -227,7 +228,7 @@ impl Directory {
         self.known.get(&actor).map_or(Way::To(remembered, None), |known| known.way())
     }
 
-    /// The location that an address should remember: of one that is elsewhere now, the new one.
+    /// Returns the location that an address should remember: the new one, if the actor has moved.
     pub(super) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
         if self.is_foreign(actor) {
             return remembered;
@@ -238,8 +239,8 @@ impl Directory {
         }
     }
 
-    /// The way to `actor`, whose process at `location` cannot be written to. Where this process has not heard
-    /// what became of it, because it is younger than that, the node is asked.
+    /// Returns the way to `actor`, whose process at `location` cannot be written to. If this process does not
+    /// know what became of it, because this process is younger, it asks the node.
     pub(super) fn way_after(
         &self,
         actor: ActorId,
@@ -249,36 +250,38 @@ impl Directory {
         actors: &Actors,
         control: &dyn ControlChannel,
     ) -> Way {
-        // Once more: between the sender's look and its attempt the node may have said where the actor is now.
-        // Only a way that leads to the same process again has to be explained; with the queue that came
-        // along, if the node said it.
+        // Looked up once more: between the sender's lookup and its attempt, the node may have said where the
+        // actor is now. Only a way that leads to the same process again needs the steps below. It has a queue
+        // if the node reported it.
         let known = match self.way_to(actor, location) {
             Way::To(now, queue) if now.process == location.process => queue,
             other => return other,
         };
         let process = location.process;
         let link = links.in_slot_of(process);
-        // The node has said that the actor lives in a life of the slot for which there is no link, because
-        // the life before still has the slot: the node told of the actor first. This is looked at before
-        // anything says that the process is gone, because nothing of the new life is known here yet.
+        // The node may have reported that the actor lives in a new process of the slot before it reported the
+        // end of the slot's last process. There is no link yet, because the last one still has the slot. This
+        // case is checked before any sign that the process is gone, because nothing of the new process is
+        // known here yet.
         if let Some(queue) = &known
             && link.as_ref().is_some_and(|link| link.peer < process && !lifecycle.exited.contains(link.peer))
         {
-            // This process is about to hear that an earlier life of the slot has ended, and looks again then.
+            // This process is about to hear that the slot's earlier process has ended, and looks again then.
             return Way::Later(queue.clone());
         }
-        // A peer that broke the protocol lives, and its actors with it: they are lost to this process alone,
-        // and the node would say that they are where they were.
+        // A peer that broke the protocol is alive, and so are its actors. They are lost only to this process,
+        // and the node would still report them there.
         let broken = link.is_some_and(|link| link.peer == process && link.is_broken())
             && !lifecycle.exited.contains(process);
-        // In each of these cases there is nothing more to hear: the node has named this very location; or the
-        // peer lives, and was given up; or the node has said how the process ended, and before that which of
-        // its actors come back. A stopped reader would hear no answer.
+        // In each of these cases the node has no more to say. It has named this very location; or the peer is
+        // alive and was given up; or the node has said how the process ended, and before that which of its
+        // actors are restarted. A stopped reader would not hear the answer.
         if known.is_some() || broken || lifecycle.exited.how(process).is_some() || lifecycle.is_stopped() {
             return Way::Exited(self.exited(process, actor, lifecycle));
         }
-        // The process ended before this one began to listen. First the entry, then the question: the answer
-        // finds the queue of whoever waits. Who comes second finds the entry, and does not ask again.
+        // The process ended before this one began to listen. The entry is made before the question, so that
+        // the answer finds the queue of the waiting senders. A second sender finds the entry, and does not
+        // ask again.
         let queue = self.queue_at(actor, location, links, actors);
         let way = match self.known.entry(actor) {
             Entry::Occupied(entry) => return entry.get().way(),
@@ -293,14 +296,16 @@ impl Directory {
         way
     }
 
-    /// A process has ended: its slot may have another life already, which somebody waits to reach.
+    /// Wakes senders after a process has ended: its slot may already have a new process, which they wait to
+    /// reach.
     pub(super) fn look_again(&self) {
         let not_arrived = self.known.iter().filter(|known| !known.arrived);
         let queues: Vec<_> = not_arrived.map(|known| known.queue.clone()).collect();
         queues.iter().for_each(Queue::wake_front);
     }
 
-    /// What is known of a process that ended, for whoever loses something of `actor` with it.
+    /// Returns what this process knows of a process that ended, for a caller that loses a message to or a
+    /// reply of `actor` with it.
     pub(super) fn exited(
         &self,
         process: ProcessId,
@@ -317,7 +322,7 @@ impl Directory {
         ExitedProcess { process, worker, restarts }
     }
 
-    /// The node says where an actor is.
+    /// Notes the node's report of where an actor is.
     pub(super) fn actor_is(&self, actor: ActorId, at: Whereabouts, links: &Links, actors: &Actors) {
         if at == Whereabouts::Nowhere && !self.known.contains_key(&actor) {
             return; // nobody asked
@@ -325,7 +330,7 @@ impl Directory {
         self.note(actor, at, links, actors);
     }
 
-    /// The node says that a process has ended, and what becomes of its actors.
+    /// Notes the node's report that a process has ended, and what becomes of its actors.
     pub(super) fn on_process_down(
         &self,
         process_down: ProcessDown,
@@ -333,8 +338,8 @@ impl Directory {
         actors: &Actors,
         lifecycle: &ProcessLifecycle,
     ) {
-        // The actors first, and then how the process ended: who finds the latter (`way_after`) has missed
-        // none of them.
+        // The actors first, and then how the process ended: a thread that finds the latter (`way_after`) also
+        // finds every actor.
         for (actor, location) in &process_down.restarting {
             self.note(*actor, Whereabouts::Restarting(*location), links, actors);
         }
@@ -344,21 +349,21 @@ impl Directory {
         lifecycle.exited.note_how(process_down);
     }
 
-    /// Remembers where an actor is, and wakes the first of those who wait for it.
+    /// Remembers where an actor is, and wakes the first sender that waits for it.
     fn note(&self, actor: ActorId, at: Whereabouts, links: &Links, actors: &Actors) {
         let mut is_new = false;
         let is_final = at.is_final();
         let queue = {
             let mut known = self.known.entry(actor).or_insert_with(|| {
                 is_new = !matches!(at, Whereabouts::Restarting(_));
-                // Whoever waits at its last location, waits for its next.
+                // Senders that wait at its last location now wait for its next one.
                 let queue = match &at {
                     Whereabouts::Restarting(location) => self.queue_at(actor, *location, links, actors),
                     _ => Queue::default(),
                 };
                 Known::asked(queue)
             });
-            // Whoever sends first makes the link, and has it wake the others.
+            // The first sender makes the link, and has it wake the others.
             self.leave_place(actor, &mut known, links);
             known.rests = false;
             known.at = Some(at);
@@ -367,22 +372,22 @@ impl Directory {
         if is_final && self.is_foreign(actor) {
             self.rest(actor);
         }
-        // MOVED release: pairs with `has_moved`: whoever looks sees what is known where it sees this.
+        // MOVED release: pairs with `has_moved`. A thread that sees the flag also sees the entry.
         self.moved.store(true, Ordering::Release);
         queue.wake_front();
         if is_new {
-            // Whoever saw that it is away before the node said a word of it, waits at its last location.
-            // Where that was, is not known here: those in front of all queues look again, and wake who is
-            // behind them.
+            // A sender that found the actor away before the node reported it waits at its last location,
+            // which is not known here. So the senders at the front of all queues look again, and each wakes
+            // the one behind it.
             links.all().iter().for_each(|link| link.wake_all_fronts());
         }
     }
 
-    /// What happens where the actor was wakes nobody any more who waits for it.
+    /// Detaches the queue from the actor's last location, so that events there no longer wake its senders.
     fn leave_place(&self, actor: ActorId, known: &mut Known, links: &Links) {
         known.arrived = false;
         known.queue.count_in(&Arc::default());
-        // A link to the gateway stays, and its places are others' in turn.
+        // A link to the gateway stays, and other actors reuse its places.
         if let Some(Whereabouts::At(location)) = known.at.as_ref().filter(|_| self.is_foreign(actor))
             && let Some(link) = links.in_slot_of(location.process)
         {
@@ -390,20 +395,21 @@ impl Directory {
         }
     }
 
-    /// The node says that an actor of another host has no place here any more.
+    /// Notes the node's report that an actor of another host has no location here any more.
     pub(super) fn unplaced(&self, actor: ActorId, links: &Links, control: &dyn ControlChannel) {
         let is_waited_for = {
             let Some(mut known) = self.known.get_mut(&actor) else { return };
             self.leave_place(actor, &mut known, links);
             known.at = None;
-            // Who joins behind this look finds that it rests, because it looks for the actor once more then.
+            // A sender that joins the queue after this check finds that the actor rests, because it looks the
+            // actor up once more then.
             known.rests = known.queue.is_empty();
             !known.rests
         };
         if !is_waited_for {
             return self.rest(actor);
         }
-        // After the node's end nobody waits for long.
+        // An error means that the node has ended, and then no sender waits for long.
         let _ = control.send(ToNode::WantActor { actor }, Vec::new());
     }
 
@@ -411,7 +417,7 @@ impl Directory {
     fn rest(&self, actor: ActorId) {
         let mut resting = self.resting.lock();
         resting.push_back(actor);
-        // Two for one, so that those which cannot go yet do not stay for ever.
+        // Two are tried for each one added, so that entries which cannot go yet do not stay for ever.
         for _ in 0..2 {
             if resting.len() <= MAX_RESTING {
                 return;
@@ -419,13 +425,13 @@ impl Directory {
             let Some(oldest) = resting.pop_front() else { return };
             let forgotten = self.known.remove_if(&oldest, |_, known| known.can_be_forgotten());
             if forgotten.is_none() && self.known.get(&oldest).is_some_and(|known| known.is_over()) {
-                // Somebody has its queue, and keeps a place in it.
+                // A sender holds its queue, and keeps a place in it.
                 resting.push_back(oldest);
             }
         }
     }
 
-    /// The queue of those who wait at `location`.
+    /// Returns the queue of the senders that wait at `location`.
     fn queue_at(&self, actor: ActorId, location: Location, links: &Links, actors: &Actors) -> Queue {
         let queue = if location.process == self.me {
             let inbox = actors.inbox(location.index).filter(|inbox| inbox.actor() == actor);
@@ -437,7 +443,8 @@ impl Directory {
         queue.unwrap_or_default()
     }
 
-    /// Has what happens at `location` wake those who wait for `actor`, in the queue that came along with it.
+    /// Attaches the queue that the actor brought along to `location`, so that events there wake the senders
+    /// that wait for `actor`.
     pub(super) fn arrive_at(&self, actor: ActorId, location: Location, at: Arrival<'_>) {
         let Some(known) = self.known.get(&actor) else { return };
         if known.arrived || known.at != Some(Whereabouts::At(location)) {
@@ -445,7 +452,7 @@ impl Directory {
         }
         drop(known);
         let Some(mut known) = self.known.get_mut(&actor) else { return };
-        // It may have gone on meanwhile.
+        // The actor may have moved on in the meantime.
         if known.at == Some(Whereabouts::At(location)) && !known.arrived {
             match at {
                 Arrival::Here(inbox) => inbox.local().take_in(&known.queue),
@@ -455,14 +462,14 @@ impl Directory {
         }
     }
 
-    /// An actor of this process failed and is started anew: those who wait for it in this process go on
-    /// waiting, in the queue that its mailbox had.
+    /// Notes that an actor of this process failed and is restarted. Senders of this process that wait for it
+    /// keep waiting, in the queue that its mailbox had.
     pub(super) fn goes_away(&self, actor: ActorId, location: Location, links: &Links, actors: &Actors) {
         self.note(actor, Whereabouts::Restarting(location), links, actors);
     }
 
-    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the
-    /// name.
+    /// Registers `actor` under `name`. The outer error means that the node is gone, the inner one that
+    /// another actor has the name.
     pub(super) async fn register(
         &self,
         name: String,
@@ -476,7 +483,7 @@ impl Directory {
         waiting.await.map_err(|_| ControlChannelClosed)
     }
 
-    /// The actor under `name`.
+    /// Looks up the actor under `name`.
     pub(super) async fn lookup(
         &self,
         name: String,
@@ -497,7 +504,7 @@ mod tests {
     use crate::transport::Transport;
     use crate::transport::control_channel::FromNode;
 
-    /// MBX-2: and who waits for one that rests keeps its queue.
+    /// MBX-2: the directory stays bounded, and a sender that waits for a resting actor keeps its queue.
     #[test]
     fn actors_of_other_hosts_that_have_ended_or_rest_are_forgotten_in_turn() {
         let cluster = Cluster::new(2);
@@ -513,7 +520,7 @@ mod tests {
         let many = 3 * MAX_RESTING as u64;
         for number in 1..=many {
             assert!(matches!(way(number), Way::Later(_)), "the node is asked");
-            // It knows nobody.
+            // The node knows no such actor.
             cluster.run_node_until_idle();
             is(number, Whereabouts::At(to.location));
             match number % 3 {
@@ -525,7 +532,8 @@ mod tests {
         assert!(directory.known.len() <= MAX_RESTING, "{}", directory.known.len());
         assert_eq!(directory.resting.lock().len(), MAX_RESTING);
 
-        // The last ones are known; who waits for one of them stays in front of those who come later.
+        // The last ones are remembered, and a sender that waits for one of them stays in front of later
+        // senders.
         let gave_up = many - many % 3 + 1 - 3;
         assert!(matches!(way(gave_up), Way::GaveUp(EndReason::Exit(3))));
         let Way::Later(queue) = way(many - 1) else { panic!("it rests") };
@@ -544,8 +552,8 @@ mod tests {
         drop(place);
     }
 
-    /// A sender that found an actor away waits in the queue of its link. The first that the node says of that
-    /// actor is that it does not come back.
+    /// A sender that found an actor away waits in the queue of its link. The node's first report on that
+    /// actor is that it is not restarted.
     #[test]
     fn the_first_word_of_an_actor_wakes_who_waits_at_its_last_location() {
         for at in [Whereabouts::GaveUp(EndReason::Exit(3)), Whereabouts::Nowhere] {
@@ -556,7 +564,7 @@ mod tests {
             let [first, second] = [(); 2].map(|()| cluster.wait_in_line(0, &to));
             let message = FromNode::Actor { actor: to.actor, at: at.clone() };
             cluster.transport(0).from_node(message, Vec::new());
-            // Of one that nobody asked for, the node says nothing.
+            // A report that there is no such actor is ignored if no sender asked for it.
             let wakes = usize::from(at != Whereabouts::Nowhere);
             assert_eq!((first.wakes(), second.wakes()), (wakes, 0), "{at:?}");
             drop(first);

@@ -1,12 +1,12 @@
 //! Sleep and wake across processes, without a word that both sides write (ONE-WRITER).
 //!
 //! The consumer's page has one word that only the consumer writes: even while it is awake, odd while it
-//! sleeps or is about to, and never the same odd number twice. A producer that has published something looks
-//! at it and rings (see [`Bell`](crate::os::Bell), which is the caller's part) only for a sleeper, and once
-//! for each of its sleeps. Any number of producers can ring one sleeper.
+//! sleeps or is about to, and never the same odd number twice. A producer that has published something loads
+//! the word. It rings (see [`Bell`](crate::os::Bell), which is the caller's part) only for a sleeper, and
+//! once for each of its sleeps. Any number of producers can ring one sleeper.
 //!
-//! No wake-up is lost as long as both sides keep to the order below (`tests/loom_doorbell.rs` has it
-//! explored, and takes each step away in turn):
+//! No wake-up is lost as long as both sides keep to the order below. `tests/loom_doorbell.rs` explores it,
+//! and leaves out each step in turn:
 //!
 //! | sleeper | ringer |
 //! |---|---|
@@ -15,19 +15,19 @@
 //! | wait for the bell | if true: ring |
 //! | [`Sleeper::awake`], then look at the sources | |
 //!
-//! A ring must not be taken back after the second look, or it is lost. Nothing takes rings back: the ears are
+//! If a ring were taken back after the second look, it would be lost. Nothing takes rings back: the ears are
 //! polled edge-triggered and never read.
 //!
 //! A sleeper that dies asleep costs each producer one ring. A ringer that dies between publishing and ringing
-//! leaves the sleeper asleep with something to read: whoever learns of the death looks at its rings once
-//! more. A wrong value in the word, from a broken consumer, costs rings too many or that consumer's own
-//! wake-up.
+//! leaves the sleeper asleep with something to read. So a process that learns of a death polls the dead
+//! process's rings once more. A wrong value in the word, from a broken consumer, costs superfluous rings or
+//! that consumer's own wake-up.
 //!
 //! A producer that waits for room in a full ring is a sleeper in the same way, with the consumer as its
 //! ringer.
 //!
-//! The word is an epoch and not a flag: the ringer would have to clear a flag, and the word would have two
-//! writers.
+//! The word is an epoch and not a flag, because the ringer would have to clear a flag, and the word would
+//! then have two writers.
 
 use std::marker::PhantomData;
 
@@ -40,20 +40,20 @@ use super::ring::platform::{Orders, Platform, Sound, Word};
 #[derive(Debug)]
 pub struct Sleeper<P: Platform = Native, O: Orders = Sound> {
     word: P::Word,
-    /// What the word says.
+    /// The current value of the word.
     epoch: u64,
     orders: PhantomData<fn() -> O>,
 }
 
 impl<P: Platform, O: Orders> Sleeper<P, O> {
-    /// A sleeper, awake, that stores to its own `word`, which is zero.
+    /// Makes a sleeper, awake, that stores to its own `word`, which is zero.
     pub fn new(word: P::Word) -> Self {
         Sleeper { word, epoch: 0, orders: PhantomData }
     }
 
-    /// Says "I sleep". The caller looks at every source again before it does, and where it finds something it
-    /// calls [`awake`](Self::awake) instead of sleeping. Calling it again without `awake` starts another
-    /// sleep, with another ring due.
+    /// Announces that the caller is about to sleep. The caller checks every source again before it sleeps,
+    /// and if it finds something, it calls [`awake`](Self::awake) instead of sleeping. Calling it again
+    /// without `awake` starts another sleep, with another ring due.
     #[inline]
     pub fn prepare(&mut self) {
         self.set(self.epoch.wrapping_add(1) | 1);
@@ -63,7 +63,8 @@ impl<P: Platform, O: Orders> Sleeper<P, O> {
         }
     }
 
-    /// Says "I am awake": no ring is due from here on. The caller looks at its sources after this.
+    /// Announces that the caller is awake: no ring is due from here on. The caller checks its sources after
+    /// this.
     #[inline]
     pub fn awake(&mut self) {
         if self.is_asleep() {
@@ -80,7 +81,7 @@ impl<P: Platform, O: Orders> Sleeper<P, O> {
     #[inline]
     fn set(&mut self, epoch: u64) {
         self.epoch = epoch;
-        // Orders nothing by itself: the fences do, and a late "awake" costs no more than a ring too many.
+        // Relaxed: the fences order it, and a late "awake" costs no more than a superfluous ring.
         self.word.store(epoch, Ordering::Relaxed);
     }
 }
@@ -95,14 +96,14 @@ pub struct Ringer<P: Platform = Native, O: Orders = Sound> {
 }
 
 impl<P: Platform, O: Orders> Ringer<P, O> {
-    /// A ringer that loads the sleeper's `word`.
+    /// Makes a ringer that loads the sleeper's `word`.
     pub fn new(word: P::Word) -> Self {
         Ringer { word, rung: AtomicU64::new(0), orders: PhantomData }
     }
 
-    /// Returns whether the caller has to ring, after it published something. Says so once for each sleep, so
-    /// the caller has to do it then. Of several threads one is told: that one's ring makes the sleeper look
-    /// at every source, and it looks again, behind a fence, before it sleeps the next time.
+    /// Returns whether the caller has to ring, after it published something. It returns true once for each
+    /// sleep, so the caller must ring then. Only one of several threads gets true. Its ring makes the sleeper
+    /// check every source, and the sleeper checks again, after a fence, before it sleeps the next time.
     #[inline]
     pub fn should_ring(&self) -> bool {
         if O::RINGER_FENCE {

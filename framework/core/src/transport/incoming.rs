@@ -1,27 +1,27 @@
-//! Frames in.
+//! Frames in: reads them from the links, and delivers them.
 //!
-//! A frame is copied out of the ring, checked (WIRE-1), and taken in two steps: first a look whether
-//! everything is there that its leases need (a mapping of each chunk, an open link to each owner, room for a
-//! hold); if not, the frame stays where it is, what is missing is asked for, and the reader comes back. Then
-//! its leases are adopted, all of them, and from there on they are values: whatever becomes of the message,
-//! they go back (LEASE-2). The hold on memory of a third process is posted before the cursor moves past the
-//! frame (LEASE-3).
+//! The reader copies a frame out of the ring, checks it (WIRE-1), and takes it in two steps. First it checks
+//! that everything which the leases need is there: a mapping of each chunk, an open link to each owner, room
+//! for a hold. If not, the frame stays where it is, the reader asks for the missing parts, and comes back
+//! later. Then it adopts all of the leases. From there on they are values that go back by themselves, even if
+//! the message is not delivered (LEASE-2). The hold on memory of a third process is posted before the cursor
+//! moves past the frame (LEASE-3).
 //!
-//! A rejected frame is answered. A receiver that cannot read a frame cannot know its leases either, so it
-//! posts the frame's end position back. The sender remembers the grants and takes them out of its lease
+//! The receiver answers a rejected frame. A receiver that cannot read a frame cannot know its leases either,
+//! so it posts the frame's end position back. The sender remembers the grants and takes them out of its lease
 //! table.
 //!
-//! Used by the reader alone.
+//! Only the reader uses it.
 //!
-//! **Invariants.** WIRE-1: nothing of a frame is believed before it is checked; a bad one drops the frame,
-//! returns its leases and is counted. LEASE-2, LEASE-3 as above. MBX-1: frames of a link are taken in order,
-//! so one that waits holds up those behind it. MBX-2: who sends more than its credits is given up.
+//! **Invariants.** WIRE-1: no part of a frame is believed before it is checked; a bad frame is dropped, its
+//! leases go back, and it is counted. LEASE-2, LEASE-3 as above. MBX-1: frames of a link are taken in order,
+//! so one that waits holds up those behind it. MBX-2: a peer that sends more than its credits is given up.
 //!
-//! **Locks.** The link's `inbound` is held throughout, and everything else inside of it; see
-//! [`link`](super::link). The mailbox's decoding runs under it, and no handler.
+//! **Locks.** The link's `inbound` is held throughout, and every other lock is taken inside it; see
+//! [`link`](super::link). The mailbox decodes messages under it, but no handler runs under it.
 //!
 //! **On a crash** of the sender its frames are taken to the end. **On cancellation** of the reader, between
-//! two looks, frames stay where they are.
+//! two polls, frames stay where they are.
 
 mod delivery;
 
@@ -62,25 +62,25 @@ pub(crate) struct Parts<'a> {
     pub(crate) tensors: Vec<Tensor>,
 }
 
-/// What became of a look at a frame.
+/// The result of a check of what a frame needs.
 enum Look {
-    /// Everything is there; of the chunks of the dead, for as long as this is kept.
+    /// Everything is there. Chunks of dead processes stay mapped for as long as these mappings are kept.
     Ready(Mappings),
-    /// Something was asked for.
+    /// A part was missing, and has been asked for.
     Wait,
-    /// It will never be there, for this reason.
+    /// A part will never be there, for this reason.
     Never(String),
 }
 
-/// What a reader copies frames into, one after the other.
+/// The buffer into which a reader copies frames, one after the other.
 #[derive(Debug, Default)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,
     tables: Tables,
 }
 
-/// Mappings of the dead's chunks. They go with the last lease on them, which another thread may drop at any
-/// moment.
+/// Mappings of dead processes' chunks. Otherwise they go with the last lease on them, which another thread
+/// may drop at any moment.
 type Mappings = SmallVec<[Arc<ChunkMapping>; 2]>;
 
 type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
@@ -104,8 +104,8 @@ impl Transport {
                 Ok(None) => break,
                 Ok(Some(end)) => {
                     if !self.take_frame(link, inbound, (&mut *buffer, &mut *inboxes), end) {
-                        // It stays in the ring, and is looked at again with each look of the reader until it
-                        // is taken.
+                        // It stays in the ring, and every poll of the reader checks it again until it is
+                        // taken.
                         link.set_stuck(true);
                         break;
                     }
@@ -134,15 +134,15 @@ impl Transport {
         link.set_unfinished(left == 0);
         if any {
             fault::point("transport.take.cursor");
-            // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the
-            // cursor.
+            // The holds of these frames are visible already (LEASE-3): the peer releases its leases when it
+            // sees the cursor.
             inbound.data.publish_head();
             link.ring(wake_reasons::ROOM);
         }
         any
     }
 
-    /// False when the frame has to wait.
+    /// Takes a frame; returns false if it has to wait.
     fn take_frame(
         self: &Arc<Self>,
         link: &Arc<Link>,
@@ -158,7 +158,7 @@ impl Transport {
                     return false;
                 }
                 self.reject_frame(link, Fault::ItsOwn, &error);
-                // Its leases cannot be read, so the sender, who knows them, takes them back.
+                // Its leases cannot be read here, so the sender, which knows them, takes them back.
                 self.post_notice_now(link, entry::rejected(end));
                 return true;
             }
@@ -182,7 +182,8 @@ impl Transport {
                 Err(why) => {
                     self.reject_frame(link, Fault::Anybodys, &why);
                     self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
-                    // Those adopted so far go back as they drop; the rest without having been taken.
+                    // The leases adopted so far go back when they drop; the rest go back without having been
+                    // taken.
                     self.give_back(link, entries().skip(adopted.len() + 1));
                     return true;
                 }
@@ -196,12 +197,12 @@ impl Transport {
         true
     }
 
-    /// Returns whether everything is there that the leases need.
+    /// Checks whether everything that the leases need is there.
     ///
-    /// Nothing is taken yet: a frame may be looked at many times before it is. What is missing does not end
-    /// the look, so that everything is asked for at once and the frame waits for the slowest answer, and not
-    /// for one after the other. What can never be there ends it: a link too that the frame has waited for and
-    /// that was refused, or every look would ask for it again.
+    /// Nothing is taken yet: a frame may be checked many times before it is taken. A missing part does not
+    /// end the check, so that all parts are asked for at once, and the frame waits for the slowest answer
+    /// instead of one answer after another. A part that can never be there ends it. So does a link that the
+    /// frame has waited for and that was refused; otherwise every check would ask for it again.
     fn look<'a>(
         &self,
         link: &Arc<Link>,
@@ -215,14 +216,14 @@ impl Transport {
         let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
         for entry in entries {
             let owner = entry.id.chunk.owner;
-            // First the clocks, for memory of this process too. A wait for one that ran back, that nobody has
-            // promised to advance so far, or that nobody knows, lasts for ever or not at all.
+            // First the clocks, for memory of this process too. A wait lasts for ever, or not at all, if its
+            // clock ran back, is unknown, or has no promise to advance that far.
             if let Some(ready) = entry.ready
                 && let Some(page) = self.domain.page_of(ready.process)
             {
                 let Ticket { process, slot: clock, value } = ready;
                 if let Some((before, now)) = page.ran_back(clock) {
-                    // Whoever wrote that clock has nothing true to say about any tensor.
+                    // Nothing that the writer of that clock says about any tensor can be trusted.
                     if let Some(liar) = self.link(process) {
                         liar.break_off();
                         self.wakeups.wake_reader();
@@ -231,7 +232,8 @@ impl Transport {
                         "clock {clock} of {process} ran back from {before} to {now}"
                     ));
                 }
-                // WIRE-1, DEATH-1: the node would take this process for the liar that its peer is.
+                // WIRE-1, DEATH-1: without this check the node would take this process for the liar, in place
+                // of its peer.
                 if !page.is_promised(clock, value) {
                     let what = "a tensor is to be ready when clock";
                     return Look::Never(format!(
@@ -244,8 +246,8 @@ impl Transport {
                 // Its certificate says whether the data is there.
                 && !self.domain.knows_end_of(&ready)
             {
-                // Its page comes with a link to it. Without that, the clock could not be waited for
-                // (CLOCK-1).
+                // The page of a process comes with the link to it. Without the page no stream could wait for
+                // the clock (CLOCK-1).
                 match self.link_or_lack(ready.process) {
                     Ok(link) if !link.is_open() => {
                         awaits.push(Arc::clone(link.refused()));
@@ -256,7 +258,7 @@ impl Transport {
                         return Look::Never(no_link(Some(&LinkRefused::here(&error))));
                     }
                     Err(NoLink::NoPeer) if self.may_come(ready.process) => waits = true,
-                    // It has ended since: the certificate came before that (DEATH-3).
+                    // It has ended since, and its certificate came before its end (DEATH-3).
                     Err(NoLink::NoPeer) if self.domain.knows_end_of(&ready) => {}
                     Err(NoLink::NoPeer) => {
                         return Look::Never(format!(
@@ -266,12 +268,12 @@ impl Transport {
                     }
                 }
             }
-            // What is this process's own is mapped, and its lease table says the rest (`adopt_own`).
+            // This process's own memory is mapped, and its lease table has the rest (`adopt_own`).
             if owner == self.me {
                 continue;
             }
             if entry.in_parts {
-                // It will be written, and nothing on the way of a message waits for a mapping.
+                // The part will be written, and no later step of a message's way waits for a mapping.
                 match self.memory.chunks.get(entry.id.chunk, Access::ReadWrite, &*self.control) {
                     Chunk::Mapped(mapping) => kept.extend(self.has_exited(owner).then_some(mapping)),
                     Chunk::Wanted => waits = true,
@@ -293,7 +295,7 @@ impl Transport {
                     mapping
                 }
                 Chunk::Wanted => {
-                    // Its owner is asked for a link only when the node has said that there is such a chunk.
+                    // The owner is asked for a link only after the node has said that there is such a chunk.
                     waits = true;
                     continue;
                 }
@@ -301,10 +303,10 @@ impl Transport {
                     return Look::Never(self.no_chunk(entry.id.chunk, &why));
                 }
             };
-            // Last who counts the lease. Memory of a process that ended stays valid (LEASE-4), and nobody
-            // counts its leases any more; but its mapping may go with the last of them at any moment, so it
-            // is kept until they are adopted. What the sender itself owns it has granted. Of a third process
-            // a hold is to be posted.
+            // Last, the process that counts the lease. Memory of a process that ended stays valid (LEASE-4),
+            // and nobody counts its leases any more. But its mapping may go with the last of them at any
+            // moment, so it is kept until they are adopted. For its own memory the sender has granted a
+            // lease. For a third process's memory this one has to post a hold.
             if self.has_exited(owner) {
                 kept.push(mapping);
             } else if owner != link.peer {
@@ -317,10 +319,10 @@ impl Transport {
                     Err(NoLink::NoPeer) => None,
                 };
                 let Some(owners) = owners else {
-                    // Asked first: that an end is known comes before the link that tells of it opens.
+                    // Asked first: an end is noted before the link that tells of it opens.
                     let will_be_known = self.may_come(owner) || self.may_have_ended(owner);
                     if self.has_exited(owner) {
-                        // Since the last look.
+                        // It has ended since the check above.
                         kept.push(mapping);
                     } else if will_be_known {
                         waits = true;
@@ -338,14 +340,14 @@ impl Transport {
                 }
             }
         }
-        // By owner and not by lease: a ring with room for one hold need not have it for all that the frame
-        // needs.
+        // By owner and not by lease: a ring with room for one hold may not have room for all holds that the
+        // frame needs.
         for (owners, count) in holds {
             if !owners.is_open() {
                 awaits.push(Arc::clone(owners.refused()));
                 waits = true;
             } else if !owners.has_room_for_holds(count) {
-                // The owner may sleep: nothing else that is posted to it is worth waking it.
+                // The owner may sleep, and no other notice posted to it would wake it.
                 owners.ring(wake_reasons::FRAMES);
                 self.note_no_room_for_holds(link.peer, &owners, count);
                 waits = true;
@@ -354,16 +356,16 @@ impl Transport {
         if waits { Look::Wait } else { Look::Ready(kept) }
     }
 
-    /// Why a frame cannot be taken that needs this chunk.
+    /// Returns why a frame that needs this chunk cannot be taken.
     fn no_chunk(&self, chunk: ChunkId, why: &str) -> String {
-        // A process may have ended because nobody could be told of its memory; then that is the reason.
+        // A process may have ended because it could not publish its memory; then that is the reason.
         let down = self.lifecycle.exited.how(chunk.owner);
         let ended = down.map_or_else(String::new, |down| format!("; its process ended: {}", down.reason));
         format!("chunk {} of {} {why}{ended}", chunk.index, chunk.owner)
     }
 
-    /// Returns whether `process` may be a life of its slot that this process has not heard of yet: the node
-    /// will say when the one before has ended.
+    /// Returns whether `process` may be a new process of its slot that this one has not heard of yet. The
+    /// node will say when the one before it has ended.
     fn may_come(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         process.slot() != self.me.slot()
@@ -371,9 +373,9 @@ impl Transport {
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 
-    /// Returns whether `process` may be an earlier life of its slot whose end nobody has told this process: a
-    /// link to a later one is being made, and opens when that one is there, or goes when the node says that
-    /// there is none.
+    /// Returns whether `process` may be an earlier process of its slot, of whose end this one was not told.
+    /// Then a link to a later one is being made. It opens when that one is there, or goes when the node says
+    /// that there is none.
     fn may_have_ended(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         known.is_some_and(|link| link.peer.incarnation() > process.incarnation() && !link.is_connected())
@@ -415,15 +417,15 @@ impl Transport {
         Ok(lease)
     }
 
-    /// A lease on this process's own memory, which the peer sends back.
+    /// Adopts a lease on this process's own memory, which the peer sends back.
     fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
         let pool = self.memory.pool_of(id)?;
         let adopted = match pool.adopt(id, link.peer, sole, in_parts) {
             // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this
-            // process has looked at before it saw the frame. What has come since is there to be read.
+            // process may have read before it saw the frame. So it reads that ring once more.
             Err(LeaseTableError::NotHeld { .. }) => {
                 self.drain_link_returns(link);
-                // And where the hold is not proven yet, it is now.
+                // If the hold is not proven yet, this pass settles it.
                 self.settle_holds();
                 pool.adopt(id, link.peer, sole, in_parts)
             }
@@ -441,8 +443,8 @@ impl Transport {
         }
     }
 
-    /// Counts a frame that was taken. The reader alone does, under the link's lock: whoever sees it counted,
-    /// and that the link is not locked any more, sees what has become of it.
+    /// Counts a frame that was taken. Only the reader does, under the link's lock. A thread that sees the
+    /// count, and then sees the link unlocked, sees the outcome of the frame.
     fn count_received(&self) {
         let count = self.counters.received.load(Ordering::Relaxed).wrapping_add(1);
         self.counters.received.store(count, Ordering::Release);
@@ -478,8 +480,8 @@ impl Transport {
             }
         };
         let tickets = adopted.iter().filter_map(|(_, ready)| *ready).collect();
-        // The tensors are the only ones on their leases from here on: whoever gets them may hand them over at
-        // once.
+        // From here on the tensors are the only handles on their leases, so the receiving handler may hand
+        // them over at once.
         drop(adopted);
         match frame.header.kind {
             Kind::Send | Kind::Ask | Kind::Follow => {
@@ -494,8 +496,8 @@ impl Transport {
         }
     }
 
-    /// A frame that is taken and goes nowhere: its sender has counted it as sent, so it counts as received,
-    /// or a shutdown would wait for it until its deadline.
+    /// Counts and reports a frame that is taken but not delivered. Its sender has counted it as sent, so it
+    /// counts as received; otherwise a shutdown would wait for it until its deadline.
     fn reject_frame(&self, link: &Link, fault: Fault, why: &dyn Display) {
         self.count_received();
         self.reject(link, fault, why);
@@ -507,13 +509,13 @@ impl Transport {
     }
 }
 
-/// Why a frame cannot be taken that needs a link to somebody else.
+/// Returns why a frame that needs a link to a third process cannot be taken.
 fn no_link(why: Option<&LinkRefused>) -> String {
     let why = why.map_or_else(String::new, |why| format!(": {why}"));
     format!("there is no link to the owner of a tensor, or to who writes it{why}")
 }
 
-/// A body that came as a lease, copied before it is looked at: its sender could still change it.
+/// Copies a body that came as a lease before it is read, because its sender could still change it.
 fn copy_body(lease: Lease, bytes: usize) -> Result<Copied, String> {
     let layout = Layout::contiguous(&[bytes]).map_err(|error| error.to_string())?;
     layout
@@ -526,7 +528,7 @@ fn copy_body(lease: Lease, bytes: usize) -> Result<Copied, String> {
     Ok(Copied(copy))
 }
 
-/// A body in a buffer of this thread's, which keeps it.
+/// A body in a buffer of this thread, which reuses the buffer.
 struct Copied(Vec<u8>);
 
 impl Drop for Copied {

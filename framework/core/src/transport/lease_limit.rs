@@ -1,10 +1,10 @@
-//! How many leases of one process another may hold (MBX-2), and what is said where that is reached.
+//! The limit on how many leases of one process another may hold (MBX-2), and its error texts.
 //!
 //! A sender whose message lacks leases waits as for room in a mailbox, but no handler makes that room: the
-//! process that keeps the tensors has to let go of some. So the error of the sender, that of a receiver which
-//! waits in vain, the log and the console name the limit.
+//! process that keeps the tensors has to drop some. So the errors of the sender and of a receiver that waits
+//! in vain, the log, and the console all name the limit.
 //!
-//! Used by `outgoing` and `incoming`, which meet the limit, and by the texts of errors. **Locks.** None.
+//! `outgoing` and `incoming` use it when they meet the limit, and so do the texts of errors. **Locks.** None.
 //! **On a crash** of the holder its leases come back (LEASE-4).
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{Route, Transport};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_FORWARDED, MAX_GRANTED, MAX_TENSORS};
 
-/// One process holds as many tensors of another as it may.
+/// The error of a process that holds as many tensors of another as it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{holder} holds {leases} tensors of {owner}, of {most} that one process may hold of another: it has to drop some, or to keep \
@@ -28,7 +28,7 @@ pub struct LeaseLimit {
     pub owner: ProcessId,
     /// How many it holds.
     pub leases: usize,
-    /// How many it may.
+    /// How many it may hold.
     pub most: usize,
 }
 
@@ -45,7 +45,7 @@ impl Transport {
         LeaseLimit { holder, owner, leases, most: MAX_GRANTED }
     }
 
-    /// The limit that a message meets which found room in the mailbox and none on the way, if it is this one.
+    /// Returns the limit, if it is what stops a message that found room in the mailbox and none on the way.
     pub(crate) fn leases_lacked(&self, route: &Route) -> Option<LeaseLimit> {
         match route {
             Route::Long(link, location, _) if link.may_lack_leases() && link.has_credit(location.index) => {
@@ -55,7 +55,7 @@ impl Transport {
         }
     }
 
-    /// A claim has failed. Where it lacked leases, the log says so now and then.
+    /// Logs now and then that claims fail for lack of leases.
     #[cold]
     pub(super) fn note_lack(&self, link: &Link, error: &TransmitError) {
         if matches!(error, TransmitError::NotNow(NotNow::LeasesOut)) && link.tells_limit() {
@@ -63,8 +63,8 @@ impl Transport {
         }
     }
 
-    /// A frame waits because the owner's ring has no room for so many more holds. Where that is because this
-    /// process holds too many leases, the log says so now and then.
+    /// Logs now and then that a frame waits because this process holds too many leases. Called when the
+    /// owner's ring has no room for that many more holds.
     #[cold]
     pub(super) fn note_no_room_for_holds(&self, from: ProcessId, owners: &Arc<Link>, holds: usize) {
         if owners.held() + 2 * holds < MAX_FORWARDED || !owners.tells_limit() {
@@ -75,7 +75,8 @@ impl Transport {
         tracing::warn!("messages of {from} with tensors of {owner} wait: {limit}");
     }
 
-    /// Where this process holds as many tensors of another as it may: then that one sends it no more.
+    /// Returns the limit, if this process holds as many tensors of another as it may. Then that process sends
+    /// it no more.
     #[cfg(feature = "foreign")]
     pub fn held_to_the_limit(&self) -> Option<LeaseLimit> {
         self.links.all().iter().find(|link| link.held() + MAX_TENSORS > MAX_GRANTED).map(|link| {

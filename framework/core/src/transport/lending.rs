@@ -1,11 +1,11 @@
-//! Messages that wait until enough of this process's own memory has come back, where there is a bound for
-//! what may be out: see `lease/pool/lending.rs`.
+//! Makes messages wait until enough of this process's own memory has come back, if there is a bound on the
+//! bytes that may be out: see `lease/pool/lending.rs`.
 //!
 //! In the gateway, messages from other hosts also wait until there is memory for their bodies.
 //!
-//! Used by a claim, which asks, and by senders that wait, which are woken by a pool as well as by the link:
-//! what comes back may come from any process. Without a bound, which is the case in every process without a
-//! program in another language, it costs a load or two where a send waits.
+//! A claim asks here. Senders that wait are woken by a pool as well as by the link, because memory may come
+//! back from any process. Only processes with a program in another language have a bound. In all others this
+//! costs a load or two when a send waits.
 //!
 //! **Locks.** Those of pools, one after the other.
 
@@ -19,18 +19,18 @@ use crate::message::codec::Encoded;
 
 #[cfg(feature = "foreign")]
 impl Transport {
-    /// From now on messages with tensors of this process wait while more than the `share`-th part of the
-    /// budget of a pool is with other processes.
+    /// Makes messages with tensors of this process wait from now on while more than the `share`-th part of a
+    /// pool's budget is with other processes.
     pub fn bound_lending(&self, share: u64) {
         self.memory.bound_lending(share);
     }
 
-    /// Where messages wait for that: what is out and who has it, in words.
+    /// Returns, if messages wait for that, a text that says how much is out and which processes have it.
     pub fn lending_refusal(&self) -> Option<String> {
         self.memory.pools().iter().find_map(|pool| pool.refusal())
     }
 
-    /// Returns whether a message may go with what it lends.
+    /// Returns whether a message may go with the memory that it lends.
     pub(super) fn may_lend(&self, encoded: &Encoded) -> bool {
         use crate::ids::DeviceId;
         use crate::limits::MAX_INLINE_BODY;
@@ -49,9 +49,9 @@ impl Transport {
         })
     }
 
-    /// Returns whether bodies may be written into memory before it is asked whether they may go: where
-    /// lending has a bound, memory that comes back of a body that did not go would be what its sender waits
-    /// for.
+    /// Returns whether bodies may be written into memory before the check whether they may go. If lending has
+    /// a bound they may not: the sender waits for memory to come back, and the memory of its own unsent body
+    /// would wake it.
     pub(super) fn fills_bodies(&self) -> bool {
         !self.memory.bounds_lending()
     }
@@ -71,9 +71,9 @@ impl Transport {
 }
 
 impl Transport {
-    /// Memory for a large body. In the gateway a message waits for it: it was accepted on another host, and
-    /// nobody would send it again. One that has tensors does not: those that have a part of their memory
-    /// would wait for each other.
+    /// Allocates memory for a large body. In the gateway a message waits for it: another host has accepted
+    /// the message, and nobody would send it again. A message with tensors does not wait, because messages
+    /// that each have a part of their memory would wait for each other.
     pub(super) fn body_lease(
         &self,
         destination: &Destination,
@@ -110,7 +110,7 @@ impl Transport {
         false
     }
 
-    /// A number that changes whenever memory has come back.
+    /// Returns a number that changes whenever memory has come back.
     #[inline]
     pub(crate) fn lending_stamp(&self) -> u64 {
         if !(self.bounds_lending() || self.bodies_wait()) {
@@ -119,8 +119,8 @@ impl Transport {
         self.memory.pools().iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned()))
     }
 
-    /// Has `waker` be woken when memory comes back that a message was refused for. True where some has come
-    /// back since `stamp`.
+    /// Has `waker` woken when memory comes back for lack of which a message was refused. Returns true if some
+    /// has come back since `stamp`.
     #[inline]
     pub(crate) fn wake_when_lent_returns(&self, stamp: u64, waker: &Waker) -> bool {
         if !(self.bounds_lending() || self.bodies_wait()) {

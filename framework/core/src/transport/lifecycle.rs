@@ -179,7 +179,7 @@ impl fmt::Display for Lifecycle {
     }
 }
 
-/// Which ends of an actor lead to a restart.
+/// The ends of an actor that lead to a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartWhen {
     /// Never.

@@ -189,7 +189,7 @@ pub struct Transport {
     gate: std::sync::OnceLock<Arc<dyn hosts::Gate>>,
 }
 
-/// What a transport has counted since it opened.
+/// Atomic counters of a transport since it opened.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) sent: AtomicU64,
@@ -201,7 +201,7 @@ pub(crate) struct Counters {
     pub(crate) bytes_staged: AtomicU64,
 }
 
-/// What a transport has counted since it opened.
+/// Counts of a transport since it opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransportStats {
     /// Frames sent to other processes.
@@ -218,7 +218,8 @@ pub struct TransportStats {
     /// Bytes of tensors that were copied to the receiving actor's device, because the actor asked for that
     /// ([`Spawn::receive_on`](crate::node::Spawn::receive_on)) or could not reach them.
     pub bytes_fetched: u64,
-    /// Of these, bytes that went through host memory because one GPU has no access to the other's memory.
+    /// Those of these bytes that went through host memory because one GPU has no access to the other's
+    /// memory.
     pub bytes_staged: u64,
 }
 
@@ -476,7 +477,7 @@ impl Transport {
         self.directory.set_host(host);
     }
 
-    /// Which host of its node this process runs on.
+    /// Returns which host of its node this process runs on.
     #[cfg(feature = "hosts")]
     pub(crate) fn host(&self) -> u16 {
         self.directory.host()

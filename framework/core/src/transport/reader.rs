@@ -1,27 +1,27 @@
-//! The reader: the one loop of a process that looks at everything its peers write.
+//! The reader: the one loop of a process that reads everything its peers write.
 //!
-//! It polls while there is something, spins adaptively for a while, and then sleeps until its doorbell rings.
-//! Before it sleeps it says so on its wake page and looks once more: no wake-up is lost (see
-//! [`doorbell`](crate::transport::doorbell)).
+//! It polls while there is something to read, spins adaptively for a while, and then sleeps until its
+//! doorbell rings. Before it sleeps it announces that on its wake page and polls once more, so no wake-up is
+//! lost (see [`doorbell`](crate::transport::doorbell)).
 //!
-//! Of many links it looks at those that are [lively](super::attention).
+//! If there are many links, it polls those that are [lively](super::attention).
 //!
-//! The reader looks at the two tails that a peer moves, and takes a lock only when one has moved; at the head
-//! in the ring to the peer only while a lease of a third process waits for it (`Link::look`).
+//! The reader loads the two tails that a peer moves, and takes a lock only if one has moved. It loads the
+//! head in the ring to the peer only while a lease of a third process waits for it (`Link::look`).
 //!
 //! In a worker the reader runs on the thread of the actors, so a message costs no switch of threads; in the
 //! node it has a thread of its own. Actors started with `own_thread` have theirs.
 //!
-//! Run by one task or thread of the process: a worker's main thread, beside its actors, or a thread of the
-//! node's own.
+//! One task or thread of the process runs it: a worker's main thread, beside its actors, or a thread of the
+//! node.
 //!
-//! **Invariants.** No wake-up is lost. A link is looked at in one order: leases back, frames passed, replies
-//! out, frames in. The reader waits for no other process.
+//! **Invariants.** No wake-up is lost. The steps for a link have one order: leases back, frames passed,
+//! replies out, frames in. The reader waits for no other process.
 //!
-//! **Locks.** None across a look; each step takes those of its link.
+//! **Locks.** None across a poll; each step takes those of its link.
 //!
-//! **On a crash** of a peer the reader reads to the end what it had posted, and then parts with it. **On
-//! cancellation** nothing is lost, see [`Transport::run`].
+//! **On a crash** of a peer the reader reads everything that the peer had posted, and then removes its link.
+//! **On cancellation** nothing is lost, see [`Transport::run`].
 
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 
@@ -48,7 +48,7 @@ use crate::transport::doorbell::Sleeper;
 use crate::transport::ring::Word;
 use crate::transport::spin::{Spin, Step};
 
-/// The doorbells of a transport that is there for as long.
+/// The doorbells of a transport, which this keeps alive.
 struct Listening(Arc<Transport>);
 
 impl AsRawFd for Listening {
@@ -57,22 +57,21 @@ impl AsRawFd for Listening {
     }
 }
 
-/// The reader steps aside so often before it has the runtime look at its descriptors and timers, and wake
-/// whom `tokio::task::yield_now` put off: a system call.
+/// How often the reader steps aside before it lets the runtime poll descriptors and timers, and wake tasks
+/// that `tokio::task::yield_now` deferred, which costs a system call.
 const STEPS_PER_LOOK: u32 = 8;
 
-/// After so many looks at which there was something a reader that never parks looks for links that are idle:
-/// one clock is read.
+/// A reader that never parks looks for idle links after this many polls that found something, at the cost of
+/// one clock read.
 const LOOKS_PER_IDLE_LOOK: u32 = 1 << 16;
 
-/// So often the reader parks before it counts again on how many cores it may run: somebody may take some
-/// away.
+/// How often the reader parks before it counts its cores again, because some may have been taken away.
 const PARKS_PER_COUNT: u32 = 64;
 
-/// Whether threads that wait look for what comes, where somebody says so for the process.
+/// The environment variable that says for a process whether waiting threads poll for messages.
 const LOOK: &str = "TENSORPOST_LOOK";
 
-/// What [`LOOK`] says; `None` where the cores are counted.
+/// Returns the setting of [`LOOK`]; `None` if the cores are to be counted.
 fn said_of_spare_cores() -> Option<bool> {
     match std::env::var_os(LOOK)?.to_str() {
         Some("always") => Some(true),
@@ -100,23 +99,23 @@ async fn make_way(steps: &mut u32) {
     }
 }
 
-/// What is read with: whoever holds it reads ([`Role`](super::role::Role)).
+/// The state for reading; the thread that holds it reads ([`Role`](super::role::Role)).
 #[derive(Debug, Default)]
 pub(super) struct Looking {
     pub(super) buffer: FrameBuffer,
     pub(super) kept: Kept,
-    /// Whether a thread that was lent it has found something.
+    /// Whether a thread that borrowed it has found something.
     pub(super) found: bool,
 }
 
 impl Looking {
-    /// Another thread may read from here on.
+    /// Prepares it for another thread, which may read from here on.
     pub(super) fn leave_thread(&mut self) {
         self.kept.attention.let_go();
     }
 }
 
-/// What a reader keeps from one look to the next, so that a look takes no lock where nothing has changed.
+/// State that a reader keeps from one poll to the next, so that a poll takes no lock if nothing has changed.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     attention: Attention,
@@ -124,7 +123,8 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// The reader sleeps: nobody is to outlive its end by that.
+    /// Drops the kept references while the reader sleeps, so that they keep no link or inbox alive past its
+    /// end.
     fn let_go(&mut self) {
         self.attention.let_go();
         self.inboxes.let_go();
@@ -132,21 +132,21 @@ impl Kept {
 }
 
 impl Transport {
-    /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
-    /// [`run`](Self::run) does the same before it sleeps.
+    /// Polls every link once; returns true if there was anything to do. For tests and single-threaded
+    /// drivers; [`run`](Self::run) does the same before it sleeps.
     #[cfg(any(test, feature = "inside"))]
     pub fn poll(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
         self.look_at_links(buffer, &mut Kept::default(), true)
     }
 
-    /// Does the same as [`poll`](Self::poll), as a reader looks that is kept busy.
+    /// Does the same as [`poll`](Self::poll), in the way of a reader that is kept busy.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn glance(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
         self.look_at_links(buffer, &mut Kept::default(), false)
     }
 
-    /// Looks at all links if `heads`, and else at those whose turn it is. What peers have passed in their
-    /// rings is looked at only if `heads` or where that is waited for.
+    /// Polls all links if `heads`, and else those whose turn it is. It checks how far peers have read in
+    /// their rings only if `heads`, or if something waits for that.
     pub(super) fn look_at_links(
         self: &Arc<Self>,
         buffer: &mut FrameBuffer,
@@ -159,12 +159,12 @@ impl Transport {
             .look(&self.links, heads, |link| self.poll_link(link, (&mut *buffer, &mut *inboxes), heads));
         self.look_at_fences();
         self.look_at_last_replies();
-        // Once for all links: closing what was given back drains all return rings again.
+        // Once for all links, because closing entries that were given back drains all return rings again.
         if any {
             self.memory.close_emptied();
         }
         self.memory.chunks.loosen_if_due(&self.links, &self.lifecycle);
-        // Only in vain: while there is something to do, more may come that rings anyway.
+        // Only after a poll in vain: while there is something to do, more may come that rings anyway.
         if !any {
             self.wakeups.ring_deferred(&self.links);
         }
@@ -182,29 +182,30 @@ impl Transport {
                 self.give_up(link);
             }
             let exited = link.has_exited();
-            // At each look: a send that had its claim may have put more there since.
+            // At each poll, because a send that had its claim may have added more since.
             let any = self.let_go(link);
-            // A peer that lives keeps its link, so that its slot is known to be given up; one that has ended
-            // goes.
+            // A live peer keeps its link, so that its slot is known to be given up. The link of a peer that
+            // has ended is removed.
             if exited {
                 self.part_with(link);
             }
             return (any || exited).into();
         }
-        // Read before the rings are: what the peer had posted before its end is then seen by this look.
+        // Read before the rings are, so that this poll sees everything that the peer had posted before its
+        // end.
         let exited = link.has_exited();
-        // Nothing comes over it yet.
+        // Nothing can arrive over it yet.
         if !exited && !link.is_connected() {
             return Found::NotYet;
         }
         let mut any = false;
         let moved = link.look(heads);
         if moved.any || exited {
-            // One turn: what the frames lead to here (leases back, refusals) is published together.
+            // One turn, so that the results of the frames (leases back, refusals) are published together.
             let turn = Turn::begin();
-            // Leases back first: they may be what a reply, or a hold for a frame, waits for. Frames last:
-            // what they bring back is found in the lease table, and what they lead to finds the room that the
-            // others have made.
+            // Leases back first: a reply, or a hold for a frame, may wait for them. Frames last: leases that
+            // they bring back are then found in the lease table, and the notices that they lead to find the
+            // room that the other steps have made.
             if moved.returns || exited {
                 any |= self.drain_link_returns(link);
             } else {
@@ -228,7 +229,7 @@ impl Transport {
         if !any && !link.is_made() { Found::NotYet } else { any.into() }
     }
 
-    /// For which wake reasons of a peer, other than frames, this process has to be woken; see
+    /// Returns the wake reasons, other than frames, for which peers have to wake this process; see
     /// [`wake_reasons`].
     fn wanted_wake_reasons(&self) -> u64 {
         let links = self.links.all();
@@ -239,20 +240,20 @@ impl Transport {
         bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
     }
 
-    /// Returns whether there are twice as many of `cores` as processes that this one knows of: there are some
-    /// for a second thread of each.
+    /// Returns whether `cores` is at least twice the number of processes that this one knows of, so that each
+    /// has a core for a second thread.
     fn has_cores_to_spare(&self, cores: usize) -> bool {
         cores >= 2 * (self.links.all().len() + 1)
     }
 
-    /// Returns whether the node has more processes than there are `cores`: one that looks is then in
-    /// another's way, unless it gives way.
+    /// Returns whether the node has more processes than there are `cores`. A polling process is then in the
+    /// way of another, unless it gives way.
     fn is_crowded(&self, cores: usize) -> bool {
         self.domain.processes().max(self.links.all().len() + 1) > cores
     }
 
-    /// Returns whether a thread that waits for a message may look for it instead of sleeping at once: there
-    /// are cores for two threads of each process.
+    /// Returns whether a thread that waits for a message may poll for it instead of sleeping at once, because
+    /// there are cores for two threads of each process.
     #[cfg(any(feature = "foreign", feature = "hosts"))]
     pub fn has_spare_cores(&self) -> bool {
         self.wakeups.has_spare_cores()
@@ -262,10 +263,10 @@ impl Transport {
     /// thread, for whose sends it keeps the list of links ([`Links::keep`](super::links::Links::keep)).
     ///
     /// # Errors
-    /// The doorbell cannot be waited for: there is no tokio runtime with I/O, or no descriptor left.
+    /// The reader cannot wait for the doorbell: there is no tokio runtime with I/O, or no descriptor left.
     ///
     /// # Panics
-    /// The runtime has no time.
+    /// The runtime has no timers.
     ///
     /// # Cancel safety
     /// Dropping it between two polls loses nothing; frames stay in their rings.
@@ -277,16 +278,16 @@ impl Transport {
         let wants = self.wakeups.wants_word();
         let mut sleeper = Sleeper::<crate::transport::ring::Native>::new(self.wakeups.sleep_word());
         let mut spin: Spin = Spin::new();
-        // With the limit of a container, which takes a look at files and does not change.
+        // This includes the limit of a container, which is read from files and does not change.
         let limit = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (mut cores, mut parks) = (limit, 0_u32);
         let said = said_of_spare_cores();
         let (mut steps, mut without) = (0, 0_u32);
-        // Whoever has been lent it gives it back.
+        // A thread that borrows the role gives it back.
         let mut reads = self.role.take();
         let (mut idle_looks, mut finds) = (IdleLooks::default(), 0_u32);
-        // One for all sleeps: to make one and to take it back would be paid for by each message that wakes
-        // the reader.
+        // One timer for all sleeps: otherwise each message that wakes the reader would pay for making a timer
+        // and removing it.
         let mut alarm = pin!(tokio::time::sleep(IDLE_LOOK));
         while !self.lifecycle.is_stopped() {
             self.end_fork(0);
@@ -309,7 +310,7 @@ impl Transport {
                             make_way(&mut steps).await;
                             spin.give_way();
                         }
-                        // The peers need not ring: somebody looks.
+                        // The peers need not ring, because another thread polls.
                         Step::Park => self.role.is_back().await,
                     },
                 }
@@ -332,10 +333,10 @@ impl Transport {
                     make_way(&mut steps).await;
                     spin.give_way();
                 }
-                // First what has time. Then in this order, none of which may change places: what it wants,
-                // that it is parked, that it sleeps, and then the last look. Whoever publishes something does
-                // so first and then reads these words, so it either sees them and rings, or the last look
-                // sees what it has published.
+                // First the work that has time. Then four steps whose order must not change: announce the
+                // wanted wake reasons, that the reader is parked, and that it sleeps; then poll one last
+                // time. A publisher publishes first and then reads these words. So it either sees them and
+                // rings, or the last poll sees the published item.
                 Step::Park => {
                     let idle_look = self.give_back_idle(&mut idle_looks).map(Into::into);
                     if let Some(at) = idle_look.filter(|at| *at != alarm.deadline()) {
@@ -344,28 +345,29 @@ impl Transport {
                     // WANTS: written before the fence in `prepare`.
                     let wanted = self.wanted_wake_reasons();
                     wants.store(wanted, Ordering::Relaxed);
-                    // For this process's own threads: who puts a ring off from here on wakes the reader.
+                    // For this process's own threads: a thread that defers a ring from here on wakes the
+                    // reader.
                     self.wakeups.park();
                     // For the peers: from here on they ring.
                     sleeper.prepare();
-                    // What another thread has sent meanwhile, or the last look has found, may want progress
-                    // too. It is seen here, or it came after the word was written and has written it
-                    // (`want_progress`). At all links, and with what peers have passed, because nobody rings
-                    // for that.
+                    // A message that another thread has sent in the meantime, or that the last poll has
+                    // found, may need progress of a peer too. Either this check sees that, or the message
+                    // came after the word was written and has set the word itself (`want_progress`). This
+                    // poll covers all links, and how far peers have read, because nobody rings for that.
                     let asleep =
                         !self.look_at_links(buffer, kept, true) && self.wanted_wake_reasons() & !wanted == 0;
                     if asleep && !self.lifecycle.is_stopped() {
                         kept.let_go();
                         tokio::select! {
-                            // Cleared, and looked at again anyway: the next ring is an edge of its own.
+                            // Cleared, and polled again anyway: the next ring is an edge of its own.
                             rung = ears.readable() => rung?.clear_ready(),
-                            // Another task of this thread, or another thread, goes on while the reader
-                            // sleeps.
+                            // Another task of this thread, or another thread, may defer a ring while the
+                            // reader sleeps.
                             () = self.wakeups.deferred_came() => {}
                             () = &mut alarm, if idle_look.is_some() => {}
                         }
                     }
-                    // Both before the next look, so that nobody pays for waking a reader that looks.
+                    // Both before the next poll, so that no publisher pays for waking a reader that is awake.
                     self.wakeups.unpark();
                     sleeper.awake();
                     if parks.is_multiple_of(PARKS_PER_COUNT) {
@@ -379,18 +381,18 @@ impl Transport {
                 }
             }
         }
-        // Nobody does it after this.
+        // After this no reader is left to ring.
         self.wakeups.ring_deferred(&self.links);
         Ok(())
     }
 
-    /// What the wake page says.
+    /// Returns whether the wake page says that the reader sleeps.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn says_it_sleeps(&self) -> bool {
         self.wakeups.says_it_sleeps()
     }
 
-    /// Returns whether something was published that nobody was rung for.
+    /// Returns whether the ring for something published is still deferred.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn has_deferred(&self) -> bool {
         self.wakeups.has_deferred()

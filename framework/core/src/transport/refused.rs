@@ -1,7 +1,7 @@
-//! Why there is no link: who lacks what for it, as the one who wanted it is told.
+//! The error text for a link that was refused: which process lacks what.
 //!
-//! Used by `connect`, and by what is sent over a link that was refused. No text of a peer's is in it: what a
-//! peer says is a number of the system's, and the words are this process's own (WIRE-1).
+//! `connect` uses it, and so do sends over a link that was refused. It has no text from a peer: a peer sends
+//! only an error number of the system, and the words are this process's own (WIRE-1).
 
 use std::fmt;
 use std::io;
@@ -14,24 +14,24 @@ use crate::os::remedy;
 /// Why a process does not take a half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WhyRefused {
-    /// It cannot, for this error of the system's.
+    /// It cannot, because of this system error.
     System(i32),
-    /// The half is not what it has to be, or the process has given its sender up.
+    /// The half is invalid, or the process has given its sender up.
     BadHalf,
 }
 
 impl WhyRefused {
-    /// A process may open no more files.
+    /// The process may open no more files.
     #[cfg(test)]
     pub(crate) const FILES: WhyRefused = WhyRefused::System(rustix::io::Errno::MFILE.raw_os_error());
 
-    /// What another process is told of an error.
+    /// Returns the reason that another process is told for an error.
     pub(crate) fn of(error: &io::Error) -> Self {
         error.raw_os_error().map_or(WhyRefused::BadHalf, WhyRefused::System)
     }
 }
 
-/// Who refused, and why.
+/// The process that refused, and why.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkRefused {
     who: String,
@@ -39,12 +39,12 @@ pub(crate) struct LinkRefused {
 }
 
 impl LinkRefused {
-    /// This process lacks something, as the error says.
+    /// Makes the reason that this process lacks something, as the error says.
     pub(crate) fn here(error: &io::Error) -> Self {
         LinkRefused { who: "this process".to_owned(), what: lack(error) }
     }
 
-    /// The process `by`, a worker of this name where it has one.
+    /// Makes the reason that the process `by` refused. `name` is its worker's name, or empty.
     pub(crate) fn there(by: ProcessId, name: &str, why: WhyRefused) -> Self {
         let who = match name {
             _ if by == ProcessId::NODE => "the node".to_owned(),

@@ -1,16 +1,18 @@
-//! Giving back what this process holds and does not use: memory of links that were busy, and of pools. This
-//! says when, and what is said to peers; how is in `link/renewal.rs` and `lease/pool/idle.rs`.
+//! Gives back memory that this process holds and does not use: of links that were busy, and of pools. This
+//! file decides when, and exchanges the messages with peers; `link/renewal.rs` and `lease/pool/idle.rs` do
+//! the work.
 //!
-//! Used by the reader, when it has nothing else to do, and by what the node passes on.
+//! The reader calls it when it has nothing else to do, and so does the handler of messages that the node
+//! passes on.
 //!
-//! **Invariants.** Nothing of this is on a message's way: the reader looks at its links for it when it is
-//! about to sleep, at most once in [`IDLE_LOOK`], and a process in which nothing has moved since does not
-//! wake up for it. A link that has been silent for that long is below
-//! [`IDLE_RING_BYTES`](crate::limits::IDLE_RING_BYTES) after two such looks, if its peer runs.
+//! **Invariants.** None of this delays a message: the reader checks its links for idle memory when it is
+//! about to sleep, at most once in [`IDLE_LOOK`]. A process in which nothing has moved since does not wake up
+//! for it. A link that has been silent for that long takes less than
+//! [`IDLE_RING_BYTES`](crate::limits::IDLE_RING_BYTES) after two such checks, if its peer runs.
 //!
-//! **Locks.** See `link/renewal.rs`; messages to the node go under none of them.
+//! **Locks.** See `link/renewal.rs`; no message to the node is sent under any of them.
 //!
-//! **On a crash** of a peer its link is no longer looked at. **On cancellation** of the reader the next one
+//! **On a crash** of a peer its link is no longer checked. **On cancellation** of the reader the next one
 //! begins anew.
 
 use std::os::fd::OwnedFd;
@@ -27,17 +29,17 @@ use crate::ids::ProcessId;
 use crate::lease::pool::LookAgain;
 use crate::limits::{IDLE_LOOK, LATE_IDLE_LOOK, MAX_OFFERS_PER_LOOK};
 
-/// When a reader looks for what is idle.
+/// When a reader looks for idle memory.
 #[derive(Debug, Default)]
 pub(super) struct IdleLooks {
     next: Option<Instant>,
-    /// How much had moved at the last look.
+    /// The value of `moved` at the last look.
     moved: u64,
 }
 
 impl IdleLooks {
-    /// Takes a look, if one is due by now. When the next one is, if there is to be one; `moved` changes when
-    /// messages and memory have moved.
+    /// Takes a look if one is due by now, and returns when the next one is due, if any. `moved` changes when
+    /// messages or memory have moved.
     pub(super) fn turn(
         &mut self,
         moved: u64,
@@ -51,7 +53,7 @@ impl IdleLooks {
         let now = now();
         let soon = now + IDLE_LOOK;
         self.next = match self.next {
-            // For the first time since all was idle.
+            // Something has moved for the first time since all was idle.
             None => Some(soon),
             Some(next) if next <= now => match look() {
                 LookAgain::Soon => Some(soon),
@@ -59,7 +61,7 @@ impl IdleLooks {
                 LookAgain::Late => Some(now + LATE_IDLE_LOOK),
                 LookAgain::Never => None,
             },
-            // A late look is too late for that.
+            // Something has moved, so a late look would be too late.
             Some(next) if has_moved => Some(next.min(soon)),
             next => next,
         };
@@ -69,7 +71,8 @@ impl IdleLooks {
 }
 
 impl Transport {
-    /// A number that changes when messages have gone or come, or memory has come back while all was idle.
+    /// Returns a number that changes when messages were sent or received, or memory came back while all was
+    /// idle.
     fn moved(&self) -> u64 {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         of(&self.counters.sent)
@@ -77,7 +80,8 @@ impl Transport {
             .wrapping_add(self.wakeups.memory_moved())
     }
 
-    /// Moves rings that can, and looks for what is idle if that is due. When the next look is.
+    /// Moves the rings that can move, and looks for idle memory if that is due. Returns when the next look is
+    /// due.
     pub(super) fn give_back_idle(&self, looks: &mut IdleLooks) -> Option<Instant> {
         self.move_rings_if_due();
         let next = looks.turn(self.moved(), Instant::now, || self.look_for_idle());
@@ -85,10 +89,10 @@ impl Transport {
         next
     }
 
-    /// Gives back what was idle at the last look and is now, and looks for what is. When it is worth to look
-    /// again.
+    /// Gives back memory that was idle at the last look and is idle now, and notes which memory is. Returns
+    /// when another look is worthwhile.
     pub(crate) fn look_for_idle(&self) -> LookAgain {
-        // Holders that have let go need not have woken this process.
+        // Holders may have released memory without waking this process.
         self.take_in_returns();
         let memory = self.memory.look_for_idle();
         if self.look_for_idle_links() { LookAgain::Soon } else { memory }
@@ -101,8 +105,8 @@ impl Transport {
         }
     }
 
-    /// Looks at all links, and offers fresh memory for rings that are idle, and moves those whose peers have
-    /// it. Whether there is something that another look may find.
+    /// Checks all links: offers fresh memory for rings that are idle, and moves those whose peers have it.
+    /// Returns whether another look may find something.
     fn look_for_idle_links(&self) -> bool {
         let (mut again, mut offers) = (false, 0);
         for link in self.links.all().iter() {
@@ -111,7 +115,7 @@ impl Transport {
                 RingUse::Small => continue,
                 RingUse::Idle if offers < MAX_OFFERS_PER_LOOK => {
                     offers += 1;
-                    // For want of descriptors there is another look.
+                    // If descriptors are short, another look tries again.
                     if let Err(error) = self.offer_rings(link) {
                         tracing::debug!(peer = %link.peer, %error, "no fresh memory for an idle link");
                     }
@@ -131,17 +135,17 @@ impl Transport {
         self.control.send(route, vec![descriptor]).map_err(std::io::Error::other)
     }
 
-    /// Has the rings to a peer go on in memory that it has taken, where that is so.
+    /// Lets the rings to a peer continue in fresh memory, if the peer has taken it.
     fn move_rings(&self, link: &Arc<Link>) {
         if link.move_rings() {
-            // The peer sleeps, and has both memories until it reads on.
+            // The peer may sleep, and keeps both memories until it reads on.
             self.publish_soon(link, wake_reasons::FRAMES);
         }
     }
 
-    /// A peer offers fresh memory for its rings. It is told whether this process has taken it.
+    /// Takes fresh memory that a peer offers for its rings, and tells the peer whether it was taken.
     pub(super) fn rings_came(&self, from: ProcessId, number: u64, descriptors: Vec<OwnedFd>) {
-        // Of one that was given up, or whose link does not stand, nothing is taken.
+        // Nothing is taken from a peer that was given up, or whose link is not connected.
         let link = self.links.to(from).filter(|link| link.is_connected() && !link.is_past());
         let taken = link.as_ref().map(|link| take_rings(link, descriptors));
         if let (Some(link), Some(Err(error))) = (&link, &taken) {
@@ -156,7 +160,7 @@ impl Transport {
         self.answer_offer(from, number, taken.is_some_and(|taken| taken.is_ok()));
     }
 
-    /// The descriptor of such memory is lost: this process may open no more files.
+    /// Declines such memory whose descriptor is lost because this process may open no more files.
     pub(super) fn rings_lost(&self, from: ProcessId, number: u64) {
         self.answer_offer(from, number, false);
     }
@@ -168,7 +172,7 @@ impl Transport {
         }
     }
 
-    /// A peer has answered an offer.
+    /// Takes a peer's answer to an offer.
     pub(super) fn offer_answered(&self, from: ProcessId, number: u64, is_taken: bool) {
         if self.links.to(from).is_some_and(|link| link.answered(number, is_taken)) {
             self.wakeups.note_offer_taken();
@@ -189,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that parks at `after` the beginning, when so much has moved; whether it looked.
+    /// Parks a reader at `after` the beginning, when `moved` has this value. Returns whether it looked.
     fn park(looks: &mut IdleLooks, begin: Instant, after: Duration, moved: u64, again: LookAgain) -> bool {
         let looked = Cell::new(false);
         looks.turn(

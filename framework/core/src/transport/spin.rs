@@ -1,63 +1,64 @@
-//! How long to look before sleeping.
+//! The policy of how long a reader polls before it sleeps.
 //!
-//! Waking a halted core costs far more than a message (33 µs of 37 on the machine measured), so a reader that
-//! finds nothing looks again for about as long as a wake-up costs before it parks: at most it doubles the
-//! price. A budget below that is bistable. A fixed one is a waste where the peer shares the core or is silent
-//! (52 µs a hop), so a spin in vain is followed by parks without one, 4 at first and twice as many each time
-//! up to 256; a spin that finds something starts over.
+//! Waking a halted core costs far more than a message (33 µs of 37 on the machine measured). So a reader that
+//! finds nothing keeps polling for about as long as a wake-up costs before it parks, which at most doubles
+//! the price. A budget below that is bistable. A fixed one is a waste if the peer shares the core or is
+//! silent (52 µs a hop). So after a spin in vain the reader parks several times without one, 4 times at first
+//! and twice as often each time, up to 256. A spin that finds something starts over.
 //!
-//! **What comes at intervals** is worth waiting for longer: a neighbour that works for 100 µs on each item
-//! would have to wake this process for each, at its own cost of 5 to 8 µs, and where a message goes round
-//! many processes, all of which sleep, each of them waits for the wake-ups of all. A reader that may be
-//! [patient](Spin::set_patient) expects the next spell to be as long as the longest of the last ones was, and
-//! looks for twice as long, if that is at most about [`PATIENCE`].
+//! **Messages at intervals** are worth a longer wait. A neighbour that works for 100 µs on each item would
+//! have to wake this process for each one, at its own cost of 5 to 8 µs. If a message goes round many
+//! processes that all sleep, each of them waits for the wake-ups of all. A reader that may be
+//! [patient](Spin::set_patient) expects the next idle spell to be as long as the longest recent one, and
+//! polls for twice as long, if that is at most about [`PATIENCE`].
 //!
-//! **It gives way** ([`Step::GiveWay`]) while it looks for longer than a wake-up takes, and from the first
-//! look on where there are more processes than cores: whoever else wants its core has it. Where that takes
-//! [long](AWAY), somebody works there, and the reader would wait for the end of its turn with what has come:
-//! it sleeps, and looks the less often the longer that took.
+//! **It gives way** ([`Step::GiveWay`]) once it polls for longer than a wake-up takes, and from the first
+//! poll on if there are more processes than cores: any other thread that wants its core gets it. If that
+//! takes [long](AWAY), the other thread works there, and a new message would wait for the end of that
+//! thread's turn. So the reader sleeps, and polls the less often the longer that took.
 //!
-//! The price is a core that looks where nobody else wants it, for up to 1 ms at a time, and only while things
-//! come that often.
+//! The price is a core that polls while no other thread wants it, for up to 1 ms at a time, and only while
+//! messages arrive that often.
 
 use std::time::{Duration, Instant};
 
-/// Time to look for: about one wake-up.
+/// Time to poll for: about one wake-up.
 pub const BUDGET: Duration = Duration::from_micros(50);
 
-/// The longest that a patient reader looks for. A message that goes round 16 processes that sleep comes back
-/// after 0.4 to 0.6 ms (16 cores with an H100), and after 50 us where they look.
+/// The longest time that a patient reader polls for. A message that goes round 16 sleeping processes comes
+/// back after 0.4 to 0.6 ms (16 cores with an H100), and after 50 us if they poll.
 pub const PATIENCE: Duration = Duration::from_millis(1);
 
-/// Whoever gets the core back later than this after it gave way shares it with somebody who works: to be
-/// woken costs less. Where it is crowded it takes twice as long: several that look, and have something now
-/// and then, take turns there.
+/// A reader that gets its core back later than this after it gave way shares the core with a thread that
+/// works, and then a wake-up costs less than polling. On crowded cores the limit is twice as long, because
+/// several polling readers, which have work now and then, take turns there.
 pub const AWAY: Duration = BUDGET;
 
-/// So many parks without a look for each [`AWAY`] that the core was somebody else's, up to [`MAX_SKIP`]. A
-/// turn of 3 ms that something waited for is then a hundredth of the spells, and one of 50 us, which a
-/// neighbour that looks has now and then, a few.
+/// The number of parks without polling for each [`AWAY`] during which another thread had the core, up to
+/// [`MAX_SKIP`]. A turn of 3 ms that a message had to wait for then happens in a hundredth of the spells. A
+/// turn of 50 us, which a polling neighbour takes now and then, costs a few parks.
 const PARKS_PER_AWAY: u32 = 4;
 
-/// Polls between two yields to the runtime, so that what the reader waits for can run on the same thread.
+/// Polls between two yields to the runtime, so that tasks that the reader waits for can run on the same
+/// thread.
 pub const POLLS_PER_YIELD: u32 = 16;
 
-/// Polls between two looks at the clock, which costs more than a poll.
+/// Polls between two reads of the clock, which cost more than a poll.
 const POLLS_PER_CLOCK: u32 = 8;
 const MIN_SKIP: u32 = 4;
 const MAX_SKIP: u32 = 256;
 
-/// What to do after the sources were found empty.
+/// The next step after the sources were found empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Look again at once ([`std::hint::spin_loop`] in between).
+    /// Poll again at once ([`std::hint::spin_loop`] in between).
     Poll,
-    /// Let the runtime run its other tasks, then look again.
+    /// Let the runtime run its other tasks, then poll again.
     Yield,
     /// Let the runtime run its other tasks, and other processes run on this core ([`Spin::give_way`]), then
-    /// look again.
+    /// poll again.
     GiveWay,
-    /// Sleep: [`Sleeper::prepare`](super::doorbell::Sleeper::prepare), one more look, wait for the bell.
+    /// Sleep: [`Sleeper::prepare`](super::doorbell::Sleeper::prepare), one more poll, wait for the bell.
     Park,
 }
 
@@ -67,21 +68,21 @@ pub enum Step {
 pub struct Spin<C = fn() -> Instant> {
     clock: C,
     budget: Duration,
-    /// Whether it may look for longer than the budget.
+    /// Whether it may poll for longer than the budget.
     patient: bool,
     /// Whether there are more processes than cores.
     crowded: bool,
-    /// How long nothing came, between work and work, lately.
+    /// The recent length of idle spells, between work and work.
     expected: Duration,
-    /// When the spell in progress began: nothing came since.
+    /// When the idle spell in progress began.
     spell: Option<Instant>,
-    /// The look in progress.
+    /// The spin in progress.
     look: Option<Look>,
     /// Parks still to come without a spin.
     skip: u32,
     /// Parks that the last miss cost; 0 after a hit.
     penalty: u32,
-    /// The same where somebody else works on the core: patience does not help there.
+    /// The same after another thread worked on the core, where patience does not help.
     away: u32,
 }
 
@@ -89,14 +90,14 @@ pub struct Spin<C = fn() -> Instant> {
 struct Look {
     since: Instant,
     polls: u32,
-    /// How long it lasts.
+    /// How long it may last.
     budget: Duration,
     /// Whether it gives way.
     gives_way: bool,
 }
 
 impl Spin {
-    /// The policy with [`BUDGET`] and the real clock.
+    /// Makes the policy with [`BUDGET`] and the real clock.
     pub fn new() -> Self {
         Self::with(BUDGET, Instant::now)
     }
@@ -109,7 +110,7 @@ impl Default for Spin {
 }
 
 impl<C: FnMut() -> Instant> Spin<C> {
-    /// The policy with another budget (zero: always park) or another clock.
+    /// Makes the policy with another budget (zero: always park) or another clock.
     pub fn with(budget: Duration, clock: C) -> Self {
         Spin {
             clock,
@@ -125,7 +126,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
-    /// Returns whether it may look for longer than the budget.
+    /// Sets whether it may poll for longer than the budget.
     pub fn set_patient(&mut self, patient: bool) {
         self.patient = patient;
         if !patient {
@@ -133,12 +134,12 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
-    /// Returns whether there are more processes than cores: it then gives way from the first look on.
+    /// Sets whether there are more processes than cores. If so, it gives way from the first poll on.
     pub fn set_crowded(&mut self, crowded: bool) {
         self.crowded = crowded;
     }
 
-    /// Nothing was there: what to do next.
+    /// Notes that nothing was found, and returns the next step.
     #[inline]
     pub fn idle(&mut self) -> Step {
         let Some(look) = &mut self.look else {
@@ -159,8 +160,8 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
-    /// Lets other processes run on this core, as [`Step::GiveWay`] wants it. What else this thread does is
-    /// not somebody else's, so it is not done in here.
+    /// Lets other processes run on this core, as [`Step::GiveWay`] asks. The time spent here counts as
+    /// another thread's, so the caller runs this thread's other tasks outside this call.
     pub fn give_way(&mut self) {
         self.give_way_by(std::thread::yield_now);
     }
@@ -177,7 +178,8 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
     }
 
-    /// Something was there. During a spin this is a hit; after a park it says nothing about spinning.
+    /// Notes that something was found. During a spin this is a hit; after a park it says nothing about
+    /// spinning.
     #[inline]
     pub fn found(&mut self) {
         let look = self.look.take();
@@ -185,20 +187,20 @@ impl<C: FnMut() -> Instant> Spin<C> {
             self.penalty = 0;
         }
         if let Some(began) = self.spell.take() {
-            // Within the budget: no need to know it better, and a look at the clock costs as much as a few
-            // polls.
+            // A spell within the budget need not be known more exactly, and reading the clock costs as much
+            // as a few polls.
             let soon = look
                 .is_some_and(|look| look.since == began && (!look.gives_way || look.polls < POLLS_PER_YIELD));
             let spell = if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
-            // Short ones come in between, with credits and acknowledgements: the longest counts, and is
+            // Short spells come in between, with credits and acknowledgements. So the longest counts, and is
             // forgotten slowly.
             let spell = spell.min(PATIENCE * 2);
             self.expected = if spell > self.expected { spell } else { (self.expected * 7 + spell) / 8 };
         }
     }
 
-    /// Returns how long a patient reader looks, where that is worth it: twice as long as is expected, and
-    /// where that is too long somewhat less.
+    /// Returns how long a patient reader polls, if that is worthwhile: twice the expected spell, but at most
+    /// [`PATIENCE`].
     fn patience(&self) -> Option<Duration> {
         let is_worth_it = self.patient && self.expected + self.expected / 2 <= PATIENCE;
         is_worth_it.then(|| (self.expected * 2).min(PATIENCE))
@@ -211,7 +213,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
         let now = (self.clock)();
         if self.patient {
-            // A park that nothing came of is part of its spell.
+            // A park during which nothing arrived is part of its spell.
             self.spell.get_or_insert(now);
         }
         if self.away > 0 {
@@ -244,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    /// Steps of one idle spell, up to and with the park, on a clock that moves on by `per_look` at each look.
+    /// Returns the steps of one idle spell, up to and including the park.
     fn spell<C: FnMut() -> Instant>(spin: &mut Spin<C>) -> Vec<Step> {
         let mut steps = Vec::new();
         while steps.last() != Some(&Step::Park) {
@@ -263,7 +265,7 @@ mod tests {
         let now = Cell::new(Instant::now());
         let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(10)));
         let steps = spell(&mut spin);
-        // Five looks at the clock after the first one.
+        // Five reads of the clock after the first one.
         assert_eq!(steps.len(), 1 + 5 * POLLS_PER_CLOCK as usize);
         for (i, step) in steps[..steps.len() - 1].iter().enumerate() {
             assert_eq!(*step == Step::Yield, i > 0 && i % 16 == 0, "step {i} is {step:?}");
@@ -310,7 +312,8 @@ mod tests {
         }
     }
 
-    /// As a reader that has its core back at once: a step takes `per_look`.
+    /// Returns how often a reader that gets its core back at once yields, and how often it gives way, in one
+    /// spell.
     fn ways(spin: &mut Spin<impl FnMut() -> Instant>) -> (usize, usize) {
         let steps = spell(spin);
         let count = |step| steps.iter().filter(|known| **known == step).count();
@@ -337,7 +340,8 @@ mod tests {
         assert!(yields > 0 && ways_given > yields, "{yields} {ways_given}");
     }
 
-    /// The longer somebody else had the core, the longer it sleeps without a look, whatever it expects.
+    /// The longer another thread had the core, the longer the reader sleeps without polling, whatever it
+    /// expects.
     #[test]
     fn who_gets_the_core_back_late_sleeps_and_looks_less_often() {
         let now = Cell::new(Instant::now());
@@ -368,14 +372,14 @@ mod tests {
         assert!(look(AWAY) > POLLS_PER_YIELD as usize + 1, "a turn of one that looks, too");
     }
 
-    /// As where a message goes round many that sleep: each sees it after the time of all wake-ups, and none
-    /// of them may be the one that does not look because it has looked in vain before.
+    /// Models a message that goes round many sleeping processes: each sees it after the time of all wake-ups.
+    /// None of them may stop polling because it has polled in vain before.
     #[test]
     fn who_is_patient_looks_again_as_soon_as_it_is_worth_it() {
         let now = Cell::new(Instant::now());
         let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(1)));
         spin.set_patient(true);
-        // Too long to look through: it parks up to 256 times without.
+        // Too long to poll through: it parks up to 256 times without a spin.
         for _ in 0..500 {
             wait_for(&mut spin, &now, PATIENCE * 3);
         }
@@ -384,8 +388,8 @@ mod tests {
         assert!(looked[20..].iter().all(|looked| *looked), "{looked:?}");
     }
 
-    /// Looks until it parks or has looked for `spell`, and then finds something; whether it was still
-    /// looking.
+    /// Polls until it parks or has polled for `spell`, and then finds something. Returns whether it was still
+    /// polling.
     fn wait_for(spin: &mut Spin<impl FnMut() -> Instant>, now: &Cell<Instant>, spell: Duration) -> bool {
         let until = now.get() + spell;
         let mut parked = false;
@@ -405,7 +409,7 @@ mod tests {
         let interval = Duration::from_micros(100);
         let looked = (0..50).filter(|_| wait_for(&mut spin, &now, interval)).count();
         assert!(looked > 30, "after a few parks it looks through each: {looked} of 50");
-        // Too long to look through, from the third on at most.
+        // Too long to poll through.
         let looked = (0..50).filter(|_| wait_for(&mut spin, &now, PATIENCE * 3)).count();
         assert_eq!(looked, 0);
         assert!((0..300).any(|_| wait_for(&mut spin, &now, interval)), "and it learns again");

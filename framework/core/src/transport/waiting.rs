@@ -1,21 +1,21 @@
-//! Senders that wait, first come first served.
+//! Queues of waiting senders, first come first served.
 //!
-//! One queue per mailbox. A sender that found no credit or room takes a place; only the one in front may try
+//! One queue per mailbox. A sender that found no credit or room takes a place. Only the front sender may try
 //! again, and newcomers queue behind it, so messages of one process to one mailbox keep the order of their
-//! sending (MBX-1). A place is given up when its value drops, so a cancelled send holds nobody up.
+//! sending (MBX-1). A place is given up when its value drops, so a cancelled send holds up no other.
 //!
-//! Used by `actor/sending.rs`, which waits; by a link and by
-//! [`LocalCredits`](super::local_credits::LocalCredits), which wake.
+//! `actor/sending.rs` waits here; a link and [`LocalCredits`](super::local_credits::LocalCredits) wake the
+//! waiters.
 //!
-//! **Invariants.** Whoever hands something back asks whether anybody waits, and whoever waits looks once more
-//! for what it lacks after it has joined (WAITING): one of the two sees the other. A queue is counted in one
-//! counter at a time.
+//! **Invariants.** A thread that hands back credit or room checks whether any sender waits. A sender checks
+//! once more for what it lacks after it has joined (WAITING). So one of the two sees the other. A queue is
+//! counted in one counter at a time.
 //!
 //! `tests/loom_senders.rs` explores this file.
 //!
-//! **Locks.** `places`, and nothing inside of it. A waker is called without it.
+//! **Locks.** `places`, and no other lock inside it. A waker is called without it.
 //!
-//! **On a crash** of the receiver the one in front is woken, and finds out. **On cancellation** the next one
+//! **On a crash** of the receiver the front sender is woken, and finds out. **On cancellation** the next one
 //! is woken.
 
 use std::collections::VecDeque;
@@ -23,23 +23,24 @@ use std::task::Waker;
 
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering};
 
-/// The queue of one mailbox. It follows its actor from one life to the next, with all who wait in it.
+/// The queue of one mailbox. It follows its actor from one life to the next, with all senders that wait in
+/// it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// How many wait, changed under the lock: nearly always nobody does, and each message looks.
+    /// How many senders wait; changed under the lock. Nearly always none does, and each message checks.
     waiting: AtomicUsize,
     places: Mutex<Places>,
 }
 
 #[derive(Debug, Default)]
 struct Places {
-    /// Senders that wait in this queue and in those that it is counted with: those that somebody has polled,
-    /// and so can be woken.
+    /// The number of senders that wait in this queue and in those that it is counted with. Only senders that
+    /// were polled count, because only those can be woken.
     counted: Arc<AtomicUsize>,
-    /// What the one in front saw before it last tried.
+    /// The stamp that the front sender saw before it last tried.
     seen: u64,
     next: u64,
     waiting: VecDeque<(u64, Option<Waker>)>,
@@ -53,7 +54,7 @@ pub(crate) struct PlaceInQueue {
 }
 
 impl Queue {
-    /// A queue whose waiting senders are counted in `waiting` too, so that a reader need not look at each
+    /// Makes a queue whose waiting senders are counted in `waiting` too, so that a reader need not check each
     /// queue.
     pub(crate) fn counted_in(waiting: &Arc<AtomicUsize>) -> Self {
         let queue = Queue::default();
@@ -61,7 +62,7 @@ impl Queue {
         queue
     }
 
-    /// From now on its waiting senders are counted in `waiting`, and nowhere else.
+    /// Counts its waiting senders in `waiting` from now on, and nowhere else.
     pub(crate) fn count_in(&self, waiting: &Arc<AtomicUsize>) {
         let mut places = self.0.places.lock();
         let count = places.waiting.iter().filter(|(_, waker)| waker.is_some()).count();
@@ -75,24 +76,25 @@ impl Queue {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Returns whether nobody else has it: then nobody waits in it, nor will.
+    /// Returns whether there is no other handle on it. Then no sender waits in it, nor will.
     pub(crate) fn is_unshared(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
-    /// Returns whether nobody waits.
+    /// Returns whether no sender waits.
     pub(crate) fn is_empty(&self) -> bool {
-        // WAITING: pairs with `join`. Who joined before this was called is seen, and who joins now looks for
-        // what it lacks once more, after it has: it finds what the caller has published before.
+        // WAITING: pairs with `join`. A sender that joined before this call is seen. A sender that joins now
+        // checks once more for what it lacks after it has joined, and finds what the caller has published
+        // before.
         self.0.waiting.load(Ordering::SeqCst) == 0
     }
 
-    /// Returns whether a sender waits that has been polled. One that has not may never be.
+    /// Returns whether a sender waits that has been polled. A sender that was never polled may never be.
     pub(crate) fn is_waited_in(&self) -> bool {
         !self.is_empty() && self.0.places.lock().waiting.iter().any(|(_, waker)| waker.is_some())
     }
 
-    /// The last place.
+    /// Takes the last place in the queue.
     pub(crate) fn join(&self) -> PlaceInQueue {
         let mut places = self.0.places.lock();
         let number = places.next;
@@ -103,12 +105,12 @@ impl Queue {
         PlaceInQueue { queue: self.clone(), number }
     }
 
-    /// Returns whether something has changed since the one in front last tried.
+    /// Returns whether something has changed since the front sender last tried.
     pub(crate) fn has_moved(&self, stamp: u64) -> bool {
         self.0.places.lock().seen != stamp
     }
 
-    /// Tells the one in front that something changed.
+    /// Wakes the front sender because something changed.
     pub(crate) fn wake_front(&self) {
         if self.is_empty() {
             return;
@@ -121,7 +123,7 @@ impl Queue {
 }
 
 impl PlaceInQueue {
-    /// The queue that it is in.
+    /// Returns the queue that it is in.
     pub(crate) fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -131,7 +133,8 @@ impl PlaceInQueue {
         self.queue.0.places.lock().waiting.front().is_some_and(|(number, _)| *number == self.number)
     }
 
-    /// Remembers whom to wake when the mailbox has moved from `stamp`, which was read before the last try.
+    /// Remembers the waker to call when the mailbox has moved from `stamp`, which was read before the last
+    /// try.
     pub(crate) fn remember(&self, waker: &Waker, stamp: u64) {
         let mut places = self.queue.0.places.lock();
         if places.waiting.front().is_some_and(|(number, _)| *number == self.number) {
@@ -144,8 +147,8 @@ impl PlaceInQueue {
                 Some(known) => known.clone_from(waker),
                 None => {
                     *place = Some(waker.clone());
-                    // Before this sender looks again at what it lacks, and then wakes the reader if it has
-                    // to.
+                    // Counted before this sender checks again for what it lacks, and then wakes the reader if
+                    // necessary.
                     counted.fetch_add(1, Ordering::Release);
                 }
             }

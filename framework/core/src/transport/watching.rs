@@ -1,14 +1,15 @@
-//! Who in this process watches which actor.
+//! The watchers of actors in this process.
 //!
-//! The node tells a process once what happens to an actor, however many watch it here. Who begins to watch is
-//! told first if the actor is down, in the node's answer; events that come before that are not for it.
+//! The node sends a process each event of an actor once, no matter how many watchers are here. If the actor
+//! is down, a new watcher is told that first, from the node's answer. Events that arrive before that answer
+//! are not for it.
 //!
-//! **Locks.** `asked`, then nothing; `watchers`, then nothing. What is sent to the node about watching goes
-//! under `asked`, so that the node hears it in the order in which it was true. Watchers are told, and
-//! dropped, without a lock.
+//! **Locks.** `asked`, then nothing; `watchers`, then nothing. Messages to the node about watching are sent
+//! under `asked`, so that the node hears them in the right order. Watchers are told, and dropped, without a
+//! lock.
 //!
-//! **On a crash** of the watched its end is the event. **On cancellation** a watcher says at the next event
-//! that it wants no more.
+//! **On a crash** of the watched actor its end is the event. **On cancellation** a watcher says at the next
+//! event that it wants no more.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,13 +20,14 @@ use crate::ids::ActorId;
 use crate::transport::control_channel::{ControlChannel, ToNode};
 use crate::transport::lifecycle::Lifecycle;
 
-/// Takes an event, and says whether it wants more. `true`: it was so before the watching began. Called on the
-/// thread that the node's messages come on; must not wait.
+/// Takes an event, and returns whether it wants more. The second argument is true if the event happened
+/// before the watching began. It is called on the thread that receives the node's messages, and must not
+/// wait.
 pub(crate) type Tell = Box<dyn Fn(&Lifecycle, bool) -> bool + Send + Sync>;
 
-/// Somebody who watches.
+/// A watcher of an actor.
 pub(crate) struct Watcher {
-    /// Of two watchers of one actor with the same name, the later one replaces the earlier.
+    /// If two watchers of one actor have the same name, the later one replaces the earlier.
     pub(crate) name: Option<(&'static str, ActorId)>,
     pub(crate) tell: Tell,
 }
@@ -39,18 +41,17 @@ pub(super) struct Watching {
 }
 
 impl Watching {
-    /// From now on `watcher` is told what happens to `actor`. When the node has ended it is dropped.
+    /// Tells `watcher` from now on what happens to `actor`. The watcher is dropped when the node has ended.
     pub(super) fn watch(&self, actor: ActorId, watcher: Watcher, control: &dyn ControlChannel) {
         let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        // Sent under the lock, as the word that nobody watches any more is: the node hears the two in this
-        // order.
+        // Sent under the lock, as `Unwatch` is, so that the node hears the two in this order.
         let mut asked = self.asked.lock();
         if control.send(ToNode::Watch { ticket, actor }, Vec::new()).is_ok() {
             asked.insert(ticket, (actor, watcher));
         }
     }
 
-    /// The node has answered a request to watch.
+    /// Handles the node's answer to a request to watch.
     pub(super) fn began(&self, ticket: u64, down: Option<&Lifecycle>) {
         let Some((actor, watcher)) = self.asked.lock().remove(&ticket) else { return };
         if let Some(down) = down
@@ -66,14 +67,15 @@ impl Watching {
         };
         here.push(watcher);
         drop(all);
-        // Without the lock: what a watcher owns is not known here.
+        // Dropped without the lock, because a watcher may own anything.
         drop(replaced);
     }
 
-    /// Something has happened to an actor.
+    /// Tells the watchers of an actor of an event.
     pub(super) fn tell(&self, event: &Lifecycle, control: &dyn ControlChannel) {
         let actor = event.actor();
-        // Told without the lock. Nobody else adds or tells: what the node says comes on one thread at a time.
+        // Told without the lock. No other thread adds or tells, because the node's messages arrive on one
+        // thread at a time.
         let Some(mut here) = self.watchers.lock().remove(&actor) else { return };
         here.retain(|watcher| (watcher.tell)(event, false));
         if event.is_final() {
@@ -82,7 +84,7 @@ impl Watching {
         if here.is_empty() {
             let asked = self.asked.lock();
             if !asked.values().any(|(of, _)| *of == actor) {
-                // A closed control channel is the node's end.
+                // If the control channel is closed, the node has ended.
                 let _ = control.send(ToNode::Unwatch { actor }, Vec::new());
             }
             return;
@@ -90,7 +92,7 @@ impl Watching {
         self.watchers.lock().insert(actor, here);
     }
 
-    /// The node has ended: nothing more will happen.
+    /// Drops all watchers: the node has ended, and no event will follow.
     pub(super) fn end(&self) {
         let asked = std::mem::take(&mut *self.asked.lock());
         let watchers = std::mem::take(&mut *self.watchers.lock());

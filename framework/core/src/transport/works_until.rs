@@ -1,23 +1,24 @@
-//! Until when the workers of an agent may work (HOST-10): a page with one moment of the boot clock.
+//! The deadline until which the workers of an agent may work (HOST-10): a page with one moment of the boot
+//! clock.
 //!
-//! The head may start the next lives of an agent's actors on other hosts once it has not heard that agent for
-//! some time, and before that the agent's workers have to end. Their node ends them when its gateway says so,
-//! but either may be stopped, and a machine may be suspended. So each worker looks by itself, on a thread
-//! that does nothing else: it sleeps until that moment, and ends its process unless the moment has moved on.
-//! On a message's way nobody looks.
+//! Once the head has not heard an agent for some time, it may restart that agent's actors on other hosts.
+//! Before that the agent's workers have to end. Their node ends them when its gateway says so, but either may
+//! be stopped, and a machine may be suspended. So each worker checks the deadline by itself, on a thread that
+//! does nothing else: it sleeps until that moment, and ends its process unless the moment has moved on. No
+//! message waits for such a check.
 //!
 //! The gateway makes the page when its host has joined, and moves the moment with each beat that the head
-//! answers. It gives the page to its node, which hands it to every worker and looks at it too. A gateway that
-//! follows another begins with the moment of that one and makes a page of its own, because nobody else may
-//! write the first; the node hands it to all workers again. On a head no moment is looked at; its page has
-//! the last number that a host was given, so that the next gateway gives none a second time. A node of one
-//! host has no page.
+//! answers. It gives the page to its node, which hands it to every worker and checks it too. A gateway that
+//! follows another begins with the other's moment and makes a page of its own, because it may not write the
+//! first one; the node hands the new page to all workers again. On a head nobody checks the moment. Its page
+//! has the last number that was given to a host, so that the next gateway does not give it again. A node of
+//! one host has no page.
 //!
-//! **Invariants.** ONE-WRITER: the gateway writes it, all others map it read-only. WIRE-1: who takes it
-//! checks size, seals and header.
+//! **Invariants.** ONE-WRITER: the gateway writes it, all others map it read-only. WIRE-1: a process that
+//! maps it checks size, seals and header.
 //!
-//! **On the gateway's crash**, and while it is stopped, the moment stays, and comes, unless the next gateway
-//! has an answer before.
+//! **On the gateway's crash**, and while the gateway is stopped, the moment stays, and so it arrives, unless
+//! the next gateway gets an answer before.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,7 +47,7 @@ pub(crate) struct WorksUntil {
     fd: OwnedFd,
 }
 
-/// Why a descriptor is no such page (WIRE-1).
+/// Why a descriptor is not such a page (WIRE-1).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadWorksUntil {
     #[error("the descriptor is no page that says until when workers may work")]
@@ -58,8 +59,8 @@ pub(crate) enum BadWorksUntil {
 }
 
 impl WorksUntil {
-    /// The gateway's own, which nobody else can map writable. Its moment has passed until it is
-    /// [moved](Self::set).
+    /// Makes the gateway's own page, which no other process can map writable. Its moment counts as passed
+    /// until it is [moved](Self::set).
     #[cfg(any(test, feature = "hosts"))]
     pub(crate) fn create() -> io::Result<Arc<Self>> {
         let memfd = Memfd::create("tensorpost-works-until", BYTES as u64)?;
@@ -71,10 +72,10 @@ impl WorksUntil {
         Ok(Arc::new(WorksUntil { mapping, fd: memfd.into_fd() }))
     }
 
-    /// Maps the gateway's, read-only, after checking it (WIRE-1).
+    /// Maps the gateway's page, read-only, after checking it (WIRE-1).
     ///
     /// # Errors
-    /// It is no such page.
+    /// It is not such a page.
     pub(crate) fn open(fd: OwnedFd) -> Result<Arc<Self>, BadWorksUntil> {
         memfd::check_one_writer(fd.as_fd(), BYTES as u64)?;
         let mapping = Mapping::map(fd.as_fd(), BYTES, Access::ReadOnly)?;
@@ -84,17 +85,17 @@ impl WorksUntil {
         }
     }
 
-    /// A read-only descriptor of it.
+    /// Returns a read-only descriptor of it.
     ///
     /// # Errors
-    /// What `open` says.
+    /// The error of `open`.
     #[cfg(any(test, feature = "hosts"))]
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
         memfd::read_only_fd(self.fd.as_fd())
     }
 
-    /// Moves the moment, to so long after the machine's start; on a page that this process does not write,
-    /// nothing happens.
+    /// Moves the moment to this time after the machine's start. Does nothing on a page that this process does
+    /// not write.
     #[cfg(any(test, feature = "hosts"))]
     pub(crate) fn set(&self, until: Duration) {
         let nanoseconds = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
@@ -103,17 +104,17 @@ impl WorksUntil {
         }
     }
 
-    /// The moment, as time since the machine's start.
+    /// Returns the moment, as time since the machine's start.
     pub(crate) fn get(&self) -> Duration {
         Duration::from_nanos(self.mapping.watch64(MOMENT_AT).map_or(0, |word| word.load()))
     }
 
-    /// What is left until then.
+    /// Returns the time that is left until then.
     pub(crate) fn left(&self) -> Duration {
         self.get().saturating_sub(since_boot())
     }
 
-    /// Notes the last number that a host was given, before that host hears it.
+    /// Notes the last number that was given to a host, before that host hears it.
     #[cfg(feature = "hosts")]
     pub(crate) fn set_last(&self, number: u16) {
         if let Some(word) = self.mapping.word64(LAST_AT) {
@@ -121,13 +122,13 @@ impl WorksUntil {
         }
     }
 
-    /// The last number that a host was given.
+    /// Returns the last number that was given to a host.
     #[cfg(feature = "hosts")]
     pub(crate) fn last(&self) -> u16 {
         self.mapping.watch64(LAST_AT).and_then(|word| u16::try_from(word.load()).ok()).unwrap_or(u16::MAX)
     }
 
-    /// Sleeps until nothing is left.
+    /// Sleeps until no time is left.
     pub(crate) fn await_end(&self) {
         while !self.left().is_zero() {
             sleep_until_since_boot(self.get());
@@ -135,7 +136,7 @@ impl WorksUntil {
     }
 }
 
-/// The page of the gateway that a host has now, for whoever ends by it.
+/// The page of a host's present gateway, for the threads that end their process by it.
 #[derive(Debug)]
 pub(crate) struct Present(Mutex<Arc<WorksUntil>>);
 
@@ -144,13 +145,13 @@ impl Present {
         Arc::new(Present(Mutex::new(page)))
     }
 
-    /// Another gateway has this one. It began with the moment of the last, so who sleeps until that need not
-    /// be woken.
+    /// Replaces the page by that of another gateway. It began with the moment of the last page, so threads
+    /// that sleep until that moment need not be woken.
     pub(crate) fn replace(&self, page: Arc<WorksUntil>) {
         *self.0.lock() = page;
     }
 
-    /// Sleeps until nothing is left by the page that there is then.
+    /// Sleeps until no time is left on the page that is present by then.
     pub(crate) fn await_end(&self) {
         loop {
             let page = Arc::clone(&self.0.lock());
@@ -186,7 +187,7 @@ mod tests {
         assert!(matches!(WorksUntil::open(blank.into_fd()), Err(BadWorksUntil::Header(0))));
     }
 
-    /// HOST-10: neither sooner nor later, whichever gateway moves the moment.
+    /// HOST-10: the wait ends neither sooner nor later, no matter which gateway moves the moment.
     #[test]
     fn the_page_of_the_next_gateway_counts_from_when_it_is_there() {
         let first = WorksUntil::create().unwrap();
@@ -197,7 +198,7 @@ mod tests {
         next.set(first.get());
         present.replace(WorksUntil::open(next.export().unwrap()).unwrap());
         next.set(begin + Duration::from_millis(60));
-        // Nobody looks at it any more.
+        // Nobody reads the first page any more.
         first.set(Duration::MAX);
         present.await_end();
         assert!(since_boot() >= begin + Duration::from_millis(60));

@@ -1,4 +1,5 @@
-//! Chunks of a device whose memory comes and goes as a whole: their owners give them back, and peers let go.
+//! Tests chunks of a device whose memory comes and goes in whole chunks: owners give them back, and peers
+//! unmap them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ fn memory_that_was_sent_and_dropped_is_free_everywhere() {
         cluster.run_until_idle();
         let held = inbox.take_one().message;
         assert_eq!((cluster.chunks_kept(), cluster.chunks_mapped(1)), (1, 1));
-        // While somebody holds it, it stays, however often there is a look.
+        // It stays while a process holds it, no matter how often the owner looks for idle memory.
         for _ in 0..3 {
             cluster.look_for_idle(0);
             cluster.run_until_idle();
@@ -52,7 +53,7 @@ fn memory_that_was_sent_and_dropped_is_free_everywhere() {
     }
 }
 
-/// WIRE-1: an owner that takes back what others hold has not taken it from them.
+/// WIRE-1: an owner that withdraws a chunk which others still hold does not take it from them.
 #[test]
 fn a_chunk_that_is_withdrawn_too_early_stays_with_its_holders() {
     let options = PoolOptions { budget: 4 << 20, first_chunk: BYTES as u64 };

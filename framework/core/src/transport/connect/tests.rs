@@ -1,4 +1,4 @@
-//! Links for which somebody lacks descriptors.
+//! Tests links for which a process lacks descriptors.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -26,7 +26,7 @@ fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Both processes send at once or only the first, and `poor` cannot take what it is sent.
+/// Lets both processes send at once, or only the first. `poor` cannot take the half that it is sent.
 fn refused(poor: usize, both: bool) {
     let cluster = Cluster::new(2);
     let (to_1, _at_1) = cluster.inbox::<Item>(1, 8);
@@ -37,7 +37,7 @@ fn refused(poor: usize, both: bool) {
     let back = both.then(|| cluster.address::<Item>(1, &to_0));
     let mut sends: Vec<_> = (0..3).map(|_| Box::pin(there.send(item()))).collect();
     sends.extend(back.map(|back| Box::pin(back.send(item()))));
-    // Each has made its first attempt. The node is a thread of its own, and may have answered already.
+    // Each send has made its first attempt. The node is a thread of its own, and may have answered already.
     cluster.run_until_idle();
     let mut why = Vec::new();
     for send in &mut sends {
@@ -77,7 +77,7 @@ fn senders_are_told_who_cannot_take_the_half_and_the_next_use_begins_anew() {
     refused(1, true);
 }
 
-/// Both lack descriptors: two refusals cross.
+/// Both processes lack descriptors, so two refusals cross.
 #[test]
 fn refusals_that_cross_are_for_one_link() {
     let cluster = Cluster::new(2);
@@ -103,8 +103,8 @@ fn refusals_that_cross_are_for_one_link() {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// A lease on a third process's memory needs a link to that process. A frame that cannot have it is refused,
-/// with the reason, and holds nobody up.
+/// A lease on a third process's memory needs a link to that process. If the frame cannot have it, the frame
+/// is refused with the reason, and holds up no other.
 #[test]
 fn a_frame_whose_link_is_refused_goes_back_and_the_next_is_taken() {
     let cluster = Cluster::new(3);
@@ -135,8 +135,8 @@ fn a_frame_whose_link_is_refused_goes_back_and_the_next_is_taken() {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// A peer that refuses a half, which it has said to have taken, lies (WIRE-1). Of another half it says
-/// nothing.
+/// A peer that refuses a half which it said it had taken lies (WIRE-1). Refusals of other halves have no
+/// effect.
 #[test]
 fn who_refuses_an_open_link_is_given_up() {
     let cluster = Cluster::new(2);
@@ -158,7 +158,7 @@ fn who_refuses_an_open_link_is_given_up() {
     assert!(cluster.gave_up(0, 1) && !cluster.gave_up(1, 0));
 }
 
-/// Nothing goes over a link of which one side alone has mapped the other's half (LEASE-3).
+/// Nothing is sent over a link while only one side has mapped the other's half (LEASE-3).
 #[test]
 fn a_link_is_open_once_each_has_said_that_it_took_the_half() {
     let cluster = Cluster::new(2);
@@ -167,7 +167,7 @@ fn a_link_is_open_once_each_has_said_that_it_took_the_half() {
     let is_open = |of: usize, to: usize| {
         cluster.transport(of).links.to(cluster.process(to)).is_some_and(|link| link.is_open())
     };
-    // The second does not hear of the first's half, and its own reaches the first.
+    // The second process does not hear of the first's half, but its own half reaches the first.
     cluster.stop(1);
     let (there, back) = (cluster.address::<Item>(0, &to_1), cluster.address::<Item>(1, &to_0));
     let (mut there, mut back) = (pin!(there.send(item())), pin!(back.send(item())));
@@ -184,7 +184,7 @@ fn a_link_is_open_once_each_has_said_that_it_took_the_half() {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// An error of the system that is no lack of descriptors, and a half that cannot be.
+/// System errors that are no lack of a resource, and invalid halves, are told apart from a lack.
 #[test]
 fn a_half_that_is_not_taken_is_refused_whatever_is_wrong() {
     for (error, void) in [
@@ -199,7 +199,7 @@ fn a_half_that_is_not_taken_is_refused_whatever_is_wrong() {
     }
     let cluster = Cluster::new(2);
     let (to, _inbox) = cluster.inbox::<Item>(1, 8);
-    // It gets a half without its descriptors, in place of that which is sent.
+    // It gets a half without its descriptors, in place of the one that was sent.
     cluster.stop(1);
     let address = cluster.address::<Item>(0, &to);
     let mut send = pin!(address.send(item()));

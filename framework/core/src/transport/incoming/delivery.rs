@@ -1,6 +1,7 @@
-//! A frame that was taken, to its mailbox or to whoever waits for its reply.
+//! Delivers a frame that was taken: a message to its mailbox, a reply to the caller that waits for it.
 //!
-//! Invariants and locks as [there](super). MBX-2: who sends more than its credits is given up.
+//! Invariants and locks are those of [the parent](super). MBX-2: a peer that sends more than its credits is
+//! given up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,7 +49,8 @@ impl Transport {
             let away = self.actors.is_away(index);
             if self.actors.inbox(index).is_none() {
                 link.close(index, away);
-                // One may have come between the look and the word, and has opened what this has closed.
+                // An actor may have come between the check and the close; then the close has shut its open
+                // mailbox, and this opens it again.
                 if let (Some(inbox), Some(received)) =
                     (self.actors.inbox(index), inbound.received.get(usize::from(index)))
                 {
@@ -61,7 +63,7 @@ impl Transport {
         let Some(received) = inbound.received.get_mut(usize::from(index)) else { return };
         let done = link.handed_back(index);
         if done < AWAY && received.saturating_sub(done) >= u64::from(capacity) {
-            // MBX-2: a peer that ignores the credits is dropped, not buffered for.
+            // MBX-2: a peer that ignores the credits is dropped; its messages are not buffered.
             self.reject(link, Fault::ItsOwn, &"it sent more than its credits");
             return self.give_up(link);
         }
@@ -80,7 +82,7 @@ impl Transport {
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt, context };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-            // An actor that has stopped meanwhile is nobody's fault.
+            // If the actor has stopped in the meantime, no process is at fault.
             let is_wrong = !matches!(error, Undelivered::Stopped);
             let fault = if is_wrong { Fault::ItsOwn } else { Fault::Anybodys };
             let why = format_args!("{}: {error}", frame.header.actor);
@@ -89,9 +91,9 @@ impl Transport {
     }
 
     pub(super) fn take_reply(&self, link: &Link, correlation: u64, reply: Result<Parts<'_>, AskFailure>) {
-        // Nobody may wait any more: then the tensors drop here, and their leases go back.
+        // The caller may no longer wait: then the tensors drop here, and their leases go back.
         if let Some(answer) = self.asks.take(correlation, link.peer) {
-            // DEATH-3: not even as the data of a reply.
+            // DEATH-3: tainted tensors are not handed out in a reply either.
             answer(reply.and_then(|parts| match parts.tensors.iter().find_map(Tensor::taint) {
                 Some(tainted) => Err(AskFailure::Refused(Refusal::Tainted(tainted.by))),
                 None => Ok(parts),
@@ -99,8 +101,8 @@ impl Transport {
         }
     }
 
-    /// A message that no mailbox took: its sender is told where it waits for a reply, and gets its credit
-    /// back (MBX-2).
+    /// Refuses a message that no mailbox took. The sender gets its credit back (MBX-2), and the refusal if it
+    /// waits for a reply.
     pub(super) fn refuse_frame(
         &self,
         link: &Arc<Link>,
@@ -119,7 +121,7 @@ impl Transport {
         let received = inbound.received.get_mut(usize::from(index)).filter(|_| counts);
         let credit = received.map(|received| {
             *received += 1;
-            // Of a mailbox that there may not be: its sender is told at once.
+            // The mailbox may not exist, so the sender is told at once.
             Credit { index, capacity: 0 }
         });
         if frame.header.kind.is_ask() {

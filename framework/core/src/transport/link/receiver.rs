@@ -128,7 +128,7 @@ impl Link {
         self.receiver.stuck.store(is_stuck, Ordering::Relaxed);
     }
 
-    /// Returns whether the reader has left frames that it could have taken.
+    /// Sets whether the reader has left frames that it could have taken.
     pub(crate) fn set_unfinished(&self, is_unfinished: bool) {
         self.receiver.unfinished.store(is_unfinished, Ordering::Relaxed);
     }

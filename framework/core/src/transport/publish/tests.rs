@@ -1,4 +1,4 @@
-//! In which order a turn's end makes visible what the turn has left.
+//! Tests the order in which a turn's end publishes the entries of the turn.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -12,11 +12,11 @@ use crate::testing::{Cluster, Received, Target, TestInbox};
 use crate::transport::link::Link;
 use crate::transport::wake_reasons;
 
-/// How long something that is to happen may take, and for how long something must not.
+/// How long an expected event may take, and how long an unexpected one must stay out.
 const LIMIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The last process holds memory of the one before it, and is about to drop it and to say a word to process
+/// The last process holds memory of the one before it, and is about to drop it and to send a word to process
 /// 0.
 struct Scene {
     cluster: Cluster,
@@ -29,7 +29,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Of so many processes. With it what the holder holds.
+    /// Makes a scene of this many processes, and returns the holder's tensor with it.
     fn of(processes: usize) -> (Self, Received<Tensor>) {
         let cluster = Cluster::new(processes);
         let (holder, owner) = (processes - 1, processes - 2);
@@ -50,8 +50,8 @@ impl Scene {
         self.cluster.send(self.holder, &self.word, 1);
     }
 
-    /// The holder drops and sends in one turn, on a thread of its own. That ends once `stop` has taken what
-    /// its end waits for, and `look` has to let go of that.
+    /// Drops and sends in one turn of the holder, on a thread of its own. The turn ends after `stop` has
+    /// taken a lock that its end needs, and `look` has to release that lock.
     fn end_turn<'a, S>(
         &'a self,
         held: Received<Tensor>,
@@ -77,7 +77,7 @@ impl Scene {
     }
 }
 
-/// The frame would say that the tensor is dropped. Here the end of the turn stands before it publishes
+/// The frame would say that the tensor is dropped. Here the end of the turn is stopped before it publishes
 /// frames.
 #[test]
 fn a_drop_is_to_be_seen_before_a_frame_that_was_sent_after_it() {
@@ -95,8 +95,8 @@ fn a_drop_is_to_be_seen_before_a_frame_that_was_sent_after_it() {
     assert_eq!(scene.heard.take_one().message, 1);
 }
 
-/// The receiver may tell the owner, who is a third. Here the end of the turn stands before it publishes the
-/// drop.
+/// The receiver may tell the owner, a third process. Here the end of the turn is stopped before it publishes
+/// the drop.
 #[test]
 fn a_drop_is_to_be_seen_before_a_frame_to_another() {
     let (scene, held) = Scene::of(3);
@@ -113,7 +113,7 @@ fn a_drop_is_to_be_seen_before_a_frame_to_another() {
     assert_eq!(scene.cluster.leases(scene.owner), 0);
 }
 
-/// Another thread has taken the mark of the drop, and stands before it publishes what that is for.
+/// Another thread has taken the mark of the drop, and is stopped before it publishes the drop.
 #[test]
 fn a_drop_whose_mark_another_has_taken_is_to_be_seen_before_a_frame_too() {
     let (scene, held) = Scene::of(2);
@@ -127,7 +127,7 @@ fn a_drop_whose_mark_another_has_taken_is_to_be_seen_before_a_frame_too() {
     assert_eq!(scene.cluster.leases(scene.owner), 0, "the frame has overtaken the drop");
 }
 
-/// Who has the answer forgets what it asked for, also where the one that answered is killed before it
+/// The asker forgets its request when it has the answer, even if the answering process is killed before it
 /// publishes the rest.
 #[test]
 fn an_answer_does_not_overtake_what_its_handler_has_sent_to_others() {
@@ -138,7 +138,7 @@ fn an_answer_does_not_overtake_what_its_handler_has_sent_to_others() {
     let answer = cluster.ask::<_, u32>(0, &question, 7);
     cluster.run_until_idle();
     let asked = asked.take_one();
-    // With the first word goes a look for the link.
+    // The first word also takes a lookup of the link, so it is sent before the turn begins.
     cluster.send(2, &word, 1);
     cluster.run_until_idle();
     heard.take_one();
@@ -154,8 +154,8 @@ fn an_answer_does_not_overtake_what_its_handler_has_sent_to_others() {
     assert_eq!(answer.take().expect("an answer").expect("a reply"), 8);
 }
 
-/// Another thread has taken the mark of the word, and stands before it publishes what that is for: it may
-/// stand there until the process is killed.
+/// Another thread has taken the mark of the word, and is stopped before it publishes the word. It may be
+/// stopped until the process is killed.
 #[test]
 fn an_answer_does_not_overtake_a_message_whose_mark_another_has_taken() {
     let cluster = Cluster::new(3);
@@ -180,7 +180,7 @@ fn an_answer_does_not_overtake_a_message_whose_mark_another_has_taken() {
     assert_eq!(answer.take().expect("an answer").expect("a reply"), 8);
 }
 
-/// What one thread publishes takes the frames of others along, and those may tell of drops.
+/// One thread publishes the frames of others too, and those may tell of drops.
 #[test]
 fn a_frame_that_another_thread_publishes_does_not_overtake_a_drop() {
     let (scene, held) = Scene::of(3);
@@ -205,13 +205,13 @@ fn a_frame_that_another_thread_publishes_does_not_overtake_a_drop() {
     drop(turn);
 }
 
-/// A message of a body alone.
+/// A message that has only a body.
 #[derive(serde::Serialize, serde::Deserialize, GpuMessage)]
 #[gpu_message(crate = crate)]
 struct Said(u32);
 
-/// It is published as it is written, and says so little that it needs no turn. But what another thread has
-/// dropped before may be why it is sent.
+/// It is published as it is written, and is so small that it needs no turn. But a drop on another thread may
+/// be the reason why it is sent.
 #[test]
 fn a_drop_on_another_thread_is_to_be_seen_before_a_frame_that_is_sent_outside_of_a_turn() {
     let (scene, held) = Scene::of(2);
@@ -238,8 +238,8 @@ fn a_drop_on_another_thread_is_to_be_seen_before_a_frame_that_is_sent_outside_of
     assert_eq!((said.take_one().message.0, leases), (7, 0), "the frame has overtaken the drop");
 }
 
-/// A turn's end finds what is due without a look at all links, and counts nothing twice: neither where a link
-/// goes with a mark on it.
+/// A turn's end finds due entries without a search of all links, and counts none twice, even if a link with a
+/// mark on it is removed.
 #[test]
 fn what_is_due_is_counted() {
     let cluster = Cluster::new(4);
@@ -265,8 +265,8 @@ fn what_is_due_is_counted() {
     assert_eq!(links.count_due(), 0);
 }
 
-/// A turn's end takes marks that come while it looks, and is not done by as many as there were before: its
-/// own would be left, and nobody would come for them.
+/// A turn's end takes marks that are set while it searches. It must not stop after as many marks as there
+/// were before, or its own would be left over and nobody would publish them.
 #[test]
 fn nothing_is_left_where_others_mark_meanwhile() {
     let cluster = Cluster::new(4);

@@ -1,30 +1,31 @@
 //! Copies between this process's memory and memory that another process may write, or read, at the same time.
 //!
-//! A plain copy promises the compiler that nobody else writes there. A peer that breaks the protocol does. So
-//! on x86-64 the copies are made of instructions that the compiler cannot look into and rests nothing on;
-//! elsewhere, and under Miri and ThreadSanitizer, which know no instructions, of relaxed atomic accesses.
-//! What a peer writes meanwhile can be torn, is checked where it was copied to, and is not undefined.
+//! A plain copy promises the compiler that nobody else writes there, but a peer that breaks the protocol
+//! does. So on x86-64 the copies are inline assembly, which the compiler cannot look into and bases no
+//! assumption on. Elsewhere, and under Miri and ThreadSanitizer, which do not know assembly, they are relaxed
+//! atomic accesses. Data that a peer writes during the copy can be torn, but the behaviour is defined, and
+//! the data is checked in the copy.
 //!
-//! Used by [`native`](super::native) alone.
+//! Only [`native`](super::native) uses it.
 
 #![expect(unsafe_code, reason = "copies by address from and to mapped memory")]
 
-/// Copies out of memory that others may write meanwhile.
+/// Copies out of memory that others may write at the same time.
 ///
 /// # Safety
-/// `into.len()` bytes from `from` on are mapped readable, and in this process nobody writes them at the same
-/// time, but by [`copy_in`] or atomically. Other processes may do anything.
+/// `into.len()` bytes from `from` on are mapped readable. In this process no thread writes them at the same
+/// time, except by [`copy_in`] or atomically. Other processes may do anything.
 #[inline]
 pub(super) unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
     // SAFETY: the caller's promise for the source; the target is a slice of this process's own.
     unsafe { by::copy_out(from, into) };
 }
 
-/// Copies into memory that others may look at meanwhile.
+/// Copies into memory that others may read at the same time.
 ///
 /// # Safety
-/// `from.len()` bytes from `to` on are mapped writable, and in this process nobody accesses them at the same
-/// time, but by [`copy_out`] or atomically. Other processes may do anything.
+/// `from.len()` bytes from `to` on are mapped writable. In this process no thread accesses them at the same
+/// time, except by [`copy_out`] or atomically. Other processes may do anything.
 #[inline]
 pub(super) unsafe fn copy_in(from: &[u8], to: *mut u8) {
     // SAFETY: the caller's promise for the target; the source is a slice of this process's own.
@@ -36,12 +37,12 @@ use instructions as by;
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(tensorpost_tsan))))]
 use words as by;
 
-/// By instructions: the compiler knows of each only that it may read and write any memory.
+/// Copies by inline assembly, of which the compiler knows only that it may read and write any memory.
 #[cfg(all(target_arch = "x86_64", not(miri), not(tensorpost_tsan)))]
 mod instructions {
     use std::arch::asm;
 
-    /// From so many bytes on one instruction for all of them is the fastest.
+    /// From this many bytes on, one instruction for all of them is the fastest.
     const MANY: usize = 2048;
 
     /// # Safety
@@ -75,8 +76,8 @@ mod instructions {
         }
         macro_rules! step {
             ($bytes:literal, [$($instruction:literal),+], [$($registers:tt)*]) => {{
-                // SAFETY: so many bytes are left of both, which end within their ranges; all these
-                // instructions take any alignment, and what they change is said.
+                // SAFETY: at least this many bytes are left in both ranges; all these instructions take any
+                // alignment, and the operands declare everything that they change.
                 unsafe {
                     asm!($($instruction),+, from = in(reg) from, to = in(reg) to, $($registers)*
                         options(nostack, preserves_flags));
@@ -106,7 +107,7 @@ mod instructions {
     }
 }
 
-/// By relaxed atomic words, whose edges are bytes.
+/// Copies by relaxed atomic words, and by bytes at the edges.
 #[cfg(any(test, not(all(target_arch = "x86_64", not(miri), not(tensorpost_tsan)))))]
 mod words {
     use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -176,7 +177,7 @@ mod tests {
             for (length, offset) in lengths.flat_map(|length| (0..9).map(move |offset| (length, offset))) {
                 let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + 1) as u8).collect();
                 let mut shared = vec![0x11_u64; MOST / 8];
-                // SAFETY: all lie in `shared`, which nobody else has.
+                // SAFETY: all lie in `shared`, which no other thread has.
                 unsafe { copy_in(&bytes, shared.as_mut_ptr().cast::<u8>().add(offset)) };
                 let mut expected = vec![0x11_u64; MOST / 8];
                 bytemuck::cast_slice_mut::<u64, u8>(&mut expected)[offset..offset + length]
@@ -194,8 +195,8 @@ mod tests {
         }
     }
 
-    /// What a writer that keeps to no protocol leaves is some mixture of its bytes; under Miri and
-    /// ThreadSanitizer, no race.
+    /// A writer that ignores the protocol leaves some mixture of its bytes, and no race under Miri and
+    /// ThreadSanitizer.
     #[test]
     fn who_writes_meanwhile_changes_bytes_and_nothing_else() {
         let shared: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
@@ -203,7 +204,7 @@ mod tests {
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 for round in 0..200 {
-                    // SAFETY: the words are `shared`'s, and all that access them do so by these functions.
+                    // SAFETY: the words are in `shared`, and every access to them is by these functions.
                     unsafe { copy_in(&[round; 250], start()) };
                 }
             });

@@ -1,4 +1,4 @@
-//! The two cursors of a ring, each as its owner and as the peer sees it.
+//! The two cursors of a ring, each in the view of its owner and of the peer.
 
 use std::sync::atomic::Ordering;
 
@@ -10,19 +10,19 @@ use super::platform::Word;
 #[derive(Debug)]
 pub(super) struct OwnCursor<W> {
     word: W,
-    /// Where this side is.
+    /// The position of this side.
     pub(super) at: u64,
-    /// What the peer can know.
+    /// The position that the peer can see.
     pub(super) published: u64,
 }
 
 impl<W: Word> OwnCursor<W> {
-    /// A cursor at zero, as its fresh word says.
+    /// Makes a cursor at zero, the value of its fresh word.
     pub(super) fn new(word: W) -> Self {
         OwnCursor { word, at: 0, published: 0 }
     }
 
-    /// One store for everything since the last; nothing where there was nothing. Says whether there was.
+    /// Publishes everything since the last time, with one store, and returns whether there was anything.
     #[inline]
     pub(super) fn publish(&mut self, order: Ordering) -> bool {
         if self.at == self.published {
@@ -33,8 +33,8 @@ impl<W: Word> OwnCursor<W> {
         true
     }
 
-    /// Does the same as [`publish`](Self::publish), but nothing that was written behind `end`, which this
-    /// side was at once. Says what the peer can know.
+    /// Does the same as [`publish`](Self::publish), but only up to `end`, an earlier position of this side.
+    /// Returns the position that the peer can see.
     #[inline]
     pub(super) fn publish_to(&mut self, end: u64, order: Ordering) -> u64 {
         debug_assert!(end <= self.at);
@@ -46,8 +46,8 @@ impl<W: Word> OwnCursor<W> {
     }
 }
 
-/// The cursor that the peer writes: cached here, loaded again only when the cached value does not suffice,
-/// and not believed before it was checked.
+/// The cursor that the peer writes. It is cached here, loaded again only when the cached value does not
+/// suffice, and checked before it is believed.
 #[derive(Debug)]
 pub(super) struct PeerCursor<W> {
     word: W,
@@ -59,13 +59,13 @@ pub(super) struct PeerCursor<W> {
 }
 
 impl<W: Word> PeerCursor<W> {
-    /// The peer's `cursor`, at zero.
+    /// Makes the view of the peer's `cursor`, at zero.
     pub(super) fn new(word: W, cursor: Cursor, unit: u64) -> Self {
         debug_assert!(unit.is_power_of_two());
         PeerCursor { word, cursor, unit, seen: 0 }
     }
 
-    /// Loads the word again. It never goes back, never beyond `limit`, and only between records.
+    /// Loads the word again, and checks it: it must not go back, go beyond `limit`, or lie inside a record.
     #[inline]
     pub(super) fn refresh(&mut self, order: Ordering, limit: u64) -> Result<u64, RingCorrupt> {
         let (at, cursor) = (self.word.load(order), self.cursor);

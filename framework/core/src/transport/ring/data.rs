@@ -1,18 +1,18 @@
 //! The data ring: records of any length from one process to another, in order.
 //!
-//! What is where (ONE-WRITER): the tail and the bytes are the producer's pages, the head is on the
-//! consumer's. If the producer dies, what it had published stays readable; what it had not was never there.
+//! Layout (ONE-WRITER): the tail and the bytes are on the producer's pages, the head is on the consumer's. If
+//! the producer dies, the records that it had published stay readable, and unpublished ones were never there.
 //! If the consumer dies, the ring fills up and the producer sees [`RingError::Full`] until it is told of the
 //! death. There is nothing to cancel: no call waits.
 //!
 //! Positions count bytes since the beginning and never wrap; the low bits of a position are the offset. A
 //! record is contiguous: a header of 8 bytes (length, marker), the payload, and up to 7 bytes to the next
-//! multiple of 8. Where a record does not fit before the end of the ring, a pad leads to the beginning; both
+//! multiple of 8. If a record does not fit before the end of the ring, a pad leads to the beginning; both
 //! become visible together. A record with its header takes at most half the ring, so the pad and the record
 //! always fit an empty one.
 //!
-//! The producer may go on in other memory that both have ([`Producer::move_to`], [`Consumer::follow`]): a
-//! header with a marker of its own is then the last thing in the memory before.
+//! The producer may continue in other memory that both have mapped ([`Producer::move_to`],
+//! [`Consumer::follow`]). A header with a marker of its own is then the last item in the old memory.
 
 use std::fmt::Debug;
 
@@ -23,10 +23,10 @@ use super::platform::{Bytes, Orders, Platform, Sound, Word};
 
 const HEADER: u64 = 8;
 const UNIT: u64 = 8;
-/// Markers that neither zeroed memory nor text looks like.
+/// Markers that occur neither in zeroed memory nor in text.
 const RECORD: u32 = 0xB10C_DA7A;
 const PAD: u32 = 0xB10C_0FAD;
-/// Behind this the ring is in other memory.
+/// After this marker the ring continues in other memory.
 const MOVED: u32 = 0xB10C_60E5;
 
 #[inline]
@@ -34,18 +34,18 @@ fn header(length: u64, marker: u32) -> u64 {
     (u64::from(marker) << 32) | length
 }
 
-/// Bytes that a record with a payload of `len` takes.
+/// Returns the bytes that a record with a payload of `len` takes.
 #[inline]
 fn footprint(len: u64) -> u64 {
     HEADER + len.next_multiple_of(UNIT)
 }
 
-/// Largest payload in bytes of a ring of `capacity` bytes.
+/// Returns the largest payload, in bytes, of a ring of `capacity` bytes.
 pub const fn max_payload(capacity: usize) -> usize {
     capacity / 2 - HEADER as usize
 }
 
-/// A ring of `capacity` bytes between two threads of this process.
+/// Makes a ring of `capacity` bytes between two threads of this process.
 ///
 /// # Errors
 /// [`BadCapacity`](super::BadCapacity) unless `capacity` is a power of two of a sensible size.
@@ -63,9 +63,9 @@ impl Content for Records {
     const UNIT: u64 = UNIT;
     // Two records with some payload.
     const MIN_BYTES: usize = 32;
-    /// The position at which it has begun to write its memory.
+    /// The position at which it began to write its present memory.
     type Writing<W: Word + Debug> = u64;
-    /// The end of the record that was peeked; the head where none was.
+    /// The end of the record that was peeked; the head if none was.
     type Reading<W: Word + Debug> = u64;
 }
 
@@ -73,8 +73,8 @@ impl Content for Records {
 pub type Producer<P = Native, O = Sound> = WritingEnd<P, O, Records>;
 
 impl<P: Platform, O: Orders> Producer<P, O> {
-    /// The writing end of a fresh ring: it stores to `tail` and `bytes`, and loads the peer's `head`. Both
-    /// words are zero.
+    /// Makes the writing end of a fresh ring. It stores to `tail` and `bytes`, and loads the peer's `head`.
+    /// Both words are zero.
     ///
     /// # Errors
     /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
@@ -82,17 +82,18 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         Self::with(tail, head, bytes, 0)
     }
 
-    /// Bytes of its memory that it has written to, or left out, at most.
+    /// Returns an upper limit of the bytes of its memory that it has written to or skipped.
     pub fn touched(&self) -> usize {
         (self.tail.at - self.writing).min(self.capacity) as usize
     }
 
-    /// Room for a record with a payload of `len` bytes. Dropping the reservation leaves nothing behind.
+    /// Reserves room for a record with a payload of `len` bytes. Dropping the reservation leaves nothing
+    /// behind.
     ///
     /// # Errors
-    /// [`RingError::Full`] where the consumer has to make room first: [`publish`](Self::publish), then wait
-    /// for it. [`RingError::TooLarge`] above [`max_payload`]. [`RingError::Corrupt`] where the consumer's
-    /// cursor is wrong.
+    /// [`RingError::Full`] if the consumer has to make room first: [`publish`](Self::publish), then wait for
+    /// it. [`RingError::TooLarge`] above [`max_payload`]. [`RingError::Corrupt`] if the consumer's cursor is
+    /// wrong.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Result<Reservation<'_, P, O>, RingError> {
         let max = max_payload(self.capacity as usize);
@@ -112,32 +113,32 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         Ok(Reservation { pad, payload: (start + HEADER) as usize, len, ring: self })
     }
 
-    /// Returns whether at least `bytes` bytes are free, headers and pads included. Looks at the consumer's
-    /// cursor only where what it said last is not enough: its cache line is the consumer's to write.
+    /// Returns whether at least `bytes` bytes are free, headers and pads included. Loads the consumer's
+    /// cursor only if its last value is not enough, because the consumer writes that cache line.
     ///
     /// # Errors
-    /// As [`consumed`](Self::consumed).
+    /// The same as for [`consumed`](Self::consumed).
     #[inline]
     pub fn has_free(&mut self, bytes: usize) -> Result<bool, RingCorrupt> {
         let known = self.capacity - (self.tail.at - self.head.seen);
         Ok(bytes as u64 <= known || bytes <= self.free()?)
     }
 
-    /// Bytes that are free now, headers and pads included.
+    /// Returns the bytes that are free now, headers and pads included.
     ///
     /// # Errors
-    /// As [`consumed`](Self::consumed).
+    /// The same as for [`consumed`](Self::consumed).
     pub fn free(&mut self) -> Result<usize, RingCorrupt> {
         Ok((self.capacity - self.unconsumed()?) as usize)
     }
 
-    /// Goes on in `bytes`, which nobody has written or read, from the next record on, and returns the memory
-    /// that it leaves. The consumer is told in its turn, with the next [`publish`](Self::publish), and
-    /// [follows](Consumer::follow).
+    /// Continues in `bytes`, which nobody has written or read, from the next record on, and returns the
+    /// memory that it leaves. The consumer learns of it in order, with the next [`publish`](Self::publish),
+    /// and [follows](Consumer::follow).
     ///
     /// # Errors
-    /// `bytes` comes back where the consumer is not known to be done with all that was written, or where they
-    /// are of another length: nothing has changed.
+    /// `bytes` comes back if the consumer is not known to have read everything, or if they have another
+    /// length. Nothing has changed then.
     pub fn move_to(&mut self, bytes: P::Bytes) -> Result<P::Bytes, P::Bytes> {
         // An empty ring has room for the mark.
         if self.tail.at != self.head.seen || bytes.len() != self.bytes.len() {
@@ -155,7 +156,7 @@ impl<P: Platform, O: Orders> Producer<P, O> {
     }
 }
 
-/// Room for one record. [`commit`](Self::commit) makes it one.
+/// Room for one record, which [`commit`](Self::commit) makes from it.
 #[derive(Debug)]
 #[must_use = "a reservation that is dropped leaves no record"]
 pub struct Reservation<'a, P: Platform = Native, O: Orders = Sound> {
@@ -168,11 +169,11 @@ pub struct Reservation<'a, P: Platform = Native, O: Orders = Sound> {
 }
 
 impl<P: Platform, O: Orders> Reservation<'_, P, O> {
-    /// Copies `bytes` into the payload, `offset` bytes from its beginning. What is never written is what an
-    /// earlier record left there.
+    /// Copies `bytes` into the payload, `offset` bytes from its beginning. Bytes that are never written keep
+    /// the content of an earlier record.
     ///
     /// # Panics
-    /// Where that goes beyond the length that was reserved.
+    /// If that goes beyond the reserved length.
     #[inline]
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
         assert!(
@@ -184,7 +185,7 @@ impl<P: Platform, O: Orders> Reservation<'_, P, O> {
         self.ring.bytes.write(self.payload + offset, bytes);
     }
 
-    /// The length of the payload, in bytes.
+    /// Returns the length of the payload, in bytes.
     #[cfg(any(test, feature = "inside"))]
     #[inline]
     #[expect(clippy::len_without_is_empty, reason = "it is the length of what will be, not of what is there")]
@@ -210,8 +211,8 @@ impl<P: Platform, O: Orders> Reservation<'_, P, O> {
 pub type Consumer<P = Native, O = Sound> = ReadingEnd<P, O, Records>;
 
 impl<P: Platform, O: Orders> Consumer<P, O> {
-    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail` and `bytes`. Both
-    /// words are zero.
+    /// Makes the reading end of a fresh ring. It stores to `head`, and loads the peer's `tail` and `bytes`.
+    /// Both words are zero.
     ///
     /// # Errors
     /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
@@ -219,16 +220,16 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
         Self::with(tail, head, bytes, 0)
     }
 
-    /// Copies the next record's payload into `out`, in place of what was in it, and returns the position of
-    /// its end; `None`, and `out` as it was, where nothing was published. The record stays the next one until
-    /// [`consume`](Self::consume).
+    /// Copies the next record's payload into `out`, in place of the old content, and returns the position of
+    /// its end. Returns `None`, and leaves `out` as it was, if nothing was published. The record stays the
+    /// next one until [`consume`](Self::consume).
     ///
-    /// It is copied before anyone looks at it, so a peer that changes it meanwhile cannot make it pass a
-    /// check and then be something else.
+    /// The record is copied before any of it is read, so a peer that changes it at the same time cannot make
+    /// it pass a check and then change it.
     ///
     /// # Errors
-    /// [`RingCorrupt`] where the peer's cursor or the record's header cannot be right; `out` is as it was. Of
-    /// these, [`RingCorrupt::Moved`] is for who has the memory that the producer has moved to:
+    /// [`RingCorrupt`] if the peer's cursor or the record's header cannot be right; `out` is as it was. At
+    /// [`RingCorrupt::Moved`], a caller that has the memory to which the producer has moved can
     /// [`follow`](Self::follow) it.
     #[inline]
     pub fn peek(&mut self, out: &mut Vec<u8>) -> Result<Option<u64>, RingCorrupt> {
@@ -242,7 +243,7 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
             (length, marker) = self.header(at);
         }
         if marker != RECORD {
-            // Not behind a pad, which leads to a record.
+            // A move is not valid after a pad, which always leads to a record.
             let moved = marker == MOVED && length == 0 && at == self.head.at;
             return Err(if moved { RingCorrupt::Moved { at } } else { RingCorrupt::Marker { at, marker } });
         }
@@ -251,7 +252,7 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
         if u64::from(length) > room {
             return Err(RingCorrupt::Length { at, length, limit: room });
         }
-        // Keeps what is there: a buffer that is used again is not zeroed again.
+        // Keeps the old content, so that a reused buffer is not zeroed again.
         out.resize(length as usize, 0);
         self.bytes.read((self.offset(at) + HEADER) as usize, out);
         self.reading = at + footprint(u64::from(length));
@@ -275,12 +276,12 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
         self.reading
     }
 
-    /// The position behind the pad at `at`, where there has to be a record.
+    /// Returns the position after the pad at `at`, where there has to be a record.
     #[cold]
     fn skip_pad(&self, at: u64, length: u32) -> Result<u64, RingCorrupt> {
         let to_end = self.capacity - self.offset(at);
         let leads_to_a_record = HEADER + u64::from(length) == to_end && to_end < self.tail.seen - at;
-        // A record starts where the ring does, never a pad.
+        // Only a record, never a pad, starts at the beginning of the ring.
         if self.offset(at) == 0 || !leads_to_a_record {
             return Err(RingCorrupt::Pad { at, length });
         }

@@ -1,7 +1,7 @@
-//! The two ends of a ring, whatever is in it: cursors, and how far each side has got.
+//! The two ends of a ring with any content: cursors, and the progress of each side.
 //!
-//! [`data`](super::data) and [`entries`](super::entries) say what a position counts and add what goes in and
-//! comes out.
+//! [`data`](super::data) and [`entries`](super::entries) define what a position counts, and add writing and
+//! reading.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -10,17 +10,17 @@ use super::cursor::{OwnCursor, PeerCursor};
 use super::error::{BadCapacity, Cursor, RingCorrupt};
 use super::platform::{Bytes, Orders, Platform, Word};
 
-/// What a ring holds: what its positions count, and which of them a cursor can have.
+/// The content of a ring: the unit of its positions, and the positions that a cursor can have.
 pub trait Content {
-    /// Bytes from one position to the next.
+    /// The number of bytes from one position to the next.
     const POSITION_BYTES: usize;
     /// Cursors are multiples of this power of two.
     const UNIT: u64;
     /// Least capacity in bytes.
     const MIN_BYTES: usize;
-    /// The state of the writing end besides its place.
+    /// The state of the writing end besides its position.
     type Writing<W: Word + Debug>: Debug;
-    /// What the reading end remembers besides its place.
+    /// The state of the reading end besides its position.
     type Reading<W: Word + Debug>: Debug;
 }
 
@@ -28,7 +28,7 @@ pub trait Content {
 #[cfg(any(test, feature = "inside"))]
 type Ends<C> = (WritingEnd<super::Native, super::Sound, C>, ReadingEnd<super::Native, super::Sound, C>);
 
-/// A ring of `bytes` bytes between two threads of this process.
+/// Makes a ring of `bytes` bytes between two threads of this process.
 #[cfg(any(test, feature = "inside"))]
 pub(super) fn in_memory<C: Content>(
     bytes: usize,
@@ -74,16 +74,16 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
         })
     }
 
-    /// Makes everything written since the last time visible to the reader, with one store. Says whether there
-    /// was anything: then, the reader's doorbell is due.
+    /// Makes everything written since the last time visible to the reader, with one store. Returns whether
+    /// there was anything; if so, the reader's doorbell is due.
     #[inline]
     pub fn publish(&mut self) -> bool {
         // TAIL release: pairs with `ReadingEnd::is_empty`.
         self.tail.publish(O::TAIL_RELEASE)
     }
 
-    /// Does the same as [`publish`](Self::publish), but nothing that was written behind `end`, a
-    /// [`position`](Self::position) that it has had. Says up to where the reader can see.
+    /// Does the same as [`publish`](Self::publish), but only up to `end`, an earlier
+    /// [`position`](Self::position). Returns the position up to which the reader can see.
     #[inline]
     pub(crate) fn publish_to(&mut self, end: u64) -> u64 {
         // TAIL release: as above.
@@ -97,27 +97,28 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
         self.tail.at != self.tail.published
     }
 
-    /// The end of what was written. The reader is done with it once [`consumed`](Self::consumed) is at least
-    /// this.
+    /// Returns the position after the last write. The reader has consumed everything once
+    /// [`consumed`](Self::consumed) is at least this.
     #[inline]
     pub fn position(&self) -> u64 {
         self.tail.at
     }
 
-    /// Up to where the reader is done.
+    /// Returns the position up to which the reader has consumed.
     ///
     /// # Errors
-    /// [`RingCorrupt`] where its cursor went back, beyond what was published, or inside a record.
+    /// [`RingCorrupt`] if its cursor went back, beyond the published position, or inside a record.
     #[inline]
     pub fn consumed(&mut self) -> Result<u64, RingCorrupt> {
         // HEAD acquire: pairs with `ReadingEnd::publish_head`.
         self.head.refresh(O::HEAD_ACQUIRE, self.tail.published)
     }
 
-    /// Positions between what was written, published or not, and what the reader is done with.
+    /// Returns the number of positions that were written, published or not, and that the reader has not
+    /// consumed.
     ///
     /// # Errors
-    /// As [`consumed`](Self::consumed).
+    /// The same as for [`consumed`](Self::consumed).
     #[inline]
     pub fn unconsumed(&mut self) -> Result<u64, RingCorrupt> {
         Ok(self.tail.at - self.consumed()?)
@@ -126,7 +127,7 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
 
 #[cfg(any(test, feature = "testing"))]
 impl<O: Orders, C: Content> WritingEnd<super::Native, O, C> {
-    /// What keeps its memory.
+    /// Returns a weak handle on its memory.
     pub(crate) fn memory(&self) -> std::sync::Weak<dyn std::any::Any + Send + Sync> {
         self.bytes.memory()
     }
@@ -162,8 +163,8 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
         })
     }
 
-    /// Gives the room of everything consumed since the last time back, with one store. Says whether there was
-    /// any.
+    /// Gives the room of everything consumed since the last time back, with one store. Returns whether there
+    /// was any.
     #[inline]
     pub fn publish_head(&mut self) -> bool {
         // HEAD release: pairs with `WritingEnd::consumed`.
@@ -177,32 +178,32 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
         self.head.at != self.head.published
     }
 
-    /// The end of what was consumed.
+    /// Returns the position after the last consumed item.
     #[inline]
     pub fn position(&self) -> u64 {
         self.head.at
     }
 
-    /// The end of what was written by now.
+    /// Returns the position after the last item that is visible by now.
     ///
     /// # Errors
-    /// [`RingCorrupt`] where the writer's cursor cannot be right.
+    /// [`RingCorrupt`] if the writer's cursor cannot be right.
     pub fn written(&mut self) -> Result<u64, RingCorrupt> {
         let limit = self.head.published.saturating_add(self.capacity);
         // TAIL acquire: pairs with `WritingEnd::publish`.
         self.tail.refresh(O::TAIL_ACQUIRE, limit)
     }
 
-    /// Returns whether there is nothing to read: the second look that a sleeper takes before it sleeps.
+    /// Returns whether there is nothing to read. A sleeper calls it for its second look before it sleeps.
     ///
     /// # Errors
-    /// [`RingCorrupt`] where the writer's cursor cannot be right.
+    /// [`RingCorrupt`] if the writer's cursor cannot be right.
     #[inline]
     pub fn is_empty(&mut self) -> Result<bool, RingCorrupt> {
         if self.head.at != self.tail.seen {
             return Ok(false);
         }
-        // The writer knows only of the published head: it cannot be further than a ring beyond that.
+        // The writer knows only the published head, so it cannot be more than a ring's length beyond that.
         let limit = self.head.published.saturating_add(self.capacity);
         // TAIL acquire: pairs with `WritingEnd::publish`.
         Ok(self.tail.refresh(O::TAIL_ACQUIRE, limit)? == self.head.at)
@@ -211,7 +212,7 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
 
 #[cfg(any(test, feature = "testing"))]
 impl<O: Orders, C: Content> ReadingEnd<super::Native, O, C> {
-    /// What keeps its memory.
+    /// Returns a weak handle on its memory.
     pub(crate) fn memory(&self) -> std::sync::Weak<dyn std::any::Any + Send + Sync> {
         self.bytes.memory()
     }

@@ -2,12 +2,12 @@
 //!
 //! Memory, deaths and batching are as in the [data ring](super::data), except that positions count entries.
 //!
-//! There is room for many entries, and mostly few are under way. So a producer that has written
-//! [`RETURN_LAP`] slots begins at the front of the memory again as soon as the consumer has taken everything.
-//! It touches the slots behind them only where the consumer falls behind, and they cost nothing before. The
-//! position that lies at the front is a word of the producer's, the `front`. The producer changes it only
-//! where nothing is under way, so the consumer that sees a tail sees the front that goes with it, and cannot
-//! see a later one before it has published that it took everything.
+//! There is room for many entries, and usually few are under way. So a producer that has written
+//! [`RETURN_LAP`] slots begins at the start of the memory again as soon as the consumer has taken everything.
+//! It touches the slots after them only if the consumer falls behind, and until then they cost nothing. A
+//! word of the producer, the `front`, has the position that lies in the first slot. The producer changes it
+//! only while nothing is under way. So a consumer that sees a tail also sees the front that goes with it, and
+//! cannot see a later one before it has published that it took everything.
 
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ pub enum PushError {
     Corrupt(#[from] RingCorrupt),
 }
 
-/// A ring of `slots` entries between two threads of this process.
+/// Makes a ring of `slots` entries between two threads of this process.
 ///
 /// # Errors
 /// [`BadCapacity`](super::BadCapacity) unless `slots` is a power of two of a sensible size.
@@ -60,13 +60,13 @@ impl Content for Entries {
     type Reading<W: Word + Debug> = ReadFront<W>;
 }
 
-/// The front as the producer writes it.
+/// The front at the producer, which writes it.
 #[derive(Debug)]
 pub struct WrittenFront<W> {
     word: W,
     /// The position that lies in the first slot.
     at: u64,
-    /// Slots of the memory that were written before that.
+    /// The most slots of the memory that were written before that.
     furthest: u64,
 }
 
@@ -76,12 +76,12 @@ impl<W> WrittenFront<W> {
     }
 }
 
-/// The front as the consumer sees it.
+/// The front at the consumer, which reads it.
 #[derive(Debug)]
 pub struct ReadFront<W> {
     word: W,
     at: u64,
-    /// The tail with which it was looked at.
+    /// The tail at which it was last loaded.
     seen_with: u64,
 }
 
@@ -95,7 +95,7 @@ impl<W> ReadFront<W> {
 pub type EntryProducer<P = Native, O = Sound> = WritingEnd<P, O, Entries>;
 
 impl<P: Platform, O: Orders> EntryProducer<P, O> {
-    /// The writing end of a fresh ring: it stores to `tail`, `front` and `bytes`, and loads the peer's
+    /// Makes the writing end of a fresh ring. It stores to `tail`, `front` and `bytes`, and loads the peer's
     /// `head`. The words are zero.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
         Self::with(tail, head, bytes, WrittenFront::new(front))
     }
 
-    /// Bytes of its memory that it has written to, at most.
+    /// Returns an upper limit of the bytes of its memory that it has written to.
     pub fn touched(&self) -> usize {
         let slots = (self.tail.at - self.writing.at).max(self.writing.furthest).min(self.capacity);
         slots as usize * ENTRY_BYTES
@@ -113,16 +113,16 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
     /// Appends an entry, visible with the next [`publish`](Self::publish).
     ///
     /// # Errors
-    /// [`PushError::Full`] where the consumer has to make room first. [`PushError::Corrupt`] where its cursor
-    /// is wrong.
+    /// [`PushError::Full`] if the consumer has to make room first. [`PushError::Corrupt`] if its cursor is
+    /// wrong.
     #[inline]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         if self.tail.at - self.head.seen == self.capacity && self.unconsumed()? == self.capacity {
             return Err(PushError::Full);
         }
         let lap = self.tail.at - self.writing.at;
-        // Only where all is published can all be taken; and the head is not looked at for each entry of a
-        // batch.
+        // The consumer can have taken everything only if everything is published. The second condition also
+        // saves loading the head for each entry of a batch.
         if lap >= (RETURN_LAP as u64).min(self.capacity / 2) && self.tail.at == self.tail.published {
             self.begin_again()?;
         }
@@ -136,40 +136,40 @@ impl<P: Platform, O: Orders> EntryProducer<P, O> {
 }
 
 impl<P: Platform, O: Orders> EntryProducer<P, O> {
-    /// The next entry goes to the front, if the consumer has taken all.
+    /// Moves the front to the next entry, if the consumer has taken everything.
     #[inline]
     fn begin_again(&mut self) -> Result<(), RingCorrupt> {
         if self.unconsumed()? == 0 {
             let front = &mut self.writing;
             front.furthest = front.furthest.max(self.tail.at - front.at);
             front.at = self.tail.at;
-            // Published by the tail's release, before any entry behind it.
+            // Relaxed: the release of the tail publishes it, before any later entry.
             front.word.store(front.at, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Appends `mark`, and goes on in `bytes`, which nobody has written or read. Returns the memory that it
-    /// leaves. Who reads the mark [follows](EntryConsumer::follow).
+    /// Appends `mark`, and continues in `bytes`, which nobody has written or read. Returns the memory that it
+    /// leaves. The consumer that reads the mark [follows](EntryConsumer::follow).
     ///
     /// # Errors
-    /// `bytes` comes back where the consumer is not known to have taken all entries, or where they are of
-    /// another length: nothing has changed.
+    /// `bytes` comes back if the consumer is not known to have taken all entries, or if they have another
+    /// length. Nothing has changed then.
     pub fn move_to(&mut self, mark: Entry, bytes: P::Bytes) -> Result<P::Bytes, P::Bytes> {
         if self.tail.at != self.head.seen || bytes.len() != self.bytes.len() || self.push(mark).is_err() {
             return Err(bytes);
         }
-        // The consumer does the same when it has read the mark: the word is not needed for it.
+        // The consumer does the same when it has read the mark, so the word is not needed for it.
         (self.writing.at, self.writing.furthest) = (self.tail.at, 0);
         Ok(std::mem::replace(&mut self.bytes, bytes))
     }
 }
 
-/// The reading end. What is in an entry is for the caller to check (WIRE-1).
+/// The reading end. The caller checks the content of an entry (WIRE-1).
 pub type EntryConsumer<P = Native, O = Sound> = ReadingEnd<P, O, Entries>;
 
 impl<P: Platform, O: Orders> EntryConsumer<P, O> {
-    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail`, `front` and
+    /// Makes the reading end of a fresh ring. It stores to `head`, and loads the peer's `tail`, `front` and
     /// `bytes`. The words are zero.
     ///
     /// # Errors
@@ -178,11 +178,11 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
         Self::with(tail, head, bytes, ReadFront::new(front))
     }
 
-    /// Takes a copy of the next entry; `None` where nothing was published. The producer gets the slot back
+    /// Takes a copy of the next entry, or `None` if nothing was published. The producer gets the slot back
     /// with the next [`publish_head`](Self::publish_head).
     ///
     /// # Errors
-    /// [`RingCorrupt`] where the producer's cursor cannot be right.
+    /// [`RingCorrupt`] if the producer's cursor cannot be right.
     #[inline]
     pub fn pop(&mut self) -> Result<Option<Entry>, RingCorrupt> {
         if self.is_empty()? {
@@ -190,9 +190,8 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
         }
         if self.reading.seen_with != self.tail.seen {
             self.reading.seen_with = self.tail.seen;
-            // Behind the acquire of the tail. A front that is behind the one that is known is from before a
-            // move. A wrong one leads to entries that nobody wrote, which is nobody's loss but the producer's
-            // (WIRE-1).
+            // Loaded after the acquire of the tail. A front that is lower than the known one is from before a
+            // move. A wrong one leads to entries that nobody wrote, which harms only the producer (WIRE-1).
             self.reading.at = self.reading.at.max(self.reading.word.load(Ordering::Relaxed));
         }
         let offset = offset(self.head.at.wrapping_sub(self.reading.at), self.capacity);
@@ -201,8 +200,8 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
         Ok(Some(entry))
     }
 
-    /// Reads on in `bytes`: the entry that was taken last says that the producer has moved to them. Returns
-    /// what is left.
+    /// Reads on in `bytes`, after the last entry said that the producer has moved to them. Returns the memory
+    /// that it leaves.
     pub fn follow(&mut self, bytes: P::Bytes) -> P::Bytes {
         debug_assert_eq!(bytes.len(), self.bytes.len(), "a ring moves to memory of its own length");
         self.reading.at = self.head.at;
@@ -210,7 +209,7 @@ impl<P: Platform, O: Orders> EntryConsumer<P, O> {
     }
 }
 
-/// Offset in bytes of the entry that is `position` entries from the front.
+/// Returns the offset, in bytes, of the entry that is `position` entries from the front.
 #[inline]
 fn offset(position: u64, slots: u64) -> usize {
     (position & (slots - 1)) as usize * ENTRY_BYTES

@@ -1,4 +1,4 @@
-//! What can be wrong with a ring, and what to do about it.
+//! Errors of rings, and what to do about them.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use thiserror::Error;
 /// One of a ring's two cursors, for errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cursor {
-    /// The producer's: the end of what it published.
+    /// The producer's: the position up to which it has published.
     Tail,
-    /// The consumer's: the end of what it consumed.
+    /// The consumer's: the position up to which it has consumed.
     Head,
 }
 
@@ -22,8 +22,8 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// The peer wrote what no sound peer writes (WIRE-1). Nothing after it can be believed: give the ring up and
-/// treat the peer as broken. Positions and lengths are in bytes, in entries for a return ring.
+/// The peer wrote data that no sound peer writes (WIRE-1). Nothing after it can be believed: give the ring up
+/// and treat the peer as broken. Positions and lengths are in bytes, or in entries for a return ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RingCorrupt {
@@ -34,7 +34,7 @@ pub enum RingCorrupt {
         cursor: Cursor,
         /// Its last value.
         from: u64,
-        /// What it is now.
+        /// Its value now.
         to: u64,
     },
     /// A cursor is further than it can be.
@@ -63,14 +63,14 @@ pub enum RingCorrupt {
         /// What it says.
         marker: u32,
     },
-    /// The ring goes on in other memory, which is for its reader to have. Where that has none, the peer has
-    /// not said so before.
+    /// The ring continues in other memory, which its reader should have. If the reader has none, the peer has
+    /// not offered it before.
     #[error("the ring goes on in other memory from {at} on, which the peer has not sent; give up this peer")]
     Moved {
         /// Position of the header.
         at: u64,
     },
-    /// A record is longer than any may be, or than what is left of the ring or of what was published.
+    /// A record is longer than any may be, or than the rest of the ring or of the published bytes.
     #[error("the ring record at {at} says {length} bytes where at most {limit} can be; give up this peer")]
     Length {
         /// Position of the header.
@@ -99,7 +99,7 @@ pub enum RingError {
     /// It will never fit.
     #[error("a record of {len} bytes cannot be in this ring, at most {max} can; send it as a lease")]
     TooLarge {
-        /// What was asked for, in bytes.
+        /// The requested length, in bytes.
         len: usize,
         /// The most, in bytes.
         max: usize,
@@ -109,11 +109,11 @@ pub enum RingError {
     Corrupt(#[from] RingCorrupt),
 }
 
-/// Memory that no ring can be laid out in.
+/// The error for memory in which no ring can be laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a ring needs a power of two of at least {min} bytes and at most {max}, not {len}")]
 pub struct BadCapacity {
-    /// What was given, in bytes.
+    /// The given length, in bytes.
     pub len: usize,
     /// The least, in bytes.
     pub min: usize,

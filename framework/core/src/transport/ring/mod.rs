@@ -2,11 +2,11 @@
 //!
 //! [`data`] carries messages, [`entries`] carries the releases of leases back. Neither waits, allocates in
 //! shared memory or takes a lock; a process can be killed at any instruction and leaves the other's view
-//! intact (ONE-WRITER). Waking the other side is the [doorbell](super::doorbell)'s affair.
+//! intact (ONE-WRITER). The [doorbell](super::doorbell) wakes the other side.
 //!
-//! Read in this order: [`platform`] (what the protocol asks of memory), [`native`] (the memory that gives
-//! it), `cursor` (how a side publishes its place and checks the peer's), [`ends`] (what both rings have),
-//! [`data`], [`entries`].
+//! Read in this order: [`platform`] (the protocol's requirements on memory), [`native`] (the memory that
+//! meets them), `cursor` (how a side publishes its position and checks the peer's), [`ends`] (the parts that
+//! both rings share), [`data`], [`entries`].
 
 mod copy;
 mod cursor;

@@ -12,7 +12,7 @@ use super::copy::{copy_in, copy_out};
 use super::platform::{Bytes, Platform, Word};
 use crate::os::mapping::BEFORE_FENCE;
 
-/// Whatever keeps a mapping mapped. Words and bytes hold a clone for as long as they point into it.
+/// A handle that keeps a mapping mapped. Words and bytes hold a clone for as long as they point into it.
 pub type KeepMapped = Arc<dyn Any + Send + Sync>;
 
 /// Memory mapped into this process, and real atomics.
@@ -37,17 +37,18 @@ pub struct NativeWord {
 }
 
 impl NativeWord {
-    /// The word at `at`, which `keep` keeps mapped. Give every word a cache line of its own.
+    /// Makes a handle on the word at `at`, which `keep` keeps mapped. Give every word a cache line of its
+    /// own.
     ///
     /// # Safety
     /// `at` is aligned to 8 and stays readable for as long as `keep` or a clone of it lives; every access to
-    /// it, in any process, is atomic. Where it is mapped read-only, it is handed only to the side that loads
-    /// it: each constructor of a ring or doorbell says which word that side stores to.
+    /// it, in any process, is atomic. If it is mapped read-only, it is passed only to the side that loads it:
+    /// each constructor of a ring or doorbell says which words that side stores to.
     pub unsafe fn from_raw(at: NonNull<AtomicU64>, keep: KeepMapped) -> Self {
         NativeWord { at, _keep: keep }
     }
 
-    /// A word of this process's own, zero, for rings between threads.
+    /// Makes a word in this process's own memory, zero, for rings between threads.
     #[cfg(any(test, feature = "inside"))]
     pub fn in_memory() -> Self {
         let word = Arc::new(AtomicU64::new(0));
@@ -86,8 +87,8 @@ fn load(word: &AtomicU64, order: Ordering) -> u64 {
     value
 }
 
-/// Words side by side in mapped memory, found by index. There are many, and they are few bytes for each
-/// process that knows them.
+/// Words side by side in mapped memory, found by index. There are many of them, and this handle takes few
+/// bytes.
 #[derive(Clone)]
 pub struct NativeWords {
     first: NonNull<AtomicU64>,
@@ -96,7 +97,7 @@ pub struct NativeWords {
 }
 
 impl NativeWords {
-    /// The `count` words from `first` on, which `keep` keeps mapped.
+    /// Makes a handle on the `count` words from `first` on, which `keep` keeps mapped.
     ///
     /// # Safety
     /// As for [`NativeWord::from_raw`], for each of them.
@@ -104,7 +105,7 @@ impl NativeWords {
         NativeWords { first, count, _keep: keep }
     }
 
-    /// Words of this process's own, zero.
+    /// Makes words in this process's own memory, zero.
     #[cfg(test)]
     pub(crate) fn in_memory(count: usize) -> Self {
         let words: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
@@ -114,17 +115,17 @@ impl NativeWords {
     #[inline]
     fn get(&self, index: usize) -> Option<&AtomicU64> {
         // SAFETY: it is one of the `count` words that `from_raw`'s caller promised, or that `in_memory` has
-        // allocated; `&self` borrows `_keep`, for as long as which they are there.
+        // allocated; they stay as long as `_keep`, which `&self` borrows.
         (index < self.count).then(|| unsafe { self.first.add(index).as_ref() })
     }
 
-    /// The word `index`; `None` where there are not so many.
+    /// Loads the word `index`; returns `None` if there are fewer words.
     #[inline]
     pub fn load(&self, index: usize, order: Ordering) -> Option<u64> {
         self.get(index).map(|word| load(word, order))
     }
 
-    /// Stores to the word `index`, if there is one. For the side that has it mapped writable.
+    /// Stores to the word `index`, if there is one. Only the side that has it mapped writable calls this.
     #[inline]
     pub fn store(&self, index: usize, value: u64, order: Ordering) {
         if let Some(word) = self.get(index) {
@@ -163,44 +164,45 @@ pub struct NativeBytes {
 }
 
 impl NativeBytes {
-    /// The `len` bytes from `start` on, which `keep` keeps mapped.
+    /// Makes a handle on the `len` bytes from `start` on, which `keep` keeps mapped.
     ///
     /// # Safety
     /// - `start` is aligned to 8, and `len` bytes from there stay readable for as long as `keep` or a clone
-    ///   of it lives; they are writable too where the bytes go to a producer.
-    /// - In this process, they are touched only through the one producer or the one consumer that is made of
-    ///   these bytes, or through the two ends of the same ring.
+    ///   of it lives; they are writable too if the bytes go to a producer.
+    /// - In this process, they are touched only through the one producer or the one consumer made of these
+    ///   bytes, or through the two ends of the same ring.
     ///
-    /// The other process is *not* trusted to keep to the protocol: one that writes what it has published
-    /// already changes only the contents of bytes, and any contents are valid, checked after they were copied
-    /// out.
+    /// The other process is *not* trusted to keep to the protocol. If it overwrites bytes that it has already
+    /// published, only the contents of bytes change. Any contents are valid, and they are checked after they
+    /// were copied out.
     pub unsafe fn from_raw(start: NonNull<u8>, len: usize, keep: KeepMapped) -> Self {
         debug_assert_eq!(start.align_offset(8), 0, "a ring's memory is aligned to 8");
         NativeBytes { start, len, _keep: keep }
     }
 
-    /// Two views of zeroed memory of this process's own, for the two ends of a ring between threads.
-    /// Crate-private for they may be used only as [`from_raw`](Self::from_raw) says.
+    /// Makes two views of zeroed memory of this process, for the two ends of a ring between threads.
+    /// Crate-private, because they may be used only as [`from_raw`](Self::from_raw) says.
     #[cfg(any(test, feature = "inside"))]
     pub(super) fn in_memory(len: usize) -> (Self, Self) {
         let memory: Arc<[AtomicU64]> = (0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         (Self::of_words(&memory, len), Self::of_words(&memory, len))
     }
 
-    /// A view of the first `len` bytes of `memory`, under the same rule as [`in_memory`](Self::in_memory).
+    /// Makes a view of the first `len` bytes of `memory`, under the same rule as
+    /// [`in_memory`](Self::in_memory).
     #[cfg(any(test, feature = "inside"))]
     pub(super) fn of_words(memory: &Arc<[AtomicU64]>, len: usize) -> Self {
         assert!(len <= size_of_val(&**memory), "{len} bytes do not fit the memory given");
         NativeBytes { start: NonNull::from(&**memory).cast(), len, _keep: Arc::new(Arc::clone(memory)) }
     }
 
-    /// What keeps the memory, for tests that look whether it has gone.
+    /// Returns a weak handle on the memory, for tests that check whether it is gone.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn memory(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
         Arc::downgrade(&self._keep)
     }
 
-    /// Where `count` bytes from `offset` on start.
+    /// Returns the address of the `count` bytes from `offset` on.
     #[inline]
     fn range(&self, offset: usize, count: usize) -> NonNull<u8> {
         assert!(
@@ -229,8 +231,8 @@ impl Bytes for NativeBytes {
         let from = self.range(offset, into.len());
         // SAFETY: `range` checked the bounds of the source, which stays mapped as long as `_keep`. The
         // cursors order this read after the writes of a producer in this process (`from_raw`) and of a peer
-        // that keeps to the protocol; a peer that does not can change the bytes meanwhile, which `copy_out`
-        // allows. The copy is what gets checked and used, never the shared bytes.
+        // that keeps to the protocol; a peer that does not can change the bytes at the same time, which
+        // `copy_out` allows. The copy is what gets checked and used, never the shared bytes.
         unsafe { copy_out(from.as_ptr(), into) }
     }
 
@@ -239,7 +241,7 @@ impl Bytes for NativeBytes {
         let to = self.range(offset, from.len());
         // SAFETY: `range` checked the bounds of the target, which `from_raw`'s caller promised to be writable
         // for a producer, the only caller of `write`. No one else writes there (ONE-WRITER), and the consumer
-        // has given the range back, or has lied about it and then reads garbage of its own making.
+        // has given the range back, or has lied about it and then reads garbage through its own fault.
         unsafe { copy_in(from, to.as_ptr()) }
     }
 

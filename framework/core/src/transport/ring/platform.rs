@@ -1,7 +1,7 @@
-//! What the shared-memory protocols need from the memory under them.
+//! The requirements of the shared-memory protocols on the memory under them.
 //!
-//! The protocols are generic over a [`Platform`] so that loom explores the very code that runs in production,
-//! and over [`Orders`] so that a model can take away one barrier at a time and watch loom find the failure
+//! The protocols are generic over a [`Platform`] so that loom explores the code that runs in production. They
+//! are generic over [`Orders`] so that a model can remove one barrier at a time and see loom find the failure
 //! (`tests/loom_ring.rs`, `tests/loom_doorbell.rs`).
 
 use std::fmt;
@@ -14,13 +14,13 @@ pub trait Platform: 'static {
     /// The bytes of a ring, with one writing process.
     type Bytes: Bytes + fmt::Debug;
 
-    /// A sequentially consistent fence, see [`Orders::SLEEPER_FENCE`].
+    /// Executes a sequentially consistent fence, see [`Orders::SLEEPER_FENCE`].
     fn fence_seq_cst();
 }
 
 /// A 64-bit word in shared memory. One process stores to it, any may load it (ONE-WRITER).
 pub trait Word {
-    /// The word's value. `order` is `Relaxed` or `Acquire`.
+    /// Returns the word's value. `order` is `Relaxed` or `Acquire`.
     fn load(&self, order: Ordering) -> u64;
 
     /// Changes the word; only ever called in the process that the word belongs to. `order` is `Relaxed` or
@@ -28,31 +28,31 @@ pub trait Word {
     fn store(&self, value: u64, order: Ordering);
 }
 
-/// Bytes in shared memory. One process writes them, and who may touch which of them when follows from the
-/// ring's two cursors. Offsets and lengths are in bytes.
+/// Bytes in shared memory. One process writes them. The ring's two cursors determine which side may touch
+/// which bytes, and when. Offsets and lengths are in bytes.
 #[allow(clippy::len_without_is_empty, reason = "a ring's memory is never empty")]
 pub trait Bytes {
     /// Copies `into.len()` bytes out, from `offset` on.
     ///
     /// # Panics
-    /// Where the range is out of bounds. The rings check every number from a peer first, so this is only a
+    /// If the range is out of bounds. The rings check every number from a peer first, so this is only a
     /// backstop.
     fn read(&self, offset: usize, into: &mut [u8]);
 
     /// Copies `from` in, at `offset`.
     ///
     /// # Panics
-    /// Where the range is out of bounds, as for [`read`](Self::read).
+    /// If the range is out of bounds, as for [`read`](Self::read).
     fn write(&self, offset: usize, from: &[u8]);
 
-    /// The eight bytes at `offset`, a multiple of 8, in native order and fetched exactly once: what was
-    /// checked is what is used, whatever the peer does meanwhile.
+    /// Returns the eight bytes at `offset`, a multiple of 8, in native order. They are fetched exactly once,
+    /// so the checked value is the used value, no matter what the peer does at the same time.
     ///
     /// # Panics
-    /// Where the range is out of bounds or `offset` is no multiple of 8.
+    /// If the range is out of bounds or `offset` is not a multiple of 8.
     fn read_word(&self, offset: usize) -> u64;
 
-    /// The inverse of [`read_word`](Self::read_word).
+    /// Writes eight bytes at `offset`; the inverse of [`read_word`](Self::read_word).
     ///
     /// # Panics
     /// As [`read_word`](Self::read_word).
@@ -62,8 +62,8 @@ pub trait Bytes {
     fn len(&self) -> usize;
 }
 
-/// Every place where the protocols order memory. The defaults are what is needed; the models weaken one at a
-/// time.
+/// Every place where the protocols order memory. The defaults are the orders that they need; the models
+/// weaken one at a time.
 ///
 /// Sites that belong together carry the same label in the code: `TAIL`, `HEAD`, `BELL`, `WANTS`.
 pub trait Orders: 'static {
@@ -79,10 +79,10 @@ pub trait Orders: 'static {
     /// two fences comes first in the total order: the sleeper's second look sees the publication, or the
     /// ringer sees the sleeper asleep. With either missing, both can miss.
     const SLEEPER_FENCE: bool = true;
-    /// `BELL`: whether the ringer fences between publishing and its look at the sleep word.
+    /// `BELL`: whether the ringer fences between publishing and its load of the sleep word.
     const RINGER_FENCE: bool = true;
-    /// `WANTS`: whether whoever publishes fences between that and its look at what the sleeper wants to be
-    /// woken for. The sleeper's fence is that of `BELL`: it writes what it wants before it.
+    /// `WANTS`: whether a publisher fences between publishing and its load of the wake reasons that the
+    /// sleeper wants. The sleeper's fence is that of `BELL`: it writes its wanted reasons before that fence.
     const WANTS_FENCE: bool = true;
 }
 

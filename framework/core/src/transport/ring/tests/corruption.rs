@@ -1,5 +1,5 @@
-//! A peer that writes anything, anywhere it can (WIRE-1): an error or a record, never a panic, never out of
-//! bounds and never without end.
+//! Tests a peer that writes anything, anywhere it can (WIRE-1). The result is an error or a record, never a
+//! panic, an access out of bounds, or an endless loop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +55,7 @@ const RECORD: u32 = 0xB10C_DA7A;
 const PAD: u32 = 0xB10C_0FAD;
 const MOVED: u32 = 0xB10C_60E5;
 
-/// Numbers that are more often nearly right than not.
+/// Generates numbers that are often nearly right.
 fn number() -> impl Strategy<Value = u64> {
     let marker = prop_oneof![Just(RECORD), Just(PAD), Just(MOVED), any::<u32>()];
     prop_oneof![
@@ -195,7 +195,7 @@ fn a_head_is_checked_before_it_is_believed() {
 
 #[test]
 fn a_header_is_checked_before_it_is_believed() {
-    // What the header at 0 says, how far the tail is, what it leads to.
+    // The content of the header at 0, the tail, and the expected error.
     let cases = [
         (0, 0, 16, RingCorrupt::Marker { at: 0, marker: 0 }),
         (9, RECORD, 16, RingCorrupt::Length { at: 0, length: 9, limit: 8 }),
@@ -216,13 +216,13 @@ fn a_header_is_checked_before_it_is_believed() {
 
 #[test]
 fn a_record_and_a_pad_at_the_end_are_checked_too() {
-    // The same, for a header at 96 of 128.
+    // The same for a header at 96 of 128.
     let cases = [
         (32, RECORD, 256 - 32, RingCorrupt::Length { at: 96, length: 32, limit: 24 }),
         (16, PAD, 256 - 32, RingCorrupt::Pad { at: 96, length: 16 }),
         (32, PAD, 256 - 32, RingCorrupt::Pad { at: 96, length: 32 }),
         (u32::MAX, PAD, 256 - 32, RingCorrupt::Pad { at: 96, length: u32::MAX }),
-        // Nothing behind it, and a pad behind it, and a mark.
+        // Pads with nothing after them, and with another pad after them.
         (24, PAD, 128, RingCorrupt::Pad { at: 96, length: 24 }),
         (24, PAD, 256 - 32, RingCorrupt::Marker { at: 128, marker: PAD }),
     ];

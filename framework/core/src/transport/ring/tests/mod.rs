@@ -1,4 +1,4 @@
-//! The rings against a model, against a peer that writes anything, and under two threads.
+//! Tests of the rings against a model, against a peer that writes anything, and with two threads.
 
 mod corruption;
 mod model;

@@ -1,4 +1,4 @@
-//! The rings do what a queue does.
+//! Tests that the rings behave like a queue.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ const CAPACITY: usize = 256;
 enum Op {
     /// A record of this length, written in two pieces.
     Send(usize),
-    /// A reservation that comes to nothing.
+    /// A reservation that is dropped.
     Abandon(usize),
     Publish,
     /// A look without consuming.
@@ -34,7 +34,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A ring and what it should hold: the committed records not yet consumed, each with its end.
+/// A ring and its expected content: the committed records not yet consumed, each with its end.
 struct Pair {
     producer: Producer,
     consumer: Consumer,
@@ -60,8 +60,8 @@ impl Pair {
             }
             Err(RingError::TooLarge { .. }) => assert!(len > data::max_payload(CAPACITY)),
             Err(RingError::Full) => {
-                // What is free can be split by the end of the ring, and a record is never: less than twice
-                // fits.
+                // The end of the ring can split the free bytes, but never a record. So there is less than
+                // twice the record's room.
                 let free = self.producer.free().expect("the consumer is sound");
                 assert!(free < 2 * (8 + len.next_multiple_of(8)), "{free} free bytes are enough for {len}");
             }
@@ -157,7 +157,7 @@ proptest! {
     }
 }
 
-/// Memory that is there for many entries is touched only where there are many.
+/// Memory for many entries is touched only if there are many.
 #[test]
 fn a_return_ring_begins_again_where_all_was_taken() {
     const SLOTS: usize = 8 * RETURN_LAP;
@@ -181,8 +181,8 @@ fn a_return_ring_begins_again_where_all_was_taken() {
     }
     let lap = (RETURN_LAP + 3) * entries::ENTRY_BYTES;
     assert!(producer.touched() <= lap, "{} bytes", producer.touched());
-    // A consumer that is always behind has it go round all of the memory, and the last slot is as good as the
-    // first.
+    // With a consumer that is always behind, it goes round all of the memory, and the last slot works like
+    // the first.
     assert!(pass(&mut producer, 1, 0));
     for _ in 0..3 * SLOTS {
         assert!(pass(&mut producer, 1, 1));

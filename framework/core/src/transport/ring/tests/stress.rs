@@ -1,4 +1,4 @@
-//! Two real threads.
+//! Tests with two real threads.
 
 use std::hint;
 use std::thread;
@@ -9,12 +9,12 @@ use crate::transport::ring::{data, entries, *};
 
 const RECORDS: u64 = 1_000_000;
 
-/// Lengths that wrap the ring everywhere.
+/// Returns lengths that wrap the ring at every place.
 fn length(i: u64) -> usize {
     8 + (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 57) as usize
 }
 
-/// A moment for the other thread, which may share the core.
+/// Gives the other thread, which may share the core, a moment.
 fn pause(tries: &mut u32) {
     *tries += 1;
     if tries.is_multiple_of(64) { thread::yield_now() } else { hint::spin_loop() }
@@ -105,7 +105,7 @@ fn a_million_entries_arrive_and_no_wake_up_is_lost() {
     sending.join().expect("the producer finishes");
 }
 
-/// Now and then the ring goes on in other memory, which the consumer has by then.
+/// Now and then the ring continues in other memory, which the consumer has by then.
 #[test]
 fn records_and_entries_arrive_in_order_from_rings_that_move() {
     const MOVES: u64 = 300;
