@@ -1,11 +1,11 @@
 //! A link: everything between this process and one peer.
 //!
-//! **Made** on first use by either side, in two link messages through the node: each sends its half (a
-//! descriptor of what it writes), and says in it which half of the other's it has mapped. A process sends
-//! frames and posts holds only over a link whose peer has said that: only then is what it writes seen by a
-//! peer that drains its rings (LEASE-3). Who cannot take a half does not say so and refuses it: a link of
-//! which one half was refused has never been open on either side, goes on both, and the next use makes
-//! another.
+//! **Made** on first use by either side, in two link messages through the node. Each side sends its half (a
+//! descriptor of the memory that it writes), and says in it which half of the other's it has mapped. A
+//! process sends frames and posts holds only over a link whose peer has said that. Only then does a peer that
+//! drains its rings see the notices (LEASE-3). A process that cannot take a half does not say so, and refuses
+//! it. A link of which one half was refused has never been open on either side; both sides remove it, and the
+//! next use makes another.
 //!
 //! A link has parts, each with its state and its locks in its file:
 //!
@@ -13,16 +13,16 @@
 //! |---|---|
 //! | `connection` | both halves, whether they are connected, the peer's doorbell |
 //! | `sender` | the data ring out: claims, frames under way, replies that wait for room |
-//! | `receiver` | the data ring in, and what the reader has seen of the peer's words |
+//! | `receiver` | the data ring in, and the last values of the peer's words that the reader has seen |
 //! | `leases` | both return rings, and how many leases each side has of the other's memory |
-//! | `credits` | what this process's actors are done with |
-//! | `senders` | who waits here for room there |
-//! | `renewal` | fresh memory for rings that are idle, that to the peer and that from it |
+//! | `credits` | the counts of messages that this process's actors are done with |
+//! | `senders` | the senders here that wait for room there |
+//! | `renewal` | fresh memory for idle rings, to the peer and from it |
 //!
 //! **Locks**, in the order in which they may nest: `inbound` (receiver); `notices_in` (leases); then, none of
 //! them inside another, `out` (sender), `notices_out` (leases), credits, `guests` (senders), the two of
-//! renewal, and a pool's own. Nothing of the user's runs under any of them but `inbound`, under which
-//! messages are decoded. The one of the refusals is a leaf.
+//! renewal, and a pool's own. User code runs under none of them but `inbound`, under which messages are
+//! decoded. The lock of the refusals is a leaf.
 //!
 //! **On a crash** of the peer see `endings`. **On cancellation** of a send its claim gives everything back.
 
@@ -73,7 +73,7 @@ pub(crate) struct Link {
     sender: SenderSide,
     /// The data ring in.
     receiver: ReceiverSide,
-    /// The return rings, and who has how many leases.
+    /// The return rings, and how many leases each side has.
     leases: Leases,
     /// Senders of this process that wait for room at the peer.
     senders: Senders,
@@ -81,13 +81,13 @@ pub(crate) struct Link {
     credits: Credits,
     /// Fresh memory for idle rings.
     renewal: Renewal,
-    /// Counts what the peer has sent and could not be taken.
+    /// Counts frames and notices of the peer that could not be taken.
     refusals: Refusals,
 }
 
 impl Link {
-    /// `number` is that of this process's half; `with_unpublished` counts its links with notices that are not
-    /// published, and `with_due` those with anything that is due.
+    /// Makes a link. `number` is the number of this process's half. `with_unpublished` counts the process's
+    /// links with unpublished notices, and `with_due` those with anything due.
     pub(crate) fn new(
         peer: ProcessId,
         number: u64,
@@ -133,21 +133,21 @@ impl Link {
         self.receiver.open(Consumer::new(data_tail.clone(), own_data_head, data)?);
         let front = memory.return_front();
         self.leases.open_in(EntryConsumer::new(return_tail.clone(), own_return_head, front, returns)?);
-        // Last: who finds a cursor moved reads what it tells of.
+        // Last, because a reader that sees a cursor move reads the ring.
         self.receiver.watch([data_tail, return_tail, data_head]);
         Ok(())
     }
 
-    /// Returns whether a frame lies unread, or something waits to go out.
+    /// Returns whether a frame is unread, or something waits to go out.
     pub(crate) fn is_busy(&self) -> bool {
         self.receiver.has_unread() || self.has_waiting() || self.has_backlog()
     }
 
-    /// A number that changes whenever a sender to the peer's actor `index` might find what it lacked.
+    /// Returns a number that changes whenever a sender to the peer's actor `index` might find what it lacked.
     pub(crate) fn stamp(&self, index: u16) -> u64 {
         let head = self.sender.consumed();
         let opened = u64::from(self.is_open()) + 2 * u64::from(self.is_broken());
-        // In two bits, where no count comes.
+        // In the top two bits, which no count reaches.
         let mailbox_state = match self.mailbox_state(index) {
             NOBODY => 0,
             CLOSED => 3,

@@ -125,7 +125,7 @@ impl Transport {
         // Few turns have more than 16.
         let mut due: SmallVec<[(&Link, u8, Option<u64>); 16]> = SmallVec::new();
         // The search begins at the link that had something the last time, and ends with the last link on
-        // which something is due: a search of hundreds of links, of which one or two have something, would
+        // which something is due. A search of hundreds of links, of which one or two have something, would
         // cost more than the message. A link whose mark another thread has taken counts until that thread has
         // published it, so it is not skipped. The count is read anew each time, so a mark that was set and
         // taken since the search began does not stand for one that was there before.

@@ -1,18 +1,18 @@
 //! The connection to a peer: both halves, whether they are connected, and the peer's doorbell.
 //!
-//! Used by whoever makes the link, by everything that asks whether it is open, and by whoever rings.
+//! Code that makes the link uses it, and so do all checks of whether it is open, and all rings.
 //!
 //! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open
-//! only while each side has said that it has mapped the other's half and neither is set. What was put off
-//! (`deferred`) is rung for by whoever takes it out of the mark. Of a half that was mapped by a link that is
-//! refused, one is told that it has to be refused too: whoever refuses the link, or whoever maps the half.
+//! only while each side has said that it has mapped the other's half and neither flag is set. The thread that
+//! takes a deferred reason out of the mark (`deferred`) rings for it. If a link is refused while the peer's
+//! half is mapped, exactly one thread learns that it has to refuse that half too: the one that refuses the
+//! link, or the one that maps the half.
 //!
-//! **Locks.** That of the bell's end, under which it is sent to the node, and under which a half is said to
-//! be mapped or the link refused; nothing else inside of it. `ring` may be called under the locks of the
-//! rings.
+//! **Locks.** That of the bell's end. Under it the bell is sent to the node, a half is announced as mapped,
+//! and the link is refused; no other lock inside it. `ring` may be called under the locks of the rings.
 //!
-//! **On a crash** of the peer its doorbell is shut, and a ring in vain is an error that is logged and nothing
-//! else. **On cancellation** nothing happens.
+//! **On a crash** of the peer its doorbell is shut, and a ring in vain is an error that is only logged. **On
+//! cancellation** nothing happens.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,32 +36,31 @@ use crate::transport::wake_reasons;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Of this process's half: an answer to it names it.
+    /// The number of this process's half; an answer to the half names it.
     number: u64,
-    /// What this process writes for the peer.
+    /// The words that this process writes for the peer.
     pub(super) memory: LinkMemory,
-    /// In it: which half of the peer's is mapped here.
+    /// The word in it that says which half of the peer is mapped here.
     taken: NativeWord,
-    /// What the peer rings here.
+    /// The ear that hears the peer's rings.
     _ear: Ear,
-    /// The peer's end of it and a descriptor of the rings to it, until they are sent.
+    /// The peer's end of the bell and a descriptor of the rings to the peer, until they are sent.
     unsent: Mutex<Option<(OwnedFd, Bell)>>,
     /// The rings to the peer, until its half comes.
     rings: Mutex<Option<(NativeBytes, NativeBytes)>>,
-    /// What the peer writes for this process, once it came.
+    /// The peer's half, which it writes for this process, once it came.
     half: OnceLock<Half>,
-    /// Both have been seen to be mapped.
+    /// Both halves are known to be mapped.
     made: AtomicBool,
     /// The peer broke the protocol or ended; nothing is sent or read any more.
     broken: AtomicBool,
-    /// Why it never opened, where that is known. Apart from the link for a frame that waits for it, which
-    /// another link may hold.
+    /// Why it never opened, if that is known. In an `Arc`, because a frame on another link may wait for this.
     refused: Arc<OnceLock<LinkRefused>>,
-    /// The peer has ended; what it had posted is still read.
+    /// The peer has ended; its posted frames and notices are still read.
     exited: AtomicBool,
     /// Pending sends and asks have been failed.
     given_up: AtomicBool,
-    /// What was published and not rung for.
+    /// The reasons that were published and not rung for.
     deferred: DeferredFor,
     /// How often the peer's doorbell was rung.
     #[cfg(any(test, feature = "testing"))]
@@ -72,7 +71,7 @@ pub(super) struct Connection {
 struct Half {
     credits: NativeWords,
     mailbox_states: NativeWords,
-    /// Which half of this process's the peer has mapped.
+    /// The word that says which half of this process the peer has mapped.
     taken: NativeWord,
     wants: NativeWord,
     bell: Bell,
@@ -80,7 +79,7 @@ struct Half {
 }
 
 impl Connection {
-    /// This process's half, which nobody has yet.
+    /// Makes this process's half, which no peer has yet.
     pub(super) fn new(number: u64, ears: &Ears) -> io::Result<Self> {
         let (ear, bell) = ears.doorbell()?;
         let rings = RingMemory::create()?;
@@ -105,12 +104,12 @@ impl Connection {
         })
     }
 
-    /// The rings to the peer, once.
+    /// Takes the rings to the peer; works once.
     pub(super) fn take_rings(&self) -> Option<(NativeBytes, NativeBytes)> {
         self.rings.lock().take()
     }
 
-    /// The peer's half has come, with its words in `memory`.
+    /// Takes the peer's half, whose words are in `memory`.
     pub(super) fn take_half(
         &self,
         wake_page: &WakePage,
@@ -130,19 +129,19 @@ impl Connection {
 }
 
 impl Link {
-    /// A descriptor of the words of this process's half.
+    /// Returns a descriptor of the words of this process's half.
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
         self.connection.memory.export()
     }
 
-    /// Has `send` send the half, with a descriptor of the rings and that with which the peer rings here: they
-    /// are there once, and the peer alone has the bell. Nothing is sent of a link that was refused meanwhile:
-    /// the node would take the half for one that stands.
+    /// Has `send` send the half, with a descriptor of the rings and the bell with which the peer rings here.
+    /// Both can be sent once, and only the peer has the bell. Nothing is sent if the link was refused in the
+    /// meantime, because the node would take the half for a valid one.
     pub(crate) fn send_half<E: From<io::Error>>(
         &self,
         send: impl FnOnce([OwnedFd; 2]) -> Result<(), E>,
     ) -> Result<(), E> {
-        // While it is sent: a refusal comes to the node behind it, or keeps it back.
+        // Locked while it is sent: a refusal reaches the node after it, or stops it.
         let mut unsent = self.connection.unsent.lock();
         if self.connection.refused.get().is_some() {
             return Ok(());
@@ -151,17 +150,18 @@ impl Link {
         send([rings, bell.into()])
     }
 
-    /// The number of this process's half.
+    /// Returns the number of this process's half.
     pub(crate) fn number(&self) -> u64 {
         self.connection.number
     }
 
-    /// Says to the peer that its half, which has that number, is mapped: what it writes into it from then on
-    /// is seen. False where the link was refused meanwhile, and so the half has to be.
+    /// Tells the peer that its half, which has that number, is mapped: this process sees everything that the
+    /// peer writes into it from now on. Returns false if the link was refused in the meantime, and so the
+    /// half must be refused too.
     #[must_use]
     pub(crate) fn note_taken(&self, number: u64) -> bool {
         let _refused_or_not = self.connection.unsent.lock();
-        // Release: who sees it finds the rings mapped.
+        // Release: a peer that sees the number finds the rings mapped.
         self.connection.taken.store(number, Ordering::Release);
         self.connection.refused.get().is_none()
     }
@@ -191,7 +191,7 @@ impl Link {
         self.connection.half.get().is_some()
     }
 
-    /// The peer has ended: nothing is sent to it any more.
+    /// Notes that the peer has ended: nothing is sent to it any more.
     pub(crate) fn end(&self) {
         self.connection.exited.store(true, Ordering::Release);
     }
@@ -204,7 +204,7 @@ impl Link {
         self.connection.broken.load(Ordering::Acquire)
     }
 
-    /// Nothing more goes to the peer.
+    /// Returns whether nothing more is sent to the peer.
     pub(crate) fn is_past(&self) -> bool {
         self.is_broken() || self.has_exited()
     }
@@ -213,8 +213,9 @@ impl Link {
         self.connection.broken.store(true, Ordering::Release);
     }
 
-    /// It never opens, for this reason. Whoever finds it broken finds that. A half that has not gone to the
-    /// node by then does not go. Returns the number of the peer's half, where that was mapped before.
+    /// Notes that the link never opens, for this reason, which is set before the link counts as broken. A
+    /// half that has not been sent to the node by then is not sent. Returns the number of the peer's half, if
+    /// that was mapped before.
     pub(crate) fn refuse(&self, why: LinkRefused) -> Option<u64> {
         let _sent_or_not = self.connection.unsent.lock();
         let _ = self.connection.refused.set(why);
@@ -222,7 +223,7 @@ impl Link {
         Some(self.connection.taken.load(Ordering::Acquire)).filter(|number| *number != 0)
     }
 
-    /// Why it never opened, once that is known.
+    /// Returns why it never opened, once that is known.
     pub(crate) fn refused(&self) -> &Arc<OnceLock<LinkRefused>> {
         &self.connection.refused
     }
@@ -234,16 +235,16 @@ impl Link {
         self.connection.half.get().and_then(load).unwrap_or(0)
     }
 
-    /// [`CLOSED`] when the peer's actor `index` has gone, [`AWAY`] when it is started anew, [`NOBODY`] where
-    /// there was none yet, or else how many messages of this process its mailbox takes at a time.
+    /// Returns [`CLOSED`] if the peer's actor `index` is gone, [`AWAY`] if it is being restarted, [`NOBODY`]
+    /// if there was none yet, or else how many messages of this process its mailbox takes at a time.
     pub(crate) fn mailbox_state(&self, index: u16) -> u64 {
         // CREDIT acquire: pairs with `close` and `open`.
         let load = |half: &Half| half.mailbox_states.load(usize::from(index), Ordering::Acquire);
         self.connection.half.get().and_then(load).unwrap_or(0)
     }
 
-    /// Rings the peer's doorbell if it sleeps: for frames always, for other [`wake_reasons`] only if it wants
-    /// to know of such.
+    /// Rings the peer's doorbell if it sleeps: for frames always, for other [`wake_reasons`] only if the peer
+    /// wants them.
     pub(crate) fn ring(&self, what: u8) {
         let Some(half) = self.connection.half.get() else { return };
         if !wake_reasons::is_wanted::<Native, Sound>(what, &half.wants) {
@@ -261,12 +262,12 @@ impl Link {
         }
     }
 
-    /// Something was published that the peer is not woken for now.
+    /// Notes reasons that were published and for which the peer is not woken now.
     pub(crate) fn defer_wakeup(&self, what: u8) {
         self.connection.deferred.mark(what);
     }
 
-    /// Rings for what the peer was not woken for.
+    /// Rings for the deferred reasons.
     pub(crate) fn ring_deferred(&self) {
         let what = self.connection.deferred.take();
         if what != 0 {
@@ -279,7 +280,7 @@ impl Link {
         self.connection.given_up.load(Ordering::Acquire)
     }
 
-    /// Pending sends and asks have been failed.
+    /// Notes that its pending sends and asks have been failed.
     pub(crate) fn note_given_up(&self) {
         self.connection.given_up.store(true, Ordering::Release);
     }

@@ -1,18 +1,19 @@
 //! Credits: how many of the peer's messages this process's actors are done with.
 //!
-//! The receiver of messages grants: it counts on its half what its actors are done with, and the sender
-//! compares that with what it has sent. Used when a message's receipt drops, and when an actor comes or goes.
+//! The receiver of messages grants credits: it counts on its half the messages that its actors are done with,
+//! and the sender compares that with the messages that it has sent. A message's receipt calls this when it
+//! drops, and so does an actor that comes or goes.
 //!
-//! **Invariants.** How many messages a mailbox takes is what its own process says on the link, and not what
-//! an address says: so an address that lies about it costs nobody a link (WIRE-1). A count is published
-//! before anybody is rung for it. A word has one writer, the process that grants (ONE-WRITER). A peer has no
-//! more messages in a mailbox than its capacity (MBX-2).
+//! **Invariants.** The mailbox's own process says on the link how many messages the mailbox takes, and an
+//! address has no say in it. So an address that lies about it costs no process a link (WIRE-1). A count is
+//! published before a peer is rung for it. A word has one writer, the process that grants (ONE-WRITER). A
+//! peer has no more messages in a mailbox than its capacity (MBX-2).
 //!
-//! **Locks.** One, and nothing inside of it; the reader, which holds a peer to its credits, looks without it.
-//! It is taken inside of the receiving end's, by the reader and where an actor comes.
+//! **Locks.** One, and no other lock inside it. The reader, which holds a peer to its credits, reads the
+//! counts without it. It is taken inside the receiving end's lock, by the reader and when an actor comes.
 //!
-//! **On a crash** of the peer the counts are of no use to anybody, and go with the link. **On cancellation**
-//! of a handler its receipt drops, and counts.
+//! **On a crash** of the peer the counts are of no more use, and go with the link. **On cancellation** of a
+//! handler its receipt drops, and counts.
 
 use std::sync::atomic::Ordering;
 
@@ -29,7 +30,7 @@ use crate::transport::ring::NativeWords;
 #[derive(Debug)]
 pub(super) struct Credits {
     granted: Mutex<Granted>,
-    /// The words that it writes, which nobody else can (ONE-WRITER): to look at them takes no lock.
+    /// The words that it writes and no other process can write (ONE-WRITER); reading them takes no lock.
     counts: NativeWords,
     mailbox_states: NativeWords,
 }
@@ -43,8 +44,8 @@ impl Credits {
 }
 
 impl Link {
-    /// The message of the peer that has this credit is done with. Whether the peer is to be woken for it, if
-    /// it waits: not while it has most of the mailbox under way (see [`wake_reasons`]).
+    /// Counts the peer's message with this credit as done with. Returns whether to wake the peer for it, if
+    /// it waits; false while it has most of the mailbox under way (see [`wake_reasons`]).
     pub(crate) fn hand_back(&self, credit: Credit) -> bool {
         self.credits.granted.lock().one_more(credit, turn::about_now())
     }
@@ -52,11 +53,11 @@ impl Link {
     /// Returns how many messages of the peer this process's actor `index` is done with.
     pub(crate) fn handed_back(&self, index: u16) -> u64 {
         let Credits { granted, counts, mailbox_states } = &self.credits;
-        // While the mailbox is open the word is the count (`Granted`), also where the mailbox is closed just
-        // now: then the count is that of a moment before. The word never goes back, and a sender that keeps
-        // to it saw it before it wrote the frame for which this looks: what is seen here is as high, so no
-        // such sender is found beyond its credits. What holds while the mailbox is not open, and what a pause
-        // is, the lock knows.
+        // While the mailbox is open the word is the count (`Granted`). If the mailbox is being closed at this
+        // moment, the word is the count of a moment before. The word never goes back, and an honest sender
+        // saw it before it wrote the frame that is checked here. This thread sees a value at least as high,
+        // so no such sender is found beyond its credits. While the mailbox is not open, or is paused, only
+        // the state under the lock is right.
         match mailbox_states.load(index.into(), Ordering::Acquire) {
             Some(state) if !matches!(state, CLOSED | AWAY | NOBODY) => {
                 counts.load(index.into(), Ordering::Acquire).unwrap_or(CLOSED)
@@ -65,13 +66,13 @@ impl Link {
         }
     }
 
-    /// An actor has come to the location `index`, and takes so many messages of the peer at a time. That is
-    /// said here, by the one who holds the peer to it: what an address says of it was written by anybody
-    /// (WIRE-1).
+    /// Opens the mailbox of an actor that has come to the location `index`, which takes this many messages of
+    /// the peer at a time. This process, which holds the peer to the number, announces it here, because
+    /// anybody may have written the number in an address (WIRE-1).
     pub(crate) fn open_mailbox(&self, index: u16, capacity: u32) {
-        // Where one was before, its credits go on where the messages taken stand. No frame for the place is
-        // taken meanwhile: a late one that was counted before is done with, and one that comes behind gets
-        // its credit back by itself (MBX-2).
+        // If another actor was there before, the credits continue at the number of messages taken. No frame
+        // for the location is taken during this call: a late one that was counted before is done with, and a
+        // later one gets its credit back by itself (MBX-2).
         let inbound = self.inbound();
         let received = inbound.as_ref().and_then(|inbound| inbound.received.get(usize::from(index)));
         self.open_mailbox_at(index, capacity, received.copied().unwrap_or(0));
@@ -83,15 +84,15 @@ impl Link {
         self.credits.granted.lock().open(index, capacity, received);
     }
 
-    /// This process's actor `index` takes none for now: its senders look where it is. What is on its way is
-    /// taken, and counted.
+    /// Pauses this process's actor `index`, so that its senders look up where it is. Messages on their way
+    /// are taken, and counted.
     #[cfg(feature = "hosts")]
     pub(crate) fn pause(&self, index: u16) {
         self.credits.granted.lock().pause(index);
     }
 
-    /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next
-    /// life.
+    /// Closes the mailbox of this process's actor `index`. If the actor is `away`, its senders wait for its
+    /// next life.
     pub(crate) fn close(&self, index: u16, away: bool) {
         self.credits.granted.lock().close(index, if away { AWAY } else { CLOSED });
     }
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
     use crate::testing::Cluster;
 
-    /// MBX-2: none is lost, and there is none too many.
+    /// MBX-2: no credit is lost, and there is none too many.
     #[test]
     fn late_frames_keep_their_credits_while_an_actor_comes() {
         let cluster = Cluster::new(2);
@@ -113,7 +114,7 @@ mod tests {
         let (index, frames) = (7, 2_000_000);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // As the reader does with a frame for an actor that is not there.
+            // Does what the reader does with a frame for an actor that is not there.
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     let mut inbound = link.inbound();
@@ -136,7 +137,8 @@ mod tests {
         });
     }
 
-    /// In every state of a mailbox, and where a message is done with in it.
+    /// The word and the count under the lock agree in every state of a mailbox, also when a message is done
+    /// with in it.
     #[test]
     fn what_is_looked_at_without_the_lock_is_what_the_lock_says() {
         let cluster = Cluster::new(2);

@@ -1,12 +1,12 @@
-//! What is to be published on a link, and on how many links of the process something is: whoever publishes
-//! ends its look with the last of them.
+//! The mark of due entries on a link, and the number of the process's links with such a mark: a publishing
+//! thread ends its search with the last of them.
 //!
-//! Used by whoever commits frames, posts notices and hands credits back, and by `publish`.
+//! Code that commits frames, posts notices or hands credits back uses it, and so does `publish`.
 //!
-//! **Invariants.** A link counts from before its mark can be seen until what was marked can be seen by the
-//! peer: so a link whose mark another thread has taken, and has not published yet, is not passed by.
+//! **Invariants.** A link counts from before its mark is visible until the peer can see the marked entries.
+//! So a link whose mark another thread has taken, and has not published yet, is not skipped.
 //!
-//! **Locks.** None. **On a crash** of this process nobody asks.
+//! **Locks.** None. **On a crash** of this process it has no more users.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ pub(super) struct Due {
 }
 
 impl Due {
-    /// `links` counts those of the process.
+    /// Makes an empty mark. `links` counts the process's links with a mark.
     pub(super) fn new(links: Arc<AtomicUsize>) -> Self {
         Due { mark: AtomicU8::new(0), links }
     }
@@ -27,7 +27,8 @@ impl Due {
     pub(super) fn note(&self, due: u8) {
         let mut known = self.mark.load(Ordering::Acquire);
         loop {
-            // Counted before it can be seen: whoever finds that nothing is due has nothing here either.
+            // Counted before the mark is visible: if a thread finds a count of zero, it has left no mark here
+            // either.
             let counted = known == 0;
             if counted {
                 self.links.fetch_add(1, Ordering::AcqRel);
@@ -42,8 +43,8 @@ impl Due {
         }
     }
 
-    /// Takes what is to be published; zero if nothing is. Who gets something says when it is
-    /// [`published`](Self::published).
+    /// Takes the mark of due entries; zero if nothing is due. A caller that gets a mark reports when the
+    /// entries are [`published`](Self::published).
     pub(super) fn take(&self) -> u8 {
         // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself.
         if self.mark.load(Ordering::Acquire) == 0 { 0 } else { self.mark.swap(0, Ordering::AcqRel) }

@@ -1,7 +1,7 @@
-//! The counts of messages that this process's actors are done with, as a peer sees them.
+//! The counts, visible to a peer, of messages that this process's actors are done with.
 //!
-//! Used by `credits`, under its lock. `tests/loom_senders.rs` explores this file: whoever finds a message
-//! counted may put another into its place.
+//! `credits` uses it, under its lock. `tests/loom_senders.rs` explores this file: a sender that sees a
+//! message counted may put another into its place.
 
 use crate::limits::MAX_ACTORS;
 use crate::os::monotonic_ns;
@@ -9,21 +9,21 @@ use crate::sync::Ordering;
 use crate::transport::ring::NativeWords;
 use crate::transport::wake_reasons;
 
-/// In a mailbox-state word: nobody was there yet, as far as the peer has heard.
+/// In a mailbox-state word: no actor was there yet, as far as the peer has heard.
 pub(crate) const NOBODY: u64 = 0;
 
 /// In a mailbox-state word: the actor is gone.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
-/// In a mailbox-state word: the actor failed and is started anew, somewhere.
+/// In a mailbox-state word: the actor failed and is being restarted, somewhere.
 pub(crate) const AWAY: u64 = u64::MAX - 1;
 
-/// A credit that a message has: it goes back when the message is done with.
+/// The credit of a message. It goes back when the message is done with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Credit {
-    /// Of the actor.
+    /// The index of the actor.
     pub(crate) index: u16,
-    /// Of its mailbox, per sending process.
+    /// The capacity of its mailbox, per sending process.
     pub(crate) capacity: u32,
 }
 
@@ -38,11 +38,11 @@ pub(super) struct Granted {
 /// The credits of one of this process's actors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handled {
-    /// Messages that it is done with; [`CLOSED`] or [`AWAY`] where there will be no more.
+    /// Messages that it is done with; [`CLOSED`] or [`AWAY`] if there will be no more.
     pub(super) count: u64,
-    /// Those of them that the peer was told of, at least; and when.
+    /// At least how many of them the peer was told of.
     pub(super) told: u64,
-    /// Nanoseconds on the monotonic clock.
+    /// When the peer was last told, in nanoseconds on the monotonic clock.
     pub(super) told_at: u64,
 }
 
@@ -56,7 +56,7 @@ impl Granted {
         self.actors.get(usize::from(index)).map(|handled| handled.count)
     }
 
-    /// No more messages at `index`: [`CLOSED`] or [`AWAY`], as `why` says.
+    /// Closes `index` for messages; `why` is [`CLOSED`] or [`AWAY`].
     pub(super) fn close(&mut self, index: u16, why: u64) {
         let index = usize::from(index);
         let Some(handled) = self.actors.get_mut(index) else { return };
@@ -65,8 +65,8 @@ impl Granted {
         self.mailbox_states.store(index, why, Ordering::Release);
     }
 
-    /// Does the same as [`close`](Self::close) says [`AWAY`], but what was sent by now is still counted as it
-    /// is done with.
+    /// Announces [`AWAY`], as [`close`](Self::close) does, but messages that were sent by now still count
+    /// when they are done with.
     #[cfg(feature = "hosts")]
     pub(super) fn pause(&mut self, index: u16) {
         // CREDIT release: pairs with `Link::mailbox_state`.
@@ -78,8 +78,8 @@ impl Granted {
         self.count(index).is_some_and(|count| count >= AWAY)
     }
 
-    /// An actor is at `index` whose mailbox takes so many messages of a peer. Where it comes after another,
-    /// `received` messages were taken for that one, and all are done with.
+    /// Opens `index` for an actor whose mailbox takes this many messages of a peer. If another actor was
+    /// there before, `received` messages were taken for that one, and all count as done with.
     pub(super) fn open(&mut self, index: u16, capacity: u32, received: u64) {
         let was_closed = self.is_closed(index);
         let index = usize::from(index);
@@ -92,8 +92,8 @@ impl Granted {
         self.mailbox_states.store(index, u64::from(capacity), Ordering::Release);
     }
 
-    /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the
-    /// delay in [`wake_reasons`] are others' to see to.
+    /// Counts one message more as done with, and returns whether to wake the peer for it. This decides the
+    /// first of the three ends of the delay in [`wake_reasons`]; other code handles the last two.
     pub(super) fn one_more(&mut self, credit: Credit, now: u64) -> bool {
         let index = usize::from(credit.index);
         let Some(handled) = self.actors.get_mut(index).filter(|handled| handled.count < AWAY) else {

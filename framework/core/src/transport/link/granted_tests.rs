@@ -6,7 +6,7 @@ use crate::os::monotonic_ns;
 use crate::transport::ring::NativeWords;
 use crate::transport::wake_reasons;
 
-/// The last of the actors.
+/// The index of the last actor.
 const INDEX: u16 = MAX_ACTORS as u16 - 1;
 
 fn granted(at: u64) -> Granted {

@@ -1,15 +1,16 @@
-//! The receiver's side of a link: the data ring in, and what the reader has seen of the peer's words.
+//! The receiver's side of a link: the data ring in, and the last values of the peer's words that the reader
+//! has seen.
 //!
-//! Used by the reader alone, but for the questions whether anything lies unread.
+//! Only the reader uses it, except for the checks whether anything is unread.
 //!
-//! **Invariants.** The peer's words are looked at no more often than they have to be: each look takes a cache
-//! line away from the peer. A cursor is noted before what it tells of is read, so that what comes later moves
+//! **Invariants.** The reader loads the peer's words no more often than necessary, because each load takes a
+//! cache line away from the peer. A cursor is noted before its entries are read, so that later entries move
 //! it once more.
 //!
-//! **Locks.** `inbound`, held while frames are taken, and outside of everything that taking them leads to:
+//! **Locks.** `inbound`, held while frames are taken. All locks that taking them needs are taken inside it:
 //! the places of actors, credits, notices in and out, the sender side, pools, the tables of asks and chunks.
-//! Nobody else waits for it but an actor that comes to a place where one was, and the looks whether a peer
-//! was read so far, or to its end.
+//! Two others wait for it: an actor that comes to a location where another was, and the checks whether a peer
+//! was read up to a position, or to its end.
 //!
 //! **On a crash** of the peer its frames are read to the end. **On cancellation** of the reader frames stay
 //! in the ring.
@@ -28,15 +29,14 @@ use crate::transport::ring::{Consumer, NativeWord, Word};
 #[derive(Debug)]
 pub(super) struct ReceiverSide {
     inbound: Mutex<Option<Inbound>>,
-    /// A frame of the peer lies unread until something comes that it needs.
+    /// A frame of the peer is left unread until something comes that it needs.
     stuck: AtomicBool,
-    /// Something is left to do for the reader of which no word of the peer's will tell: frames that it did
-    /// not take yet.
+    /// The reader has work left that no word of the peer announces: frames that it did not take yet.
     unfinished: AtomicBool,
-    /// What the peer moves: the tails of its two rings, and its head in the data ring to it. There once all
-    /// is connected.
+    /// The words that the peer moves: the tails of its two rings, and its head in the data ring to it. Set
+    /// once everything is connected.
     cursors: OnceLock<[NativeWord; 3]>,
-    /// They as the reader last found them.
+    /// Their values when the reader last loaded them.
     looked_at: [AtomicU64; 3],
 }
 
@@ -46,23 +46,23 @@ pub(crate) struct Inbound {
     pub(crate) data: Consumer,
     /// Frames taken so far: the number of the next one.
     pub(crate) number: u32,
-    /// Where the frame that is being taken ends.
+    /// The end of the frame that is being taken.
     pub(crate) taking: u64,
     /// Messages taken, by the index of this process's actor.
     pub(crate) received: Vec<u64>,
-    /// Why the links never open that the next frame waits for, once that is known.
+    /// For each link that the next frame waits for, the reason why it never opens, once that is known.
     pub(crate) awaits: Vec<Arc<OnceLock<LinkRefused>>>,
 }
 
-/// The place of the tail of the return ring among the cursors.
+/// The index of the return ring's tail among the cursors.
 const RETURNS: usize = 1;
 
-/// What a look at a link has found.
+/// The result of a look at a link.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moved {
-    /// Anything.
+    /// Whether there is anything to do.
     pub(crate) any: bool,
-    /// There may be something in the return ring.
+    /// Whether there may be something in the return ring.
     pub(crate) returns: bool,
 }
 
@@ -77,20 +77,20 @@ impl ReceiverSide {
         }
     }
 
-    /// The ring from the peer is there.
+    /// Opens the ring from the peer.
     pub(super) fn open(&self, data: Consumer) {
         *self.inbound.lock() =
             Some(Inbound { data, number: 0, taking: 0, received: vec![0; MAX_ACTORS], awaits: Vec::new() });
     }
 
-    /// From now on the reader looks at what the peer moves.
+    /// Makes the reader watch the words that the peer moves.
     pub(super) fn watch(&self, cursors: [NativeWord; 3]) {
         let _ = self.cursors.set(cursors);
     }
 
-    /// Returns whether a frame lies unread.
+    /// Returns whether a frame is unread.
     pub(super) fn has_unread(&self) -> bool {
-        // Who holds the lock is taking frames just now.
+        // The thread that holds the lock is taking frames at this moment.
         self.inbound.try_lock().is_none_or(|mut inbound| {
             inbound.as_mut().is_some_and(|inbound| !inbound.data.is_empty().unwrap_or(true))
         })
@@ -98,7 +98,8 @@ impl ReceiverSide {
 }
 
 impl Link {
-    /// The receiving end, to take frames from; `None` in it while the link is not connected. For the reader.
+    /// Locks the receiving end, to take frames from it; it is `None` while the link is not connected. For the
+    /// reader.
     pub(crate) fn inbound(&self) -> MutexGuard<'_, Option<Inbound>> {
         self.receiver.inbound.lock()
     }
@@ -108,18 +109,18 @@ impl Link {
         self.inbound().as_mut().is_none_or(|inbound| inbound.data.is_empty().unwrap_or(true))
     }
 
-    /// Where what the peer has sent by now ends. 0 while the link is not connected: then it has sent nothing;
-    /// and where the ring is corrupt, which ends the link.
+    /// Returns the position up to which the peer has sent by now. It is 0 while the link is not connected,
+    /// because then the peer has sent nothing, and if the ring is corrupt, which ends the link.
     pub(crate) fn sent_by_now(&self) -> u64 {
         self.inbound().as_mut().map_or(0, |inbound| inbound.data.written().unwrap_or(0))
     }
 
-    /// Returns whether everything up to there was taken.
+    /// Returns whether everything up to `end` was taken.
     pub(crate) fn has_taken(&self, end: u64) -> bool {
         self.inbound().as_ref().is_none_or(|inbound| inbound.data.position() >= end)
     }
 
-    /// Returns whether a frame of the peer lies unread until something comes that it needs.
+    /// Returns whether a frame of the peer is left unread until something comes that it needs.
     pub(crate) fn is_stuck(&self) -> bool {
         self.receiver.stuck.load(Ordering::Relaxed)
     }
@@ -133,18 +134,17 @@ impl Link {
         self.receiver.unfinished.store(is_unfinished, Ordering::Relaxed);
     }
 
-    /// What there is for the reader to do but to look at this again: the peer has moved a cursor since the
-    /// last time that this was asked, or something is left over. For the reader alone, which then does all of
-    /// it.
+    /// Returns what the reader has to do on this link: the peer has moved a cursor since the last call, or
+    /// work is left over. Only the reader calls it, and then does all of that work.
     ///
-    /// The tail of frames is looked at before that of returns: what the peer gave back before it sent a frame
-    /// is seen with it.
+    /// The tail of frames is loaded before that of returns, so a lease that the peer gave back before it sent
+    /// a frame is seen with the frame.
     ///
-    /// Its head in the data ring counts only if `heads` or where a frame waits for it: each look takes the
-    /// cache line away from the peer, which moves it with every batch of frames.
+    /// The peer's head in the data ring is loaded only if `heads` is set or a frame waits for it: each load
+    /// takes the cache line away from the peer, which moves it with every batch of frames.
     pub(crate) fn look(&self, heads: bool) -> Moved {
         let Some(cursors) = self.receiver.cursors.get() else { return Moved::default() };
-        // What it waits for may be leases.
+        // A stuck frame or a reply may wait for leases.
         let returns = self.receiver.stuck.load(Ordering::Relaxed) || self.has_backlog();
         let any = returns || self.receiver.unfinished.load(Ordering::Relaxed);
         let mut moved = Moved { any, returns };
@@ -153,8 +153,8 @@ impl Link {
         for (which, (cursor, looked_at)) in
             cursors.iter().zip(&self.receiver.looked_at).take(count).enumerate()
         {
-            // Before anything is read: what comes later moves it once more. Acquire as in the rings, though
-            // each looks again.
+            // Loaded before anything is read, so later entries move it once more. Acquire as in the rings,
+            // though each ring loads its cursor again.
             let at = cursor.load(Ordering::Acquire);
             if at != looked_at.load(Ordering::Relaxed) {
                 looked_at.store(at, Ordering::Relaxed);

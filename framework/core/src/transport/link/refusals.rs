@@ -1,11 +1,11 @@
-//! Counts what a peer sends and cannot be taken: frames and notices that are wrong, messages that nobody can
-//! read (WIRE-1).
+//! Counts everything from a peer that cannot be taken: wrong frames and notices, and unreadable messages
+//! (WIRE-1).
 //!
-//! Used by whoever takes in what a peer has sent. The log has one a second, with the number of those that it
-//! has not. A peer that sends more than anybody sends by mistake, of what can only be its own fault, is given
-//! up (MBX-2).
+//! Code that takes in frames and notices uses it. The log gets one line a second, with the number of those
+//! left out. If a peer sends more items that only it can be to blame for than any process sends by mistake,
+//! it is given up (MBX-2).
 //!
-//! **Locks.** One, for a few comparisons; no honest peer's message comes to it.
+//! **Locks.** One, for a few comparisons; messages of honest peers do not reach it.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -26,25 +26,26 @@ pub(super) struct Refusals(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Since the log had one.
+    /// How many were left out since the last line of the log.
     left_out: u64,
     told: Option<Instant>,
-    /// The peer's own, not forgiven yet.
+    /// How many were the peer's own fault and are not forgiven yet.
     open: u32,
     forgiven: Option<Instant>,
 }
 
-/// Who can be to blame for what cannot be taken.
+/// The process that can be to blame for an item that cannot be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::transport) enum Fault {
-    /// Nobody but the process that sent it: it is no frame, or no message of its type.
+    /// Only the process that sent it: it is not a frame, or not a message of its type.
     ItsOwn,
-    /// Perhaps somebody who has told that process what is not so.
+    /// Perhaps another process, which gave the sender wrong information.
     Anybodys,
 }
 
 impl Counts {
-    /// One more. The number of those before it that the log has not, if it is to have this one.
+    /// Counts one more. If the log should have this one, returns the number of those before it that were left
+    /// out.
     fn tell(&mut self, now: Instant) -> Option<u64> {
         if self.told.is_some_and(|told| now.saturating_duration_since(told) < PAUSE) {
             self.left_out += 1;
@@ -54,7 +55,7 @@ impl Counts {
         Some(std::mem::take(&mut self.left_out))
     }
 
-    /// One more of the peer's own fault; whether it is one too many.
+    /// Counts one more of the peer's own fault, and returns whether it is one too many.
     fn blame(&mut self, now: Instant) -> bool {
         let forgiven = self.forgiven.get_or_insert(now);
         let seconds = now.saturating_duration_since(*forgiven).as_secs();
@@ -66,7 +67,7 @@ impl Counts {
 }
 
 impl Transport {
-    /// Something of the link's peer is not taken: `what` that is, and why.
+    /// Notes that something from the link's peer is not taken: `what` that is, and why.
     pub(in crate::transport) fn note_refused(
         &self,
         link: &Link,
@@ -80,11 +81,11 @@ impl Transport {
             (counts.tell(now), fault == Fault::ItsOwn && counts.blame(now))
         };
         if let Some(left_out) = left_out {
-            // What is wrong with a message may quote it.
+            // The reason may quote the message.
             let why = shown(why.to_string(), MAX_LOG_TEXT);
             tracing::warn!(%peer, why, left_out, "{what}");
         }
-        // What comes from other hosts is not the gateway's.
+        // The gateway is not to blame for messages from other hosts.
         if is_too_much && !link.is_broken() && self.domain.gateway() != Some(peer) {
             tracing::error!(%peer, "a process sends too much that cannot be taken, and is given up");
             link.break_off();
@@ -105,7 +106,7 @@ mod tests {
         assert_eq!(counts.tell(at(0)), Some(0));
         let told: Vec<_> = (1..=3000).filter_map(|millis| counts.tell(at(millis))).collect();
         assert_eq!(told, [999, 999, 999]);
-        // As many as are forgiven go on for ever.
+        // A peer that sends as many as are forgiven goes on for ever.
         let mut goes_on = |second: u64| (0..FORGIVEN_A_SECOND).all(|_| !counts.blame(at(1000 * second)));
         assert!((0..1000).all(&mut goes_on));
         let mut counts = Counts::default();

@@ -1,32 +1,32 @@
-//! Fresh memory for rings that were busy and are not any more.
+//! Fresh memory for rings that were busy and no longer are.
 //!
 //! A ring has touched all of its memory after one lap, and keeps it. The kernel punches no hole into memory
-//! that is sealed against other writers (ONE-WRITER), for the writer neither; so the rings of a link move,
-//! and the memory before goes as a whole:
+//! that is sealed against other writers (ONE-WRITER), not even for the writer itself. So the rings of a link
+//! move, and the old memory goes as a whole:
 //!
 //! 1. The reader of the writing process finds rings that have touched more than [`IDLE_RING_BYTES`], and into
-//!    which nothing was written since its last such look. It makes fresh memory and offers it to the peer, by
-//!    way of the node.
-//! 2. The peer maps it, keeps it here, and answers. Until then all goes on in the memory before.
-//! 3. The reader of the writing process, when the peer has read a ring to its end, writes a mark into it and
-//!    goes on in the fresh memory. From there on it has no more to do with the memory before, and unmaps it
-//!    when both rings have moved.
-//! 4. The peer finds the mark where it finds all else, goes on there too, and unmaps.
+//!    which nothing was written since its last such look. It makes fresh memory and offers it to the peer,
+//!    through the node.
+//! 2. The peer maps it, keeps it here, and answers. Until then everything continues in the old memory.
+//! 3. When the peer has read a ring to its end, the reader of the writing process writes a mark into the ring
+//!    and continues in the fresh memory. From then on it no longer uses the old memory, and unmaps it when
+//!    both rings have moved.
+//! 4. The peer finds the mark among the entries, continues in the fresh memory too, and unmaps the old one.
 //!
-//! So nothing is given up that anybody still reads, and no word beside the cursors says which memory is
-//! meant.
+//! So no memory goes that a process still reads, and no other word than the cursors has to say which memory
+//! is meant.
 //!
-//! Used by `transport/renewal.rs`; by `incoming` and `returns`, which find the marks.
+//! `transport/renewal.rs` uses it, and so do `incoming` and `returns`, which find the marks.
 //!
-//! **Invariants.** ONE-WRITER: the fresh memory is sealed before it is offered. WIRE-1: memory is believed as
-//! that of a half is; who marks a ring and has offered nothing, or offers again before both rings have moved,
-//! is given up. LEASE-2: a mark in the return ring takes room that no release was promised. MBX-2: there is
-//! one offer at a time, which the node holds too.
+//! **Invariants.** ONE-WRITER: the fresh memory is sealed before it is offered. WIRE-1: the memory is checked
+//! like that of a half. A peer that marks a ring without an offer, or offers again before both rings have
+//! moved, is given up. LEASE-2: a mark in the return ring takes room that is not reserved for a release.
+//! MBX-2: there is one offer at a time, which the node holds too.
 //!
-//! **Locks.** Two, and inside of `state` those of the rings out; inside of `fresh` nothing.
+//! **Locks.** Two: inside `state` those of the rings out, inside `fresh` no other.
 //!
-//! **On a crash** of the peer all of it goes with the link; of this process, what it had marked is read to
-//! the end: the peer has the memory by then. **On cancellation** nothing happens.
+//! **On a crash** of the peer all of it goes with the link. On a crash of this process the peer reads marked
+//! rings to the end, because it has the fresh memory by then. **On cancellation** nothing happens.
 
 #[cfg(any(test, feature = "testing"))]
 use std::{any::Any, sync::Weak};
@@ -42,16 +42,16 @@ use crate::transport::ring::NativeBytes;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Renewal {
-    /// Of the rings to the peer.
+    /// The state of the rings to the peer.
     state: Mutex<State>,
-    /// Of the rings from the peer: what it has offered and not gone over to.
+    /// For the rings from the peer: memory that it has offered and not moved to yet.
     fresh: Mutex<Fresh>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     stage: Stage,
-    /// Of the last offer.
+    /// The number of the last offer.
     number: u64,
     /// How far the rings were written at the last look.
     seen: (u64, u64),
@@ -67,7 +67,7 @@ enum Stage {
     Moving(Fresh),
 }
 
-/// The memory of both rings, until they go over to it.
+/// Fresh memory of both rings, until they move to it.
 #[derive(Debug, Default)]
 struct Fresh {
     data: Option<NativeBytes>,
@@ -85,28 +85,28 @@ impl Fresh {
     }
 }
 
-/// What a look at the rings to a peer has found.
+/// The result of a look at the rings to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RingUse {
     /// There is nothing to give back.
     Small,
-    /// There is, and something was written since the last look, or is still to be read, or an offer is under
-    /// way.
+    /// There is memory to give back, but something was written since the last look, or is still unread, or an
+    /// offer is under way.
     Busy,
-    /// There is, and nothing was.
+    /// There is memory to give back, and the rings were silent.
     Idle,
 }
 
 impl Renewal {
-    /// Memory for the return ring, in which the peer goes on; once.
+    /// Takes the memory in which the peer's return ring continues; works once.
     pub(super) fn fresh_returns(&self) -> Option<NativeBytes> {
         self.fresh.lock().returns.take()
     }
 }
 
 impl Link {
-    /// Looks what the rings to the peer hold. Gives back what else has grown here, where nothing was written
-    /// since the last look.
+    /// Checks how much the rings to the peer hold. If nothing was written since the last look, it also
+    /// shrinks the tables and buffers here.
     pub(crate) fn look_at_rings(&self) -> RingUse {
         if !self.is_open() {
             return RingUse::Small;
@@ -137,13 +137,13 @@ impl Link {
         state.number
     }
 
-    /// The peer has answered an offer: whether it is taken, and the rings are to move.
+    /// Notes the peer's answer to an offer. Returns whether it is taken, so that the rings can move.
     pub(crate) fn answered(&self, number: u64, is_taken: bool) -> bool {
         let mut state = self.renewal.state.lock();
         if number != state.number || !matches!(state.stage, Stage::Offered(_)) {
             return false;
         }
-        // An offer that the peer has no room for goes, and a later look makes another.
+        // An offer for which the peer has no room is dropped, and a later look makes another.
         if let Stage::Offered(fresh) = std::mem::take(&mut state.stage)
             && is_taken
         {
@@ -152,8 +152,9 @@ impl Link {
         is_taken
     }
 
-    /// Has the rings that the peer has read to the end go on in the memory that it has taken. Whether there
-    /// is something to be published. For the reader alone: it posts holds, and so knows what room there is.
+    /// Makes the rings that the peer has read to the end continue in the memory that it has taken. Returns
+    /// whether there is something to publish. Only the reader calls it: it posts holds, and so knows how much
+    /// room there is.
     pub(crate) fn move_rings(&self) -> bool {
         // Unmapped without a lock.
         let mut left = Vec::new();
@@ -182,10 +183,10 @@ impl Link {
         !left.is_empty()
     }
 
-    /// The peer offers memory for its rings.
+    /// Takes memory that the peer offers for its rings.
     ///
     /// # Errors
-    /// It has done so before, and not gone over to that.
+    /// The peer has offered memory before, and has not moved to it yet.
     pub(crate) fn take_offer(&self, rings: RingMemory) -> Result<(), BadHalf> {
         let mut fresh = self.renewal.fresh.lock();
         if !fresh.is_used_up() {
@@ -195,16 +196,16 @@ impl Link {
         Ok(())
     }
 
-    /// Memory for the data ring, in which the peer goes on; once.
+    /// Takes the memory in which the peer's data ring continues; works once.
     pub(crate) fn fresh_data(&self) -> Option<NativeBytes> {
         self.renewal.fresh.lock().data.take()
     }
 }
 
-/// What tests look at and do.
+/// Methods for tests.
 #[cfg(any(test, feature = "testing"))]
 impl Link {
-    /// Bytes that the rings to the peer have touched, and what keeps them here.
+    /// Returns the bytes that the rings to the peer have touched, and weak handles on their memory.
     pub(crate) fn rings_out(&self) -> (usize, Vec<Weak<dyn Any + Send + Sync>>) {
         let (data, returns) = (self.sender.memory(), self.notices_memory());
         let touched = self.sender.written().map_or(0, |(_, bytes)| bytes);
@@ -212,13 +213,13 @@ impl Link {
         (touched + also_touched, data.into_iter().chain(returns).collect())
     }
 
-    /// What keeps the rings from the peer here.
+    /// Returns weak handles on the memory of the rings from the peer.
     pub(crate) fn rings_in(&self) -> Vec<Weak<dyn Any + Send + Sync>> {
         let data = self.inbound().as_ref().map(|inbound| inbound.data.memory());
         data.into_iter().chain(self.notices_in_memory()).collect()
     }
 
-    /// Marks the rings to the peer as going on in memory that nobody has offered it.
+    /// Marks a ring to the peer as continued in memory that was never offered.
     pub(crate) fn move_unoffered(&self, data: bool) {
         let (fresh_data, fresh_returns) = RingMemory::create().expect("memory").into_bytes();
         let is_moved = match data {

@@ -1,17 +1,17 @@
-//! The sender's side of a link: the data ring out, what was promised of it, and what must be remembered of
-//! frames under way.
+//! The sender's side of a link: the data ring out, the room promised in it, and the leases of frames under
+//! way.
 //!
-//! Used by `outgoing` (claims and frames, replies that wait for room), by `publish`, and by `returns`, which
-//! lets go of what the peer has passed.
+//! `outgoing` uses it for claims, frames, and replies that wait for room; so do `publish`, and `returns`,
+//! which drops the leases of frames that the peer has passed.
 //!
 //! **Invariants.** MBX-2: a frame is written only into room that was claimed for it, and a message only for a
-//! credit; a claim that is not used gives all of it back. LEASE-3: leases of others are kept until the peer
+//! credit; an unused claim gives everything back. LEASE-3: leases on others' memory are kept until the peer
 //! has passed their frame.
 //!
-//! **Locks.** `out`, and nothing inside of it but atomics: no lease is dropped and nobody is woken under it,
-//! except for the reader, for which that is one write.
+//! **Locks.** `out`, and only atomics inside it: no lease is dropped and no task is woken under it, except
+//! the reader, whose wake-up is one write.
 //!
-//! **On a crash** of the peer everything that waits here is let go by whoever breaks the link. **On
+//! **On a crash** of the peer the thread that breaks the link drops everything that waits here. **On
 //! cancellation** of a send its claim drops.
 
 mod outbox;
@@ -39,7 +39,7 @@ use crate::transport::forwards::Forwards;
 use crate::transport::outgoing::{Destination, NotNow, TransmitError};
 use crate::transport::ring::{NativeBytes, Producer, RingCorrupt};
 
-/// So many frames under way are remembered before it is looked which of them the peer has passed.
+/// How many frames under way are remembered before the reader checks which of them the peer has passed.
 const REMEMBERED: usize = 64;
 
 /// Bytes of the buffer for the beginnings of frames that an idle link keeps.
@@ -49,22 +49,24 @@ const KEPT_HEAD: usize = 1 << 10;
 #[derive(Debug)]
 pub(super) struct SenderSide {
     out: Mutex<Option<Outbound>>,
-    /// By the index of the peer's actor. Written under the lock of `out`; a look without it comes before the
-    /// work of encoding, and decides nothing.
+    /// By the index of the peer's actor. Written under the lock of `out`. Checks without the lock come before
+    /// the work of encoding, and decide nothing.
     windows: Box<[Window]>,
-    /// Up to where frames are in the ring, and up to where they are published. Written under the lock of
-    /// `out`.
+    /// The position up to which frames are in the ring, and the one up to which they are published. Written
+    /// under the lock of `out`.
     written: AtomicU64,
     published: AtomicU64,
-    /// What was committed and is not published yet, see [`wake_reasons`](crate::transport::wake_reasons).
+    /// The reasons of entries that are committed and not published yet, see
+    /// [`wake_reasons`](crate::transport::wake_reasons).
     due: Due,
-    /// A frame found no room in the ring, or no lease to be had, once: senders that wait may lack that.
+    /// A frame once found no room in the ring, or no free lease: waiting senders may lack that.
     lacks_room: AtomicBool,
     /// Replies wait in the outbox.
     backlog: AtomicBool,
-    /// Frames with leases of others are under way, and those are to be let go once the peer has passed them.
+    /// Frames with leases on others' memory are under way. The leases are dropped once the peer has passed
+    /// the frames.
     forwards: AtomicBool,
-    /// Many frames under way are remembered: it is to be looked which of them the peer has passed.
+    /// Many frames under way are remembered: the reader should check which of them the peer has passed.
     remembers_many: AtomicBool,
 }
 
@@ -76,25 +78,25 @@ pub(crate) struct Outbound {
     claimed: usize,
     /// Frames with leases that the peer has not passed yet.
     in_flight: VecDeque<InFlight>,
-    /// How many of them keep leases of others.
+    /// How many of them keep leases on others' memory.
     forwards: usize,
-    /// Replies that found no room. Each still has the credit of its ask, so there are no more than the peer
-    /// may ask (MBX-2).
+    /// Replies that found no room. Each still has the credit of its ask, so there are at most as many as the
+    /// peer may ask (MBX-2).
     outbox: VecDeque<Reply>,
     /// Frames written so far: the number of the next one, see [`wire`].
     number: u32,
     head: Vec<u8>,
-    /// What a test does to the next frame.
+    /// A test's change to the next frame.
     #[cfg(any(test, feature = "testing"))]
     tamper: Option<Tamper>,
 }
 
-/// What is under way to one actor of the peer.
+/// The messages under way to one actor of the peer.
 #[derive(Debug, Default)]
 struct Window {
     /// Messages sent or promised.
     sent: AtomicU64,
-    /// Of them, those that it is done with, as far as it was looked.
+    /// How many of them the actor is done with, as of the last load.
     handled: AtomicU64,
 }
 
@@ -109,7 +111,7 @@ pub(crate) struct InFlight {
     kept: SmallVec<[Lease; 2]>,
 }
 
-/// Everything a frame needs, taken. Dropping it gives all back.
+/// Everything that a frame needs, already taken. Dropping it gives everything back.
 #[derive(Debug)]
 pub(crate) struct Claim {
     link: Arc<Link>,
@@ -121,7 +123,7 @@ pub(crate) struct Claim {
     credit: Option<u16>,
     /// The lease that the body is in.
     body: Option<Lease>,
-    /// Room to tell the owners of what it passes on.
+    /// Room to tell the owners of the leases that it passes on.
     forwards: Forwards,
     done: Cell<bool>,
 }
@@ -139,49 +141,51 @@ pub(crate) struct Draft<'a> {
 }
 
 impl Claim {
-    /// The link that it is to be sent over.
+    /// Returns the link over which the frame goes.
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
-    /// The lease that the body is in, where it is too large for the frame.
+    /// Returns the lease that the body is in, if it is too large for the frame.
     pub(crate) fn body(&self) -> Option<&Lease> {
         self.body.as_ref()
     }
 
-    /// The room to tell the owners of what it passes on, to be used before it is [written](Self::write).
+    /// Takes the room to tell the owners of the leases that it passes on. It must be used before the frame is
+    /// [written](Self::write).
     pub(crate) fn take_forwards(&mut self) -> Forwards {
         std::mem::take(&mut self.forwards)
     }
 
-    /// The process that it is to be sent to.
+    /// Returns the process to which the frame goes.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn peer(&self) -> crate::ids::ProcessId {
         self.link.peer
     }
 
-    /// Writes the frame. Where it ends in the ring, if there was room; `want_progress` is called first where
-    /// leases of others go with it.
+    /// Writes the frame, and returns its end in the ring if there was room. If leases on others' memory go
+    /// with it, `want_progress` is called first.
     pub(crate) fn write(&self, draft: Draft<'_>, want_progress: impl FnOnce()) -> Option<u64> {
         let mut guard = self.link.sender.out.lock();
         let out = guard.as_mut()?;
-        // What was promised is given back under the lock in which it is used: nobody else gets the room in
-        // between.
+        // The claimed room is given back and used under the same lock, so no other thread gets it in between.
         out.claimed -= self.bytes;
         self.done.set(true);
         if !draft.kept.is_empty() {
-            // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
+            // The reader may sleep, and it has to drop them later. Under the lock, so before any thread can
+            // publish.
             out.forwards += 1;
             self.link.sender.forwards.store(true, Ordering::Release);
-            // WANTS: pairs with the fence in `Sleeper::prepare`. Either the reader's last look finds that it
-            // waits for the peer's head, or what it says that it wants is seen here, and added to.
+            // WANTS: pairs with the fence in `Sleeper::prepare`. Either the reader's last poll finds that it
+            // waits for the peer's head, or this thread sees the word with the wanted reasons, and adds to
+            // it.
             fence(Ordering::SeqCst);
             want_progress();
         }
         let end = out.write(draft)?;
         self.link.sender.note_remembered(out);
-        // Release: who sees it sees also that a notice waits which this thread has posted before, see
-        // `publish_all`.
+        // Release: a thread that sees this position also sees that a notice waits which this thread has
+        // posted before, see `publish_all`.
         self.link.sender.written.store(end, Ordering::Release);
         Some(end)
     }
@@ -204,7 +208,7 @@ impl Drop for Claim {
 }
 
 impl Outbound {
-    /// Where the frame ends in the ring, if there was room.
+    /// Writes a frame, and returns its end in the ring if there was room.
     fn write(&mut self, draft: Draft<'_>) -> Option<u64> {
         let Draft { header, entries, tensors, inline, granted, kept } = draft;
         let end = if entries.is_empty() && tensors.is_empty() {
@@ -253,7 +257,7 @@ impl SenderSide {
         }
     }
 
-    /// The ring to the peer is there.
+    /// Opens the ring to the peer.
     pub(super) fn open(&self, ring: Producer) {
         *self.out.lock() = Some(Outbound {
             ring,
@@ -268,18 +272,19 @@ impl SenderSide {
         });
     }
 
-    /// Returns whether frames with leases of others are under way.
+    /// Returns whether frames with leases on others' memory are under way.
     pub(super) fn has_forwards(&self) -> bool {
         self.forwards.load(Ordering::Acquire)
     }
 
-    /// Returns whether it is worth looking what the peer has passed, though it does not tell.
+    /// Returns whether a check of what the peer has passed is worthwhile, although the peer announces
+    /// nothing.
     pub(super) fn may_have_passed(&self) -> bool {
         self.has_forwards() || self.remembers_many.load(Ordering::Relaxed)
     }
 
-    /// How far this process has written, and how many bytes of the ring it has touched. `None` while the link
-    /// is not connected.
+    /// Returns how far this process has written, and how many bytes of the ring it has touched; `None` while
+    /// the link is not connected.
     pub(super) fn written(&self) -> Option<(u64, usize)> {
         self.out.lock().as_ref().map(|out| (out.ring.position(), out.ring.touched()))
     }
@@ -291,11 +296,11 @@ impl SenderSide {
         self.out.lock().as_mut().is_some_and(is_read)
     }
 
-    /// Has the data ring go on in `bytes`, and says so in it. Returns the memory that is left; `bytes`, where
-    /// something is under way.
+    /// Makes the data ring continue in `bytes`, and marks that in it. Returns the memory that it leaves, or
+    /// `bytes` if something is under way.
     pub(super) fn move_ring(&self, bytes: NativeBytes) -> Result<NativeBytes, NativeBytes> {
         let mut guard = self.out.lock();
-        // What was claimed is room that the mark must not take.
+        // The mark must not take room that was claimed.
         let Some(out) = guard.as_mut().filter(|out| out.claimed == 0) else { return Err(bytes) };
         let left = out.ring.move_to(bytes)?;
         self.written.store(out.ring.position(), Ordering::Release);
@@ -307,7 +312,7 @@ impl SenderSide {
         self.out.lock().as_ref().map(|out| out.ring.memory())
     }
 
-    /// Gives back what tables and buffers have grown by.
+    /// Shrinks tables and buffers that have grown.
     pub(super) fn shrink(&self) {
         if let Some(out) = self.out.lock().as_mut() {
             out.in_flight.shrink_to(REMEMBERED);
@@ -316,7 +321,7 @@ impl SenderSide {
         }
     }
 
-    /// Frames were remembered or forgotten.
+    /// Updates the flag after frames were remembered or forgotten.
     fn note_remembered(&self, out: &Outbound) {
         let many = out.in_flight.len() >= REMEMBERED;
         if self.remembers_many.load(Ordering::Relaxed) != many {
@@ -324,14 +329,14 @@ impl SenderSide {
         }
     }
 
-    /// How far the peer has read.
+    /// Returns how far the peer has read.
     pub(super) fn consumed(&self) -> u64 {
         self.out.lock().as_mut().and_then(|out| out.ring.consumed().ok()).unwrap_or(0)
     }
 }
 
 impl Link {
-    /// Returns whether a message to that mailbox could go now, as far as can be said before it is encoded.
+    /// Checks whether a message to that mailbox could go now, as far as that is known before it is encoded.
     pub(crate) fn may_send(&self, destination: &Destination) -> Result<(), TransmitError> {
         self.check_open()?;
         self.check_credit(destination)
@@ -341,7 +346,7 @@ impl Link {
         self.sender.windows.get(usize::from(index))
     }
 
-    /// Returns whether frames can go out, and if not, whether waiting helps.
+    /// Checks whether frames can go out; the error says whether waiting helps.
     pub(crate) fn check_open(&self) -> Result<(), TransmitError> {
         if self.is_broken() || self.has_exited() {
             let refused = self.refused().get();
@@ -365,7 +370,7 @@ impl Link {
         let capacity = match self.mailbox_state(index) {
             CLOSED => return Err(TransmitError::NoSuchActor),
             AWAY => return Err(TransmitError::Restarting),
-            // Whoever comes there takes one at least, and until then the peer refuses it.
+            // An actor that comes there takes at least one message, and until then the peer refuses it.
             NOBODY => 1,
             capacity => capacity,
         };
@@ -374,8 +379,8 @@ impl Link {
         // A peer that claims to have handled more than was sent gets no more than a full window for it.
         let is_full = |handled: u64| sent.saturating_sub(handled) >= capacity;
         if is_full(window.handled.load(Ordering::Relaxed)) {
-            // Only now: the receiver writes that word with each message, and to look at it takes the cache
-            // line away.
+            // Loaded only now: the receiver writes that word with each message, and a load takes the cache
+            // line away from it.
             let handled = self.handled(index);
             if is_full(handled) {
                 return Err(TransmitError::NotNow(NotNow::MailboxFull));
@@ -386,8 +391,8 @@ impl Link {
     }
 
     /// Takes credit, `bytes` of the ring, and room for the return of `owned` leases, all or nothing, for a
-    /// frame with its body in `body` where it has one, and with `forwards` taken before. `corrupt` says what
-    /// a peer is that has broken its cursor; it is called under the lock.
+    /// frame with its body in the lease `body`, if any, and with `forwards` taken before. `corrupt` makes the
+    /// error for a peer with a broken cursor; it is called under the lock.
     pub(crate) fn claim(
         self: &Arc<Self>,
         destination: &Destination,
@@ -410,7 +415,7 @@ impl Link {
         Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, forwards, done: Cell::new(false) })
     }
 
-    /// Returns whether [`claim`](Self::claim) would find what it needs now.
+    /// Checks whether [`claim`](Self::claim) would find everything that it needs now.
     pub(crate) fn may_claim(
         &self,
         destination: &Destination,
@@ -432,10 +437,10 @@ impl Link {
         owned: usize,
         corrupt: impl FnOnce(&RingCorrupt) -> TransmitError,
     ) -> Result<(), TransmitError> {
-        // First the credit: who lacks that waits for its mailbox, and not to be woken for room.
+        // First the credit: a sender that lacks it waits for the mailbox, and must not be woken for room.
         self.check_credit(destination)?;
         if !out.ring.has_free(out.claimed + bytes).map_err(|error| corrupt(&error))? {
-            // Before the sender asks the reader to be woken for it, see `Sending::poll`.
+            // Noted before the sender asks to be woken for it, see `Sending::poll`.
             self.lack_room();
             return Err(TransmitError::NotNow(NotNow::RingFull));
         }
@@ -446,23 +451,23 @@ impl Link {
         Ok(())
     }
 
-    /// Notes what is to be published, see [`wake_reasons`](crate::transport::wake_reasons).
+    /// Notes the reasons of entries to publish, see [`wake_reasons`](crate::transport::wake_reasons).
     pub(crate) fn note_due(&self, due: u8) {
         self.sender.due.note(due);
     }
 
-    /// Takes what is to be published; zero if nothing is. What was committed before is published behind this,
-    /// by whichever thread, which then says so ([`due_is_published`](Self::due_is_published)).
+    /// Takes the reasons of entries to publish; zero if there are none. The thread that takes them publishes
+    /// everything committed before, and then reports that ([`due_is_published`](Self::due_is_published)).
     pub(crate) fn take_due(&self) -> u8 {
         self.sender.due.take()
     }
 
-    /// What was due when it was taken can be seen by the peer.
+    /// Notes that the peer can see the entries whose mark was taken.
     pub(crate) fn due_is_published(&self) {
         self.sender.due.published();
     }
 
-    /// Up to where frames were written, if the peer cannot see all of them.
+    /// Returns the position up to which frames were written, if the peer cannot see all of them.
     pub(crate) fn unpublished_frames(&self) -> Option<u64> {
         let written = self.sender.written.load(Ordering::Acquire);
         (written > self.sender.published.load(Ordering::Acquire)).then_some(written)
@@ -471,29 +476,31 @@ impl Link {
     /// Makes the frames up to `end`, which were written, visible to the peer.
     pub(crate) fn publish_frames(&self, end: u64) {
         let mut out = self.sender.out.lock();
-        // Without a ring there is nobody to see them.
+        // Without a ring no peer can see them.
         let published = out.as_mut().map_or(end, |out| out.ring.publish_to(end));
         self.sender.published.store(published, Ordering::Release);
     }
 
-    /// Returns whether it is worth looking what the peer has passed, though it does not tell.
+    /// Returns whether a check of what the peer has passed is worthwhile, although the peer announces
+    /// nothing.
     pub(crate) fn may_have_passed(&self) -> bool {
         self.sender.may_have_passed()
     }
 
-    /// How far the peer has read, if it is worth looking: with `heads`, or where leases of others wait for
-    /// that, or where many frames are remembered.
+    /// Returns how far the peer has read, if a load is worthwhile: with `heads`, or if leases on others'
+    /// memory wait for it, or if many frames are remembered.
     pub(crate) fn consumed_if_due(&self, heads: bool) -> Option<Result<u64, RingCorrupt>> {
         let mut out = self.sender.out.lock();
         let out = out.as_mut()?;
-        // What is not kept is only remembered, should the peer reject a frame: that has time.
+        // Frames without kept leases are remembered only in case the peer rejects them, which is not urgent.
         if out.in_flight.is_empty() || !(heads || out.forwards > 0 || out.in_flight.len() >= REMEMBERED) {
             return None;
         }
         Some(out.ring.consumed())
     }
 
-    /// Takes the frames that end at `consumed` or before. To be dropped without a lock: leases go with them.
+    /// Takes the frames that end at `consumed` or before. They must be dropped without a lock, because leases
+    /// go with them.
     pub(crate) fn take_passed(&self, consumed: u64) -> Vec<InFlight> {
         let mut passed = Vec::new();
         if let Some(out) = self.sender.out.lock().as_mut() {
@@ -514,8 +521,8 @@ impl Link {
         Some(std::mem::take(&mut frame.granted))
     }
 
-    /// Takes everything that was to go over the link, and what was kept for frames under way. To be dropped
-    /// without a lock: leases go with it.
+    /// Takes everything that waits to be sent over the link, and the leases kept for frames under way. They
+    /// must be dropped without a lock, because leases go with them.
     pub(crate) fn take_unsent(&self) -> (VecDeque<InFlight>, VecDeque<Reply>) {
         match self.sender.out.lock().as_mut() {
             Some(out) => {
@@ -528,7 +535,7 @@ impl Link {
         }
     }
 
-    /// A frame found no room: whoever waits for the peer may lack that.
+    /// Notes that a frame found no room, which waiting senders may lack.
     pub(crate) fn lack_room(&self) {
         self.sender.lacks_room.store(true, Ordering::Release);
     }
@@ -538,16 +545,16 @@ impl Link {
         self.has_waiting() && self.sender.lacks_room.load(Ordering::Acquire)
     }
 
-    /// Returns whether a reply waits for room, or leases of others wait for the peer to pass their frame. Who
-    /// has just put a reply there wakes the reader.
+    /// Returns whether a reply waits for room, or leases on others' memory wait for the peer to pass their
+    /// frame. A thread that has just queued a reply wakes the reader.
     pub(crate) fn waits_for_head(&self) -> bool {
         self.has_backlog() || self.sender.has_forwards()
     }
 }
 
 impl Link {
-    /// For whoever looks on: messages sent to each of the peer's actors, and replies that wait for room.
-    /// `None` while a sender has it locked, which is not waited for (CON-1).
+    /// Returns, for watchers, the messages sent to each of the peer's actors, and the replies that wait for
+    /// room. Returns `None` while a sender holds the lock, because watchers do not wait for it (CON-1).
     pub(crate) fn sent_now(&self) -> Option<(Vec<SentReport>, u64)> {
         let out = self.sender.out.try_lock()?;
         let Some(out) = out.as_ref() else { return Some((Vec::new(), 0)) };
@@ -560,10 +567,10 @@ impl Link {
     }
 }
 
-/// What tests look at and do.
+/// Methods for tests.
 #[cfg(any(test, feature = "testing"))]
 impl Link {
-    /// Frames with leases under way, and replies that wait for room.
+    /// Returns the number of frames with leases under way, and of replies that wait for room.
     pub(crate) fn under_way(&self) -> (usize, usize) {
         let out = self.sender.out.lock();
         out.as_ref().map_or((0, 0), |out| (out.in_flight.len(), out.outbox.len()))
@@ -581,7 +588,7 @@ impl Link {
         }
     }
 
-    /// Writes and publishes `bytes` as a frame; false where there is no room.
+    /// Writes and publishes `bytes` as a frame; returns false if there is no room.
     pub(crate) fn forge_frame(&self, bytes: &[u8]) -> bool {
         let mut out = self.sender.out.lock();
         let out = out.as_mut().expect("connected");
@@ -596,13 +603,13 @@ impl Link {
     }
 }
 
-/// Bytes of the ring that a frame is claimed for. Twice what it has: the record may have to skip to the
-/// beginning of the ring.
+/// Returns the bytes of the ring to claim for a frame. They are twice its size, because the record may have
+/// to skip to the beginning of the ring.
 pub(crate) fn claimed_bytes(leases: usize, tensors: usize, inline: usize) -> usize {
     2 * (wire::frame_bytes(leases, tensors, inline) + 16)
 }
 
-/// Messages take a credit of the mailbox; replies have that of their ask.
+/// Returns whether a frame takes a credit of the mailbox. Messages do; replies have the credit of their ask.
 pub(crate) fn wants_credit(kind: Kind) -> bool {
     kind.is_message()
 }

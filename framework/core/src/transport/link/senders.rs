@@ -1,16 +1,16 @@
 //! Senders of this process that wait for room at the peer: one queue per mailbox there.
 //!
-//! Used by senders, which join a queue; by the directory, which takes a queue along from an actor's last
-//! place; and by the reader, which wakes whoever is in front when something has moved.
+//! Senders join a queue here. The directory takes a queue along from an actor's last location. The reader
+//! wakes the front sender when something has moved.
 //!
-//! **Invariants.** Every queue that anybody waits in is either one of these, or a guest; only then does the
-//! reader look at it. A queue is counted with one link at a time.
+//! **Invariants.** Every queue in which a sender waits is either one of these, or a guest, because the reader
+//! checks only those. A queue is counted with one link at a time.
 //!
-//! **Locks.** `guests`, `lacks`, and a queue's own, one after the other; in `lacks`, the `notices_out` of
-//! other links. Nobody is woken under either.
+//! **Locks.** `guests`, `lacks`, and a queue's own, one after the other; inside `lacks`, the `notices_out` of
+//! other links. No sender is woken under any of them.
 //!
-//! **On a crash** of the peer all are woken, and look where their actor is. **On cancellation** a place is
-//! given up.
+//! **On a crash** of the peer all senders are woken, and look up where their actor is. **On cancellation** a
+//! place is given up.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -22,7 +22,7 @@ use super::Link;
 use crate::limits::MAX_ACTORS;
 use crate::transport::waiting::Queue;
 
-/// The links of owners, and how much room each is to have.
+/// The links of owners, and how much room is needed on each.
 type Lacks = SmallVec<[(Weak<Link>, usize); 1]>;
 
 /// See the module.
@@ -30,13 +30,13 @@ type Lacks = SmallVec<[(Weak<Link>, usize); 1]>;
 pub(super) struct Senders {
     /// Senders that wait, by the index of the peer's actor.
     queues: Vec<OnceLock<Queue>>,
-    /// How many of them there may be.
+    /// An upper limit of the indices in use.
     queues_used: AtomicUsize,
-    /// Queues of actors that were elsewhere before, with those who waited for them to come back.
+    /// Queues of actors that were elsewhere before, with the senders that waited for them to come back.
     guests: Mutex<Vec<(u16, Queue)>>,
-    /// Senders in all of them.
+    /// The number of senders in all of them.
     waiting: Arc<AtomicUsize>,
-    /// Owners on whose rings a sender lacked room to say so much of what it forwards.
+    /// Owners on whose rings a sender lacked room for this many forwards.
     lacks: Mutex<Lacks>,
     /// Whether there are any.
     has_lacks: AtomicBool,
@@ -56,7 +56,7 @@ impl Senders {
 }
 
 impl Link {
-    /// The queue of senders to the peer's actor `index`; `None` for an actor that there cannot be.
+    /// Returns the queue of senders to the peer's actor `index`; `None` if the index is out of range.
     pub(crate) fn queue(&self, index: u16) -> Option<&Queue> {
         let queue = self.senders.queues.get(usize::from(index))?;
         Some(queue.get_or_init(|| {
@@ -65,7 +65,7 @@ impl Link {
         }))
     }
 
-    /// The peer's actor `index` was elsewhere before, and those who wait for it are in `queue`.
+    /// Takes in the `queue` of senders that wait for the peer's actor `index`, which was elsewhere before.
     pub(crate) fn take_in(&self, index: u16, queue: &Queue) {
         queue.count_in(&self.senders.waiting);
         let mut guests = self.senders.guests.lock();
@@ -73,7 +73,7 @@ impl Link {
         guests.push((index, queue.clone()));
     }
 
-    /// Those who wait in `queue` wait for this link no more.
+    /// Removes `queue`, whose senders no longer wait for this link.
     pub(crate) fn let_go(&self, queue: &Queue) {
         self.senders.guests.lock().retain(|(_, guest)| !guest.is(queue));
     }
@@ -83,7 +83,7 @@ impl Link {
         self.senders.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// A frame to the peer finds no room to tell `owner` what it forwards.
+    /// Notes that a frame to the peer found no room to announce its forwards to `owner`.
     pub(crate) fn lack_forwards(&self, owner: &Arc<Link>, count: usize) {
         let mut lacks = self.senders.lacks.lock();
         let owner = Arc::downgrade(owner);
@@ -95,7 +95,7 @@ impl Link {
         self.lack_room();
     }
 
-    /// Returns whether one of those owners has made room, or is no more: then whoever waits tries again.
+    /// Returns whether one of those owners has made room, or is gone. Then the waiting senders try again.
     fn found_forwards(&self) -> bool {
         if !self.senders.has_lacks.load(Ordering::Acquire) {
             return false;
@@ -109,19 +109,19 @@ impl Link {
         lacks.len() < before
     }
 
-    /// Tells the sender in front of every queue, whether or not anything has moved here.
+    /// Wakes the front sender of every queue, whether or not anything has moved here.
     pub(crate) fn wake_all_fronts(&self) {
         let used = self.senders.queues_used.load(Ordering::Acquire);
         self.senders.queues.iter().take(used).filter_map(OnceLock::get).for_each(Queue::wake_front);
     }
 
-    /// Tells the sender in front of every queue whose mailbox has moved since it last tried.
+    /// Wakes the front sender of every queue whose mailbox has moved since that sender last tried.
     pub(crate) fn wake_senders(&self) {
         if self.found_forwards() {
             self.wake_all_fronts();
         }
         let guests = self.senders.guests.lock().clone();
-        // Who waits in one has made it before.
+        // A sender that waits in a queue has made it before.
         let used = self.senders.queues_used.load(Ordering::Acquire);
         for (index, queue) in self.senders.queues.iter().enumerate().take(used) {
             let Some(queue) = queue.get().filter(|queue| !queue.is_empty()) else { continue };

@@ -60,7 +60,7 @@ pub enum RingCorrupt {
     Marker {
         /// Position of the header.
         at: u64,
-        /// What it says.
+        /// The marker in it.
         marker: u32,
     },
     /// The ring continues in other memory, which its reader should have. If the reader has none, the peer has
@@ -75,9 +75,9 @@ pub enum RingCorrupt {
     Length {
         /// Position of the header.
         at: u64,
-        /// What it says.
+        /// The length in it.
         length: u32,
-        /// The most that it can say there.
+        /// The largest possible value there.
         limit: u64,
     },
     /// A pad that does not lead from inside the ring to its end, with a record behind it.
@@ -85,7 +85,7 @@ pub enum RingCorrupt {
     Pad {
         /// Position of the header.
         at: u64,
-        /// What it says.
+        /// The length in it.
         length: u32,
     },
 }

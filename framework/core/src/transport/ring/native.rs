@@ -231,7 +231,7 @@ impl Bytes for NativeBytes {
         let from = self.range(offset, into.len());
         // SAFETY: `range` checked the bounds of the source, which stays mapped as long as `_keep`. The
         // cursors order this read after the writes of a producer in this process (`from_raw`) and of a peer
-        // that keeps to the protocol; a peer that does not can change the bytes at the same time, which
+        // that keeps to the protocol. A peer that does not can change the bytes at the same time, which
         // `copy_out` allows. The copy is what gets checked and used, never the shared bytes.
         unsafe { copy_out(from.as_ptr(), into) }
     }

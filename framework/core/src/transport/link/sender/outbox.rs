@@ -1,7 +1,7 @@
-//! Replies that found no room, in their order: the reader sends them when there is some.
+//! Replies that found no room, in order. The reader sends them when there is room.
 //!
-//! Used by `outgoing`. Invariants and locks are those of the [sender's side](super). MBX-2: each still has
-//! the credit of its ask, so there are no more than the peer may ask.
+//! `outgoing` uses it. Invariants and locks are those of the [sender's side](super). MBX-2: each still has
+//! the credit of its ask, so there are at most as many as the peer may ask.
 
 use std::sync::atomic::Ordering;
 
@@ -13,12 +13,12 @@ use crate::transport::link::{Credit, Link};
 pub(crate) type Reply = (Header, Encoded, Option<Credit>);
 
 impl Link {
-    /// Returns whether replies wait for room: then no other goes before them.
+    /// Returns whether replies wait for room. Then no other reply may overtake them.
     pub(crate) fn has_backlog(&self) -> bool {
         self.sender.backlog.load(Ordering::Acquire)
     }
 
-    /// Puts a reply behind those that wait for room. How many there are then.
+    /// Puts a reply behind those that wait for room, and returns how many there are then.
     pub(crate) fn queue_reply(&self, reply: Reply) -> usize {
         self.sender.out.lock().as_mut().map_or(0, |out| {
             out.outbox.push_back(reply);
@@ -31,7 +31,7 @@ impl Link {
     pub(crate) fn next_reply(&self) -> Option<Reply> {
         self.sender.out.lock().as_mut().and_then(|out| {
             let next = out.outbox.pop_front();
-            // Also with the last of them: it may have to wait on.
+            // Stays set even if this is the last one, because it may have to wait again.
             self.sender.backlog.store(next.is_some(), Ordering::Release);
             next
         })

@@ -1,10 +1,10 @@
-//! A frame of a body alone: claimed and written in one step, because nothing of its value can be handed over,
-//! and outside of a turn seen with it.
+//! Frames that have only a body. They are claimed and written in one step, because their value has no tensor
+//! to hand over. Outside of a turn that step also publishes them.
 //!
-//! Used by `outgoing`. Invariants and locks are those of the [sender's side](super): a frame is written only
-//! into room that nobody else was promised, a message only for a credit, and where one of the two lacks
-//! nothing was taken. Returns that other threads have posted before their frames are seen first: the lock,
-//! under which those frames were written, says whether there are any.
+//! `outgoing` uses it. Invariants and locks are those of the [sender's side](super): a frame is written only
+//! into room that no other frame was promised, and a message only for a credit; if one of the two is missing,
+//! nothing is taken. Returns that other threads have posted before their frames become visible first. Those
+//! frames were written under the same lock, so this thread sees whether there are any.
 
 use std::sync::atomic::Ordering;
 
@@ -15,8 +15,8 @@ use crate::transport::outgoing::{Destination, NotNow, TransmitError};
 use crate::transport::ring::RingCorrupt;
 
 impl Link {
-    /// Takes credit and room for a frame of a body alone and writes it, all or nothing. Where it ends in the
-    /// ring, and whether it is published: if `now` says so, once it is written. `corrupt` as for
+    /// Takes credit and room for a frame that has only a body and writes it, all or nothing. Returns its end
+    /// in the ring, and whether it is published, which `now` decides after it is written. `corrupt` is as for
     /// [`claim`](Self::claim).
     pub(crate) fn send_plain(
         &self,
@@ -30,15 +30,14 @@ impl Link {
         let Some(out) = guard.as_mut() else { return Err(TransmitError::NotNow(NotNow::Connecting)) };
         self.check_credit(destination)?;
         let bytes = claimed_bytes(0, 0, body.len());
-        // What was claimed by others is theirs.
+        // Room that others have claimed is not free.
         if !out.ring.has_free(out.claimed + bytes).map_err(|error| corrupt(&error))? {
             self.lack_room();
             return Err(TransmitError::NotNow(NotNow::RingFull));
         }
         let head = wire::plain_head(header, out.number);
         let Some(end) = out.put(&head, body) else {
-            // Only where it was not as free as it said: then its cursor went back, and the next look finds
-            // that.
+            // This happens only if the peer's cursor went back since; the next check finds that.
             self.lack_room();
             return Err(TransmitError::NotNow(NotNow::RingFull));
         };
@@ -50,8 +49,8 @@ impl Link {
         }
         // Release: see `Claim::write`.
         self.sender.written.store(end, Ordering::Release);
-        // Under the lock: of whoever has written a frame before this one, the returns that are not published
-        // are seen.
+        // Under the lock: this thread sees the unpublished returns of every thread that has written a frame
+        // before this one.
         let is_published = now();
         if is_published {
             let published = out.ring.publish_to(end);
