@@ -12,7 +12,7 @@ pub enum PoolError {
          budget (`host_budget`, `gpu_budget`), or split the tensor"
     )]
     TooLarge {
-        /// Which device.
+        /// The device.
         device: String,
         /// Bytes asked for.
         asked: u64,
@@ -26,7 +26,7 @@ pub enum PoolError {
         at_the_bound(*.chunks)
     )]
     Full {
-        /// Which device.
+        /// The device.
         device: String,
         /// Bytes asked for.
         asked: u64,
@@ -47,7 +47,7 @@ pub enum PoolError {
          memory.max of the cgroup). {holders}"
     )]
     NoRoom {
-        /// Which device.
+        /// The device.
         device: String,
         /// Bytes asked for.
         asked: u64,

@@ -152,7 +152,7 @@ pub enum LeaseTableError {
     /// Only the owner can have the memory.
     #[error("{process} speaks of entry {entry}, which nobody was given who could have passed it on")]
     NotShared {
-        /// Who.
+        /// The process.
         process: ProcessId,
         /// Entry.
         entry: u32,
@@ -160,7 +160,7 @@ pub enum LeaseTableError {
     /// No holder of the memory has said that it passed the memory on to this process.
     #[error("{process} says that entry {entry} was forwarded to it, and none of its holders has done so")]
     NotForwarded {
-        /// Who.
+        /// The process.
         process: ProcessId,
         /// Entry.
         entry: u32,
@@ -170,7 +170,7 @@ pub enum LeaseTableError {
         "{process} sends entry {entry} back in another form than this process has it in: as a whole, or in parts"
     )]
     OtherForm {
-        /// Who.
+        /// The process.
         process: ProcessId,
         /// Entry.
         entry: u32,
@@ -178,7 +178,7 @@ pub enum LeaseTableError {
     /// The process has fewer leases than it gives back.
     #[error("{process} gives back {count} leases on entry {entry} but holds {held}")]
     NotHeld {
-        /// Who.
+        /// The process.
         process: ProcessId,
         /// Entry.
         entry: u32,

@@ -61,19 +61,19 @@ pub enum Clash {
     /// The same piece twice.
     #[error("part {index} of the tensor is in this process already")]
     Doubled {
-        /// Which.
+        /// Its number.
         index: u32,
     },
     /// This process has pieces of another split of the same memory.
     #[error("part {index} is of another split than the parts of the same memory that are in this process")]
     OtherSplit {
-        /// Which.
+        /// Its number.
         index: u32,
     },
     /// It shares elements with another piece.
     #[error("part {index} overlaps part {with} of the same tensor, which is in this process")]
     Overlaps {
-        /// Which.
+        /// Its number.
         index: u32,
         /// The piece that is here already.
         with: u32,

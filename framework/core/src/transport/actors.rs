@@ -1,17 +1,17 @@
-//! The actors of this process: which mailbox is at which index, and how many messages are under way in them.
+//! The actors of this process: their mailboxes by index, and how many messages are under way in them.
 //!
-//! Used by `incoming`, which delivers to them; by senders of this process, the short way; by the actors
-//! themselves, which come and go; and by the node, which asks whether the process is busy.
+//! `incoming` and senders of this process deliver to them, the actors come and go, and the node asks whether
+//! the process is busy.
 //!
-//! **Invariants.** An index belongs to one actor at a time, and the largest mailbox that was ever at it is
-//! remembered: so many replies a peer may be owed (MBX-2). A message is open from its delivery until its
-//! receipt has dropped.
+//! **Invariants.** An index belongs to one actor at a time. The capacity of the largest mailbox that was ever
+//! at an index is remembered: it bounds the replies that a peer may be owed (MBX-2). A message is open from
+//! its delivery until its receipt has dropped.
 //!
 //! **Locks.** `inboxes`, for reading inside the lock of [`Links`], and of a shard of the directory; never the
-//! other way round. Nothing that was in a place is dropped under it.
+//! other way round. No mailbox is dropped under it.
 //!
-//! **On a crash** of an actor its place is withdrawn, and each peer's credits say so. **On cancellation** of
-//! a handler its receipt drops, and the message is done with.
+//! **On a crash** of an actor its location is withdrawn, and the mailbox state for each peer says so. **On
+//! cancellation** of a handler its receipt drops, and the message is done with.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -29,34 +29,34 @@ use crate::observe::metrics::ActorMetrics;
 /// See the module.
 pub(super) struct Actors {
     inboxes: RwLock<Vec<Slot>>,
-    /// Changes with them. Written under the lock.
+    /// Changes with the inboxes. Written under the lock.
     version: AtomicU64,
     #[cfg(any(test, feature = "inside"))]
     next: AtomicUsize,
-    /// Messages that peers have sent and that were delivered. Written by the reader alone, so that no lock of
-    /// the bus is taken.
+    /// Messages of peers that were delivered. Only the reader writes it, so it needs no locked bus
+    /// instruction.
     delivered: AtomicUsize,
     /// Messages that senders of this process have handed over.
     handed_over: AtomicUsize,
-    /// Those of both that are done with.
+    /// The messages of both kinds that are done with.
     done: AtomicUsize,
 }
 
 /// A location for an actor.
 #[derive(Clone, Default)]
 enum Slot {
-    /// Nobody was there yet.
+    /// No actor was there yet.
     #[default]
     Free,
     Taken {
         inbox: Arc<dyn Inbox>,
-        /// Of the largest mailbox that was ever here, per sending process.
+        /// The capacity of the largest mailbox that was ever here, per sending process.
         most: u32,
     },
-    /// Somebody was there, and is started anew if this is set.
+    /// An actor was there; it is being restarted if `away` is set.
     Withdrawn {
         away: bool,
-        /// Of the largest mailbox that was ever here, per sending process.
+        /// The capacity of the largest mailbox that was ever here, per sending process.
         capacity: u32,
     },
 }
@@ -83,13 +83,13 @@ impl Actors {
         }
     }
 
-    /// An index that no actor had before. It may be one that there cannot be.
+    /// Returns an index that no actor had before. It may be out of range.
     #[cfg(any(test, feature = "inside"))]
     pub(super) fn next_index(&self) -> usize {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Gives an actor the location `index`, and has its credits go on where the links stand.
+    /// Gives an actor the location `index`, and continues its credits at each link's count.
     ///
     /// # Errors
     /// [`TransportError::TooManyActors`].
@@ -114,25 +114,25 @@ impl Actors {
             std::mem::replace(&mut inboxes[index], Slot::Taken { inbox, most })
         };
         drop(before);
-        // Only now: a link that is made meanwhile reads the place (`tell_new`). And where nobody was before,
-        // too: a frame that named it too early has closed it.
+        // Only now: a link that is made in the meantime reads the location (`tell_new`). This is also needed
+        // if no actor was there before, because a frame that named the index too early has closed it.
         for link in links.all().iter() {
             link.open_mailbox(index as u16, capacity);
         }
         Ok(())
     }
 
-    /// The actor at `index` is gone, or `away` and started anew: its senders are told, or wait for its next
-    /// life.
+    /// Removes the actor at `index`, and tells its senders. If it is `away`, it is being restarted, and its
+    /// senders wait for its next life.
     pub(super) fn withdraw(&self, index: u16, away: bool, links: &Links) {
         let slot = self.inboxes.write().get_mut(usize::from(index)).map(|slot| {
             let capacity = slot.capacity();
             self.version.fetch_add(1, Ordering::Release);
             std::mem::replace(slot, Slot::Withdrawn { away, capacity })
         });
-        // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
+        // Dropped here, without the lock, because messages wait in it, and leases go with them.
         drop(slot);
-        // Only now: a link that is made meanwhile reads the place, and closes the index by itself
+        // Only now: a link that is made in the meantime reads the location, and closes the index by itself
         // (`tell_new`).
         for link in links.all().iter() {
             link.close(index, away);
@@ -140,8 +140,8 @@ impl Actors {
         }
     }
 
-    /// The actor at `index` is gone, and another may come there. Its senders look where it is now; what is on
-    /// its way still comes to its mailbox, and its credits go on where they stand.
+    /// Pauses the location of an actor that is gone, where another may follow. Its senders look up where it
+    /// is now. Messages on their way still reach its mailbox, and its credits continue at their count.
     #[cfg(feature = "hosts")]
     pub(super) fn pause(&self, index: u16, links: &Links) {
         for link in links.all().iter() {
@@ -150,13 +150,14 @@ impl Actors {
         }
     }
 
-    /// Messages that one sending process could ever have unhandled at `index`; `None` where nobody was.
+    /// Returns how many unhandled messages one sending process could ever have at `index`; `None` if no actor
+    /// was there.
     #[cfg(feature = "hosts")]
     pub(super) fn most_at(&self, index: u16) -> Option<u32> {
         self.inboxes.read().get(usize::from(index)).map(Slot::capacity).filter(|most| *most > 0)
     }
 
-    /// Has a new link say which mailboxes there are, and which are closed.
+    /// Announces on a new link which mailboxes there are, and which are closed.
     pub(super) fn tell_new(&self, link: &Link) {
         for (index, slot) in self.inboxes.read().iter().enumerate() {
             let index = index as u16; // there are MAX_ACTORS
@@ -175,27 +176,27 @@ impl Actors {
         }
     }
 
-    /// Returns whether the actor that was at `index` is started anew.
+    /// Returns whether the actor that was at `index` is being restarted.
     pub(super) fn is_away(&self, index: u16) -> bool {
         matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true, .. }))
     }
 
-    /// Messages that one peer may have here unhandled, in all mailboxes that there are or were.
+    /// Returns how many unhandled messages one peer may have here, in all mailboxes that there are or were.
     pub(super) fn capacities(&self) -> usize {
         self.inboxes.read().iter().map(|slot| slot.capacity() as usize).sum()
     }
 
-    /// What the actors have done.
+    /// Returns the metrics of the actors.
     pub(super) fn metrics(&self) -> Vec<ActorMetrics> {
         self.each_inbox(|inbox| inbox.metrics())
     }
 
-    /// Whether, and how, the actors go on.
+    /// Returns snapshots of the actors for hang detection.
     pub(super) fn sights(&self) -> Vec<ActorProbe> {
         self.each_inbox(|inbox| inbox.hang_probe())
     }
 
-    /// What `look` sees of the mailboxes. They are asked without the lock.
+    /// Collects the results of `look` for all mailboxes. It is called without the lock.
     fn each_inbox<T>(&self, look: impl Fn(&dyn Inbox) -> Option<T>) -> Vec<T> {
         let inboxes = self.inboxes.read().clone();
         let seen = inboxes.iter().filter_map(|slot| match slot {
@@ -216,14 +217,14 @@ impl Actors {
         self.delivered.store(count, Ordering::Release);
     }
 
-    /// The counterpart of both.
+    /// Counts a message of either kind as done with.
     pub(super) fn done(&self) {
         self.done.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Messages delivered and not done with.
+    /// Returns how many messages are delivered and not done with.
     pub(super) fn open(&self) -> usize {
-        // In this order: of a message that was done with by the first look, the second sees that it was
+        // In this order: if the first load counts a message as done with, the later ones also see that it was
         // delivered.
         let done = self.done.load(Ordering::SeqCst);
         let handed_over = self.handed_over.load(Ordering::SeqCst);
@@ -231,14 +232,13 @@ impl Actors {
     }
 }
 
-/// So many mailboxes a reader keeps.
+/// The number of mailboxes that a reader keeps.
 const KEPT: usize = 8;
 
 /// Mailboxes that a reader has delivered to lately, so that it takes no lock for the next message.
 ///
-/// It lets go of them when a look begins, if any mailbox of the process has come or gone, and before it
-/// sleeps: so they outlive their actors by the time that it is busy at most, and are never dropped under a
-/// link's lock.
+/// It drops them before it sleeps, and when a poll begins after any mailbox of the process has come or gone.
+/// So they outlive their actors at most while it is busy, and are never dropped under a link's lock.
 #[derive(Default)]
 pub(super) struct KeptInboxes {
     version: u64,
@@ -246,7 +246,7 @@ pub(super) struct KeptInboxes {
 }
 
 impl KeptInboxes {
-    /// To be called without a lock, before a look.
+    /// Drops the mailboxes if any has changed. To be called without a lock, before a poll.
     #[inline]
     pub(super) fn refresh(&mut self, actors: &Actors) {
         let version = actors.version.load(Ordering::Acquire);
@@ -256,15 +256,15 @@ impl KeptInboxes {
         }
     }
 
-    /// To be called without a lock.
+    /// Drops the mailboxes. To be called without a lock.
     pub(super) fn let_go(&mut self) {
         self.inboxes.clear();
     }
 
-    /// The mailbox at `index`, as [`Actors::inbox`] finds it.
+    /// Returns the mailbox at `index`, as [`Actors::inbox`] finds it.
     #[inline]
     pub(super) fn get(&mut self, actors: &Actors, index: u16) -> Option<Found<'_>> {
-        // Behind a change that came in the middle of a look they are left alone.
+        // After a change in the middle of a poll the kept ones are not used.
         if self.version != actors.version.load(Ordering::Acquire) {
             return actors.inbox(index).map(Found::Now);
         }
@@ -273,8 +273,8 @@ impl KeptInboxes {
             Some(at) => at,
             None if self.inboxes.len() == KEPT => return actors.inbox(index).map(Found::Now),
             None => {
-                // Another may have come since the version was read: then it is newer, and goes with the next
-                // refresh.
+                // Another mailbox may have come since the version was read. Then this one is newer than the
+                // version, and the next refresh drops it.
                 self.inboxes.push((index, actors.inbox(index)?));
                 self.inboxes.len() - 1
             }
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
     use crate::testing::Cluster;
 
-    /// As a reader does it that is kept busy: the same list of mailboxes for all looks.
+    /// Like a reader that is kept busy, this uses the same list of mailboxes for all polls.
     #[test]
     fn a_kept_mailbox_is_the_one_that_is_there() {
         let cluster = Cluster::new(1);
@@ -328,7 +328,7 @@ mod tests {
         }
         assert_eq!(kept.inboxes.len(), 1);
         assert_eq!(found(&mut kept, 77), None, "nobody is there");
-        // In the middle of a look, when nothing may be dropped.
+        // As in the middle of a poll, when nothing may be dropped.
         transport.withdraw(first.location.index);
         assert_eq!(found(&mut kept, first.location.index), None);
         assert_eq!(kept.inboxes.len(), 1, "it is dropped without a lock");

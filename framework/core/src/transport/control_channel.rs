@@ -264,13 +264,13 @@ pub enum FromNode {
     Taint(TaintUpdate),
     /// The clocks of a process that died were released (DEATH-1).
     ClocksReleased {
-        /// Which.
+        /// The process.
         process: ProcessId,
     },
     /// A process ended. The receiver still reads everything that it had posted, and then tells the node
     /// ([`ToNode::Drained`]).
     Exited {
-        /// Which.
+        /// The process.
         process: ProcessId,
     },
     /// A link message was for a process that does not exist, or not yet.
@@ -281,7 +281,7 @@ pub enum FromNode {
     /// Every process has read everything that a process which ended had posted: its leases can be dropped
     /// (LEASE-4).
     Reclaim {
-        /// Which.
+        /// The process.
         process: ProcessId,
     },
     /// Messages for this host's gateway. Last, as in [`ToNode`].

@@ -1,18 +1,18 @@
-//! The marks of wake-ups that were put off: that there are some, and for each link which.
+//! The marks of deferred wake-ups: whether there are any, and which ones for each link.
 //!
-//! Used by whoever publishes something and does not ring, and by the reader, which rings when it finds
-//! nothing to do. Why a ring is put off, and until when: [`wake_reasons`](super::wake_reasons).
+//! Threads that publish without a ring set the marks, and the reader, when it finds nothing to do, rings for
+//! them. [`wake_reasons`](super::wake_reasons) says why a ring is deferred, and until when.
 //!
-//! **Invariants.** A wake-up is never lost. Whoever puts a ring off marks it and then looks whether the
-//! reader is parked; the reader says that it parks and then looks at the marks. Between the two stands a
-//! fence on both sides (DEFERRED), so one of them sees the other. `tests/loom_doorbell.rs` explores this
+//! **Invariants.** A wake-up is never lost. A thread that defers a ring marks it, and then checks whether the
+//! reader is parked. The reader announces that it parks, and then checks the marks. Both sides have a fence
+//! between the two steps (DEFERRED), so one of them sees the other. `tests/loom_doorbell.rs` explores this
 //! file.
 //!
 //! **Locks.** None. **On a crash** and **on cancellation** see `wakeups`.
 
 use crate::sync::{AtomicBool, AtomicU8, Ordering, fence};
 
-/// Of a process: whether something was put off, and whether its reader is parked.
+/// The state of a process: whether a ring is deferred, and whether its reader is parked.
 #[derive(Debug)]
 pub(crate) struct Deferred {
     is_due: AtomicBool,
@@ -25,7 +25,7 @@ impl Deferred {
         Deferred { is_due: AtomicBool::new(false), is_parked: AtomicBool::new(false) }
     }
 
-    /// Something was published that nobody was rung for. Whether the reader is parked, and so is to be woken.
+    /// Marks that a ring is deferred. Returns whether the reader is parked, and so must be woken.
     pub(crate) fn mark(&self) -> bool {
         self.is_due.swap(true, Ordering::AcqRel);
         // DEFERRED: pairs with the fence in `park`: one of the two sees what the other has written.
@@ -33,21 +33,21 @@ impl Deferred {
         self.is_parked.load(Ordering::Relaxed)
     }
 
-    /// The reader is about to sleep. What is put off from now on wakes it; what was before is seen by its
-    /// next look.
+    /// Notes that the reader is about to sleep. A ring deferred from now on wakes it; its next poll sees the
+    /// earlier ones.
     pub(crate) fn park(&self) {
         self.is_parked.store(true, Ordering::Relaxed);
         // DEFERRED: pairs with the fence in `mark`.
         fence(Ordering::SeqCst);
     }
 
-    /// The reader sleeps no longer.
+    /// Notes that the reader is awake.
     pub(crate) fn unpark(&self) {
         self.is_parked.store(false, Ordering::Relaxed);
     }
 
-    /// Returns whether something is due. It is taken by that: what is put off meanwhile marks it again, so
-    /// this comes before the look at the links.
+    /// Takes the mark, and returns whether it was set. A ring deferred in the meantime sets it again, so this
+    /// comes before the check of the links.
     pub(crate) fn take(&self) -> bool {
         self.is_due.load(Ordering::Relaxed) && self.is_due.swap(false, Ordering::AcqRel)
     }
@@ -59,7 +59,7 @@ impl Deferred {
     }
 }
 
-/// Of a link: what its peer was not woken for.
+/// The state of a link: the reasons for which its peer was not woken.
 #[derive(Debug)]
 pub(crate) struct DeferredFor(AtomicU8);
 
@@ -68,19 +68,19 @@ impl DeferredFor {
         DeferredFor(AtomicU8::new(0))
     }
 
-    /// This was published, and the peer is not woken for it now.
+    /// Marks reasons that were published and for which the peer is not woken now.
     pub(crate) fn mark(&self, what: u8) {
-        // After it was published: pairs with the swap in `take`.
+        // After the publishing: pairs with the swap in `take`.
         self.0.fetch_or(what, Ordering::AcqRel);
     }
 
-    /// Takes what is due. What was published with it, by whichever thread, comes before whatever follows: the
-    /// fence of the ringer.
+    /// Takes the reasons that are due. Everything that any thread published with them happens before the
+    /// caller's next step, the fence of the ringer.
     pub(crate) fn take(&self) -> u8 {
         self.0.swap(0, Ordering::AcqRel)
     }
 
-    /// Does the same as [`take`](Self::take), for a peer that is rung for something else anyway: mostly
+    /// Does the same as [`take`](Self::take), for a peer that is rung for another reason anyway; usually
     /// nothing is due then.
     pub(crate) fn clear(&self) {
         if self.0.load(Ordering::Relaxed) != 0 {

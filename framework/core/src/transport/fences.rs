@@ -1,13 +1,14 @@
-//! Fences: the node asks this process to say when all that others had sent to it by now was delivered.
+//! Fences: the node asks this process to report when everything that others had sent to it by now was
+//! delivered.
 //!
-//! Used by the node before it sends something that must not overtake the last messages of a process that has
-//! ended, which this one reads over another link. The reader looks after each of its looks, so a fence costs
-//! nothing where there is none.
+//! The node uses a fence before it sends a message that must not overtake the last messages of a process that
+//! has ended, which this one reads over another link. The reader checks fences after each poll; without a
+//! fence that costs nothing.
 //!
-//! **Locks.** One, and the links' `inbound` inside of it, which the reader does not hold when it comes here.
+//! **Locks.** One, and inside it the links' `inbound`, which the reader does not hold when it calls this.
 //!
-//! **On a crash** of a peer what it had posted is read to the end. **On cancellation** the answer finds
-//! nobody.
+//! **On a crash** of a peer this process reads everything that it had posted. **On cancellation** the answer
+//! finds no waiter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,26 +29,26 @@ pub(super) struct Fences {
 #[derive(Debug)]
 struct Fence {
     ticket: u64,
-    /// The links on which something lies unread, and up to where it has to be taken.
+    /// The links on which something is unread, and the position up to which it has to be taken.
     unread: Vec<(Arc<Link>, u64)>,
 }
 
 impl Fence {
     fn is_open(&mut self) -> bool {
-        // Of a peer that was given up nothing is taken any more.
+        // Nothing is taken any more from a peer that was given up.
         self.unread.retain(|(link, end)| !link.is_broken() && !link.has_taken(*end));
         self.unread.is_empty()
     }
 }
 
 impl Transport {
-    /// Answers when all that others have sent to this process by now was delivered.
+    /// Answers when everything that others have sent to this process by now was delivered.
     pub(super) fn fence(&self, ticket: u64) {
         let links = self.links.all();
         let unread = links.iter().map(|link| (Arc::clone(link), link.sent_by_now())).collect();
         let mut fence = Fence { ticket, unread };
         let mut waiting = self.fences.waiting.lock();
-        // MBX-2: the node asks for no more than it may have waiting.
+        // MBX-2: the node bounds how many fences it has waiting.
         if fence.is_open() {
             drop(waiting);
             return self.fence_is_open(ticket);
@@ -56,7 +57,7 @@ impl Transport {
         self.fences.any.store(true, Ordering::Release);
     }
 
-    /// Answers what can be, after a look at the links.
+    /// Answers the fences that are open; called after each poll of the links.
     pub(super) fn look_at_fences(&self) {
         if !self.fences.any.load(Ordering::Acquire) {
             return;
@@ -69,7 +70,7 @@ impl Transport {
     }
 
     fn fence_is_open(&self, ticket: u64) {
-        // After the node's end nobody waits for it.
+        // An error means that the node has ended, and nobody waits for the answer.
         let _ = self.control.send(ToNode::Fenced { ticket }, Vec::new());
     }
 }
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(inbox.len(), 2, "also what the dead had sent");
         cluster.run_node_until_idle();
         assert!(second.load(Ordering::Acquire));
-        // One that has ended takes nothing any more.
+        // A process that has ended takes no messages any more.
         cluster.send(2, &to, 3);
         let last = cluster.fence(1);
         cluster.run_node_until_idle();

@@ -1,24 +1,25 @@
-//! Leases on memory of a third process: what their owner is told before they are passed on, and what it makes
-//! of that.
+//! Leases on memory of a third process: the notice to their owner before they are passed on, and the owner's
+//! handling of it.
 //!
-//! Who passes a lease on posts a notice to its owner, which the owner can see before the frame, and so the
-//! hold that the frame leads to, can be seen by anybody. Room for it is taken with the claim, so a send never
-//! waits in the middle. A message with no leases of others has nothing to do with any of this.
+//! A process that passes a lease on posts a notice to the owner. The owner can see it before the frame, and
+//! so before the hold that the frame leads to, is visible to any process. Room for it is taken with the
+//! claim, so a send never waits in the middle. Messages without leases on others' memory need none of this.
 //!
-//! The owner reads rings one after the other, so it may read the hold before the notice. Such a hold stands
-//! open until every ring was drained once more ([`Transport::settle_holds`]); the [lease
+//! The owner reads rings one after the other, so it may read the hold before the notice. Such a hold stays
+//! unproven until every ring was drained once more ([`Transport::settle_holds`]); the [lease
 //! table](crate::lease::table) keeps the counts.
 //!
-//! Used by `outgoing` on the one side, by `returns` and `incoming` on the other.
+//! `outgoing` uses it on the one side, `returns` and `incoming` on the other.
 //!
 //! **Invariants.** A forward is visible to the owner before its frame is written. WIRE-1: a hold gives its
-//! process nothing before it is proven. MBX-2: of forwards that an owner has not read, a process has no more
-//! than `MAX_FORWARDS`.
+//! process nothing before it is proven. MBX-2: a process has at most `MAX_FORWARDS` forwards that an owner
+//! has not read.
 //!
-//! **Locks.** `notices_out` of each owner's link, alone; for settling, those of a drain, and none across it.
+//! **Locks.** `notices_out` of each owner's link, alone; for settling, the locks of a drain, and none across
+//! it.
 //!
-//! **On a crash** of the forwarder behind its notice the count goes when it is reclaimed. **On cancellation**
-//! of a send its claim gives the room back.
+//! **On a crash** of the forwarder after its notice, the forward is removed when the forwarder is reclaimed.
+//! **On cancellation** of a send its claim gives the room back.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,7 +36,7 @@ use crate::lease::table::{Given, Settled};
 use crate::lease::{Lease, LeaseId};
 use crate::message::codec::Encoded;
 
-/// Room on the rings to the owners of what a frame passes on. Dropping it gives back what was not used.
+/// Room on the rings to the owners of the leases that a frame passes on. Dropping it gives unused room back.
 #[derive(Debug, Default)]
 pub(crate) struct Forwards(SmallVec<[(Arc<Link>, usize); 1]>);
 
@@ -48,13 +49,13 @@ impl Drop for Forwards {
 }
 
 impl Transport {
-    /// Takes room to tell the owners of what a frame to `link` passes on. All or nothing.
+    /// Takes room to tell the owners of the leases that a frame to `link` passes on, all or nothing.
     pub(super) fn claim_forwards(&self, link: &Arc<Link>, encoded: &Encoded) -> Result<Forwards, NotNow> {
         let mut wanted: SmallVec<[(Arc<Link>, usize); 1]> = SmallVec::new();
         for owner in encoded.leases.iter().filter_map(|(lease, _)| self.forwarded_owner(link, lease)) {
             match wanted.iter_mut().find(|(known, _)| known.peer == owner) {
                 Some((_, count)) => *count += 1,
-                // Without a link to it the owner has ended, and nobody counts its leases.
+                // If there is no link to the owner, it has ended, and nobody counts its leases.
                 None => {
                     wanted.extend(self.links.to(owner).filter(|link| !link.is_past()).map(|link| (link, 1)))
                 }
@@ -63,7 +64,7 @@ impl Transport {
         let mut claimed = Forwards::default();
         for (owner, count) in wanted {
             if !owner.reserve_forwards(count) {
-                // The owner may sleep: nothing else that is posted to it is worth waking it.
+                // The owner may sleep, and no other notice posted to it would wake it.
                 owner.ring(wake_reasons::FRAMES);
                 link.lack_forwards(&owner, count);
                 return Err(NotNow::RingFull);
@@ -73,7 +74,7 @@ impl Transport {
         Ok(claimed)
     }
 
-    /// Tells the owners, who can see it when this returns: before the frame is written.
+    /// Tells the owners. They can see it when this returns, which is before the frame is written.
     pub(super) fn say_forwards(&self, to: &Link, mut forwards: Forwards, leases: &[Lease]) {
         for (owner, count) in std::mem::take(&mut forwards.0) {
             let owned = leases.iter().filter(|lease| lease.id().chunk.owner == owner.peer);
@@ -90,29 +91,30 @@ impl Transport {
         }
     }
 
-    /// Whom a frame's lease belongs to, if that is a third process.
+    /// Returns the owner of a frame's lease, if that is a third process.
     fn forwarded_owner(&self, link: &Link, lease: &Lease) -> Option<ProcessId> {
         let owner = lease.id().chunk.owner;
         (lease.pool().is_none() && owner != link.peer && owner != self.me).then_some(owner)
     }
 
-    /// The peer passes a lease on this process's memory on.
+    /// Notes that the peer passes on a lease on this process's memory.
     pub(super) fn note_forward(&self, link: &Link, id: LeaseId, to: ProcessId) -> Result<(), String> {
         let pool = self.memory.pool_of(id)?;
-        // Of the dead nothing comes any more that could take it.
+        // A dead receiver sends no hold any more that could take it.
         if self.lifecycle.exited.is_reclaimed(to) {
             return Ok(());
         }
         pool.forward(id, link.peer, to).map_err(|error| error.to_string())?;
-        // Behind the count, as the note comes before the eviction: one of the two takes it out.
+        // Checked after the forward was counted. The note comes before the eviction, so one of the two
+        // removes the forward.
         if self.lifecycle.exited.is_reclaimed(to) {
             pool.forget_forwards(id, to);
         }
         Ok(())
     }
 
-    /// Settles what a drain left open, if it did: true if there was anything. Not to be called under a link's
-    /// `notices_in`.
+    /// Settles holds that a drain left open; returns true if there were any. It must not be called under a
+    /// link's `notices_in`.
     pub(super) fn settle_if_open(&self) -> bool {
         let open = self.memory.take_unsettled();
         if open {
@@ -121,13 +123,13 @@ impl Transport {
         open
     }
 
-    /// Drains every ring, and decides on the holds that were unproven before: whoever forwarded them had said
-    /// so by then.
+    /// Drains every ring, and decides on the holds that were unproven before: an honest forwarder has posted
+    /// its notice by then.
     pub(super) fn settle_holds(&self) {
         let pools = self.memory.pools();
         let passes: SmallVec<[_; 4]> = pools.iter().map(|pool| pool.begin_pass()).collect();
         if passes.iter().any(Option::is_some) {
-            // What is left open by this is for whoever drains next; the mark is set.
+            // The next drain settles holds that this one leaves open; the mark is set.
             for link in self.links.all().iter() {
                 self.drain_link(link);
             }
@@ -157,7 +159,7 @@ impl Transport {
         }
     }
 
-    /// The peer has given a lease back.
+    /// Updates the counts after the peer has given a lease back.
     pub(super) fn count_given(link: &Link, given: Given) {
         match given {
             Given::Forwarded => link.uncount_forwarded(),

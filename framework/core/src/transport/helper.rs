@@ -1,12 +1,13 @@
-//! A thread that waits for what peers send, and reads for the process meanwhile, where there are cores to
-//! spare ([`Role`](super::role::Role)).
+//! A thread that waits for messages of peers, and reads for the process in the meantime if there are spare
+//! cores ([`Role`](super::role::Role)).
 //!
-//! For threads of other languages: those of Rust's actors are the reader's own. Such a thread takes what
-//! comes for others too, and wakes them, as the reader does.
+//! It is for threads of other languages, because Rust's actors run on the reader's own thread. Such a thread
+//! also takes messages for others, and wakes them, as the reader does.
 //!
-//! **Invariants.** As of the [reader](super::reader).
+//! **Invariants.** Those of the [reader](super::reader).
 //!
-//! **Locks.** None across a look, and no look under a lock of the caller's: what comes may wake anybody.
+//! **Locks.** None across a poll, and no poll under a lock of the caller, because a message may wake any
+//! task.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -24,15 +25,15 @@ pub struct Helper<'a> {
 }
 
 impl Transport {
-    /// This thread reads from the first [look](Helper::look) on that finds the reader willing, until what is
-    /// returned drops.
+    /// Makes this thread read from the first [look](Helper::look) at which the reader lends the role, until
+    /// the returned value drops.
     pub fn help_to_read(self: &Arc<Self>) -> Helper<'_> {
         Helper { transport: self, reads: None, _wants: self.role.want() }
     }
 }
 
 impl Helper<'_> {
-    /// Looks at the links once, where nobody else does.
+    /// Polls the links once, if no other thread does.
     pub fn look(&mut self) {
         if self.transport.is_stopped() {
             self.reads = None;
@@ -86,7 +87,8 @@ mod tests {
         number: u32,
     }
 
-    /// The reader, which sleeps now and then, and two threads that take the role from it and from each other.
+    /// Runs the reader, which sleeps now and then, and two threads that take the role from it and from each
+    /// other.
     #[test]
     fn what_one_sends_stays_in_order_whoever_reads() {
         let cluster = Cluster::new(SENDERS + 1);
@@ -106,7 +108,7 @@ mod tests {
                     by_helpers.fetch_add(1, Ordering::Relaxed);
                 }
                 drop(helper);
-                // So long that the reader sleeps at times.
+                // Pauses long enough that the reader sleeps at times.
                 if dice.is_multiple_of(64) {
                     std::thread::yield_now();
                 }
@@ -146,7 +148,7 @@ mod tests {
         });
         assert!(by_helpers.load(Ordering::Relaxed) > 0, "nobody has helped");
         assert!(receiver.role.take().is_some(), "it is nobody's");
-        // What one reader alone may write is right.
+        // The count that only one reader at a time may write is right.
         assert_eq!(receiver.actors.open(), 0);
     }
 

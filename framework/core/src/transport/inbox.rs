@@ -1,15 +1,15 @@
-//! What a transport delivers to, and what comes with a delivery.
+//! The interface to which a transport delivers, and the parts of a delivery.
 //!
-//! Used by `incoming`, which delivers; by the actor layer, which implements [`Inbox`]; and by senders of this
-//! process, which take [`LocalCredits`].
+//! `incoming` delivers, the actor layer implements [`Inbox`], and senders of this process take
+//! [`LocalCredits`].
 //!
 //! **Invariants.** MBX-2: a message has a credit from the moment it is sent until its [`Receipt`] drops. Each
 //! ask is answered once, by a reply or by a refusal.
 //!
-//! **Locks.** None but a queue's own, when somebody is woken.
+//! **Locks.** Only a queue's own, when a sender is woken.
 //!
-//! **On a crash** of the actor's handler the receipt drops while the thread unwinds, and says so. **On
-//! cancellation** of the handler's future it drops, and refuses.
+//! **On a crash** of the actor's handler the receipt drops while the thread unwinds, and refuses with the
+//! panic. **On cancellation** of the handler's future it drops, and refuses.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -34,39 +34,39 @@ use crate::os::vital;
 use crate::tensor::Tensor;
 use crate::transport::lifecycle::EndReason;
 
-/// The mailbox of one actor of this process, as the transport sees it.
+/// The mailbox of one actor of this process, as the transport uses it.
 pub trait Inbox: Send + Sync + 'static {
-    /// Whose it is.
+    /// Returns the actor that it belongs to.
     fn actor(&self) -> ActorId;
 
-    /// Messages that one sending process may have here unhandled.
+    /// Returns how many unhandled messages one sending process may have here.
     fn capacity(&self) -> u32;
 
     /// Decodes a message and puts it into the mailbox. Called on the reader's thread; does not block.
     ///
     /// # Errors
-    /// The message is not one that the actor takes, or is malformed. Its leases went back; the receipt
-    /// refuses.
+    /// The actor does not take this message, or it is malformed. Its leases went back; the receipt refuses.
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered>;
 
-    /// Takes a message of this process as it is: the short way. `message` is what the actor layer packs.
+    /// Takes a message of this process as it is, without encoding. `message` is a value that the actor layer
+    /// packs.
     ///
     /// # Errors
     /// The message, and why it was not taken.
     fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)>;
 
-    /// The credits of this process itself.
+    /// Returns the credits of this process itself.
     fn local(&self) -> &Arc<LocalCredits>;
 
-    /// Has the actor fail, for a reason that lies elsewhere. What it is doing is finished first.
+    /// Makes the actor fail, for a reason that lies elsewhere. The handler that runs is finished first.
     fn fail(&self, _reason: EndReason) {}
 
-    /// Whether, and how, the actor goes on; `None` for a mailbox without an actor.
+    /// Returns a snapshot of the actor for hang detection; `None` for a mailbox without an actor.
     fn hang_probe(&self) -> Option<ActorProbe> {
         None
     }
 
-    /// What the actor has done; `None` for a mailbox without an actor.
+    /// Returns the actor's metrics; `None` for a mailbox without an actor.
     fn metrics(&self) -> Option<ActorMetrics> {
         None
     }
@@ -84,11 +84,11 @@ pub struct Delivery<'a> {
     pub body: &'a [u8],
     /// Its tensors, each on a lease of this process.
     pub tensors: Vec<Tensor>,
-    /// What the receiving stream has to wait for (CLOCK-1).
+    /// The tickets that the receiving stream has to wait for (CLOCK-1).
     pub tickets: SmallVec<[Ticket; 2]>,
     /// To be kept until the message is done with.
     pub receipt: Receipt,
-    /// Of the span that sent it.
+    /// The context of the span that sent it.
     pub context: TraceContext,
 }
 
@@ -103,12 +103,12 @@ pub enum Undelivered {
         /// The key that came.
         key: u64,
     },
-    /// It could not be decoded, or its tensors are not what the type says.
+    /// It could not be decoded, or its tensors do not match the type.
     #[error("{message} is malformed: {why}")]
     Malformed {
         /// The type.
         message: &'static str,
-        /// What is wrong.
+        /// The defect.
         why: String,
     },
     /// The actor has stopped.
@@ -116,7 +116,7 @@ pub enum Undelivered {
     Stopped,
 }
 
-/// Why there is no reply to an ask; travels in the body of a refusal.
+/// Why there is no reply to an ask. It is the body of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// No such actor in that process (any more).
@@ -125,10 +125,11 @@ pub enum Refusal {
     Restarting,
     /// The message was not delivered, for this reason.
     Undelivered(String),
-    /// The handler panicked, or another one of the actor did before it had answered: a sentence, or nothing
-    /// where that is not known.
+    /// The handler panicked, or another handler of the actor did before this one had answered. The text is a
+    /// sentence, or empty if the cause is not known.
     Panicked(String),
-    /// The handler failed, as this says: one of another language, which has errors for that.
+    /// The handler failed, as this says. Only handlers in another language, which has errors for that, fail
+    /// in this way.
     Failed(String),
     /// The actor stopped before it replied, or the future that was to reply panicked.
     NoReply,
@@ -137,19 +138,19 @@ pub enum Refusal {
     /// A tensor of the message, or of the reply, depends on work that this process had not done when it died
     /// (DEATH-3).
     Tainted(ProcessId),
-    /// The actor lives on another host; this is what became of the message there, or with that host.
+    /// The actor lives on another host; the text says what happened to the message there, or to that host.
     OutOfReach(String),
-    /// The actor lives on another host, and the message did not come to it, for this reason: nobody has
-    /// handled it.
+    /// The actor lives on another host, and the message did not reach it, for this reason. It was not
+    /// handled.
     NotPassedOn(String),
-    /// The actor lives on another host, and the gateway of one of the two hosts ended before the answer was
-    /// there, as this says: whether the message was handled, nobody knows. Asking again makes sense: another
-    /// gateway takes its place.
+    /// The actor lives on another host, and the gateway of one of the two hosts ended before the answer
+    /// arrived, as this says. It is not known whether the message was handled. Asking again makes sense,
+    /// because another gateway takes the place of the one that ended.
     GatewayEnded(String),
 }
 
 impl Refusal {
-    /// As a peer says it, with its text cut and made plain.
+    /// Returns the refusal of a peer with its text shortened and sanitised.
     pub(crate) fn bounded(self) -> Self {
         match self {
             Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_LOG_TEXT)),
@@ -163,7 +164,7 @@ impl Refusal {
         }
     }
 
-    /// Why there is no reply, for whatever was to send one and is dropped on this thread.
+    /// Returns the refusal for a receipt that is dropped on this thread without a reply.
     pub(crate) fn of_an_end() -> Self {
         if let Ok(Some(why)) = ENDS_BY.try_with(|why| why.borrow().clone()) {
             return Refusal::Panicked(why).bounded();
@@ -171,7 +172,7 @@ impl Refusal {
         if std::thread::panicking() { Refusal::of_the_last_panic() } else { Refusal::NoReply }
     }
 
-    /// For what was to be answered by something of this thread that has panicked.
+    /// Returns the refusal after the last panic on this thread.
     pub(crate) fn of_the_last_panic() -> Self {
         let why = vital::last_panic().map(|text| format!("its handler panicked: {text}"));
         Refusal::Panicked(why.unwrap_or_default()).bounded()
@@ -182,14 +183,15 @@ thread_local! {
     static ENDS_BY: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// While this is there, what this thread drops unanswered is told that a panic has ended its actor.
+/// A guard: while it lives, asks that this thread drops unanswered are refused with the panic that has ended
+/// their actor.
 #[must_use = "it holds until it drops"]
 pub(crate) struct EndsByPanic(());
 
 impl EndsByPanic {
-    /// `why`: the panic, in a sentence.
+    /// Begins it. `why` describes the panic in a sentence.
     pub(crate) fn begin(why: &str) -> Self {
-        // A thread that is ending says what it can.
+        // On a thread that is ending this may fail, and then the text is missing.
         let _ = ENDS_BY.try_with(|ends| ends.replace(Some(why.to_owned())));
         EndsByPanic(())
     }
@@ -201,8 +203,8 @@ impl Drop for EndsByPanic {
     }
 }
 
-/// Ties a delivered message to its sender: dropping it hands the sender's credit back and, where a reply was
-/// asked for and not given, says that none will come. The message is done with then.
+/// Ties a delivered message to its sender. Dropping it hands the sender's credit back, and refuses if a reply
+/// was asked for and not given. The message is done with then.
 #[derive(Debug)]
 pub struct Receipt {
     transport: Arc<Transport>,
@@ -211,14 +213,14 @@ pub struct Receipt {
     credit: Option<Credit>,
     /// Set while a reply is owed.
     correlation: Option<u64>,
-    /// Whether the sender asks for whatever is newer than what it has.
+    /// Whether the sender asks for anything newer than what it has.
     #[cfg(feature = "hosts")]
     follows: bool,
     /// The reply need not wake its receiver by itself.
     acknowledges: bool,
-    /// Of the reply.
+    /// How lists in the reply are encoded.
     lists: Lists,
-    /// Where the message's frame ends in its ring.
+    /// The position at which the message's frame ends in its ring.
     end: u64,
 }
 
@@ -251,24 +253,24 @@ impl Receipt {
         self
     }
 
-    /// Returns whether the sender asks for whatever is newer than what it has
+    /// Returns whether the sender asks for anything newer than what it has
     /// ([`Kind::Follow`](crate::message::wire::Kind::Follow)).
     #[cfg(feature = "hosts")]
     pub(crate) fn follows(&self) -> bool {
         self.follows
     }
 
-    /// This process's transport.
+    /// Returns this process's transport.
     pub(crate) fn transport(&self) -> &Arc<Transport> {
         &self.transport
     }
 
-    /// The process that sent the message.
+    /// Returns the process that sent the message.
     pub fn sender(&self) -> ProcessId {
         self.link.peer
     }
 
-    /// The frame that the message came in.
+    /// Returns the frame in which the message came.
     pub(crate) fn frame(&self) -> FrameId {
         FrameId { peer: self.link.peer, end: self.end }
     }
@@ -278,18 +280,18 @@ impl Receipt {
         self.correlation.is_some()
     }
 
-    /// The reply only says that the message is done with, and nobody waits for it alone: it is told with the
-    /// credits.
+    /// Marks the reply as a mere acknowledgement. It only says that the message is done with, and no caller
+    /// waits for it alone, so its ring is deferred like that of the credits.
     pub(crate) fn acknowledge(&mut self) {
         self.acknowledges = true;
     }
 
-    /// How the reply is written.
+    /// Sets how lists in the reply are encoded.
     pub(crate) fn reply_with(&mut self, lists: Lists) {
         self.lists = lists;
     }
 
-    /// Sends the reply, where one is wanted.
+    /// Sends the reply, if one is wanted.
     pub fn reply<R: Serialize>(mut self, reply: R) {
         let Some(correlation) = self.correlation.take().filter(|_| !self.transport.is_inherited()) else {
             return;
@@ -311,7 +313,7 @@ impl Receipt {
         }
     }
 
-    /// Says that there will be no reply, and why.
+    /// Tells the sender that there will be no reply, and why.
     pub fn refuse(mut self, why: &Refusal) {
         self.refuse_now(why);
     }

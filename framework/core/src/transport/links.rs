@@ -1,19 +1,19 @@
 //! All links of a process.
 //!
-//! Used by every send (the link to a peer), by the reader at every look (all of them), and by whoever tells
-//! all peers.
+//! Every send uses it (the link to a peer), and so do the reader at every poll (all links), and code that
+//! tells all peers something.
 //!
-//! **Invariants.** A slot has one link that anything is sent over. Links to earlier lives of it stay beside
-//! that until they are read to the end. A link that was taken out is dropped by whoever has it last.
+//! **Invariants.** A slot has one link over which anything is sent. Links to earlier processes of the slot
+//! stay beside it until they are read to the end. A removed link is dropped with its last reference.
 //!
-//! A reader's thread keeps the list that its reader looks at ([`Links::keep`]), so that what is sent on that
-//! thread takes no lock. It is let go of before the reader sleeps, or a link would outlive its end by that.
+//! A reader's thread keeps the list that its reader polls ([`Links::keep`]), so that sends on that thread
+//! take no lock. The thread drops the list before the reader sleeps, because otherwise a link would outlive
+//! its end by that sleep.
 //!
-//! **Locks.** One, for reading on the way of a message from other threads. Inside of it, for writing:
-//! whatever `make` takes in [`Links::replace`], see `connect`.
+//! **Locks.** One, for reading by messages from other threads. Inside it, when held for writing: the locks
+//! that `make` takes in [`Links::replace`], see `connect`.
 //!
-//! **On a crash** of a peer its link stays until the reader parts with it. **On cancellation** nothing
-//! happens.
+//! **On a crash** of a peer its link stays until the reader removes it. **On cancellation** nothing happens.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ use super::Link;
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 
-/// So many links are looked through for one peer; where there are more, it is found by its slot.
+/// Up to this many links are searched one by one for a peer; if there are more, the link is found by slot.
 const FEW: usize = 16;
 
 /// The list of all links of one process, with its number.
 struct Kept {
-    /// Whose it is.
+    /// The id of the `Links` that it belongs to.
     of: u64,
     version: u64,
     list: Arc<[Arc<Link>]>,
@@ -40,10 +40,11 @@ thread_local! {
     static KEPT: Cell<Option<Kept>> = const { Cell::new(None) };
 }
 
-/// The links, found by peer, and as a list that costs nothing to take: the reader takes it at every look.
+/// The links, found by peer, and as a list that costs nothing to take, because the reader takes it at every
+/// poll.
 pub(super) struct Links {
     state: RwLock<State>,
-    /// Of no others in the process.
+    /// Unique among the `Links` of this operating-system process.
     id: u64,
     /// Changes with the list of all. Written under the lock.
     version: AtomicU64,
@@ -51,16 +52,16 @@ pub(super) struct Links {
     halves: AtomicU64,
     /// How many links have notices that were posted and are not published.
     with_unpublished_notices: Arc<AtomicUsize>,
-    /// On how many links something is marked to be published, or is being published.
+    /// The number of links on which entries are marked to be published, or are being published.
     due: Arc<AtomicUsize>,
 }
 
 struct State {
     /// By the peer's slot.
     by_slot: Vec<Option<Arc<Link>>>,
-    /// To earlier lives of slots, still to be read to the end.
+    /// Links to earlier processes of slots, which are still read to the end.
     leaving: Vec<Arc<Link>>,
-    /// Those of both, in their order.
+    /// The links of both lists, in order.
     all: Arc<[Arc<Link>]>,
 }
 
@@ -78,22 +79,22 @@ impl Links {
         }
     }
 
-    /// A number for the half of a new link.
+    /// Returns a number for the half of a new link.
     pub(super) fn number_half(&self) -> u64 {
         self.halves.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What a new link counts itself in while it has notices that are not published.
+    /// Returns the counter in which a new link counts itself while it has unpublished notices.
     pub(super) fn unpublished_notices(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.with_unpublished_notices)
     }
 
-    /// What a new link counts itself in while something on it is due.
+    /// Returns the counter in which a new link counts itself while something on it is due.
     pub(super) fn due(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.due)
     }
 
-    /// On how many links something is due.
+    /// Returns on how many links something is due.
     pub(super) fn count_due(&self) -> usize {
         self.due.load(Ordering::Acquire)
     }
@@ -103,26 +104,25 @@ impl Links {
         self.with_unpublished_notices.load(Ordering::Acquire) > 0
     }
 
-    /// The link in the slot of `peer`, which may be that of another life of the slot.
+    /// Returns the link in the slot of `peer`, which may be that of another process of the slot.
     pub(super) fn in_slot_of(&self, peer: ProcessId) -> Option<Arc<Link>> {
         self.state.read().by_slot.get(peer.slot()).and_then(Clone::clone)
     }
 
-    /// Keeps the list with that number for what is sent on this thread, until it is [let go
-    /// of](Self::let_go_of_kept).
+    /// Keeps the list with that number for sends on this thread, until it is [dropped](Self::let_go_of_kept).
     pub(super) fn keep(&self, list: &Arc<[Arc<Link>]>, version: u64) {
         drop(KEPT.replace(Some(Kept { of: self.id, version, list: Arc::clone(list) })));
     }
 
-    /// What this thread keeps goes.
+    /// Drops the list that this thread keeps.
     pub(super) fn let_go_of_kept() {
-        // A thread that is ending has let go of it.
+        // A thread that is ending has already dropped it.
         drop(KEPT.try_with(Cell::take));
     }
 
     /// Calls `f` with all links, as they are now.
     pub(super) fn with_all<R>(&self, f: impl FnOnce(&[Arc<Link>]) -> R) -> R {
-        // Taken out meanwhile: `f` may come here again.
+        // Taken out during the call, because `f` may call this again.
         let kept = KEPT.try_with(Cell::take).ok().flatten();
         let is_it = |kept: &Kept| kept.of == self.id && kept.version == self.version();
         let result = match &kept {
@@ -135,13 +135,13 @@ impl Links {
         result
     }
 
-    /// The link to `peer`.
+    /// Returns the link to `peer`.
     pub(super) fn to(&self, peer: ProcessId) -> Option<Arc<Link>> {
         let kept = KEPT.try_with(Cell::take).ok().flatten();
         let Some(kept) = kept else { return self.look_up(peer) };
         let is_it = kept.of == self.id && kept.version == self.version();
         let found = if is_it && kept.list.len() <= FEW {
-            // Those to earlier lives stand behind the others in the list.
+            // Links to earlier processes of slots come after the others in the list.
             kept.list.iter().find(|link| link.peer == peer).map(Arc::clone)
         } else {
             self.look_up(peer)
@@ -156,35 +156,36 @@ impl Links {
         current.into_iter().chain(&state.leaving).find(|link| link.peer == peer).map(Arc::clone)
     }
 
-    /// All links, as they are now.
+    /// Returns all links, as they are now.
     pub(super) fn all(&self) -> Arc<[Arc<Link>]> {
         Arc::clone(&self.state.read().all)
     }
 
-    /// A number that changes with the list of [`all`](Self::all).
+    /// Returns a number that changes with the list of [`all`](Self::all).
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// All links, as they are now, and the number of that list.
+    /// Returns all links, as they are now, and the number of that list.
     pub(super) fn all_with_version(&self) -> (Arc<[Arc<Link>]>, u64) {
         let state = self.state.read();
         (Arc::clone(&state.all), self.version())
     }
 
-    /// Returns whether a sender waits for a peer, also where the link is still being made.
+    /// Returns whether a sender waits for a peer, even if the link is still being made.
     pub(super) fn are_waited_for(&self) -> bool {
         self.all().iter().any(|link| !link.is_broken() && link.has_waiting())
     }
 
-    /// Returns whether on an open link a frame lies unread, or something waits to go out.
+    /// Returns whether on any open link a frame is unread, or something waits to go out.
     pub(super) fn are_busy(&self) -> bool {
         self.all().iter().any(|link| link.is_open() && link.is_busy())
     }
 
-    /// The link in the slot of `peer` as `make` leaves it, given the one that is there, which is kept among
-    /// [`all`](Self::all) until it is [removed](Self::remove). Everybody else sees the link that was there
-    /// before, or the result. `None` where the slot cannot be, or `make` returned none; then nothing changes.
+    /// Replaces the link in the slot of `peer` by the result of `make`, which is given the present one. The
+    /// present link stays among [`all`](Self::all) until it is [removed](Self::remove). Other threads see
+    /// either the old link or the new one. Returns `None`, and changes nothing, if the slot is out of range
+    /// or `make` returned none.
     pub(super) fn replace(
         &self,
         peer: ProcessId,
@@ -201,7 +202,7 @@ impl Links {
         Some(link)
     }
 
-    /// Takes a link out; whoever has it goes on with it.
+    /// Removes a link; threads that hold it can go on using it.
     pub(super) fn remove(&self, link: &Link) {
         let is_it = |known: &Arc<Link>| std::ptr::eq(Arc::as_ptr(known), link);
         let mut state = self.state.write();
@@ -225,7 +226,7 @@ mod tests {
     use super::*;
     use crate::testing::Cluster;
 
-    /// As a reader does it: what it keeps for its thread is never older than what there is.
+    /// Like a reader: the list that a thread keeps is never used once it is out of date.
     #[test]
     fn a_kept_list_is_left_where_links_have_come_or_gone() {
         let cluster = Cluster::new(3);
@@ -238,7 +239,7 @@ mod tests {
         assert!(links.with_all(|all| std::ptr::eq(all, &*list)), "no lock is taken for it");
         assert_eq!(peers(), [cluster.process(1)]);
         assert!(links.to(cluster.process(2)).is_none());
-        // Of another process nothing is kept here.
+        // No list of another process is kept here.
         assert_eq!(cluster.transport(1).links.with_all(<[_]>::len), 1);
         assert!(cluster.transport(2).links.to(cluster.process(1)).is_none());
         cluster.begin_link(0, 2);
@@ -255,7 +256,7 @@ mod tests {
         assert!(known.upgrade().is_none(), "the thread has let go of it");
     }
 
-    /// Nobody who goes meanwhile is to wait for the next message.
+    /// A link or mailbox that goes during the sleep must not stay until the next message.
     #[test]
     fn a_reader_that_sleeps_keeps_neither_links_nor_mailboxes() {
         let cluster = Cluster::new(2);
@@ -267,7 +268,7 @@ mod tests {
         runtime.block_on(async {
             let reader = tokio::spawn(Arc::clone(transport).run());
             cluster.send(1, &to, 1);
-            // On this thread: where it is seen to sleep, it does.
+            // The reader runs on this thread, so if it says that it sleeps, it does.
             let until = Instant::now() + Duration::from_secs(30);
             while inbox.is_empty() || !transport.says_it_sleeps() {
                 assert!(Instant::now() < until, "the reader never goes to sleep");

@@ -1,13 +1,13 @@
-//! Credits within a process: how many messages of its own wait in a mailbox, and who waits for one to be done
-//! with.
+//! Credits within a process: the number of its own messages in a mailbox, and the senders that wait for one
+//! of them to be done with.
 //!
-//! Used by senders of the actor's process, which take a credit, and by the mailbox, which hands it back.
+//! Senders of the actor's process take credits, and the mailbox hands them back.
 //!
-//! **Invariants.** MBX-2: no more credits are out than the mailbox holds. Who hands one back asks after that
-//! whether anybody waits (WAITING, see [`waiting`](super::waiting)). `tests/loom_senders.rs` explores this
-//! file.
+//! **Invariants.** MBX-2: no more credits are out than the mailbox holds. A thread that hands one back checks
+//! after that whether any sender waits (WAITING, see [`waiting`](super::waiting)). `tests/loom_senders.rs`
+//! explores this file.
 //!
-//! **Locks.** None but a queue's own, when somebody is woken.
+//! **Locks.** Only a queue's own, when a sender is woken.
 //!
 //! **On a crash** of the actor its mailbox is [closed](LocalCredits::close). **On cancellation** of a send
 //! its place in the queue is given up.
@@ -17,17 +17,18 @@ use std::sync::OnceLock;
 use super::waiting::Queue;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 
-/// How many messages of the actor's own process wait in its mailbox, and who waits for one to be done with.
+/// The number of the actor's own process's messages in its mailbox, and the senders that wait for one of them
+/// to be done with.
 #[derive(Debug)]
 pub struct LocalCredits {
     capacity: u32,
-    /// The low half: messages that are not handled yet; the high one: how many were, modulo 2^32. In one
-    /// word, because handing a credit back changes both.
+    /// The low half counts messages that are not handled yet, the high half those that were, modulo 2^32.
+    /// Both are in one word, because handing a credit back changes both.
     counts: AtomicU64,
     /// [`OPEN`], [`SHUT`] or [`COMES_BACK`].
     closed: AtomicU32,
     queue: Queue,
-    /// Of those who waited for the actor while it was elsewhere.
+    /// The queue of senders that waited for the actor while it was elsewhere.
     guests: OnceLock<Queue>,
 }
 
@@ -39,7 +40,7 @@ const COMES_BACK: u32 = 2;
 const HANDLED: u64 = 1 << 32;
 
 impl LocalCredits {
-    /// For a mailbox of `capacity` messages.
+    /// Makes the credits for a mailbox of `capacity` messages.
     pub fn new(capacity: u32) -> Arc<Self> {
         Arc::new(LocalCredits {
             capacity,
@@ -50,7 +51,7 @@ impl LocalCredits {
         })
     }
 
-    /// Takes one credit; false when there is none.
+    /// Takes one credit; returns false if there is none.
     pub(crate) fn take(&self) -> bool {
         let more = |counts: u64| ((counts as u32) < self.capacity).then_some(counts + 1);
         self.counts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
@@ -58,13 +59,13 @@ impl LocalCredits {
 
     /// Hands one credit back.
     pub(crate) fn hand_back(&self) {
-        // One less below, one more above.
-        // SeqCst, as in `stamp` and `take`: see `Queue::is_empty`, which is asked next.
+        // Subtracts one from the low half, and adds one to the high half. SeqCst, as in `stamp` and `take`:
+        // see `Queue::is_empty`, which is called next.
         self.counts.fetch_add(HANDLED - 1, Ordering::SeqCst);
         self.wake_front();
     }
 
-    /// No more messages: the actor has stopped, and is started anew if it is `away`.
+    /// Closes the mailbox: the actor has stopped, and is restarted if it is `away`.
     pub(crate) fn close(&self, away: bool) {
         self.closed.store(if away { COMES_BACK } else { SHUT }, Ordering::SeqCst);
         self.wake_front();
@@ -74,19 +75,19 @@ impl LocalCredits {
         self.closed.load(Ordering::SeqCst) != OPEN
     }
 
-    /// Returns whether the actor has stopped and is started anew.
+    /// Returns whether the actor has stopped and is being restarted.
     pub(crate) fn is_away(&self) -> bool {
         self.closed.load(Ordering::Acquire) == COMES_BACK
     }
 
-    /// Changes whenever a waiting sender might find a credit.
+    /// Returns a number that changes whenever a waiting sender might find a credit.
     pub(crate) fn stamp(&self) -> u64 {
         (self.counts.load(Ordering::SeqCst) / HANDLED).wrapping_add(u64::from(self.is_closed()))
     }
 
-    /// Those who waited for the actor while it was elsewhere wait here now.
+    /// Takes in the queue of senders that waited for the actor while it was elsewhere.
     pub(crate) fn take_in(&self, queue: &Queue) {
-        // The same one, if there is one: an actor has one queue for all its lives.
+        // If a queue is already set, it is the same one, because an actor has one queue for all its lives.
         let _ = self.guests.set(queue.clone());
     }
 

@@ -1,17 +1,16 @@
 //! Memory: the pools that this process lends from, and the chunks of others that it has mapped.
 //!
-//! Used by `outgoing` (large bodies), `incoming` (mappings, leases that come back), `returns` (notices about
-//! leases), the end of a process (evictions), and whoever allocates.
+//! Its users are `outgoing` (large bodies), `incoming` (mappings, leases that come back), `returns` (notices
+//! about leases), the end of a process (evictions), and every allocation.
 //!
 //! **Invariants.** There is one pool per device, and it is never dropped while the process lives, so a lease
 //! always finds its lease table (LEASE-1). Each pool numbers its chunks from a range of its own.
 //!
-//! **Locks.** `pools`, then a pool's own. [`Chunks`] has its own, see there; none of them is taken inside of
-//! `pools`, nor the other way round.
+//! **Locks.** `pools`, then a pool's own. [`Chunks`] has its own, see there; none of them is taken inside
+//! `pools`, nor `pools` inside them.
 //!
 //! **On a crash** of a process its leases are evicted from every pool, once everything that it had posted was
-//! read (LEASE-4). **On cancellation** nothing happens: nobody waits here but in [`Chunks::map_now`], with a
-//! deadline.
+//! read (LEASE-4). **On cancellation** nothing happens: only [`Chunks::map_now`] waits here, with a deadline.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -33,25 +32,25 @@ use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 /// See the module.
 pub(super) struct Memory {
     domain: Arc<ClockDomain>,
-    /// What the pools are surrounded by.
+    /// The surroundings of the pools.
     transport: Weak<Transport>,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
-    /// Of other processes.
+    /// Chunks of other processes.
     pub(super) chunks: Chunks,
-    /// Of split memory of other processes.
+    /// The writers of other processes' split memory.
     writers: Writers,
-    /// Something was given back, or settled, that is to be closed, see [`Pool::tell_emptied`].
+    /// Set when entries that were given back or settled are due to be closed, see [`Pool::tell_emptied`].
     emptied: Arc<AtomicBool>,
-    /// A hold is unproven, or the forwards of somebody who has let go are left.
+    /// A hold is unproven, or forwards of a process that has released its leases are left.
     unsettled: AtomicBool,
     gpu_budget: OnceLock<GpuBudget>,
-    /// The share of each pool's budget that may be lent, where there is a bound.
+    /// The share of each pool's budget that may be lent, if there is a bound.
     #[cfg(feature = "foreign")]
     lent_share: OnceLock<u64>,
-    /// Where large bodies are written.
+    /// The stream on which large bodies are written.
     scratch: OnceLock<DeviceStream>,
-    /// One more than how often memory had come back to the host's pool when it had none for a body.
+    /// One more than the host pool's count of returns when it last had no memory for a body.
     refused_body: AtomicU64,
 }
 
@@ -73,17 +72,17 @@ impl Memory {
         }
     }
 
-    /// Bytes that the pool of a GPU may take, unless it was opened with others.
+    /// Returns the bytes that the pool of a GPU may take, unless it was opened with other options.
     fn device_budget(&self, backend: &Arc<dyn Backend>) -> u64 {
         self.gpu_budget.get().copied().unwrap_or_default().of(backend.total_bytes())
     }
 
-    /// Says how much the pool of each GPU may take; the first to say so is right.
+    /// Sets how much the pool of each GPU may take. Only the first call counts.
     pub(super) fn set_gpu_budget(&self, budget: GpuBudget) {
         let _ = self.gpu_budget.set(budget);
     }
 
-    /// The process's memory on `device`, made on first use.
+    /// Returns the process's memory on `device`, made on first use.
     pub(super) fn pool(&self, device: &Arc<dyn Backend>, options: PoolOptions) -> Arc<Pool> {
         if let Some(pool) = self.pool_on(device.id()) {
             return pool;
@@ -104,7 +103,7 @@ impl Memory {
         pool
     }
 
-    /// The process's memory on a device, made and the device opened on first use.
+    /// Returns the process's memory on a device. On first use it opens the device and makes the pool.
     ///
     /// # Errors
     /// This process cannot use the device.
@@ -117,11 +116,11 @@ impl Memory {
         Ok(self.pool(&backend, options))
     }
 
-    /// From now on messages wait that would take a pool past this share of its budget; the first to say so is
-    /// right.
+    /// Makes messages that would bring a pool past this share of its budget wait from now on. Only the first
+    /// call counts.
     #[cfg(feature = "foreign")]
     pub(super) fn bound_lending(&self, share: u64) {
-        // Under the lock: a pool that is made meanwhile has its bound from here or from there.
+        // Under the lock: a pool made at the same time gets its bound either here or in `pool`.
         let pools = self.pools.write();
         let _ = self.lent_share.set(share.max(1));
         pools.iter().for_each(|pool| self.bound(pool));
@@ -140,59 +139,59 @@ impl Memory {
         self.lent_share.get().is_some()
     }
 
-    /// The process's memory on a device, if it has used any.
+    /// Returns the process's memory on a device, if it has used any.
     pub(super) fn pool_on(&self, device: DeviceId) -> Option<Arc<Pool>> {
         self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
     }
 
-    /// The devices whose memory this process has used.
+    /// Returns the devices whose memory this process has used.
     pub(super) fn devices_in_use(&self) -> Vec<DeviceId> {
         self.pools.read().iter().map(|pool| pool.device_id()).collect()
     }
 
-    /// The pools that there are, to go through without the lock.
+    /// Returns the pools, to go through without the lock.
     pub(super) fn pools(&self) -> SmallVec<[Arc<Pool>; 4]> {
         self.pools.read().iter().map(Arc::clone).collect()
     }
 
-    /// The pool with the chunk of a lease that a peer has named.
+    /// Returns the pool with the chunk of a lease that a peer has named.
     pub(super) fn pool_of(&self, id: LeaseId) -> Result<Arc<Pool>, String> {
         let pool = self.pools.read().iter().find(|pool| pool.has_chunk(id.chunk)).map(Arc::clone);
         pool.ok_or_else(|| format!("chunk {} is not in any pool of this process", id.chunk.index))
     }
 
-    /// Closes what was given back. For the reader, when it has found something, and for whoever looks how
-    /// things stand.
+    /// Closes entries that were given back. The reader calls it when it has found something, and so does code
+    /// that needs an up-to-date lease table.
     pub(super) fn close_emptied(&self) {
-        // The load first: after most messages there is nothing.
+        // The load first, because after most messages there is nothing.
         if self.emptied.load(Ordering::Relaxed) && self.emptied.swap(false, Ordering::AcqRel) {
             self.pools().iter().for_each(|pool| pool.close_emptied());
         }
     }
 
-    /// Does the same as [`close_emptied`](Self::close_emptied), and waits for what another thread is about to
-    /// close, for so long at most.
+    /// Does the same as [`close_emptied`](Self::close_emptied), and waits at most for `patience` for entries
+    /// that another thread is about to close.
     pub(super) fn close_emptied_with_all(&self, patience: Duration) {
         self.pools().iter().for_each(|pool| pool.close_emptied_with_all(patience));
     }
 
-    /// Returns whether anybody waits for memory that peers may give back.
+    /// Returns whether any task waits for memory that peers may give back.
     pub(super) fn has_waiters(&self) -> bool {
         self.pools.read().iter().any(|pool| pool.has_waiters())
     }
 
-    /// A notice has left something to be settled. Set before its ring's lock is let go.
+    /// Notes that a notice has left something to settle. Set before its ring's lock is released.
     pub(super) fn note_unsettled(&self) {
         self.unsettled.store(true, Ordering::Release);
     }
 
-    /// Returns whether there is anything to be settled: then the caller does it.
+    /// Takes the mark, and returns whether there is anything to settle; if so, the caller settles it.
     pub(super) fn take_unsettled(&self) -> bool {
-        // The load first: nearly always there is nothing.
+        // The load first, because nearly always there is nothing.
         self.unsettled.load(Ordering::Relaxed) && self.unsettled.swap(false, Ordering::AcqRel)
     }
 
-    /// Gives back the memory of chunks that nothing was in for a while. When it is worth to look again.
+    /// Gives back the memory of chunks that were empty for a while. Returns when another look is worthwhile.
     pub(super) fn look_for_idle(&self) -> LookAgain {
         self.pools().iter().map(|pool| pool.look_for_idle()).max().unwrap_or(LookAgain::Never)
     }
@@ -202,12 +201,12 @@ impl Memory {
         self.pools().iter().for_each(|pool| pool.evict(process));
     }
 
-    /// The pieces of other processes' split allocations that have a writer in this one.
+    /// Returns the pieces of other processes' split allocations that have a writer in this one.
     pub(super) fn writers(&self) -> &Writers {
         &self.writers
     }
 
-    /// Host memory for a large body, to travel as a lease.
+    /// Allocates host memory for a large body, which is sent as a lease.
     pub(super) fn body_memory(&self, bytes: usize) -> Result<TensorMut, TransmitError> {
         let Some(pool) = self.pool_on(DeviceId::HOST) else {
             return Err(TransmitError::NoSuchActor);
@@ -225,19 +224,19 @@ impl Memory {
         })
     }
 
-    /// There was no memory for the body of a message that waits for some.
+    /// Notes that there was no memory for the body of a message that waits for some.
     pub(super) fn note_refused_body(&self) {
         let returned = self.pool_on(DeviceId::HOST).map_or(0, |pool| pool.returned());
         self.refused_body.fetch_max(returned + 1, Ordering::Relaxed);
     }
 
-    /// The host's pool, where it had no memory for a body and none has come back since.
+    /// Returns the host's pool, if it had no memory for a body and none has come back since.
     pub(super) fn pool_that_refused_body(&self) -> Option<Arc<Pool>> {
         let refused = self.refused_body.load(Ordering::Relaxed).checked_sub(1)?;
         self.pool_on(DeviceId::HOST).filter(|pool| pool.returned() == refused)
     }
 
-    /// Puts a large body into it.
+    /// Copies a large body into host memory, and returns its lease.
     pub(super) fn body_lease(&self, body: &[u8]) -> Result<Lease, TransmitError> {
         let mut tensor = self.body_memory(body.len())?;
         tensor.copy_from_slice(body)?;

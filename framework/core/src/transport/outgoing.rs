@@ -1,28 +1,28 @@
-//! Frames out.
+//! Frames out: claims room for them, and writes them.
 //!
-//! A frame goes in two steps. [`Transport::claim`] takes everything that it needs (credit, room in the ring,
-//! room for its leases to come back) or nothing, while the sender still has the value. Then the sender drops
-//! the value, and [`Transport::commit`] writes the frame: only now can be seen which leases have no handle
-//! left in this process, and so were moved all the way.
+//! A frame is sent in two steps. [`Transport::claim`] takes everything that it needs (credit, room in the
+//! ring, room for its leases to come back) or nothing, while the sender still has the value. Then the sender
+//! drops the value, and [`Transport::commit`] writes the frame. Only then is it known which leases have no
+//! handle left in this process, and so were handed over completely.
 //!
-//! A process looks at a peer's words only when it has to: each look takes the cache line away from the one
-//! who writes it. A sender counts its own credits and its own room, and looks at the receiver's count and
-//! cursor when those are used up. Whether an actor takes messages at all is a word apart, which changes once
-//! in a life.
+//! A process loads a peer's words only when necessary, because each load takes the cache line away from the
+//! writer. A sender counts its own credits and its own room, and loads the receiver's count and cursor only
+//! when those are used up. A separate word says whether an actor takes messages at all; it changes once in a
+//! life.
 //!
-//! Used by `actor/sending.rs` for messages, by a receipt ([`inbox`](super::inbox)) for replies, and by the
-//! reader for replies that found no room.
+//! `actor/sending.rs` uses it for messages, a receipt ([`inbox`](super::inbox)) for replies, and the reader
+//! for replies that found no room.
 //!
-//! **Invariants.** LEASE-1: what is granted is in the lease table before the frame is written. LEASE-3:
-//! leases of others are kept until the peer has passed the frame. MBX-2: a reply keeps its ask's credit until
-//! it has gone, so no more replies wait than the peer may ask.
+//! **Invariants.** LEASE-1: a grant is in the lease table before the frame is written. LEASE-3: leases on
+//! others' memory are kept until the peer has passed the frame. MBX-2: a reply keeps its ask's credit until
+//! it is sent, so at most as many replies wait as the peer may ask.
 //!
 //! **Locks.** The sender side's `out` for the claim, and once more for the write; between the two, a pool's
-//! for each lease. None inside another. A frame of a body alone takes `out` once, for both
+//! for each lease. None inside another. A frame that has only a body takes `out` once, for both
 //! ([`Transport::send_plain`]).
 //!
-//! **On a crash** of the peer the claim fails, or the commit finds the link broken and lets go of everything
-//! by itself. **On cancellation** a claim drops and gives everything back; a commit is not interrupted.
+//! **On a crash** of the peer the claim fails, or the commit finds the link broken and drops everything by
+//! itself. **On cancellation** a claim drops and gives everything back; a commit is not interrupted.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -53,10 +53,10 @@ use crate::stream::turn::{self, Turn};
 use crate::tensor::TensorError;
 use crate::transport::ring::RingCorrupt;
 
-/// Replies that may wait for a peer whatever it may ask.
+/// Replies that may wait for a peer in any case, regardless of its credits.
 const FEW_REPLIES: usize = 4096;
 
-/// Where a message goes.
+/// The destination of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Destination {
     pub(crate) kind: Kind,
@@ -69,7 +69,7 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// The header of a frame that goes there.
+    /// Returns the header of a frame that goes there.
     fn header(&self, body_in_lease: bool, body: usize) -> Header {
         let Destination { kind, index, actor, correlation, key, has_context } = *self;
         // Longer ones are not encoded (MAX_BODY).
@@ -78,7 +78,7 @@ impl Destination {
     }
 }
 
-/// What a frame still lacks. Waiting helps.
+/// The resource that a frame still lacks. Waiting helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotNow {
     /// The link is being made.
@@ -87,10 +87,10 @@ pub(crate) enum NotNow {
     MailboxFull,
     /// The ring to the process is full.
     RingFull,
-    /// The process holds as many leases of this one as it may.
+    /// The receiving process holds as many leases on this process's memory as it may.
     LeasesOut,
-    /// As much of this process's memory is with others as may be; or, in the gateway, there is none for its
-    /// body.
+    /// Other processes have as much of this process's memory as they may; or, in the gateway, there is no
+    /// memory for the body.
     MemoryOut,
 }
 
@@ -118,7 +118,7 @@ pub(crate) enum TransmitError {
 }
 
 impl Transport {
-    /// Sends a message the long way. `expect` notes the ask, where it is one, and gives its number, which is
+    /// Sends a message to another process. If it is an ask, `expect` notes it and gives its number, which is
     /// returned. On an error `message` is as it was, and `expect` was not called.
     pub(crate) fn send<M: Serialize>(
         &self,
@@ -131,17 +131,17 @@ impl Transport {
         // Before the work of encoding.
         link.may_send(&destination)?;
         let Some(value) = message.as_ref() else { return Ok(None) };
-        // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are
-        // one clock write. It ends, and publishes the frame, when this returns.
+        // Outside of a handler a send is a turn of its own: one clock write covers the data of a tensor and
+        // the end of its lease. The turn ends, and publishes the frame, when this function returns.
         let turn = Turn::begin();
         let mut encoded = self.encode(value, lists)?;
         if self.directory.meets_foreign(destination.actor) {
-            // Before the claim: the sender has the message back.
+            // Checked before the claim, while the sender can still get the message back.
             encoded.may_leave_host()?;
         }
         destination.has_context = encoded.append(TraceContext::current());
-        // A mere send of nothing but a short body needs no two steps: nothing of its value can be handed
-        // over. Nor a turn of its own, in which nothing was put off.
+        // A send of only a short body does not need two steps, because its value has no tensor to hand over.
+        // It needs no turn of its own either, because nothing was deferred in it.
         if destination.kind == Kind::Send && encoded.is_plain() {
             drop(turn);
             let sent = self.send_plain(link, &destination, &encoded.body, wake_reasons::FRAMES);
@@ -151,11 +151,12 @@ impl Transport {
             return Ok(None);
         }
         let claim = self.claim(link, &destination, &encoded)?;
-        // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at
-        // once.
+        // Nothing fails from here on. The ask is noted before its frame is visible, because the reply may
+        // come at once.
         let correlation = expect();
         destination.correlation = correlation.unwrap_or(0);
-        // The value goes before the frame is written: what has no handle left then was moved all the way.
+        // The value is dropped before the frame is written: a lease without a handle is then handed over
+        // completely.
         drop(message.take());
         self.commit(claim, &destination, encoded);
         Ok(correlation)
@@ -168,8 +169,8 @@ impl Transport {
         codec::encode_for_peer(value, Use::Encoded.take(), lists, room, &self.domain)
     }
 
-    /// Claims and writes a frame of a body alone, in one step: on an error nothing was taken. `due` as for
-    /// [`commit_as`](Self::commit_as).
+    /// Claims and writes a frame that has only a body, in one step. On an error nothing was taken. `due` is
+    /// as for [`commit_as`](Self::commit_as).
     fn send_plain(
         &self,
         link: &Arc<Link>,
@@ -181,13 +182,14 @@ impl Transport {
         fault::point("transport.send.claim");
         link.check_open()?;
         let header = destination.header(false, body.len());
-        // Outside of a turn it is seen at once, which needs no lock of its own. Frames of other threads may
+        // Outside of a turn it is published at once, which needs no further lock. Frames of other threads may
         // lie before it, so returns go first.
         let alone = !turn::is_open();
         #[cfg(any(test, feature = "testing"))]
         let alone = alone && !self.lifecycle.is_abandoned();
         let now = || {
-            // Before the peer can count it as received, as everywhere: a shutdown compares the two.
+            // Counted before the peer can count it as received, as everywhere, because a shutdown compares
+            // the two counts.
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
             fault::point("transport.send.written");
             let now = alone && !self.links.have_unpublished_notices();
@@ -199,7 +201,7 @@ impl Transport {
         let (end, is_published) =
             link.send_plain(destination, &header, body, now, |error| self.corrupt(link, error))?;
         self.note_sent(since, link, &header, end, 0);
-        // As in `commit_as`; of this frame nothing is in the ring's books, and it is no ask.
+        // As in `commit_as`. This frame has nothing among the remembered leases, and it is not an ask.
         if link.is_broken() {
             self.let_go(link);
             self.evict_if_reclaimed(link.peer);
@@ -214,7 +216,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Takes what the frame needs, all or nothing.
+    /// Takes everything that the frame needs, or nothing.
     pub(crate) fn claim(
         &self,
         link: &Arc<Link>,
@@ -222,13 +224,13 @@ impl Transport {
         encoded: &Encoded,
     ) -> Result<Claim, TransmitError> {
         fault::point("transport.send.claim");
-        // Again: the link may have broken while the value was encoded.
+        // Checked again: the link may have broken while the value was encoded.
         link.check_open()?;
-        // A reply was looked at when it was given; it is looked at once more where it arrives.
+        // A reply was checked when it was given, and is checked again where it arrives.
         if let Some(tainted) = encoded.taint().filter(|_| wants_credit(destination.kind)) {
             return Err(TransmitError::Tainted(tainted.by));
         }
-        // A reply waits for nothing here: its ask's sender is bounded.
+        // A reply does not wait here, because the sender of its ask is bounded.
         if wants_credit(destination.kind) && !self.may_lend(encoded) {
             return Err(TransmitError::NotNow(NotNow::MemoryOut));
         }
@@ -243,13 +245,14 @@ impl Transport {
             Forwards::default()
         };
         let owned = own + usize::from(in_lease);
-        // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
+        // Outside of the link's lock, because this allocates and copies. If the claim fails, the lease is
+        // dropped again.
         let lacking = |error: &TransmitError| self.note_lack(link, error);
         let body = match &encoded.filled {
             Some(filled) => Some(filled.lease()),
             None if in_lease => {
-                // Before: memory that comes back of a body that did not go would be what its sender waits
-                // for.
+                // Checked before the allocation: otherwise the sender, which waits for memory, would be woken
+                // by the memory of its own unsent body.
                 let may = link.may_claim(destination, bytes, owned, |error| self.corrupt(link, error));
                 may.inspect_err(lacking)?;
                 Some(self.body_lease(destination, encoded)?)
@@ -260,13 +263,12 @@ impl Transport {
         claim.inspect_err(lacking)
     }
 
-    /// Writes the frame that was claimed. The value that was encoded has been dropped.
+    /// Writes the claimed frame. The caller has dropped the encoded value.
     pub(crate) fn commit(&self, claim: Claim, destination: &Destination, encoded: Encoded) {
         self.commit_as(claim, destination, encoded, wake_reasons::FRAMES);
     }
 
-    /// Does the same as [`commit`](Self::commit); `due` is for which of the [`wake_reasons`] the peer is
-    /// woken.
+    /// Does the same as [`commit`](Self::commit). `due` has the [`wake_reasons`] for which the peer is woken.
     fn commit_as(&self, mut claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
         let since = self.domain.tracer().begin();
         fault::point("transport.send.claimed");
@@ -274,13 +276,13 @@ impl Transport {
         let link = claim.link();
         let bytes = encoded.body_len();
         let Encoded { body, filled, leases, tensors, mut parts } = encoded;
-        // The claim has its lease.
+        // The claim holds the body's lease.
         drop(filled);
         // First the grants: when the peer sees the frame, its leases are in the lease table (LEASE-1).
         let mut granted = SmallVec::new();
         let mut entries: SmallVec<[LeaseEntry; 4]> = SmallVec::new();
         for (lease, ready) in &leases {
-            // Before the frame is written: a part that comes back at once finds that it had left.
+            // Before the frame is written, so that a part that comes back at once finds that it had left.
             let given = give_away(lease, &mut parts);
             let entry = match given {
                 None => self.entry_for(link, lease, *ready, &mut granted),
@@ -296,15 +298,16 @@ impl Transport {
         }
         let header = destination.header(claim.body().is_some(), bytes);
         let inline: &[u8] = if claim.body().is_some() { &[] } else { &body };
-        // Leases on this process's own memory go with the frame: the lease table has the grant. Others' are
-        // kept until the receiver has passed the frame, having posted its own hold before (LEASE-3).
+        // Leases on this process's own memory go with the frame, because the lease table has the grant.
+        // Leases on others' memory are kept until the receiver, which posts its own hold first, has passed
+        // the frame (LEASE-3).
         let kept: SmallVec<[Lease; 2]> = leases
             .iter()
             .filter(|(lease, _)| lease.pool().is_none())
             .map(|(lease, _)| lease.clone())
             .collect();
         if !kept.is_empty() {
-            // Before the frame can be seen, and so the hold that it leads to.
+            // Before the frame is visible, and so before the hold that it leads to.
             self.say_forwards(link, forwards, &kept);
         }
         fault::point("transport.send.granted");
@@ -314,27 +317,26 @@ impl Transport {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
             self.note_sent(since, link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
         } else {
-            // The claim was for the worst case, so the ring is not what it was: nothing of this peer is
-            // believed any more.
+            // The claim was for the worst case, so the ring has been corrupted, and this peer is no longer
+            // trusted.
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(link);
         }
         Use::Encoded.give_back(body);
         fault::point("transport.send.written");
-        // After the frame is written: with these may go the last local lease, and its last uses into the
-        // lease table.
+        // After the frame is written: the last local lease may drop with these, and record its last uses in
+        // the lease table.
         Gathered { leases, tensors }.give_back();
-        // After the write, and not before: whoever breaks the link sets the mark first, and then takes what
-        // is in the ring's books. So either that one has found this frame's leases there, or the mark is seen
-        // here.
+        // Checked after the write: a thread that breaks the link sets the mark first, and then takes the
+        // remembered leases. So either that thread has found this frame's leases, or this one sees the mark.
         if link.is_broken() {
-            // It broke between the claim and now, and asks were failed before this one was among them, or
-            // after.
+            // The link broke between the claim and now. Its asks may have been failed before this ask was
+            // among them.
             self.let_go(link);
             self.fail_asks(link.peer);
             self.evict_if_reclaimed(link.peer);
         }
-        // Last: what the dropped leases have posted goes out with the frame, and before it.
+        // Last, so that the notices of the dropped leases are published with the frame, and before it.
         if wants_credit(destination.kind) {
             self.publish_message_soon(link, due);
         } else {
@@ -354,18 +356,18 @@ impl Transport {
         let mut sole = lease.hand_over(link.peer, shared);
         let mut ready = ready;
         if sole {
-            // A new writer waits for everything that was done with the memory, a reader only for its data.
-            // Reads that other processes have released and not finished are joined too; without a stream to
-            // join them there is no hand-over, only a loan.
+            // A new writer waits for all work on the memory, a reader only for its data. Reads that other
+            // processes have released and not finished are joined too. Without a stream to join them the
+            // memory is not handed over, only lent.
             let mut uses = lease.recorded_uses();
             uses.retain(|ticket| !self.domain.passed(ticket).unwrap_or(true));
             sole = uses.is_empty() || lease.join_uses(uses);
-            // What is tainted stays it, whoever is joined.
+            // A tainted ticket stays, no matter which streams are joined.
             let tainted = ready.is_some_and(|ticket| self.domain.tainted_by(&ticket).is_some());
             if !lease.users().is_empty() && !tainted {
                 match lease.joined_ticket() {
                     Ok(joined) => ready = joined,
-                    // Without an order there is no hand-over, only a loan.
+                    // Without an order the memory is not handed over, only lent.
                     Err(unordered) => (ready, sole) = (unordered.written.or(ready), false),
                 }
             }
@@ -374,8 +376,8 @@ impl Transport {
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole, in_parts: false }
     }
 
-    /// For memory of which parts are in the frame. `given` is whether the message had the only handle on
-    /// each.
+    /// Makes the entry for memory of which parts are in the frame. `given` says whether the message had the
+    /// only handle on each part.
     fn entry_for_parts(
         &self,
         link: &Link,
@@ -387,7 +389,7 @@ impl Transport {
         let id = lease.id();
         let _ = grant(link, lease, granted);
         uses.retain(|ticket| !matches!(self.domain.status(ticket), Ok(TicketStatus::Ready)));
-        // All that was done with these parts, here and before: the next writer waits for it (CLOCK-1).
+        // The ticket of all work on these parts, here and before. The next writer waits for it (CLOCK-1).
         let (ready, in_parts) = match lease.one_of(uses) {
             Ok(ready) => (ready, given),
             Err(error) => {
@@ -404,10 +406,10 @@ impl Transport {
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole: false, in_parts }
     }
 
-    /// Sends a reply, and hands the credit of `asked`, the mailbox of the actor that was asked, back when it
-    /// went; where there is no room now, the reader sends it when there is.
+    /// Sends a reply, and hands back `asked`, the credit in the asked actor's mailbox, when it is sent. If
+    /// there is no room now, the reader sends the reply when there is.
     ///
-    /// A reply that only `acknowledges` wakes the sender when its credit does.
+    /// A reply that only `acknowledges` wakes the asker when its credit does.
     pub(crate) fn reply(
         &self,
         link: &Arc<Link>,
@@ -419,7 +421,7 @@ impl Transport {
         self.answer(link, Kind::Reply, correlation, encoded, asked, acknowledges);
     }
 
-    /// Does the same as [`reply`](Self::reply), but says why there is none.
+    /// Does the same as [`reply`](Self::reply), but with the reason why there is no reply.
     pub(crate) fn refuse(&self, link: &Arc<Link>, correlation: u64, why: &Refusal, asked: Option<Credit>) {
         match codec::encode(why, Vec::new()) {
             Ok(encoded) => self.answer(link, Kind::Refusal, correlation, encoded, asked, false),
@@ -430,13 +432,13 @@ impl Transport {
         }
     }
 
-    /// A message of the peer is done with.
+    /// Hands back the credit of a peer's message that is done with.
     pub(crate) fn hand_back(&self, link: &Arc<Link>, asked: Option<Credit>) {
         self.hand_back_with(link, asked, wake_reasons::CREDIT);
     }
 
-    /// Does the same as [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for the
-    /// reason `what` of the [`wake_reasons`].
+    /// Does the same as [`hand_back`](Self::hand_back). `what` has the [`wake_reasons`] for which the peer is
+    /// woken, if it is.
     fn hand_back_with(&self, link: &Arc<Link>, asked: Option<Credit>, what: u8) {
         #[cfg(any(test, feature = "testing"))]
         if self.lifecycle.is_abandoned() {
@@ -444,7 +446,7 @@ impl Transport {
         }
         if let Some(credit) = asked {
             let tell = link.hand_back(credit);
-            // At the end of the turn.
+            // Published at the end of the turn.
             self.publish_soon(link, if tell { what } else { wake_reasons::deferred(what) });
         }
     }
@@ -462,7 +464,8 @@ impl Transport {
         let destination =
             Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, has_context: false };
         // A reply does not overtake those that wait. Replies need no order, but the first ones have waited
-        // longest. It only acknowledges: it is published quietly, and its credit says when to ring for both.
+        // longest. For a reply that only acknowledges, the ring is deferred, and its credit decides when to
+        // ring for both.
         let is_quiet = acknowledges && asked.is_some();
         let due = if is_quiet { wake_reasons::deferred(wake_reasons::FRAMES) } else { wake_reasons::FRAMES };
         let sent = if link.has_backlog() {
@@ -472,10 +475,10 @@ impl Transport {
         } else {
             self.claim(link, &destination, &encoded).map(Some)
         };
-        // The credit of the ask goes back behind its reply, in whichever way that goes, and never before: it
-        // bounds the replies that wait (MBX-2).
+        // The credit of the ask goes back after its reply on every path, and never before, because it bounds
+        // the replies that wait (MBX-2).
         match sent {
-            // Where somebody waits for it, the frame rings, and the credit goes along.
+            // If a caller waits for it, the frame rings, and the credit goes along.
             Ok(claim) => {
                 match claim {
                     Some(claim) => self.commit_as(claim, &destination, encoded, due),
@@ -487,8 +490,9 @@ impl Transport {
                     if is_quiet { wake_reasons::FRAMES } else { wake_reasons::CREDIT },
                 );
             }
-            // It cannot go now, and this thread must not wait: it may be a handler's, or the reader's. The
-            // reader sends it when there is room, and until then it keeps the credit (MBX-2).
+            // It cannot be sent now, and this thread must not wait, because it may run a handler or be the
+            // reader. The reader sends the reply when there is room, and until then the reply keeps the
+            // credit (MBX-2).
             Err(TransmitError::NotNow(_) | TransmitError::Body { .. }) => {
                 let header = Header {
                     kind,
@@ -500,10 +504,10 @@ impl Transport {
                     key: 0,
                     body_bytes: 0,
                 };
-                // While it waits it takes nothing of the memory that messages to others need.
+                // While it waits, it takes no memory that messages to others need.
                 let encoded = encoded.into_buffer();
                 let waiting = link.queue_reply((header, encoded, asked));
-                // The sum is over all actors: it is looked at where there is something to ask about.
+                // The second limit sums over all actors, so it is computed only if the first is exceeded.
                 if waiting > FEW_REPLIES && waiting > self.most_replies() {
                     tracing::error!(
                         peer = %link.peer,
@@ -513,13 +517,13 @@ impl Transport {
                     self.counters.rejected.fetch_add(1, Ordering::Relaxed);
                     link.break_off();
                 }
-                // It may sleep without knowing that it is to be woken for room; and it gives a broken link
-                // up.
+                // The reader may sleep without having asked to be woken for room; and it gives up a broken
+                // link.
                 self.wakeups.wake_reader();
             }
             Err(TransmitError::Exited(_)) => {} // Nobody is left to read it.
-            // It can never go as it is. A refusal says so in its place; where that was the refusal, only the
-            // credit is left.
+            // It can never be sent as it is. A refusal is sent in its place; if it was a refusal itself, only
+            // the credit goes back.
             Err(error) => {
                 tracing::error!(peer = %link.peer, %error, "a reply could not be sent");
                 if kind == Kind::Reply {
@@ -531,15 +535,15 @@ impl Transport {
         }
     }
 
-    /// Replies that one peer can have waiting here if it keeps to its credits (MBX-2): as many as it may ask
-    /// of all actors that there are or were, each of which keeps its ask's credit until it has gone. Those to
-    /// actors that there are not have no mailbox to be counted in, so this is where a peer that ignores the
-    /// credits is found out.
+    /// Returns how many replies one peer can have waiting here if it keeps to its credits (MBX-2). That is as
+    /// many as it may ask of all actors that there are or were, because each reply keeps its ask's credit
+    /// until it is sent. Asks to actors that do not exist are counted in no mailbox, so this limit detects a
+    /// peer that ignores the credits.
     fn most_replies(&self) -> usize {
         FEW_REPLIES + self.actors.capacities()
     }
 
-    /// Sends replies that found no room before; true if one went.
+    /// Sends replies that found no room before; returns true if one was sent.
     pub(super) fn flush_outbox(&self, link: &Arc<Link>) -> bool {
         let mut any = false;
         while link.has_backlog() {
@@ -575,14 +579,14 @@ impl Transport {
         tracing::error!(peer = %link.peer, %error, "a peer's cursor is corrupt");
         self.counters.rejected.fetch_add(1, Ordering::Relaxed);
         link.break_off();
-        // The rest is for the reader: a lock is held here.
+        // The reader does the rest, because a lock is held here.
         self.wakeups.wake_reader();
         TransmitError::Exited(link.peer)
     }
 }
 
-/// The peer's lease into the lease table, where the memory is this process's own (LEASE-1); whether somebody
-/// else was ever given one.
+/// Enters the peer's lease in the lease table, if the memory is this process's own (LEASE-1). Returns whether
+/// any other process was ever given a lease on it.
 fn grant(link: &Link, lease: &Lease, granted: &mut SmallVec<[crate::lease::LeaseId; 2]>) -> bool {
     let Some(pool) = lease.pool() else { return true };
     match pool.grant(lease.id(), link.peer) {

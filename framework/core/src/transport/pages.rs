@@ -1,26 +1,26 @@
-//! What a process writes for its peers to read, and where in it everything is.
+//! The memory that a process writes for its peers to read, and its layout.
 //!
 //! | memory | one per | written by | holds |
 //! |---|---|---|---|
 //! | wake page | process | it | its sleep word, and whether it wants to be woken for room |
-//! | link memory | ordered pair | the sender | its tails, and of the other direction: which half it has mapped, its cursors, the credits that it grants, and which of its actors take messages |
+//! | link memory | ordered pair | the sender | its tails, and for the other direction: the half that it has mapped, its cursors, the credits that it grants, and the mailbox states of its actors |
 //! | ring memory | ordered pair | the sender | both rings |
 //!
-//! Everything of a link is in memory of its own, so that the next life of a peer's slot begins with zeros
-//! while the last one is still read to the end. The rings are apart from the words, because their memory is
-//! given back when they are idle, and that is possible only as a whole: see `link/renewal.rs`.
+//! Each link has memory of its own, so that the next process of a peer's slot begins with zeros while the
+//! last one is still read to the end. The rings are apart from the words, because their memory is given back
+//! when they are idle, and can go back only as a whole: see `link/renewal.rs`.
 //!
 //! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable
-//! mapping, so a peer can read it and nothing else, whatever it tries.
+//! mapping, so a peer can only read it.
 //!
 //! The capacity of a mailbox is per sending process. Credits are counters that only grow, one per actor, on
-//! the page that the *receiver* writes: "so many of yours are done with". Each has one writer, and there is
-//! no shared permit.
+//! the page that the *receiver* writes: it counts the sender's messages that are done with. Each has one
+//! writer, and there is no shared permit.
 //!
-//! Used by `wakeups` (the wake page) and by each link's connection. **Locks.** None: words are atomic, and
-//! each ring has one writer and one reader. **On a crash** of the writer the memory stays as it is for as
-//! long as anybody has it mapped, so what it had posted can be read to the end. **On cancellation** nothing
-//! happens.
+//! `wakeups` uses it for the wake page, and each link's connection for the rest. **Locks.** None: words are
+//! atomic, and each ring has one writer and one reader. **On a crash** of the writer the memory stays as it
+//! is for as long as any process has it mapped, so peers can read everything that the writer had posted. **On
+//! cancellation** nothing happens.
 
 #![expect(unsafe_code, reason = "the words and bytes of the rings are made here, over mapped memory")]
 
@@ -42,7 +42,7 @@ const WAKE_PAGE_BYTES: usize = PAGE;
 
 const DATA_TAIL: usize = 0;
 const RETURN_TAIL: usize = LINE;
-// In the line of its tail: the same process writes it, and rarely.
+// In the cache line of its tail, because the same process writes it, and rarely.
 const RETURN_FRONT: usize = RETURN_TAIL + 8;
 const DATA_HEAD: usize = 2 * LINE;
 const RETURN_HEAD: usize = 3 * LINE;
@@ -83,8 +83,8 @@ impl Shared {
     fn word(&self, offset: usize) -> NativeWord {
         let at = self.location(offset).cast();
         // SAFETY: offsets are constants and multiples of 8 below the mapped length; the mapping stays for as
-        // long as the word keeps it. Where it is read-only the word is only loaded: the kernel would stop
-        // anything else, and each constructor below hands it to the loading side.
+        // long as the word keeps it. If it is read-only, the word is only loaded: the kernel would stop a
+        // store, and each constructor below passes it to the loading side.
         unsafe { NativeWord::from_raw(at, self.mapping.clone()) }
     }
 
@@ -99,7 +99,7 @@ impl Shared {
 
     fn bytes(&self, offset: usize, len: usize) -> NativeBytes {
         // SAFETY: the range lies in the mapping, which `NativeBytes` keeps; each region is used by one
-        // producer or one consumer of this process: each `RingMemory` is taken apart once.
+        // producer or one consumer of this process: each `RingMemory` is split once.
         unsafe { NativeBytes::from_raw(self.location(offset), len, self.mapping.clone()) }
     }
 
@@ -115,27 +115,28 @@ impl Shared {
 pub(crate) struct WakePage(Shared, ReadOnlyFd);
 
 impl WakePage {
-    /// This process's own.
+    /// Makes this process's own.
     pub(crate) fn create() -> io::Result<Self> {
         Ok(WakePage(Shared::create("tensorpost-wake", WAKE_PAGE_BYTES)?, ReadOnlyFd::default()))
     }
 
-    /// A peer's, to read.
+    /// Opens a peer's, to read.
     pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
         Ok(WakePage(Shared::open(fd, WAKE_PAGE_BYTES)?, ReadOnlyFd::default()))
     }
 
-    /// A descriptor for a peer.
+    /// Returns a descriptor for a peer.
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
         self.1.of(self.0.fd.as_fd())
     }
 
-    /// Returns whether the process sleeps (see [`doorbell`](crate::transport::doorbell)).
+    /// Returns the word that says whether the process sleeps (see [`doorbell`](crate::transport::doorbell)).
     pub(crate) fn sleep(&self) -> NativeWord {
         self.0.word(SLEEP)
     }
 
-    /// Not zero while the process wants its doorbell rung for room, credits and releases too.
+    /// Returns the word that is not zero while the process wants its doorbell rung for room, credits and
+    /// releases too.
     pub(crate) fn wants(&self) -> NativeWord {
         self.0.word(WANTS)
     }
@@ -146,50 +147,51 @@ impl WakePage {
 pub(crate) struct LinkMemory(Shared);
 
 impl LinkMemory {
-    /// This process's own half.
+    /// Makes this process's own half.
     pub(crate) fn create() -> io::Result<Self> {
         Shared::create("tensorpost-link", LINK_BYTES).map(LinkMemory)
     }
 
-    /// A peer's half, to read.
+    /// Opens a peer's half, to read.
     pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
         Shared::open(fd, LINK_BYTES).map(LinkMemory)
     }
 
-    /// A descriptor for the peer.
+    /// Returns a descriptor for the peer.
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
         memfd::read_only_fd(self.0.fd.as_fd())
     }
 
-    /// The tails of the data ring and of the return ring.
+    /// Returns the tails of the data ring and of the return ring.
     pub(crate) fn tails(&self) -> (NativeWord, NativeWord) {
         (self.0.word(DATA_TAIL), self.0.word(RETURN_TAIL))
     }
 
-    /// The position that lies at the front of the return ring.
+    /// Returns the word with the position that lies at the front of the return ring.
     pub(crate) fn return_front(&self) -> NativeWord {
         self.0.word(RETURN_FRONT)
     }
 
-    /// The writer's cursors into the data ring and the return ring of the other direction.
+    /// Returns the writer's cursors into the data ring and the return ring of the other direction.
     pub(crate) fn heads(&self) -> (NativeWord, NativeWord) {
         (self.0.word(DATA_HEAD), self.0.word(RETURN_HEAD))
     }
 
-    /// The number of the peer's half that the writer has mapped; zero before. From then on it sees what the
-    /// peer writes.
+    /// Returns the word with the number of the peer's half that the writer has mapped; zero before. Once it
+    /// is set, the writer sees everything that the peer writes.
     pub(crate) fn taken(&self) -> NativeWord {
         self.0.word(TAKEN)
     }
 
-    /// Returns how many messages from the peer each of the writer's actors is done with.
+    /// Returns the counts of messages from the peer that each of the writer's actors is done with.
     pub(crate) fn credits(&self) -> NativeWords {
         self.0.words(CREDITS, MAX_ACTORS)
     }
 
-    /// Returns how many messages of the peer each of the writer's actors takes at a time;
-    /// [`NOBODY`](super::link::NOBODY), [`CLOSED`](super::link::CLOSED) or [`AWAY`](super::link::AWAY) where
-    /// there is none. Apart from the credits: each send looks at it, and it changes once in a life.
+    /// Returns the words that say how many messages of the peer each of the writer's actors takes at a time;
+    /// [`NOBODY`](super::link::NOBODY), [`CLOSED`](super::link::CLOSED) or [`AWAY`](super::link::AWAY) if
+    /// there is no actor. They are apart from the credits, because each send loads them, and they change once
+    /// in a life.
     pub(crate) fn mailbox_states(&self) -> NativeWords {
         self.0.words(MAILBOX_STATES, MAX_ACTORS)
     }
@@ -200,22 +202,23 @@ impl LinkMemory {
 pub(crate) struct RingMemory(Shared);
 
 impl RingMemory {
-    /// This process's own.
+    /// Makes this process's own.
     pub(crate) fn create() -> io::Result<Self> {
         Shared::create("tensorpost-rings", RINGS_BYTES).map(RingMemory)
     }
 
-    /// A peer's, to read.
+    /// Opens a peer's, to read.
     pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
         Shared::open(fd, RINGS_BYTES).map(RingMemory)
     }
 
-    /// A descriptor for the peer.
+    /// Returns a descriptor for the peer.
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
         memfd::read_only_fd(self.0.fd.as_fd())
     }
 
-    /// The bytes of the data ring and of the return ring. They keep the memory, and not its descriptor.
+    /// Returns the bytes of the data ring and of the return ring. They keep the memory, but not its
+    /// descriptor.
     pub(crate) fn into_bytes(self) -> (NativeBytes, NativeBytes) {
         (self.0.bytes(DATA, RING_BYTES), self.0.bytes(RETURNS, RETURN_BYTES))
     }

@@ -1,19 +1,17 @@
-//! Leases back to their owners, and the owners' side of it.
+//! Sends leases back to their owners, and takes them in on the owners' side.
 //!
 //! A holder posts notices (releases, holds, rejections) to the owner's return ring, see [`entry`]; the owner
-//! takes them in and keeps its lease table. Used by each lease that drops, by `incoming` (holds), by the
-//! reader, and by a pool that wants to know how things stand.
+//! takes them in and keeps its lease table. Each lease that drops uses it, and so do `incoming` (holds), the
+//! reader, and a pool that needs an up-to-date lease table.
 //!
 //! **Invariants.** LEASE-2: a release never waits, and finds room. LEASE-3: a hold is visible before the
-//! cursor moves past the frame that it is for. A cursor is read before the notices that belong to it are
-//! drained.
+//! cursor moves past its frame. A cursor is read before the notices that belong to it are drained.
 //!
-//! **Locks.** A link's `notices_in` while its notices are taken in, and inside of it a pool's, and the link's
-//! `out`. `notices_out` for each notice, alone. Leases that a link let go of are dropped outside of all of
-//! them.
+//! **Locks.** A link's `notices_in` while its notices are taken in; inside it a pool's, and the link's `out`.
+//! `notices_out` for each notice, alone. Leases taken from a link are dropped outside of all of them.
 //!
-//! **On a crash** of the owner there is no lease table any more, and a release is for nobody. **On
-//! cancellation** nothing happens.
+//! **On a crash** of the owner its lease table is gone, and releases to it are dropped. **On cancellation**
+//! nothing happens.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -34,7 +32,7 @@ use crate::stream::turn::Turn;
 use crate::transport::control_channel::ToNode;
 use crate::transport::ring::Entry;
 
-/// How long a process that ends waits for its own reader to close what was given back.
+/// How long a process that ends waits for its own reader to close entries that were given back.
 const LAST_RETURNS: Duration = Duration::from_millis(200);
 
 impl Returns for Transport {
@@ -58,7 +56,7 @@ impl Returns for Transport {
 
 impl Surroundings for Transport {
     fn drain_returns(&self) {
-        // Memory comes back, which may be idle soon.
+        // Memory comes back, and may soon be idle.
         self.wakeups.note_memory_moved();
         for link in self.links.all().iter() {
             self.drain_link(link);
@@ -92,8 +90,8 @@ impl Surroundings for Transport {
 }
 
 impl Transport {
-    /// Takes in what peers have posted about leases, and what they have passed. A release does not wake an
-    /// owner that sleeps, so whoever wants to know how things stand does this before he looks.
+    /// Takes in all notices of peers about leases, and how far they have read. A release does not wake a
+    /// sleeping owner, so code that needs an up-to-date lease table calls this first.
     pub(crate) fn take_in_returns(&self) {
         let turn = Turn::begin();
         for link in self.links.all().iter().filter(|link| !link.is_broken()) {
@@ -104,15 +102,15 @@ impl Transport {
         self.memory.close_emptied();
     }
 
-    /// [`take_in_returns`](Self::take_in_returns) for the last time: what the reader is about to do is waited
-    /// for too.
+    /// Does the same as [`take_in_returns`](Self::take_in_returns) for the last time, and also waits for the
+    /// closing that the reader is about to do.
     pub(crate) fn take_in_last_returns(&self) {
         self.take_in_returns();
         self.memory.close_emptied_with_all(LAST_RETURNS);
     }
 
-    /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is
-    /// taken.
+    /// Posts an entry to the return ring. Room was reserved, because every lease is counted from the moment
+    /// it is taken.
     pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
         #[cfg(any(test, feature = "testing"))]
         if self.lifecycle.is_abandoned() {
@@ -131,8 +129,9 @@ impl Transport {
         self.publish_soon(link, due);
     }
 
-    /// [`post_notice`](Self::post_notice), visible to the peer when this returns: something that has to be
-    /// seen before a cursor is. Whoever else may be about to publish the ring is not waited for.
+    /// Does the same as [`post_notice`](Self::post_notice), and the notice is visible to the peer when this
+    /// returns. It is for notices that have to be visible before a cursor is. It does not wait for another
+    /// thread that may be about to publish the ring.
     pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
         self.post_notice(link, notice);
         #[cfg(any(test, feature = "testing"))]
@@ -142,19 +141,20 @@ impl Transport {
         link.publish_notices();
     }
 
-    /// Posts the hold on a third process's memory, visible at once: before the cursor moves past the frame
-    /// that brought the lease, and its forwarder lets go (LEASE-3).
+    /// Posts the hold on a third process's memory, visible at once. So it is visible before the cursor moves
+    /// past the frame that brought the lease, and before the forwarder releases its own (LEASE-3).
     pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId, by: ProcessId) {
         self.post_notice_now(owners, entry::hold(id, by));
     }
 
-    /// Handles what the peer has posted, and settles what that left open; true if there was anything.
+    /// Handles everything that the peer has posted, and settles holds that this left open. Returns true if
+    /// there was anything.
     pub(super) fn drain_link_returns(&self, link: &Arc<Link>) -> bool {
         let found = self.drain_link(link);
         self.settle_if_open() || found
     }
 
-    /// Handles what the peer has posted; true if there was anything.
+    /// Handles everything that the peer has posted; returns true if there was anything.
     pub(super) fn drain_link(&self, link: &Arc<Link>) -> bool {
         match link.drain_notices(|entry| self.handle_notice(link, entry)) {
             Ok(found) => found,
@@ -167,7 +167,7 @@ impl Transport {
         }
     }
 
-    /// Returns whether the notice says that the ring goes on in other memory.
+    /// Handles a notice. Returns whether it says that the ring continues in other memory.
     fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) -> bool {
         let mut moved = false;
         let result =
@@ -192,7 +192,7 @@ impl Transport {
                     Notice::Hold { chunk, entry, generation, by } => {
                         let id = entry::lease_id(self.me, chunk, entry, generation);
                         if link.forwarded() >= MAX_FORWARDED {
-                            // MBX-2: it could never give them all back. The reader gives the link up.
+                            // MBX-2: the peer could never give them all back. The reader gives the link up.
                             link.break_off();
                             return Err("it took more leases than its return ring has room for".into());
                         }
@@ -221,14 +221,14 @@ impl Transport {
             );
         if let Err(error) = result {
             self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-            // A hold may be of what somebody else has lied about.
+            // A hold may follow from another process's lie.
             self.note_refused(link, Fault::Anybodys, "a notice about a lease was refused", &error);
         }
         moved
     }
 
-    /// WIRE-1: what is wrong with uses of `holder` that would never be over. The lease stays until its holder
-    /// ends.
+    /// Returns the error if a use of `holder` would never be over (WIRE-1). The lease then stays until its
+    /// holder ends.
     fn never_over(&self, holder: ProcessId, uses: &[Ticket]) -> Option<String> {
         let page = self.domain.page_of(holder)?;
         let Ticket { slot, value, .. } = uses.iter().find(|of| !page.is_promised(of.slot, of.value))?;
@@ -237,13 +237,13 @@ impl Transport {
         ))
     }
 
-    /// The peer could not read the frame that ends at `end`: the grants in it are void.
+    /// Takes back the grants in the frame that ends at `end`, which the peer could not read.
     fn take_back(&self, link: &Link, end: u64) {
         let Some(granted) = link.take_grants(end) else { return };
         for id in granted {
             let released = self.memory.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
             match released {
-                // Also where the peer has given it back itself, against the protocol: it was counted once.
+                // Also if the peer has given it back itself, against the protocol: it was counted once.
                 None => link.return_grants(1),
                 Some(Ok((given, settled))) => {
                     if !settled {
@@ -272,11 +272,11 @@ impl Transport {
                 return true;
             }
         };
-        // Between the two locks, and behind the cursor: the peer posts a rejection before it passes the
-        // frame.
+        // Between the two locks, and after the cursor was read: the peer posts a rejection before it passes
+        // the frame.
         let drained = self.drain_link_returns(link);
         let passed = link.take_passed(consumed);
-        // Dropped outside of the lock: this lets leases go, on other links too.
+        // Dropped outside of the lock, because leases go with it, on other links too.
         drained || !passed.is_empty()
     }
 }

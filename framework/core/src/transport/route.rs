@@ -1,14 +1,14 @@
-//! The way of one message to its mailbox: looked up before the first attempt, and again when the actor was
-//! not found.
+//! Routes of messages to mailboxes. A route is looked up before the first attempt, and again when the actor
+//! was not found.
 //!
-//! Used by `actor/sending.rs` alone. A route is a snapshot: it names one life of the actor, and says whether
-//! another look leads to the same.
+//! Only `actor/sending.rs` uses it. A route is a snapshot: it names one life of the actor, and can be
+//! compared with a later lookup.
 //!
-//! **Invariants.** Whoever waits, waits in the queue of its route, and an actor has one queue for all its
-//! lives; so who follows an actor from one route to the next keeps its place (MBX-1).
+//! **Invariants.** A sender waits in the queue of its route, and an actor has one queue for all its lives. So
+//! a sender that follows an actor from one route to the next keeps its place (MBX-1).
 //!
 //! **Locks.** None is held beyond a call. As long as no actor of the node has moved, the directory is not
-//! asked at all.
+//! consulted at all.
 //!
 //! **On a crash** of the actor's process the link in a route is broken, and the attempt says so. **On
 //! cancellation** a route is dropped, and nothing is left of it.
@@ -26,9 +26,9 @@ use crate::transport::lifecycle::{EndReason, ExitedProcess};
 /// The way to a mailbox.
 #[derive(Clone)]
 pub(crate) enum Route {
-    /// In this process; with the queue that came along with its actor, if one did.
+    /// In this process, with the queue that its actor brought along, if any.
     Short(Arc<dyn Inbox>, Option<Queue>),
-    /// In another.
+    /// In another process.
     Long(Arc<Link>, Location, Option<Queue>),
     /// Nowhere yet.
     Later(Queue),
@@ -37,20 +37,20 @@ pub(crate) enum Route {
 /// Why there is no way to an actor.
 #[derive(Debug)]
 pub(crate) enum NoRoute {
-    /// There is none (any more).
+    /// There is no such actor (any more).
     NoSuchActor,
     /// Its restarts are used up.
     GaveUp(EndReason),
-    /// Its process has ended, and it does not come back.
+    /// Its process has ended, and it is not restarted.
     Exited(ExitedProcess),
-    /// A link to it takes what somebody lacks.
+    /// A process lacks a resource for a link to it.
     Lack(LinkRefused),
     /// This process was forked from the one that the transport serves.
     Forked,
 }
 
 impl Transport {
-    /// The way to `actor`, whose address remembers `location`.
+    /// Returns the route to `actor`, whose address remembers `location`.
     #[inline]
     pub(crate) fn route_to(&self, actor: ActorId, location: Location) -> Result<Route, NoRoute> {
         if self.is_inherited() {
@@ -66,7 +66,7 @@ impl Transport {
         }
     }
 
-    /// The way to a mailbox at `location`; `None` where nothing, or somebody else, is there now.
+    /// Returns the route to a mailbox at `location`, or `None` if no actor, or another one, is there now.
     #[inline]
     fn route_at(&self, actor: ActorId, location: Location) -> Result<Option<Route>, NoRoute> {
         if location.process == self.me {
@@ -92,7 +92,7 @@ impl Transport {
         }
     }
 
-    /// The way to a mailbox at `location`, with the queue that came along with its actor, if one did.
+    /// Returns the route to a mailbox at `location`, with the queue that its actor brought along, if any.
     fn route_along(
         &self,
         actor: ActorId,
@@ -105,7 +105,7 @@ impl Transport {
         if let Route::Short(_, slot) | Route::Long(_, _, slot) = &mut route {
             *slot = queue;
         }
-        // Before anybody waits on this way: what happens at the new place wakes those in the queue.
+        // Attached before any sender waits on this route, so that events at the new location wake the queue.
         match &route {
             Route::Short(inbox, Some(_)) => {
                 self.directory.arrive_at(actor, location, Arrival::Here(&**inbox))
@@ -116,7 +116,7 @@ impl Transport {
         Ok(route)
     }
 
-    /// There is no such mailbox at `location`.
+    /// Returns the route after no such mailbox was found at `location`.
     #[cold]
     fn route_after(&self, actor: ActorId, location: Location) -> Result<Route, NoRoute> {
         if location.process == self.me {
@@ -124,7 +124,7 @@ impl Transport {
         }
         let (links, lifecycle) = (&self.links, &self.lifecycle);
         match self.directory.way_after(actor, location, links, lifecycle, &self.actors, &*self.control) {
-            // It moved between the two looks, to another process.
+            // It moved to another process between the two lookups.
             Way::To(location, queue) => self.route_along(actor, location, queue),
             way => without_location(way),
         }
@@ -141,7 +141,7 @@ fn without_location(way: Way) -> Result<Route, NoRoute> {
 }
 
 impl Route {
-    /// Where senders to the mailbox wait; `None` for a mailbox that there cannot be.
+    /// Returns the queue in which senders to the mailbox wait; `None` if the index is out of range.
     pub(crate) fn queue(&self) -> Option<&Queue> {
         match self {
             Route::Short(inbox, queue) => Some(queue.as_ref().unwrap_or_else(|| inbox.local().queue())),
@@ -150,7 +150,7 @@ impl Route {
         }
     }
 
-    /// A number that changes whenever a sender might find what it lacked.
+    /// Returns a number that changes whenever a sender might find what it lacked.
     pub(crate) fn stamp(&self) -> u64 {
         match self {
             Route::Short(inbox, _) => inbox.local().stamp(),
@@ -171,8 +171,8 @@ impl Route {
         }
     }
 
-    /// Returns whether a message on this way may lack leases: then only the reader finds those that the peer
-    /// has given back.
+    /// Returns whether a message on this route may lack leases. Then only the reader finds leases that the
+    /// peer has given back.
     pub(crate) fn may_lack_leases(&self) -> bool {
         matches!(self, Route::Long(link, ..) if link.may_lack_leases())
     }

@@ -30,7 +30,7 @@ pub enum RingCorrupt {
     /// A cursor moved back.
     #[error("the peer's ring {cursor} went back from {from} to {to}; give up this peer")]
     Backwards {
-        /// Which cursor.
+        /// The cursor.
         cursor: Cursor,
         /// Its last value.
         from: u64,
@@ -40,7 +40,7 @@ pub enum RingCorrupt {
     /// A cursor is further than it can be.
     #[error("the peer's ring {cursor} is at {at}, beyond {limit}; give up this peer")]
     Beyond {
-        /// Which cursor.
+        /// The cursor.
         cursor: Cursor,
         /// Where it is.
         at: u64,
@@ -50,7 +50,7 @@ pub enum RingCorrupt {
     /// A cursor is inside a record.
     #[error("the peer's ring {cursor} is at {at}, not a multiple of 8; give up this peer")]
     Misaligned {
-        /// Which cursor.
+        /// The cursor.
         cursor: Cursor,
         /// Where it is.
         at: u64,

@@ -2,7 +2,7 @@
 //! to hand over. Outside of a turn that step also publishes them.
 //!
 //! `outgoing` uses it. Invariants and locks are those of the [sender's side](super): a frame is written only
-//! into room that no other frame was promised, and a message only for a credit; if one of the two is missing,
+//! into room that no other frame was promised, and a message only for a credit. If one of the two is missing,
 //! nothing is taken. Returns that other threads have posted before their frames become visible first. Those
 //! frames were written under the same lock, so this thread sees whether there are any.
 
