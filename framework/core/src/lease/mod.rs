@@ -1,4 +1,4 @@
-//! Leases: who may use a piece of device memory, and when it can be used again.
+//! Leases: the rights to use pieces of device memory, and the rules for when memory can be reused.
 //!
 //! **On drop**: the last lease of a process on an allocation leads to exactly one release (LEASE-2). In the
 //! owner's process that is an entry in its own [`table`]; in another one it is one entry on the return ring

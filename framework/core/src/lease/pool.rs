@@ -71,7 +71,7 @@ pub enum GpuBudget {
 }
 
 impl Default for GpuBudget {
-    /// A quarter.
+    /// Returns a quarter of the GPU's memory.
     fn default() -> Self {
         GpuBudget::Thousandths(250)
     }

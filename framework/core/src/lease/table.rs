@@ -71,7 +71,7 @@ pub struct LeaseTable<T> {
     closed: Vec<u32>,
     /// Holds for which no forward has been found yet, in the order in which they came.
     unproven: Vec<Unproven>,
-    /// Entries with forwards whose forwarder has let go.
+    /// Entries with forwards whose forwarder has released its last lease.
     expiring: Vec<(u32, u32)>,
     /// How many [passes](Pass) have begun.
     passes: u64,
@@ -119,7 +119,7 @@ struct Record<T> {
 /// The state of an entry after a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Somebody still holds the allocation.
+    /// A process still holds the allocation.
     Held,
     /// Nobody in the lease table holds it: drain what peers have posted, then [`LeaseTable::close`] it.
     Empty(Emptied),
@@ -225,6 +225,7 @@ impl<T: Measured> LeaseTable<T> {
         let bytes = record.block.bytes();
         self.sums.open.add(bytes);
         self.sums.local.add(bytes);
+        // `close` has raised the generation of a closed entry, so older names of it stay unknown.
         let (entry, generation) = match self.closed.pop() {
             Some(entry) => {
                 let slot = &mut self.entries[entry as usize];

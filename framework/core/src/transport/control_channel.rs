@@ -46,7 +46,7 @@ pub enum ToNode {
     PublishChunk {
         /// Its name.
         chunk: ChunkId,
-        /// Where its memory is.
+        /// The device with its memory.
         device: DeviceId,
         /// Its size.
         bytes: u64,
@@ -193,7 +193,7 @@ pub enum FromNode {
     Chunk {
         /// Its name.
         chunk: ChunkId,
-        /// Where its memory is.
+        /// The device with its memory.
         device: DeviceId,
         /// Its size.
         bytes: u64,
@@ -216,7 +216,7 @@ pub enum FromNode {
     Actor {
         /// The actor.
         actor: ActorId,
-        /// Where it is.
+        /// Its whereabouts.
         at: Whereabouts,
     },
     /// An actor of another host that was not used here for long has no location here any more. A sender to it
@@ -289,7 +289,7 @@ pub enum FromNode {
     Hosts(ToGateway),
 }
 
-/// Where an actor lives.
+/// The location of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Location {
     /// Its process, in this life.

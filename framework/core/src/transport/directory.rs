@@ -88,7 +88,7 @@ pub(super) enum Way {
     Exited(ExitedProcess),
 }
 
-/// Where an actor has settled.
+/// The place at which an actor has arrived.
 #[derive(Clone, Copy)]
 pub(super) enum Arrival<'a> {
     /// In this process, with this inbox.

@@ -36,7 +36,7 @@ pub struct Host {
     pub number: u16,
     /// The name that it gives itself.
     pub name: String,
-    /// `host:port` where the others reach it.
+    /// `host:port` at which the others reach it.
     pub address: String,
 }
 
@@ -158,7 +158,7 @@ pub enum ToGateway {
         /// Whether a process of this host watches it.
         told: bool,
     },
-    /// Processes of this host watch these actors of other hosts, as they did with the gateway before.
+    /// Processes of this host watch these actors of other hosts. The gateway before had been told of it.
     Watch {
         /// The actors.
         actors: Vec<ActorId>,

@@ -62,7 +62,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) tensors: Vec<Tensor>,
 }
 
-/// The result of a check of what a frame needs.
+/// The result of a check of a frame's needs.
 enum Look {
     /// Everything is there. Chunks of dead processes stay mapped for as long as these mappings are kept.
     Ready(Mappings),
@@ -386,6 +386,7 @@ impl Transport {
         let owner = id.chunk.owner;
         if owner == self.me {
             let lease = self.adopt_own(link, id, entry.sole, entry.in_parts)?;
+            // WIRE-1: after an error the lease drops here, and so goes back to the pool.
             if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
                 return Err(format!("a lease on entry {} came back with another offset or size", id.entry));
             }
@@ -401,9 +402,12 @@ impl Transport {
         if owner == link.peer {
             link.count_held();
         } else if let Some(owners) = self.link(owner).filter(|_| !self.has_exited(owner)) {
+            // A third process owns the memory and has to count this lease. A dead owner counts none.
             fault::point("transport.forward.hold");
+            // LEASE-3: visible before the sender sees the cursor, and so before it releases its own lease.
             self.post_hold(&owners, id, link.peer);
             fault::point("transport.forward.held");
+            // LEASE-2: room for the release stays reserved while the lease counts as held.
             owners.count_held();
         }
         let transport = self.arc().ok_or("the transport is closing")?;

@@ -41,7 +41,7 @@ pub enum EndReason {
     /// Others of its group failed, or of its GPU under [`Sharing::Mps`](crate::node::Sharing::Mps), as this
     /// says; they restart together.
     Group(String),
-    /// It ended so long before anybody asked that the node no longer remembers why.
+    /// It ended so long before the question that the node no longer remembers why.
     Forgotten,
     /// It lives on another host, which cannot be reached any more, or never could, as this says. This host
     /// does not know what became of it there.
@@ -202,7 +202,7 @@ impl RestartWhen {
     }
 }
 
-/// The node's answer to where an actor is.
+/// The node's answer to the question where an actor is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Whereabouts {
     /// It takes messages there.

@@ -546,6 +546,7 @@ impl Transport {
     /// Sends replies that found no room before; returns true if one was sent.
     pub(super) fn flush_outbox(&self, link: &Arc<Link>) -> bool {
         let mut any = false;
+        // From the front and one at a time, so that replies keep their order.
         while link.has_backlog() {
             let Some((header, encoded, asked)) = link.next_reply() else { return any };
             let destination = Destination {
@@ -563,6 +564,7 @@ impl Transport {
                     any = true;
                 }
                 Err(TransmitError::NotNow(_) | TransmitError::Body { .. }) => {
+                    // Back to the front, with its credit, which bounds the replies that wait (MBX-2).
                     link.put_reply_back((header, encoded, asked));
                     return any;
                 }

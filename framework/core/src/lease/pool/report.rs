@@ -101,6 +101,7 @@ impl State {
     pub(super) fn holders(&self, process: ProcessId) -> String {
         let mut oldest: SmallVec<[(ProcessId, Instant); 8]> = SmallVec::new();
         let mut most = None;
+        // The first entry of a holder is its oldest, because the entries come by age.
         for entry in self.table.by_age().take(OLDEST) {
             let local = (entry.local > 0).then_some(process);
             for holder in entry.holders.iter().map(|(process, _)| *process).chain(local) {
@@ -108,6 +109,7 @@ impl State {
                     oldest.push((holder, entry.since));
                 }
             }
+            // A holder that has none of these entries has nothing older than the last of them.
             most = Some(entry.since);
         }
         let local = Some((process, self.table.local_sum())).filter(|(_, sum)| sum.tensors > 0);

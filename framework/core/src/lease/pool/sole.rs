@@ -61,9 +61,9 @@ impl Pool {
             let state = self.state.lock();
             let sole = !is_lent(&state.table, id) && state.table.is_sole(entry, generation, to);
             let now = state.table.changes(entry, generation);
-            // LEASE-3: another thread may have drained a release meanwhile, and the hold before it may be on
-            // a ring that this drain had passed. An answer about an entry is true only if the entry did not
-            // change during the drain.
+            // LEASE-3: another thread may have drained a release in the meantime, and the hold before it may
+            // be on a ring that this drain had passed. An answer about an entry is true only if the entry did
+            // not change during the drain.
             if !sole || now == before {
                 break sole;
             }

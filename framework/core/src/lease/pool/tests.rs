@@ -392,7 +392,7 @@ fn a_gpus_chunk_that_nothing_is_in_goes_as_a_whole() {
     pool.close_emptied();
     let found = two_looks(&pool);
     assert_eq!(found.len(), 1);
-    // Taken meanwhile: it stays.
+    // The chunk is taken again in the meantime, so it stays.
     let tensor = written(&stream);
     pool.withdraw(&found);
     assert_eq!((pool.stats().chunk_bytes, files.1.lock().len()), (MANY, 0));

@@ -27,7 +27,7 @@ use crate::limits::MAX_FORWARD_RECEIVERS;
 #[derive(Clone, Debug)]
 pub(super) struct Forward {
     by: ProcessId,
-    /// `None`: anybody.
+    /// The receiver; `None` if any process may take it.
     to: Option<ProcessId>,
     count: u32,
     /// The forwarder holds a lease itself, or did.
@@ -113,11 +113,14 @@ impl<T: Measured> LeaseTable<T> {
         let since = self.passes;
         let (record, sums) = self.record_and_sums(entry, generation)?;
         if !record.shared {
+            // Noted, so that the release of this hold is not taken for that of a lease that `from` does have.
             more(&mut record.refused, from, 1);
             return Err(LeaseTableError::NotShared { process: from, entry });
         }
+        // An unproven hold is a change too: a check of this entry that began before must not count.
         record.changes += 1;
         if record.take_forward(from, by) {
+            // From here on the forwards of `from` count, and may prove other holds.
             record.believe(from, sums);
             self.prove(entry, generation);
             return Ok(true);
@@ -125,6 +128,7 @@ impl<T: Measured> LeaseTable<T> {
         record.unproven += 1;
         let name = (entry, generation);
         let own = |doubt: &&mut Unproven| doubt.entry == name && (doubt.process, doubt.by) == (from, by);
+        // Merged only with holds since the same pass, because a pass refuses only the holds from before it.
         let known = self.unproven.iter_mut().rfind(own);
         match known.filter(|doubt| doubt.since == since) {
             Some(doubt) => doubt.holds += 1,
@@ -244,6 +248,8 @@ impl<T: Measured> LeaseTable<T> {
             return Ok(false);
         }
         let record = self.record(entry, generation)?;
+        // WIRE-1: only a release beyond its leases, refused holds and unproven holds together is certainly
+        // wrong.
         let all = record.holders.iter().chain(&record.refused);
         let held = holds + all.filter(|(process, _)| *process == from).map(|(_, count)| count).sum::<u32>();
         if releases >= held {

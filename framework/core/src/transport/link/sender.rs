@@ -70,7 +70,7 @@ pub(super) struct SenderSide {
     remembers_many: AtomicBool,
 }
 
-/// The sending end of the data ring, with what it must remember.
+/// The sending end of the data ring, with the state that it must remember.
 #[derive(Debug)]
 pub(crate) struct Outbound {
     ring: Producer,

@@ -42,7 +42,7 @@ pub enum RingCorrupt {
     Beyond {
         /// The cursor.
         cursor: Cursor,
-        /// Where it is.
+        /// Its value.
         at: u64,
         /// The furthest it can be.
         limit: u64,
@@ -52,7 +52,7 @@ pub enum RingCorrupt {
     Misaligned {
         /// The cursor.
         cursor: Cursor,
-        /// Where it is.
+        /// Its value.
         at: u64,
     },
     /// A header says that it is neither a record nor a pad.

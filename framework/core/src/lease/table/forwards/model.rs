@@ -140,7 +140,7 @@ impl Model {
         true
     }
 
-    /// A reads a ring.
+    /// Makes A read a ring.
     fn drain(&self, world: &mut World, p: usize) -> Result<bool, String> {
         let (entry, generation) = ENTRY;
         let any = !world.processes[p].ring.is_empty();
