@@ -1,9 +1,9 @@
-//! Arenas of NIXL lanes, on the devices of this host: copies between them and the tensors of messages, on the
-//! copiers' streams.
+//! Arenas of NIXL lanes on the devices of this host, and copies between them and the tensors of messages on
+//! the copiers' streams.
 //!
-//! **Invariants.** HOST-6 and HOST-8, as for slots: what goes out is looked at when its copy has passed, what
-//! comes counts when its copy was submitted. HOST-11: a part of an arena is used by one copy at a time, as
-//! the lane says, which has it free again when that has passed.
+//! **Invariants.** HOST-6 and HOST-8 hold as for slots: outgoing data is checked when its copy has completed,
+//! and incoming data counts as landed when its copy is submitted. HOST-11: one copy at a time uses a part of
+//! an arena. The lane decides which, and has the part back when that copy has completed.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::store::{Source, Store};
 use crate::device::{Backend, ChunkMapping};
 use crate::tensor::TensorError;
 
-/// Of one other host.
+/// The arenas for one other host.
 pub(super) struct DeviceArenas {
     pub(super) store: Arc<Store>,
     pub(super) copiers: Arc<Copiers>,
@@ -30,7 +30,7 @@ pub(super) struct DeviceArenas {
 struct DeviceArena {
     memory: Arc<ChunkMapping>,
     place: Place,
-    /// Whose stream probes are read and written by.
+    /// The copier on whose stream probes are read and written.
     copier: Arc<Copier>,
 }
 
@@ -62,12 +62,12 @@ impl Arena for DeviceArena {
     }
 }
 
-/// An arena of this host, as its memory.
+/// Returns the memory of an arena of this host.
 fn memory_of(arena: &Arc<dyn Arena>) -> Option<&Arc<ChunkMapping>> {
     arena.as_any().downcast_ref::<DeviceArena>().map(|arena| &arena.memory)
 }
 
-/// The first piece of a run, for what is said of its span.
+/// Returns the first piece of a run, with which its span is named in reports.
 fn piece_of(run: &Run) -> Piece {
     Piece { post: run.post, span: run.span, offset: run.offset, bytes: 0 }
 }
@@ -119,13 +119,13 @@ impl Arenas for DeviceArenas {
         async move {
             let begun = match (self.store.landing(run.post, run.span), memory_of(arena)) {
                 (Some(landing), Some(memory)) => landing.import(run.offset, run.bytes, memory, offset),
-                // Its message is not wanted any more.
+                // The message was aborted.
                 _ => return Passing(std::future::ready(()).boxed()),
             };
             match begun {
                 Ok(passed) => Passing(
                     async move {
-                        // Where it is never told, the part is not used again.
+                        // If the copy never reports, the part is never used again.
                         if passed.await.is_err() {
                             std::future::pending::<()>().await;
                         }

@@ -1,4 +1,4 @@
-//! The gateway's beginning: its key, its listener, and how this host becomes one of its node.
+//! The start of a gateway: its key, its listener, and how this host joins its node.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -33,47 +33,47 @@ use crate::transport::Transport;
 use crate::transport::hosts::{Beginning, Host, Left, Nixl, Settings};
 use crate::transport::works_until::WorksUntil;
 
-/// This host among the others.
+/// This host, as one of the node.
 pub(super) struct Node {
     pub(super) own: Member,
-    /// Which of this host's gateways this is.
+    /// The number of this gateway among those that this host has had.
     pub(super) gateway: Gateway,
-    /// On the head.
+    /// On the head only, as is `verdict`.
     pub(super) roster: Option<Arc<Roster>>,
     pub(super) verdict: Option<Arc<Mutex<Head>>>,
-    /// On an agent: what it knows of its head.
+    /// On an agent: its record of the head's answers.
     pub(super) agent: Option<Arc<Mutex<Agent>>>,
-    /// What all processes of this host look at.
+    /// The page that all processes of this host read.
     pub(super) page: Arc<WorksUntil>,
     pub(super) peers: Arc<Peers>,
-    /// How others are dialled.
+    /// The settings with which other hosts are dialled.
     pub(super) dial: Dial,
-    /// Dropped, it takes no connections any more.
+    /// Dropping it stops accepting connections.
     pub(super) listener: Option<Listener>,
     pub(super) copiers: Arc<Copiers>,
     ends: Ends,
 }
 
-/// What a peer of this host is made with.
+/// The parts from which a peer of this host is made.
 #[derive(Clone)]
 struct Ends {
     to: UnboundedSender<Command>,
     refused: Arc<Refused>,
     copiers: Arc<Copiers>,
-    /// Where it is used, and there.
+    /// NIXL, if it is used and was found.
     nixl: Option<Library>,
     lanes: u16,
 }
 
 impl Ends {
-    /// A peer of the first session with a host, and the memory of what goes between the two.
+    /// Makes the peer of the first session with a host, and the memory of the messages between the two.
     fn peer(&self, session: Session, host: HostId, pulse: Pulse) -> (Arc<Peer>, Arc<Store>) {
         let store = Arc::new(Store::new(host.0, 0, self.to.clone()));
         let memory = Arc::clone(&store) as Arc<dyn Memory>;
         (Peer::with_nixl(session, memory, pulse, Arc::clone(&self.refused), self.nixl(&store)), store)
     }
 
-    /// What a peer with this memory needs for NIXL, where that is used.
+    /// Returns what a peer with this memory needs for NIXL, if that is used.
     fn nixl(&self, store: &Arc<Store>) -> Option<NixlUse> {
         let nixl = self.nixl.as_ref()?;
         let arenas = DeviceArenas { store: Arc::clone(store), copiers: Arc::clone(&self.copiers) };
@@ -81,14 +81,14 @@ impl Ends {
     }
 }
 
-/// What the head knows of the others.
+/// The head's knowledge of the other hosts.
 #[derive(Clone)]
 struct Supervision {
     roster: Arc<Roster>,
     verdict: Arc<Mutex<Head>>,
 }
 
-/// Runs the gateway on this thread, until it has left.
+/// Runs the gateway on this thread until it has left the node.
 pub(super) fn run(
     transport: &Arc<Transport>,
     beginning: Beginning,
@@ -120,7 +120,7 @@ pub(super) fn run(
     });
 }
 
-/// What all of a gateway's beginnings have.
+/// The parts that every way to start a gateway needs.
 struct Begins<'a> {
     transport: &'a Arc<Transport>,
     settings: &'a Settings,
@@ -190,7 +190,7 @@ pub(super) async fn start(
 }
 
 impl Begins<'_> {
-    /// The head of a node that begins.
+    /// Starts the head of a new node.
     async fn head(self) -> Result<Running, String> {
         let own = HostLife { host: HostId::HEAD, life: draw()? };
         let at = resolve(&self.settings.head).await?;
@@ -201,17 +201,17 @@ impl Begins<'_> {
         Ok(self.of_head(own, supervision, listener))
     }
 
-    /// An agent that joins.
+    /// Joins as an agent.
     async fn agent(self) -> Result<Running, String> {
         let settings = self.settings;
         let life = draw()?;
-        // Without a key nothing but this machine's loopback is used (HOST-12); with one, whatever the head
-        // can reach.
+        // Without a key, listen on this machine's loopback only (HOST-12); with one, on every address that
+        // the head can reach.
         let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
         let any = if self.security.allows(everywhere).is_ok() { [0; 4] } else { [127, 0, 0, 1] };
         let port = if is_here(&settings.head).await { 0 } else { settings.port };
         let listener = match self.listen(SocketAddr::from((any, port)), None).await {
-            // Another program of this machine has it.
+            // Another program of this machine has the port.
             Err(_) if port != 0 => self.listen(SocketAddr::from((any, 0)), None).await?,
             listener => listener?,
         };
@@ -234,7 +234,7 @@ impl Begins<'_> {
         Ok(gateway)
     }
 
-    /// A host whose last gateway has ended: with what that one has left.
+    /// Replaces this host's last gateway, which has ended, with what the node kept of it.
     async fn again(self, left: &Left, is_head: bool, socket: Option<OwnedFd>) -> Result<Running, String> {
         let socket = socket.ok_or("the socket of the gateway before did not come along")?;
         let member = |(host, life): &(Host, u64)| Member {
@@ -249,7 +249,7 @@ impl Begins<'_> {
             let roster = Arc::new(Roster::resuming(own.who, others.clone(), left.last));
             let supervision = Supervision { roster, verdict: Arc::default() };
             self.page.set_last(left.last);
-            // HOST-10: counted from now, later than from when each was heard last.
+            // HOST-10: the grace counts from now, which is later than when each host was last heard.
             let now = Moment::now();
             others.iter().for_each(|other| supervision.verdict.lock().joined(other.who.host, now));
             let admission = self.admission(own.who, &supervision);
@@ -334,7 +334,7 @@ impl Begins<'_> {
         listener.map_err(|error| format!("the socket of the gateway before cannot be used: {error}"))
     }
 
-    /// How the head takes hosts in.
+    /// Returns the function by which the head admits hosts.
     fn admission(&self, own: HostLife, supervision: &Supervision) -> Arc<Admission> {
         let Supervision { roster, verdict } = supervision.clone();
         let (peers, ends) = (Arc::clone(&self.peers), self.ends.clone());
@@ -343,15 +343,15 @@ impl Begins<'_> {
             let (admitted, new) = roster.admit(request, from)?;
             if new {
                 let host = admitted.you.host;
-                // Before it is heard: no gateway that follows this one gives the number again.
+                // Recorded before the host is heard, so that no later gateway gives its number out again.
                 page.set_last(page.last().max(host.0));
-                // Before it can be heard.
+                // Entered before its first beat can arrive.
                 verdict.lock().joined(host, Moment::now());
                 let peer = (admitted.you, Gateway::UNKNOWN);
                 let session = Session::of_gateways((own, gateway), peer, Bounds::default());
                 let pulse = Pulse::Head(Arc::clone(&verdict), host);
                 let (peer, store) = ends.peer(session, host, pulse);
-                // There is room: the roster is as large.
+                // There is room: the roster has the same bound.
                 peers.add(Arc::clone(&peer));
                 let address = request.address(from);
                 let member = Member { who: admitted.you, name: request.name.clone(), address };
@@ -366,7 +366,7 @@ fn draw() -> Result<Life, String> {
     Life::draw().ok_or_else(|| "the system has no random numbers".to_owned())
 }
 
-/// NIXL, where it is to be used and is there.
+/// Loads NIXL, if it is wanted and installed.
 fn nixl(setting: Nixl, security: &Security) -> Option<Library> {
     if setting == Nixl::Off {
         return None;
@@ -390,7 +390,7 @@ fn nixl(setting: Nixl, security: &Security) -> Option<Library> {
 }
 
 impl Node {
-    /// Who counts the beats of a connection to a host.
+    /// Returns the counter of beats for a connection to a host.
     pub(super) fn pulse(&self, host: HostId) -> Pulse {
         match (&self.verdict, &self.agent) {
             (Some(verdict), _) => Pulse::Head(Arc::clone(verdict), host),
@@ -400,17 +400,17 @@ impl Node {
         }
     }
 
-    /// What the next peer of a host needs for NIXL, as the first had it.
+    /// Returns what a host's next peer needs for NIXL, made as for the first.
     pub(super) fn nixl(&self, store: &Arc<Store>) -> Option<NixlUse> {
         self.ends.nixl(store)
     }
 
-    /// The session with this gateway of a host.
+    /// Makes the session with this gateway of a host.
     pub(super) fn session(&self, member: &Member, gateway: Gateway) -> Session {
         Session::of_gateways((self.own.who, self.gateway), (member.who, gateway), Bounds::default())
     }
 
-    /// A peer for a host, and the memory of what goes between the two.
+    /// Makes a peer for a host, and the memory of the messages between the two.
     fn peer(&self, member: &Member) -> (Arc<Peer>, Arc<Store>) {
         let session = self.session(member, Gateway::UNKNOWN);
         let (peer, store) = self.ends.peer(session, member.who.host, self.pulse(member.who.host));
@@ -420,8 +420,8 @@ impl Node {
         (peer, store)
     }
 
-    /// Has this host be connected to a peer: of two hosts the one that joined later dials, and the other
-    /// takes its connections. Whether there is room.
+    /// Connects a peer to its host: of two hosts, the one that joined later dials, and the other waits for
+    /// its connections. Returns whether there is room for the peer.
     pub(super) fn connect(
         &self,
         member: &Member,
@@ -446,7 +446,7 @@ impl Node {
 }
 
 impl Running {
-    /// A host is there, or has come.
+    /// Adds a host that is of the node already, or has just joined.
     pub(super) fn begin_with(&mut self, member: Member) {
         let (peer, store) = self.node.peer(&member);
         if self.node.connect(&member, 0, &peer, &self.to) {
@@ -455,7 +455,7 @@ impl Running {
     }
 }
 
-/// On the head: tells of hosts that were not heard for too long.
+/// On the head, reports hosts that were not heard for too long.
 async fn watch_agents(verdict: Arc<Mutex<Head>>, to: UnboundedSender<Command>) {
     loop {
         let (lost, next) = {
@@ -468,12 +468,12 @@ async fn watch_agents(verdict: Arc<Mutex<Head>>, to: UnboundedSender<Command>) {
         if to.is_closed() {
             return;
         }
-        // A host may join meanwhile, whose verdict cannot come sooner than many beats.
+        // A host that joins meanwhile cannot be lost sooner than many beats from now.
         sleep(next.map_or(BEAT, |next| next.since(Moment::now()).clamp(BEAT / 16, BEAT))).await;
     }
 }
 
-/// On an agent: tells when the head has not answered for too long.
+/// On an agent, reports when the head has not answered for too long.
 async fn watch_head(beats: Arc<Mutex<Agent>>, to: UnboundedSender<Command>) {
     loop {
         let (over, left) = {
@@ -503,10 +503,10 @@ async fn resolve(address: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Whether the head is on this machine: then the port of all hosts is its own, and it may come later than
-/// this one.
+/// Returns whether the head is on this machine. If so, the common port belongs to the head, which may bind it
+/// later than this host would.
 async fn is_here(head: &str) -> bool {
-    // A name that is not known yet is another machine's.
+    // A name that cannot be resolved yet is another machine's.
     let Ok(mut found) = lookup_host(with_port(head)).await else { return false };
     found.any(|at| std::net::TcpListener::bind((at.ip(), 0)).is_ok())
 }
@@ -521,5 +521,5 @@ fn advertised(said: Option<&str>, listens: SocketAddr) -> String {
     }
 }
 
-/// The hosts of a node by their numbers.
+/// The other hosts of a node, by number.
 pub(super) type ByNumber<T> = BTreeMap<u16, T>;

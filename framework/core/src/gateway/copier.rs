@@ -1,19 +1,19 @@
 //! Copies between tensors of one device and page-locked slots, in one direction, on a stream of its own.
 //!
-//! Used by the [`Store`](super::store::Store): a lane submits the copy of its piece, and this one's thread
-//! waits, on the host, for the clock of the stream. *Out*: a piece goes to its lane when the copy has passed
-//! and the data was still good (HOST-6). *In*: a piece counts as landed when its copy is submitted (HOST-8),
-//! and its slot comes back when it has passed.
+//! Used by the [`Store`](super::store::Store). A lane submits the copy of its piece, and the copier's thread
+//! waits on the host for the stream's clock. *Out*: a piece goes to its lane when the copy has completed and
+//! the data was still good (HOST-6). *In*: a piece counts as landed when its copy is submitted (HOST-8), and
+//! its slot comes back when the copy has completed.
 //!
-//! **Invariants.** HOST-7: what is read here was waited for by the host before, and what is written was
-//! nobody's any more ([`DeviceStream::settle`]), so the stream has copies and clock writes on it and no
-//! waits; the copies of a message are never behind another's. MBX-2: a copy has one of [`GATEWAY_SLOTS`];
-//! whoever finds none waits.
+//! **Invariants.** HOST-7: the host waits for the source before a copy is submitted, and a destination is
+//! memory that nobody uses any more ([`DeviceStream::settle`]). So the stream holds only copies and clock
+//! writes, no waits, and no message's copies queue behind another's wait. MBX-2: each copy takes one of
+//! [`GATEWAY_SLOTS`] slots; a copy that finds none waits.
 //!
-//! **Threads.** `tensorpost-copier`, one for each, waits for copies in the order of the stream. **Locks.**
-//! That of the free slots, under which nothing is done.
+//! **Threads.** Each copier has one, `tensorpost-copier`, which waits for copies in stream order. **Locks.**
+//! That of the free slots, a leaf: only a push or a pop happens under it.
 //!
-//! **On cancellation** of a read its copy goes on, and the slot comes back behind it. **On the loss of the
+//! **On cancellation** of a read its copy still runs, and the slot comes back after it. **On the loss of the
 //! device** the process ends.
 
 #![expect(unsafe_code, reason = "copies between raw addresses, whose ranges the leases vouch for")]
@@ -38,61 +38,62 @@ use crate::tensor::{DeviceStream, Tensor, TensorError, TensorMut};
 
 const _: () = assert!(GATEWAY_SLOTS as u64 * PIECE_BYTES <= STAGING_BYTES);
 
-/// See the module.
+/// Copies in one direction for one device; see the module.
 #[derive(Debug)]
 pub(super) struct Copier {
     stream: DeviceStream,
     slots: Arc<Slots>,
-    /// To its thread, which ends with this. Unbounded only in form: slots bound it.
+    /// To the copier's thread, which ends when this sender is dropped. The channel is bounded in practice by
+    /// the number of slots.
     begun: mpsc::Sender<Begun>,
 }
 
-/// Who waits for what a copy reads, and how it went.
+/// Receives the bytes that a copy has read, or the error.
 type Told = oneshot::Sender<Result<Bytes, TensorError>>;
 
 /// A copy that was submitted.
 struct Begun {
-    /// `None` where it has passed.
+    /// `None` if the copy has already completed.
     ticket: Option<Ticket>,
     between: Between,
 }
 
-/// What a copy goes to, or comes from.
+/// Everything that a copy holds until it completes.
 enum Between {
-    /// What it reads, how many bytes, and who waits for them. Of one that writes, nobody.
+    /// Everything that a copy holds until it completes.
     Slot(Slot, Option<(Tensor, usize, Told)>),
-    /// An arena: what it reads, if anything, and who waits until it has passed.
+    /// An arena: the source tensor of an export, `None` for an import, and the task that waits for the copy.
     Arena(Option<Tensor>, oneshot::Sender<Result<(), TensorError>>),
 }
 
-/// Pieces of page-locked memory.
+/// Page-locked memory, cut into slots of one piece each.
 #[derive(Debug)]
 struct Slots {
     memory: Arc<ChunkMapping>,
     free: Mutex<Vec<u64>>,
-    /// One for each that is free, or about to be.
+    /// One permit for each slot that is free, or about to be.
     permits: Arc<Semaphore>,
 }
 
-/// One of them, given back when dropped.
+/// One slot, given back when dropped.
 struct Slot {
     address: u64,
     slots: Arc<Slots>,
-    /// After the address went back: fields go behind [`Drop::drop`].
+    /// Released after the address went back: fields are dropped after [`Drop::drop`] has run.
     _permit: OwnedSemaphorePermit,
 }
 
-/// A slot with bytes that nobody writes any more.
+/// A slot whose bytes have been copied in and are not written any more.
 struct Filled {
     slot: Slot,
     bytes: usize,
 }
 
-/// A tensor whose pieces come, on the device where it will be.
+/// A tensor whose pieces are arriving, on the device where it will live.
 #[derive(Debug)]
 pub(super) struct Landing {
     tensor: TensorMut,
-    /// Of its first byte, and as many as it has.
+    /// The address of its first byte, and its length in bytes.
     address: u64,
     bytes: u64,
     mapping: Arc<ChunkMapping>,
@@ -100,10 +101,11 @@ pub(super) struct Landing {
 }
 
 impl Copier {
-    /// With a stream that nobody else uses. Takes its slots now, so that no lane asks the driver for memory.
+    /// Starts a copier on a stream that nobody else uses. Reserves its slots now, so that no lane asks the
+    /// driver for memory.
     ///
     /// # Errors
-    /// The device has no page-locked memory, or the system no thread.
+    /// The device has no page-locked memory, or the system has no thread.
     pub(super) fn start(stream: DeviceStream) -> Result<Arc<Self>, TensorError> {
         let slots = Slots::of(&stream)?;
         let (begun, copies) = mpsc::channel();
@@ -114,19 +116,19 @@ impl Copier {
         Ok(Arc::new(Copier { stream, slots, begun }))
     }
 
-    /// Slots that nobody has.
+    /// Returns the number of free slots.
     #[cfg(test)]
     pub(super) fn free_slots(&self) -> usize {
         self.slots.permits.available_permits()
     }
 
-    /// Its memory and its stream.
+    /// Returns the copier's stream, whose pool is its memory.
     pub(super) fn stream(&self) -> &DeviceStream {
         &self.stream
     }
 
-    /// So many bytes of a packed tensor from `offset` on, when they are in a slot. The tensor's data is there
-    /// already.
+    /// Reads `bytes` bytes of a packed tensor from `offset` into a slot, and returns them. The tensor's data
+    /// must be ready already.
     ///
     /// # Errors
     /// The data is not good any more (HOST-6), or the device refuses.
@@ -139,7 +141,7 @@ impl Copier {
         let slot = self.slots.take().await;
         let (told, done) = oneshot::channel();
         self.begin_read(tensor, offset, bytes, slot, told)?;
-        // Without an answer its thread has ended, and the process does in a moment.
+        // Without an answer the copier's thread has ended, and the process ends in a moment.
         done.await.unwrap_or(Err(TensorError::TimedOut))
     }
 
@@ -157,18 +159,18 @@ impl Copier {
             return Err(DeviceError::Refused { what }.into());
         }
         let keep = smallvec![Arc::clone(tensor.lease().mapping()), Arc::clone(&self.slots.memory)];
-        // SAFETY: `source` has found the range. The slot has room for a piece, and is this copy's alone until
-        // it comes back behind it. Both are kept mapped.
+        // SAFETY: `source` has checked the range. The slot has room for a piece and belongs to this copy
+        // alone until the copier's thread gives it back after the copy. Both are kept mapped.
         unsafe { self.stream.clocked().backend().copy(slot.address, from, bytes as u64, keep)? };
         self.submitted(Between::Slot(slot, Some((tensor.clone(), bytes, told))));
         Ok(())
     }
 
-    /// Copies so many bytes of a packed tensor from `offset` on into an arena of the same device. Resolves
-    /// when they are there. The tensor's data is there already.
+    /// Copies `bytes` bytes of a packed tensor from `offset` into an arena of the same device. Resolves when
+    /// they are there. The tensor's data must be ready already.
     ///
     /// # Errors
-    /// The data is not good any more (HOST-6), there is no such room, or the device refuses.
+    /// The data is not good any more (HOST-6), the arena has no such range, or the device refuses.
     pub(super) async fn export(
         &self,
         tensor: &Tensor,
@@ -180,19 +182,19 @@ impl Copier {
         let from = self.source(tensor, offset, bytes)?;
         let to = in_arena(arena, at, bytes)?;
         let keep = smallvec![Arc::clone(tensor.lease().mapping()), Arc::clone(arena)];
-        // SAFETY: `source` has found the range. The other was found to be in the arena, of which the lane has
-        // given this part to this copy alone until it has passed. Both are kept mapped.
+        // SAFETY: `source` has checked the source range, and `in_arena` the destination. The lane has given
+        // this part of the arena to this copy alone until it has completed. Both are kept mapped.
         unsafe { self.stream.clocked().backend().copy(to, from, bytes, keep)? };
         let (told, passed) = oneshot::channel();
         self.submitted(Between::Arena(Some(tensor.clone()), told));
-        // Without an answer its thread has ended, and the process does in a moment.
+        // Without an answer the copier's thread has ended, and the process ends in a moment.
         passed.await.unwrap_or(Err(TensorError::TimedOut))
     }
 
-    /// Writes bytes to an arena, and waits until they are there. On a thread that may wait.
+    /// Writes bytes to an arena and waits until they are there. Blocks, so call it on a thread that may.
     ///
     /// # Errors
-    /// There is no such room, or the device refuses.
+    /// The arena has no such range, or the device refuses.
     pub(super) fn fill_arena(
         &self,
         arena: &Arc<ChunkMapping>,
@@ -201,16 +203,16 @@ impl Copier {
     ) -> Result<(), TensorError> {
         let to = in_arena(arena, at, bytes.len() as u64)?;
         let stream = self.stream.clocked().backend();
-        // SAFETY: it was found to be in the arena, which is kept mapped, and which the lane uses for nothing
-        // else before it was probed.
+        // SAFETY: `in_arena` has checked the range. The arena is kept mapped, and the lane uses it for
+        // nothing else before it was probed.
         unsafe { stream.upload(to, bytes, smallvec![Arc::clone(arena)])? };
         Ok(stream.synchronize()?)
     }
 
-    /// Reads bytes of an arena. On a thread that may wait.
+    /// Reads bytes of an arena. Blocks, so call it on a thread that may.
     ///
     /// # Errors
-    /// As [`fill_arena`](Self::fill_arena).
+    /// See [`fill_arena`](Self::fill_arena).
     pub(super) fn read_arena(
         &self,
         arena: &Arc<ChunkMapping>,
@@ -218,13 +220,13 @@ impl Copier {
         bytes: &mut [u8],
     ) -> Result<(), TensorError> {
         let from = in_arena(arena, at, bytes.len() as u64)?;
-        // SAFETY: as in `fill_arena`; the caller has the arena until this returns.
+        // SAFETY: as in `fill_arena`; the caller has the arena to itself until this returns.
         unsafe { self.stream.clocked().backend().download(bytes, from)? };
         Ok(())
     }
 
-    /// Where these bytes of a packed tensor are, for this stream to read them; nobody writes them while there
-    /// is a `Tensor`.
+    /// Returns the address of these bytes of a packed tensor, for this stream to read. Nobody writes them
+    /// while a `Tensor` exists.
     fn source(&self, tensor: &Tensor, offset: u64, bytes: u64) -> Result<u64, TensorError> {
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let last = offset.saturating_add(bytes);
@@ -232,13 +234,13 @@ impl Copier {
             let what = format!("bytes {offset} to {last} of a tensor of {}", span.len());
             return Err(DeviceError::Refused { what }.into());
         }
-        // CLOCK-2; of CLOCK-1 the host has seen to.
+        // CLOCK-2: records this stream's use. CLOCK-1 needs nothing here: the host has waited already.
         Ok(tensor.read_on(self.stream.clocked())? + span.start as u64 + offset)
     }
 
     fn submitted(&self, between: Between) {
         let begun = Begun { ticket: self.stream.clocked().ticket(), between };
-        // Its thread ends with this, which is still there.
+        // The copier's thread ends only with this sender, which still exists.
         let _ = self.begun.send(begun);
     }
 }
@@ -249,14 +251,14 @@ fn in_arena(arena: &ChunkMapping, at: u64, bytes: u64) -> Result<u64, DeviceErro
 }
 
 impl Begun {
-    /// Waits until the copy has passed, and tells whoever waits for it.
+    /// Waits until the copy has completed, and answers the task that waits for it.
     fn end(self, domain: &Arc<ClockDomain>) {
         let Begun { ticket, between } = self;
-        // The clock is this process's own, and always comes; whether its data is good, the tensor knows.
+        // The clock is this process's own, so it always advances; the tensor knows whether its data is good.
         let passed = ticket.map_or(Ok(()), |ticket| host_wait_in_order(domain, ticket));
         if let Err(error) = &passed {
             tracing::error!(%error, "a copy between a tensor and another host cannot be waited for; its slot is used no more");
-            // Who waits for a part of an arena waits for ever, and nobody else gets it.
+            // A task that waits for a part of an arena then waits for ever, and nobody else gets that part.
             std::mem::forget(between);
             return;
         }
@@ -271,12 +273,12 @@ impl Begun {
             }
         };
         let Some((tensor, bytes, told)) = out else { return };
-        // HOST-6: the data was there before; it is believed when it still is.
+        // HOST-6: the data was ready before the copy; it is good only if it still is after the copy.
         let good = tensor.wait(None);
         let answer = good.map(|()| Bytes::from_owner(Filled { slot, bytes }));
-        // Before whoever waits goes on: what is released behind that is not kept by this.
+        // Dropped before the waiting task goes on, so that a release which follows does not find this handle.
         drop(tensor);
-        // Its connection may have ended meanwhile.
+        // The lane's connection may have ended meanwhile.
         let _ = told.send(answer);
     }
 }
@@ -289,10 +291,10 @@ impl Slots {
         Ok(Arc::new(Slots { memory, free: Mutex::new(free), permits }))
     }
 
-    /// A free one, waited for.
+    /// Takes a free slot, and waits if there is none.
     async fn take(self: &Arc<Self>) -> Slot {
         loop {
-            // It is never closed, so there is one in the end.
+            // The semaphore is never closed, so a permit comes in the end.
             let permit = Arc::clone(&self.permits).acquire_owned().await;
             let address = self.free.lock().pop();
             if let (Ok(permit), Some(address)) = (permit, address) {
@@ -303,14 +305,14 @@ impl Slots {
 }
 
 impl Slot {
-    /// Puts bytes at its start, as many as there is room for.
+    /// Copies bytes to the start of the slot, as many as fit.
     fn fill(&mut self, piece: &Parts) {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.address as usize);
         let mut at = 0;
         for part in piece.iter() {
             let part = &part[..part.len().min(PIECE_BYTES as usize - at)];
-            // SAFETY: the slot has a piece's bytes of host memory, of which `at` and these are no more; it is
-            // this value's alone (`&mut`), and no work uses it.
+            // SAFETY: the slot has `PIECE_BYTES` of host memory, and `at` plus this part is no more. The slot
+            // belongs to this value alone (`&mut`), and no GPU work uses it.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), start.add(at), part.len()) };
             at += part.len();
         }
@@ -326,17 +328,17 @@ impl Drop for Slot {
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
         let start = std::ptr::with_exposed_provenance::<u8>(self.slot.address as usize);
-        // SAFETY: a slot has room for a piece, and this is no longer; the copy into it has passed, and nobody
-        // writes it before it is given back, with this value.
+        // SAFETY: a slot has room for a piece, and `bytes` is no more than that. The copy into it has
+        // completed, and nobody writes the slot before this value is dropped.
         unsafe { std::slice::from_raw_parts(start, self.bytes) }
     }
 }
 
 impl Landing {
-    /// For a tensor that is new, of the copier's own memory.
+    /// Prepares a new tensor of the copier's own memory to be written.
     ///
     /// # Errors
-    /// It is not packed, or the device refuses.
+    /// The tensor is not packed, or the device refuses.
     pub(super) fn new(copier: &Arc<Copier>, mut tensor: TensorMut) -> Result<Arc<Self>, TensorError> {
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let address = tensor.write_on(copier.stream.clocked())? + span.start as u64;
@@ -350,14 +352,14 @@ impl Landing {
         }))
     }
 
-    /// Copies a piece of a tensor that comes to where it belongs. When this returns the copy is submitted,
-    /// and whoever takes the tensor then waits for it as for any work.
+    /// Copies a piece of an arriving tensor to its place. When this returns, the copy is submitted; the
+    /// tensor's next user waits for it as for any GPU work.
     ///
     /// # Errors
     /// The tensor has no such bytes, or the device refuses.
     pub(super) async fn write(&self, offset: u64, piece: &Parts) -> Result<(), TensorError> {
         if self.bytes == 0 {
-            // The byte that stands for it is nobody's.
+            // A tensor without elements has a span of one byte, which belongs nowhere.
             return Ok(());
         }
         let copier = &self.copier;
@@ -371,16 +373,17 @@ impl Landing {
         slot.fill(piece);
         let keep = smallvec![Arc::clone(&self.mapping), Arc::clone(&copier.slots.memory)];
         let to = self.address + offset;
-        // SAFETY: the range was found to be in the tensor, which is writable, and the stream's to write since
-        // [`new`](Self::new); each of its pieces is written once, by whoever the session gave it to. The slot
-        // is not written before it comes back behind this. Both are kept mapped.
+        // SAFETY: the range was checked against the tensor, which is writable, and which this stream may
+        // write since [`new`](Self::new). The session gives each piece to one lane, so each is written once.
+        // Nobody writes the slot before the copier's thread gives it back after this copy. Both are kept
+        // mapped.
         unsafe { copier.stream.clocked().backend().copy(to, slot.address, bytes, keep)? };
         copier.submitted(Between::Slot(slot, None));
         Ok(())
     }
 
-    /// Copies bytes of an arena of the same device to `offset`, as [`write`](Self::write). What resolves when
-    /// the copy has passed.
+    /// Copies bytes of an arena of the same device to `offset`, as [`write`](Self::write) does. Returns a
+    /// receiver that resolves when the copy has completed.
     ///
     /// # Errors
     /// The tensor or the arena has no such bytes, or the device refuses.
@@ -399,20 +402,20 @@ impl Landing {
         let from = in_arena(arena, at, bytes)?;
         let keep = smallvec![Arc::clone(&self.mapping), Arc::clone(arena)];
         let to = self.address + offset;
-        // SAFETY: as in `write`; the part of the arena is this copy's alone, as the lane has it, until it has
-        // passed. Both are kept mapped.
+        // SAFETY: as in `write`. The lane keeps the part of the arena for this copy alone until it has
+        // completed. Both are kept mapped.
         unsafe { self.copier.stream.clocked().backend().copy(to, from, bytes, keep)? };
         let (told, passed) = oneshot::channel();
         self.copier.submitted(Between::Arena(None, told));
         Ok(passed)
     }
 
-    /// Where it is.
+    /// Returns the device that the tensor is on.
     pub(super) fn device(&self) -> DeviceId {
         self.copier.stream.pool().backend().id()
     }
 
-    /// The tensor, when nobody writes it any more: all its pieces have landed.
+    /// Returns the tensor, if nobody writes it any more: all its pieces have landed.
     pub(super) fn into_tensor(self: Arc<Self>) -> Option<TensorMut> {
         Arc::into_inner(self).map(|landing| landing.tensor)
     }

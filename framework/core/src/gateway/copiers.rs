@@ -1,10 +1,10 @@
-//! The copiers of a gateway: for each GPU one out and one in, made when a tensor first needs it.
+//! The copiers of a gateway: for each GPU one outbound and one inbound, made when a tensor first needs it.
 //!
-//! A gateway to which no such tensor ever comes looks for no driver. One that is made stays, as a worker's
-//! streams do.
+//! A gateway that never sees such a tensor never loads the driver. A copier stays once it is made, as a
+//! worker's streams do.
 //!
-//! **Locks.** `making`, while the driver makes a context (0.3 s): only threads that may wait take it. `all`,
-//! under which nothing is done.
+//! **Locks.** `making` is held while the driver makes a context (0.3 s), so only threads that may block take
+//! it. `all` is a leaf, held for one look-up or insertion.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -17,11 +17,11 @@ use crate::ids::DeviceId;
 use crate::tensor::{DeviceStream, Tensor, TensorError};
 use crate::transport::Transport;
 
-/// Has host tensors go through slots too. Only with the feature `testing`, for tests without a GPU.
+/// Makes host tensors go through slots too. Only with the feature `testing`, for tests without a GPU.
 #[cfg(feature = "testing")]
 const STAGE_HOST: &str = "TENSORPOST_TESTING_STAGE_HOST";
 
-/// Where copies go.
+/// The direction of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Way {
     /// To other hosts.
@@ -30,7 +30,7 @@ pub(super) enum Way {
     In,
 }
 
-/// See the module.
+/// The copiers of a gateway, by device and direction; see the module.
 pub(super) struct Copiers {
     transport: Arc<Transport>,
     all: Mutex<HashMap<(DeviceId, Way), Arc<Copier>>>,
@@ -49,7 +49,7 @@ impl Copiers {
         Self::staging(transport, stages_host)
     }
 
-    /// Whether host tensors go through slots too.
+    /// Creates an empty set. `stages_host` makes host tensors go through slots too.
     pub(super) fn staging(transport: &Arc<Transport>, stages_host: bool) -> Arc<Self> {
         Arc::new(Copiers {
             transport: Arc::clone(transport),
@@ -61,17 +61,17 @@ impl Copiers {
         })
     }
 
-    /// Whether memory of this device goes through slots.
+    /// Returns whether memory of this device goes through slots.
     pub(super) fn stages(&self, device: DeviceId) -> bool {
         device != DeviceId::HOST || self.stages_host
     }
 
-    /// The copier, if there is one.
+    /// Returns the copier, if it has been made.
     pub(super) fn known(&self, device: DeviceId, way: Way) -> Option<Arc<Copier>> {
         self.all.lock().get(&(device, way)).cloned()
     }
 
-    /// The copier, made where there is none. May wait for the driver.
+    /// Returns the copier, and makes it if there is none. May block on the driver.
     ///
     /// # Errors
     /// This process cannot use the device.
@@ -89,7 +89,7 @@ impl Copiers {
         Ok(copier)
     }
 
-    /// The number by which lanes for bulk know a device. There are fewer than 256.
+    /// Returns the number by which bulk lanes know a device, or `None` beyond 256 devices.
     pub(super) fn number(&self, device: DeviceId) -> Option<u8> {
         let mut numbers = self.numbers.lock();
         let known = numbers.iter().position(|known| *known == device);
@@ -100,19 +100,19 @@ impl Copiers {
         u8::try_from(index).ok()
     }
 
-    /// The device with this number.
+    /// Returns the device with this number.
     pub(super) fn numbered(&self, number: u8) -> Option<DeviceId> {
         self.numbers.lock().get(usize::from(number)).copied()
     }
 
-    /// Whether these go out as they lie.
+    /// Returns whether these tensors can be sent as they are, without waiting or packing.
     pub(super) fn are_ready(&self, tensors: &[Tensor]) -> bool {
         let can_be_read = |device| !self.stages(device) || self.known(device, Way::Out).is_some();
         tensors.iter().all(|tensor| tensor.is_packed_and_ready() && can_be_read(tensor.device()))
     }
 
-    /// Where a tensor lands that was in GPU memory on another host: on the GPU that its receiver works on,
-    /// else on this host's first, and where there is none in host memory. May wait for the driver.
+    /// Returns the device on which a tensor lands that was in GPU memory on another host. That is the GPU
+    /// that its receiver works on, else this host's first GPU, else host memory. May block on the driver.
     pub(super) fn landing_of_gpu(&self, receiver: Option<DeviceId>) -> DeviceId {
         let first = || {
             let found = Device::best().id();

@@ -1,21 +1,23 @@
-//! Versions of what an actor of another host publishes: each comes here once, for all of this host who follow
-//! it.
+//! Versions of what an actor of another host publishes: each comes to this host once, for all of its
+//! followers.
 //!
-//! Who follows asks the actor for whatever is newer than the version that it has
-//! ([`Kind::Follow`](crate::message::wire::Kind)). One such question of a mailbox is under way, the *leading*
-//! one. Who asks the same meanwhile waits along, and has the same answer: one body, and leases on the same
-//! memory, as within a host. The version that came last is kept while a question for something newer than it
-//! is under way, because then it is the newest that there is: who has an older one, or none, is given that at
-//! once. Any other question goes to the other host by itself, as an ask does.
+//! A follower asks the actor for any version newer than its own
+//! ([`Kind::Follow`](crate::message::wire::Kind)). Each mailbox has at most one such question under way that
+//! others can share, the *leading* one. A follower that asks the same meanwhile waits with it, and gets the
+//! same answer: one body, and leases on the same memory, as within a host. The gateway keeps the latest
+//! version while a question for a newer one is under way, because that version is then the newest there is. A
+//! follower with an older version, or none, gets it at once. Any other question goes to the other host by
+//! itself, as an ask does.
 //!
-//! **Invariants.** A version is given as it came, whole, to nobody twice and to nobody who has a newer one.
-//! MBX-2: one version of each mailbox is kept, and goes [`KEPT`] after it came when nobody asks any more, or
-//! when a message finds no memory; who waits along has a place of the mailbox as any sender. WIRE-1: what
-//! cannot be read as a question or as a version is passed on unread to who asked.
+//! **Invariants.** A version is passed on whole and as it came, never twice to the same follower, and never
+//! to one that has a newer version. MBX-2: one version is kept for each mailbox. It goes [`KEPT`] after it
+//! came if nobody asks any more, or when a message finds no memory. A follower that waits with another holds
+//! a place of the mailbox, as any sender does. WIRE-1: a body that cannot be read as a question or as a
+//! version is passed on unread.
 //!
-//! **On the loss** of the host or the actor whoever waits along is refused for the same reason as who leads.
-//! **On the end** of this host all questions are: who follows ends too, and the other host knows nothing of
-//! that, so no answer need ever come.
+//! **On the loss** of the host or the actor, followers that wait with the leading one are refused for the
+//! same reason. **On the end** of this host all questions are refused: the followers end too, and the other
+//! host does not know that, so its answer might never come.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,26 +32,26 @@ use crate::message::raw::RawReply;
 use crate::tensor::Tensor;
 use crate::transport::inbox::{Receipt, Refusal};
 
-/// So long a version is kept that nobody asks to be followed by another.
+/// How long a version is kept if nobody asks for the next one.
 const KEPT: Duration = Duration::from_secs(1);
 
 /// An ask that went to another host.
 pub(super) struct Asked {
     pub(super) actor: ActorId,
     pub(super) receipt: Receipt,
-    /// Of one who follows.
+    /// Set if the asker follows versions.
     pub(super) question: Option<Question>,
 }
 
-/// "What is newer than this?"
+/// "What is newer than this version?"
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     than: u64,
-    /// Of what it has that from; 0 for one that has nothing.
+    /// The life of the topic from which the follower has its version; 0 if it has none.
     life: u64,
 }
 
-/// A version that came.
+/// A version that has arrived.
 struct Newest {
     life: u64,
     number: u64,
@@ -57,18 +59,18 @@ struct Newest {
     tensors: Vec<Tensor>,
 }
 
-/// What is followed by way of one mailbox.
+/// The followed state of one mailbox.
 #[derive(Default)]
 pub(super) struct Followed {
     leading: Option<Question>,
     along: Vec<Receipt>,
     newest: Option<Newest>,
-    /// Whether somebody looks soon whether anybody follows still.
+    /// Whether a check is scheduled that forgets the version if nobody follows any more.
     forgets: bool,
 }
 
 impl Question {
-    /// The question that a body is.
+    /// Decodes a body as a question.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let [than, life] = numbers(body, ["than", "life"])?;
         Some(Question { than, life })
@@ -82,7 +84,7 @@ impl Newest {
 }
 
 impl Followed {
-    /// A message for the mailbox: it comes back where it has to go to the other host.
+    /// Takes a message for the mailbox. Gives it back if it has to go to the other host.
     pub(super) fn ask(&mut self, out: Box<Out>, is_stopping: bool) -> Option<Box<Out>> {
         let Some(asked) = out.question else { return Some(out) };
         if is_stopping {
@@ -93,7 +95,7 @@ impl Followed {
             self.leading = Some(asked);
             return Some(out);
         };
-        // What is asked to be followed is the newest that there is.
+        // While the leading question asks for a version newer than this one, this one is the newest there is.
         let newest = self.newest.as_ref().filter(|newest| leading.is_behind(newest));
         match newest.filter(|newest| asked.is_before(newest)) {
             Some(newest) => out.receipt.reply(newest.reply()),
@@ -103,14 +105,14 @@ impl Followed {
         None
     }
 
-    /// The answer to a question has come. All who wait along have it, and it is kept for those who come
-    /// later; whether somebody has to see to its end.
+    /// Passes an answer to all followers that wait with the leading question, and keeps it for those that
+    /// come later. Returns whether the caller has to schedule the check that forgets it.
     pub(super) fn answered(&mut self, question: Option<Question>, body: &[u8], tensors: &[Tensor]) -> bool {
         let Some(question) = self.led_by(question) else { return false };
         let reply = || RawReply::Value { body: body.to_vec(), tensors: tensors.to_vec() };
         self.along.drain(..).for_each(|receipt| receipt.reply(reply()));
         let version = numbers(body, ["life", "number"]);
-        // A topic that ends repeats the number, and has nothing more.
+        // A topic that ends repeats the last number, and has nothing newer.
         let version = version.filter(|[_, number]| *number > question.than);
         self.newest = version.map(|[life, number]| Newest {
             life,
@@ -121,20 +123,20 @@ impl Followed {
         self.newest.is_some() && !std::mem::replace(&mut self.forgets, true)
     }
 
-    /// There will be no answer to a question.
+    /// Handles a question that will have no answer.
     pub(super) fn refused(&mut self, question: Option<Question>, why: &Refusal) {
         if self.led_by(question).is_some() {
             self.along.drain(..).for_each(|receipt| receipt.refuse(why));
         }
     }
 
-    /// Nothing is followed here any more.
+    /// Forgets the version, and refuses all waiting followers.
     pub(super) fn end(&mut self, why: &Refusal) {
         (self.leading, self.newest) = (None, None);
         self.along.drain(..).for_each(|receipt| receipt.refuse(why));
     }
 
-    /// The question, if it is the leading one, which has ended then.
+    /// Returns the question if it is the leading one, and ends it.
     fn led_by(&mut self, question: Option<Question>) -> Option<Question> {
         let question = question?;
         (self.leading == Some(question)).then(|| self.leading = None)?;
@@ -143,12 +145,12 @@ impl Followed {
 }
 
 impl Question {
-    /// Whether it asks what follows that version.
+    /// Returns whether this question asks for the version after that one.
     fn is_behind(self, newest: &Newest) -> bool {
         self == Question { than: newest.number, life: newest.life }
     }
 
-    /// Whether that version is an answer.
+    /// Returns whether that version answers this question.
     fn is_before(self, newest: &Newest) -> bool {
         let has_none = self == Question { than: 0, life: 0 };
         has_none || (self.life == newest.life && self.than < newest.number)
@@ -156,7 +158,7 @@ impl Question {
 }
 
 impl Gateway {
-    /// Looks, after a while, whether anybody follows this actor still.
+    /// Schedules a check of whether anybody still follows this actor.
     pub(super) fn unfollow_later(&self, actor: ActorId) {
         let to = self.to.clone();
         tokio::spawn(async move {
@@ -173,17 +175,17 @@ impl Gateway {
         }
     }
 
-    /// Gives back what is kept for those who come later: they ask the other host.
+    /// Gives back the versions kept for later followers, which then ask the other host.
     pub(super) fn forget_versions(&mut self) {
         self.mailboxes.values_mut().for_each(|mailbox| mailbox.followed.newest = None);
     }
 
-    /// This host ends: so does whoever follows anything here.
+    /// Refuses all followers, which end with this host.
     pub(super) fn end_questions(&mut self) {
         self.is_stopping = true;
         for mailbox in self.mailboxes.values_mut() {
             mailbox.followed.end(&Refusal::NoReply);
-            // With the receipt goes the word that there is no answer.
+            // Dropping the receipt tells the asker that there is no answer.
             mailbox.queue.retain(|waiting| waiting.out.question.is_none());
         }
         for remote in self.hosts.values_mut() {
@@ -192,7 +194,7 @@ impl Gateway {
     }
 }
 
-/// The numbers with which a body begins, under these names.
+/// Returns the two numbers at the start of a body, if they have these names.
 fn numbers(body: &[u8], names: [&'static str; 2]) -> Option<[u64; 2]> {
     struct Beginning<'a> {
         names: [&'static str; 2],
@@ -217,7 +219,7 @@ fn numbers(body: &[u8], names: [&'static str; 2]) -> Option<[u64; 2]> {
     }
 
     let mut found = None;
-    // What follows is not looked at, of which rmp-serde makes an error.
+    // The rest of the body is not read, which rmp-serde reports as an error.
     let _ =
         rmp_serde::Deserializer::from_read_ref(body).deserialize_map(Beginning { names, found: &mut found });
     found
@@ -246,7 +248,7 @@ mod tests {
         assert_eq!(numbers(&body, ["number", "life"]), None);
         assert_eq!(Question::read(&body), None);
         for end in 0..body.len() {
-            // Whole, or not at all.
+            // A number is read whole, or not at all.
             let cut = numbers(&body[..end], ["life", "number"]);
             assert!(cut.is_none_or(|numbers| numbers == [7, u64::MAX]), "{cut:?} of {end} bytes");
         }
@@ -261,7 +263,8 @@ mod tests {
         let question = |than, life| Question { than, life };
         assert!(question(5, 7).is_behind(&newest) && !question(4, 7).is_behind(&newest));
         assert!(question(0, 0).is_before(&newest) && question(4, 7).is_before(&newest));
-        // It has that one, or a newer one, or one of another topic, to which this one gives higher numbers.
+        // The follower has that version, a newer one, or one of another topic, in which this version has a
+        // higher number.
         for other in [question(5, 7), question(6, 7), question(4, 8)] {
             assert!(!other.is_before(&newest), "{other:?}");
         }

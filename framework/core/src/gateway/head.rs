@@ -1,8 +1,8 @@
-//! The head of a message between hosts: all but its pieces. Its key, its body where that is small, and what
-//! its tensors are.
+//! The head of a message between hosts: everything but its pieces. It holds the key, a small body, and the
+//! geometry of the tensors.
 //!
-//! The spans of a message are its tensors, in their order, and then a body that is too large for the head.
-//! What comes from another host is checked before it is believed (WIRE-1): the geometry by itself, and
+//! The spans of a message are its tensors in order, and then a body that is too large for the head.
+//! Everything from another host is checked before it is believed (WIRE-1): the geometry by itself, and
 //! against the spans.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -12,7 +12,7 @@ use crate::ids::DeviceId;
 use crate::limits::{MAX_BODY, MAX_INLINE_BODY, MAX_RANK, MAX_TENSORS};
 use crate::tensor::{DType, Layout, Tensor};
 
-/// See the module.
+/// The head of a message; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) key: u64,
@@ -24,21 +24,21 @@ pub(super) struct Head {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HeadBody {
     Here(Bytes),
-    /// The last span, of so many bytes.
+    /// The last span, with this number of bytes.
     Span(usize),
 }
 
-/// A tensor, packed.
+/// The geometry of a packed tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outline {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
-    /// Whether it was in the memory of a GPU. Of which, means nothing on another host (HOST-1).
+    /// Whether it was in GPU memory. The number of the GPU would mean nothing on another host (HOST-1).
     pub(super) on_gpu: bool,
     bytes: usize,
 }
 
-/// Why another host's message is none.
+/// Why bytes from another host are not a valid head.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HeadError {
     #[error(transparent)]
@@ -60,25 +60,25 @@ impl From<bytes::TryGetError> for HeadError {
 impl Outline {
     fn of(tensor: &Tensor) -> Self {
         let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
-        // A tensor of more bytes than there are has too many for any pool, and is refused where it is copied.
+        // A tensor of more than `usize::MAX` bytes exceeds every pool, and is refused where it is copied.
         let on_gpu = tensor.device() != DeviceId::HOST;
         Outline { dtype, shape, on_gpu, bytes: usize::try_from(tensor.bytes()).unwrap_or(usize::MAX) }
     }
 
-    /// Bytes of its span. One without elements has one byte, which is nobody's: its memory has to be there
-    /// before its message goes on, too.
+    /// Returns the bytes of its span. A tensor without elements has one byte that belongs nowhere, so that
+    /// its memory, too, has to exist before the message goes on.
     fn span(&self) -> u64 {
         (self.bytes as u64).max(1)
     }
 
-    /// Whether it has elements.
+    /// Returns whether the tensor has elements.
     pub(super) fn has_bytes(&self) -> bool {
         self.bytes > 0
     }
 }
 
 impl Head {
-    /// Of a message with this body. A large one has to be sent as a span.
+    /// Makes the head of a message with this body. A large body has to be sent as a span.
     pub(super) fn of(key: u64, body: &Bytes, tensors: &[Tensor]) -> Self {
         let body = match body.len() {
             0..=MAX_INLINE_BODY => HeadBody::Here(body.clone()),
@@ -87,7 +87,7 @@ impl Head {
         Head { key, body, tensors: tensors.iter().map(Outline::of).collect() }
     }
 
-    /// The bytes of each span.
+    /// Returns the number of bytes of each span.
     pub(super) fn spans(&self) -> Vec<u64> {
         let tensors = self.tensors.iter().map(Outline::span);
         let body = match &self.body {
@@ -121,10 +121,10 @@ impl Head {
         out.freeze()
     }
 
-    /// The head that the bytes are, of a message with these spans.
+    /// Decodes the head of a message with these spans.
     ///
     /// # Errors
-    /// They are none, or it is of another message.
+    /// The bytes are not a valid head, or are that of another message.
     pub(super) fn decode(mut bytes: Bytes, spans: &[u64]) -> Result<Self, HeadError> {
         let field = |what, found: u64| Err(HeadError::Field { what, found });
         let from = &mut bytes;
@@ -232,7 +232,7 @@ mod tests {
         out.put_u32_le(0);
         out.put_u16_le(1);
         out.put_slice(&[DType::F32.code(), 0, 2]);
-        // More elements than any memory has.
+        // More elements than any memory can hold.
         out.put_u64_le(u64::MAX);
         out.put_u64_le(u64::MAX);
         assert!(Head::decode(out.freeze(), &[]).is_err());

@@ -1,11 +1,11 @@
-//! Host memory of a message that comes, into which the lanes write at the same time, each its own pieces.
+//! Host memory of an arriving message. Lanes write their own pieces into it at the same time.
 //!
-//! Used by the [`Store`](super::store::Store). A lane copies a piece without any lock; under one it only says
-//! which bytes it writes.
+//! Used by the [`Store`](super::store::Store). A lane copies its piece without a lock; it takes one only to
+//! record which bytes it writes.
 //!
-//! **Invariants.** No byte is written by two at a time: the session gives each piece to one lane, and whoever
-//! comes with bytes that another writes is turned away here. The memory goes to its message when no lane has
-//! it any more. **Locks.** That of what is being written, under which nothing waits.
+//! **Invariants.** No two lanes write the same byte at a time. The session gives each piece to one lane, and
+//! a write that overlaps another is turned away here. The memory goes to its message when no lane holds it
+//! any more. **Locks.** That of the ranges being written, a leaf.
 
 #![expect(unsafe_code, reason = "disjoint parts of one allocation, written by several threads")]
 
@@ -18,18 +18,18 @@ use tensorpost_hosts::net::Parts;
 
 use crate::tensor::{TensorError, TensorMut};
 
-/// See the module.
+/// Memory that lanes fill in place; see the module.
 #[derive(Debug)]
 pub(super) struct InPlace {
     owner: Owner,
-    /// Of its first byte, and as many as it has.
+    /// The address of its first byte, and its length in bytes.
     address: usize,
     bytes: usize,
-    /// What is written now: no more than there are lanes.
+    /// The ranges being written now: at most one per lane.
     writing: Mutex<Vec<Range<usize>>>,
 }
 
-/// Whose memory it is, which nobody touches but by the address until it is taken out.
+/// The owner of the memory. Until it is taken out, the memory is accessed only by its address.
 #[derive(Debug)]
 enum Owner {
     Tensor(TensorMut),
@@ -37,17 +37,17 @@ enum Owner {
 }
 
 impl InPlace {
-    /// The memory of a tensor that is new.
+    /// Takes the memory of a new tensor.
     ///
     /// # Errors
-    /// It is not packed, or not there to be written.
+    /// The tensor is not packed, or cannot be written yet.
     pub(super) fn tensor(mut tensor: TensorMut) -> Result<Arc<Self>, TensorError> {
         let memory = tensor.packed_bytes_mut()?;
         let (address, bytes) = (memory.as_mut_ptr().expose_provenance(), memory.len());
         Ok(Self::of(Owner::Tensor(tensor), address, bytes))
     }
 
-    /// The memory of a large body.
+    /// Allocates the memory of a large body.
     pub(super) fn body(bytes: usize) -> Arc<Self> {
         let mut body = vec![0; bytes];
         let address = body.as_mut_ptr().expose_provenance();
@@ -58,8 +58,8 @@ impl InPlace {
         Arc::new(InPlace { owner, address, bytes, writing: Mutex::default() })
     }
 
-    /// Copies a piece to where it belongs; not what the memory does not have, nor what another lane is
-    /// writing. The session has looked at both.
+    /// Copies a piece to its place. Ignores a piece that lies outside the memory, or overlaps one that
+    /// another lane is writing; the session has checked both already.
     pub(super) fn write(&self, offset: u64, piece: &Parts) {
         let Some(range) = usize::try_from(offset).ok().and_then(|start| {
             let end = start.checked_add(piece.remaining())?;
@@ -77,17 +77,17 @@ impl InPlace {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
         let mut at = range.start;
         for part in piece.iter() {
-            // SAFETY: the parts have as many bytes as the range together, which lies in the owner's memory.
-            // That is there, and unmoved, for as long as `self`; nobody reads or writes it by its owner
-            // before that was taken out of `self`, and nobody else writes this range, which is in `writing`.
-            // The parts are other memory: they were here before the range was given out.
+            // SAFETY: the parts together have as many bytes as the range, which lies in the owner's memory.
+            // That memory stays in place as long as `self` does, and nobody uses it through the owner before
+            // the owner is taken out of `self`. Nobody else writes this range, because it is in `writing`.
+            // The parts are other memory: they existed before the range was given out.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), start.add(at), part.len()) };
             at += part.len();
         }
         self.writing.lock().retain(|other| *other != range);
     }
 
-    /// The tensor, when nobody writes it any more: all its pieces have landed.
+    /// Returns the tensor, if nobody writes it any more: all its pieces have landed.
     pub(super) fn into_tensor(self: Arc<Self>) -> Option<TensorMut> {
         match Arc::into_inner(self)?.owner {
             Owner::Tensor(tensor) => Some(tensor),
@@ -95,7 +95,7 @@ impl InPlace {
         }
     }
 
-    /// The body, as [`into_tensor`](Self::into_tensor).
+    /// Returns the body, as [`into_tensor`](Self::into_tensor) does.
     pub(super) fn into_body(self: Arc<Self>) -> Option<Vec<u8>> {
         match Arc::into_inner(self)?.owner {
             Owner::Body(body) => Some(body),

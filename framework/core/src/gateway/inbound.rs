@@ -1,8 +1,8 @@
 //! Messages from other hosts: into memory, and on to their actors; and the replies to asks among them.
 //!
-//! A message is sent on with the call in which its session tells of it, so that those to one mailbox keep
-//! their order (HOST-3); it waits for room as any sender of this host does. Its place in the mailbox is given
-//! back when the actor's mailbox has taken it, or when the reply has gone.
+//! A message is sent on in the same call in which its session reports it, so messages to one mailbox keep
+//! their order (HOST-3). It waits for room as a message of any sender of this host does. Its place in the
+//! mailbox is given back when the actor's mailbox has taken it, or when the reply has gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,13 +32,13 @@ use crate::tensor::{Tensor, TensorError};
 use crate::transport::hosts::{from_host, starter_of};
 use crate::transport::inbox::Refusal;
 
-/// So long a message waits for memory before that of versions which nobody need have is given back.
+/// How long a message waits for memory before the gateway gives back versions that it keeps for followers.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// The same for a large body, once some was given back.
+/// The same for a large body, after versions were given back once.
 const LATER: Duration = Duration::from_secs(1);
 
-/// Who asked, in which session, and whom.
+/// The asking host, its session, and the actor that was asked.
 #[derive(Clone, Copy)]
 pub(super) struct Asking {
     host: u16,
@@ -46,7 +46,7 @@ pub(super) struct Asking {
     actor: ActorId,
 }
 
-/// What came of an ask of another host.
+/// The outcome of an ask of another host.
 pub(super) struct Answered {
     of: Asking,
     post: Seq,
@@ -65,12 +65,12 @@ pub(super) struct Replying {
 }
 
 impl Gateway {
-    /// The head of a message came whose pieces need memory.
+    /// Finds memory for the pieces of a message whose head has come.
     pub(super) fn arriving(&mut self, host: u16, post: Seq, message: &Post) {
         let Some(remote) = self.hosts.get(&host) else { return };
         remote.store.expect(post);
         let Ok(head) = Head::decode(message.head.clone(), &message.spans) else {
-            // It is refused when it is whole: until then its pieces come, and go nowhere.
+            // The message is refused when it is complete. Until then its pieces are dropped as they come.
             let nowhere = message.spans.iter().map(|_| Target::Nowhere(String::new())).collect();
             return remote.store.prepared(post, nowhere);
         };
@@ -92,8 +92,8 @@ impl Gateway {
         });
     }
 
-    /// Where the tensors of a message that comes belong, if anywhere: on the device of its actor, or of who
-    /// asked.
+    /// Returns the device on which the tensors of a message belong, if any: that of its actor, or of the
+    /// asker for a reply.
     fn receiver_of(&self, host: u16, to: To) -> Option<DeviceId> {
         let To::Reply(correlation) = to else {
             return self.locals.get(&ActorId(to.actor()?.0))?.device;
@@ -103,7 +103,7 @@ impl Gateway {
         (*process == asker).then_some(*device)
     }
 
-    /// A message is whole.
+    /// Passes on a message that is complete.
     pub(super) fn arrived(&mut self, host: u16, post: Seq, message: Post) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         let targets = if message.spans.is_empty() { Vec::new() } else { remote.store.take(post) };
@@ -154,7 +154,7 @@ impl Gateway {
                 let of = Asking { host, session, actor: ActorId(actor.0) };
                 tokio::spawn(ask((asking, is_large), peer, of, post, correlation, self.to.clone()));
             }
-            // The first attempt is made here. Where it finds no room, a task waits.
+            // The first attempt is made in this call, to keep the order. If it finds no room, a task waits.
             _ => {
                 let mut sending = address.send(raw);
                 let (transport, to) = (Arc::clone(&self.transport), self.to.clone());
@@ -183,11 +183,10 @@ impl Gateway {
         }
     }
 
-    /// The reply to an ask has come, or what came is none: it goes to who asked, and to all who asked the
-    /// same.
+    /// Passes a reply, or the reason why it is not valid, to the asker and to all that asked the same.
     fn pass_back(&mut self, asked: Asked, reply: Result<(Vec<u8>, Vec<Tensor>), Refusal>) {
         let Asked { actor, receipt, question } = asked;
-        // Its frame, and what its tensors' leases need, in one.
+        // The reply's frame and the messages for its tensors' leases go out together.
         let _turn = Turn::begin();
         let mut followed = self.mailboxes.get_mut(&actor).map(|mailbox| &mut mailbox.followed);
         match reply {
@@ -206,7 +205,7 @@ impl Gateway {
         self.less_under_way(actor);
     }
 
-    /// An actor has answered an ask of another host, or never will.
+    /// Handles the end of an ask that another host made to an actor.
     pub(super) fn answered(&mut self, Answered { of, post, correlation, reply }: Answered) {
         let own = shown(&self.node.own);
         let (body, tensors) = match reply {
@@ -218,14 +217,14 @@ impl Gateway {
         if self.copiers.are_ready(&replying.tensors) {
             return self.reply(replying);
         }
-        // It waits for no memory: who asked may wait for the reply with that.
+        // This does not wait for memory: the asker may hold it until the reply comes.
         let (tensors, stream) = (replying.tensors.clone(), self.stream.clone());
         let copiers = Arc::clone(&self.copiers);
         let ready = aside(move || make_ready(&tensors, &stream, &copiers));
         drop(self.tell_prepared(0, Of::Reply(replying), ready));
     }
 
-    /// The tensors of a reply are there now, or never will be.
+    /// Handles the outcome of the wait for a reply's tensors.
     pub(super) fn reply_prepared(
         &mut self,
         mut replying: Replying,
@@ -257,7 +256,7 @@ impl Gateway {
         self.send_replies(host);
     }
 
-    /// Posts the replies that there is room for.
+    /// Posts the replies for which there is room.
     pub(super) fn send_replies(&mut self, host: u16) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         while let Some(replying) = remote.replies.pop_front() {
@@ -266,7 +265,7 @@ impl Gateway {
             match post_as(remote, PostTo::Reply(*correlation), &head, tensors, body, &self.copiers) {
                 Ok(_) => remote.peer.with(|session| session.done(*post)),
                 Err(PostError::NoWindow { .. }) => {
-                    // The session says when there is room.
+                    // The session reports when there is room.
                     remote.replies.push_front(replying);
                     return;
                 }
@@ -281,7 +280,7 @@ impl Gateway {
         }
     }
 
-    /// The host that asked, in the session in which it did. One of which that is over waits for no answer.
+    /// Returns the host that asked, if its session has not ended. After that nobody waits for the answer.
     fn asker(&mut self, of: Asking) -> Option<&mut Remote> {
         self.hosts.get_mut(&of.host).filter(|remote| remote.session == of.session)
     }
@@ -317,11 +316,12 @@ async fn ask(
         Ok(()) => asking.await,
         Err(error) => Err(error),
     };
-    // With the gateway, the session ends, and its asks with it.
+    // An error means that the gateway has ended, and with it the session and its asks.
     let _ = to.send(Command::Answered(Box::new(Answered { of, post, correlation, reply })));
 }
 
-/// Waits for room; where it is for a large body and takes long, it may be memory that it waits for.
+/// Waits for room. A large body that waits long may be waiting for memory, so the versions kept for followers
+/// are given back.
 async fn patient<F: Future + Unpin>(
     mut waiting: F,
     is_large: bool,
@@ -340,13 +340,13 @@ async fn patient<F: Future + Unpin>(
     }
 }
 
-/// A piece of a message that is whole has no lane any more.
+/// A lane still holds a piece of a complete message, which should not happen.
 const STILL_WRITTEN: &str = "some of it is still being written";
 
-/// The body and the tensors of a message that is whole.
+/// Takes the body and the tensors of a complete message out of its targets.
 ///
 /// # Errors
-/// There was no memory for it.
+/// There was no memory for one of its spans.
 fn content(head: &Head, targets: Vec<Target>) -> Result<(Vec<u8>, Vec<Tensor>), String> {
     let lost = |target| match target {
         Some(Target::Nowhere(why)) => Err(why),

@@ -1,15 +1,15 @@
-//! Messages that come late, for actors of other hosts that have no place here any more (`resting`): each
-//! other host is asked for so many of its actors at a time, and the messages of all others wait in their
-//! mailboxes until it is their turn.
+//! Messages that arrive for an actor of another host after its mailbox gave up its place here (`resting`).
+//! Each other host is asked for a bounded number of its actors at a time. Messages for the rest wait in their
+//! mailboxes for a turn.
 //!
-//! A message that comes late was accepted, so it is not refused because many do: where processes send to more
-//! actors than there are places, a process can send some hundreds before it hears that their places are given
-//! up.
+//! A late message was already accepted, so it is not refused however many there are. If processes send to
+//! more actors than there are places, one process can send some hundreds of messages before it hears that
+//! their places are given up.
 //!
-//! **Invariants.** MBX-2: each such message has the credit of the place that it named, which bounds how many
-//! wait; how many questions another host has from this one is bounded by [`MAX_LATE`]. The actors of a host
-//! that does not answer hold up none of another; of actors that roam that is their home. Senders take turns:
-//! who makes up ids waits behind his own.
+//! **Invariants.** MBX-2: each late message holds the credit of the place that it named, which bounds how
+//! many wait. [`MAX_LATE`] bounds how many questions this host has open with another. A host that does not
+//! answer delays only its own actors; for actors that roam, their home counts. Senders take turns, so a
+//! process that makes up ids delays only its own messages.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -18,35 +18,36 @@ use super::run::Gateway;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_LATE;
 
-/// See the module.
+/// The actors for which late messages wait; see the module.
 #[derive(Default)]
 pub(super) struct Late {
-    /// By the hosts that are asked first: the homes of the actors.
+    /// By the host that is asked first: the actor's home.
     homes: HashMap<u16, OfHost>,
-    /// Those that may be asked for another.
+    /// Homes that may be asked for another actor.
     free: BTreeSet<u16>,
 }
 
 impl Late {
-    /// A message of `from` came for an actor that has no mailbox. Whether its host is to be asked now.
+    /// Takes a message of `from` for an actor that has no mailbox. Returns whether its host is to be asked
+    /// now.
     fn comes(&mut self, actor: ActorId, from: ProcessId) -> bool {
         self.homes.entry(actor.host()).or_default().comes(actor, from)
     }
 
-    /// Another message came for one whose host may be still to be asked: it waits with those of whom fewer
-    /// wait.
+    /// Takes another message for such an actor. If its host is still to be asked, the actor moves to this
+    /// sender's queue if that is shorter.
     pub(super) fn comes_again(&mut self, actor: ActorId, from: ProcessId) {
         if let Some(of) = self.homes.get_mut(&actor.host()) {
             of.comes_again(actor, from);
         }
     }
 
-    /// Whether the host of an actor is still to be asked.
+    /// Returns whether the host of an actor is still to be asked.
     pub(super) fn waits(&self, actor: ActorId) -> bool {
         self.homes.get(&actor.host()).is_some_and(|of| of.places.contains_key(&actor))
     }
 
-    /// An actor is offered, has no mailbox any more, or its host is asked by somebody else.
+    /// Ends an actor's wait: it is offered, has no mailbox any more, or its host is asked by other code.
     pub(super) fn is_over(&mut self, actor: ActorId) {
         let home = actor.host();
         let Some(of) = self.homes.get_mut(&home) else { return };
@@ -58,7 +59,7 @@ impl Late {
         }
     }
 
-    /// The next whose host is to be asked.
+    /// Returns the next actor whose host is to be asked.
     fn next(&mut self) -> Option<ActorId> {
         while let Some(home) = self.free.first() {
             let next = self.homes.get_mut(home).and_then(OfHost::next);
@@ -74,14 +75,14 @@ impl Late {
 /// The actors of one host.
 #[derive(Default)]
 struct OfHost {
-    /// Whose host was asked, and has not answered.
+    /// Actors whose host was asked and has not answered.
     asked: HashSet<ActorId>,
-    /// By the process whose message it is, in the order in which they came.
+    /// By the process that sent the message, in order of arrival.
     waiting: BTreeMap<ProcessId, BTreeMap<u64, ActorId>>,
-    /// Where each of these is.
+    /// The queue and position of each waiting actor.
     places: HashMap<ActorId, (ProcessId, u64)>,
     came: u64,
-    /// Whose turn was the last.
+    /// The process that had the last turn.
     last: Option<ProcessId>,
 }
 
@@ -132,7 +133,7 @@ impl OfHost {
         Some(actor)
     }
 
-    /// Takes the one with this number, or the first, of those that `from` has sent to.
+    /// Takes the actor with this number, or the first one, from the queue of `from`.
     fn take(&mut self, from: ProcessId, number: Option<u64>) -> Option<ActorId> {
         let waiting = self.waiting.get_mut(&from)?;
         let taken = match number {
@@ -147,16 +148,16 @@ impl OfHost {
 }
 
 impl Gateway {
-    /// A message of a process came for an actor that has no mailbox here.
+    /// Takes a message of a process for an actor that has no mailbox here.
     pub(super) fn comes_late(&mut self, actor: ActorId, from: ProcessId) {
-        // Of one that the node has reached the offer may have come before there was a mailbox for it.
+        // While the node is reaching the actor, its offer may have come before there was a mailbox for it.
         if self.reaching.contains_key(&actor) || self.late.comes(actor, from) {
             self.want(actor);
         }
     }
 
-    /// Has those asked for whose turn it is now. Not where something is half done: a host that does not take
-    /// the question is given up.
+    /// Asks for the actors whose turn it is now. Call it only between commands: a host that does not take the
+    /// question is given up.
     pub(super) fn ask_for_late(&mut self) {
         while let Some(next) = self.late.next() {
             self.want(next);
@@ -184,11 +185,11 @@ mod tests {
     }
 
     fn actor(number: usize) -> ActorId {
-        // 1 is the one that starts others.
+        // 1 is the starter, which starts actors on its host.
         ActorId::numbered(5, 2 + number as u64)
     }
 
-    /// So many are asked for.
+    /// As many actors as are asked for at a time.
     fn full() -> Late {
         let mut late = Late::default();
         assert!((0..MAX_LATE).all(|number| late.comes(actor(number), process(1))));
@@ -222,7 +223,7 @@ mod tests {
         late.is_over(actor(1));
         let next = [late.next(), late.next()];
         assert!(next.contains(&Some(actor(9000))), "{next:?}");
-        // What others have sent to before, too.
+        // The same for actors that others have sent to before.
         late.comes_again(actor(8999), process(2));
         late.is_over(actor(2));
         late.is_over(actor(3));
@@ -251,11 +252,11 @@ mod tests {
         assert_eq!(late.next(), None);
         let of = &late.homes[&5];
         assert!(of.places.is_empty() && of.waiting.is_empty());
-        // It comes again.
+        // The actor can be asked for again.
         assert!(late.comes(actor(1000), process(2)));
     }
 
-    /// The gateway of a head.
+    /// The setup of a head's gateway.
     fn alone() -> Beginning {
         let settings = Settings {
             is_head: true,
@@ -290,7 +291,7 @@ mod tests {
         let gateway = begin::start(transport, &alone(), None, stream, to.clone()).await;
         let mut gateway = gateway.unwrap_or_else(|why| panic!("{why}"));
         gateway.begin_with(silent(5));
-        // The place was given up, and is another's by now: all of these come late.
+        // The place has another actor by now: all of these messages are late.
         let (mut place, _inbox) = cluster.inbox::<u32>(1, MANY as u32);
         let (capacity, local) = (MANY as u32, LocalCredits::new(1));
         let proxy = Arc::new(Proxy { actor: actor(MANY), capacity, local, to });
@@ -311,10 +312,10 @@ mod tests {
         assert_eq!((waiting(&gateway), transport.stats().dead_letters), (MANY, 0));
         let asked = |gateway: &Gateway| gateway.late.homes.get(&5).map_or(0, |of| of.asked.len());
         assert_eq!(asked(&gateway), MAX_LATE);
-        // MBX-2: none has more than it had credits for.
+        // MBX-2: no sender has more messages under way than it had credits.
         place.actor = actor(0);
         assert!(cluster.try_send(0, &place, 0).is_err());
-        // Their host says of each that was asked for that it has ended, and of nobody else.
+        // The host says of each actor that it was asked for, and of no other, that it has ended.
         for ended in 1..=MANY {
             let asked = gateway.late.homes[&5].asked.iter().next().copied();
             gateway.ended(asked.expect("another has its turn"), None);

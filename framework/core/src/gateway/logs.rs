@@ -1,6 +1,6 @@
-//! The log of an agent, for the head's: as bytes between the two gateways, which each bound it (HOST-9).
+//! An agent's log on its way to the head, as bytes between the two gateways. Each gateway bounds it (HOST-9).
 //!
-//! What finds no room on the way is dropped, and counted where the next records come.
+//! Records that find no room on the way are dropped, and counted where the next records arrive.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -12,22 +12,22 @@ use super::run::Gateway;
 use crate::transport::control_channel::ToNode;
 use crate::transport::hosts::{FromGateway, HostRecord};
 
-/// A frame with these records; `None` where they do not fit one.
+/// Encodes these records as a frame; `None` if they do not fit one.
 fn encode(first: u64, records: &[HostRecord]) -> Option<Log> {
     let mut out = Vec::new();
     for record in records {
-        // Texts and numbers alone: nothing that MessagePack would not take.
+        // The records hold texts and numbers, which MessagePack always takes.
         record.serialize(&mut rmp_serde::Serializer::new(&mut out)).ok()?;
     }
     let count = u16::try_from(records.len()).ok().filter(|count| usize::from(*count) <= MAX_LOG_RECORDS)?;
     (out.len() <= MAX_LOG).then(|| Log { first, count, records: Bytes::from(out) })
 }
 
-/// The records that there are, and how many of them are none (WIRE-1).
+/// Decodes the records of a frame, and counts the invalid ones (WIRE-1).
 fn decode(log: &Log) -> (Vec<HostRecord>, u64) {
     let mut from = rmp_serde::Deserializer::from_read_ref(&log.records[..]);
     let mut records = Vec::new();
-    // Behind one that is none nobody knows where the next begins.
+    // After an invalid record nobody knows where the next begins.
     while records.len() < usize::from(log.count) {
         let Ok(HostRecord { worker, record }) = HostRecord::deserialize(&mut from) else { break };
         records.push(HostRecord { worker, record: record.bounded() });
@@ -37,7 +37,7 @@ fn decode(log: &Log) -> (Vec<HostRecord>, u64) {
 }
 
 impl Gateway {
-    /// Some of this host's log, for the head.
+    /// Sends records of this host's log to the head.
     pub(super) fn tell_log(&self, first: u64, records: &[HostRecord]) {
         let log = encode(first, records);
         if let Some((head, log)) = self.hosts.get(&0).zip(log) {
@@ -45,7 +45,8 @@ impl Gateway {
         }
     }
 
-    /// Some of another host's log, for this host's node. `lost`: records that did not come.
+    /// Passes records of another host's log to this host's node. `lost` is the number of records that did not
+    /// arrive.
     pub(super) fn log_of(&mut self, host: u16, lost: u64, log: &Log) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         let (records, none) = decode(log);
@@ -54,18 +55,18 @@ impl Gateway {
         let told = self.transport.control().send_if_room(ToNode::Hosts(said));
         remote.log_lost = if told { 0 } else { lost + came };
         if !told && !std::mem::replace(&mut remote.owes_log, true) {
-            // Nothing more may come of it.
+            // No more records may follow, so a command reports the loss later.
             let to = self.to.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(LOG_PAUSE).await;
-                // With the gateway, its log ends.
+                // An error means that the gateway has ended, and with it the log.
                 let _ = to.send(Command::LogLost(host));
             });
         }
     }
 
-    /// Tells this host's node how much of another's log was lost, where nothing has come of it since that was
-    /// found.
+    /// Tells this host's node how many records of another host's log were lost, if no records have come
+    /// since.
     pub(super) fn log_lost(&mut self, host: u16) {
         if let Some(remote) = self.hosts.get_mut(&host) {
             remote.owes_log = false;

@@ -1,41 +1,44 @@
 //! The gateway: the one process of a host that speaks to other hosts.
 //!
-//! It is a worker in which nothing else runs. An actor of another host has a mailbox here, a [`proxy`], so
-//! senders of this host reach it as they reach any actor: routes, credits, queues and errors are what they
-//! are. What comes there is numbered and posted to the other host's gateway, undecoded, with the bytes of its
-//! tensors; that one sends it on as a message of its own.
+//! It is a worker that runs no actors. Each actor of another host that this host sends to has a mailbox here,
+//! a [`proxy`]. Senders of this host reach it as they reach any local actor: routes, credits, queues and
+//! errors are the same. The gateway numbers each message and posts it to the other host's gateway, undecoded,
+//! with the bytes of its tensors. That gateway sends it on as a message of its own.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `begin` | its beginning: the key, the listener, joining, who may be dialled |
-//! | `run` | the one task that owns all of the state, and what it is told |
+//! | `begin` | start: the key, the listener, joining, the hosts that may be dialled |
+//! | `run` | the one task that owns all of the state, and the commands that it is given |
 //! | `outbound`, `inbound` | messages to other hosts, and from them |
-//! | `followed` | versions of published state: one for all of this host that follow it |
+//! | `followed` | versions of published state: one transfer serves all followers of this host |
 //! | `names` | actors, names and hosts, as the nodes tell each other |
-//! | `renewal` | another host has another gateway: what was under way is answered, all else goes on |
-//! | `logs` | an agent's log, for the head |
-//! | `head`, `note` | what gateways say to each other, as bytes |
-//! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: those that nobody uses |
-//! | `late` | messages for those that come after that: whose hosts are asked, and who waits |
+//! | `renewal` | another host has a new gateway: messages under way are answered, all else goes on |
+//! | `logs` | an agent's log, on its way to the head |
+//! | `head`, `note` | the encoding of what gateways say to each other |
+//! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: idle ones give up their places |
+//! | `late` | messages that come after their mailbox gave up its place, and the order in which hosts are asked |
 //! | `roaming` | mailboxes of actors that may live on any host |
-//! | `arenas` | tensors in GPU memory, by NIXL |
-//! | `copier`, `copiers` | by page-locked slots; `prepare`: before they leave and come |
+//! | `arenas` | tensors in GPU memory that go by NIXL |
+//! | `copier`, `copiers` | those that go through page-locked slots; `prepare`: before they leave and arrive |
 //!
-//! **Invariants.** HOST-1: what leaves here names no process, lease, chunk or ticket. HOST-3: per sender and
-//! mailbox in order, because a proxy's queue, a session, and the sends of the other gateway each are. HOST-5:
-//! tensors are kept until the other host has them. HOST-6: data is sent when it is there and good. HOST-9: a
-//! receipt is kept until the other host is done with its message, so credits of both are one chain.
+//! **Invariants.** HOST-1: nothing that leaves here names a process, lease, chunk or ticket. HOST-3: messages
+//! are in order per sender and mailbox, because a proxy's queue, a session and the other gateway's sends each
+//! keep the order. HOST-5: tensors are kept until the other host has them. HOST-6: data is sent when it is
+//! ready and good. HOST-9: a receipt is kept until the other host is done with its message, so the credits of
+//! both hosts form one chain.
 //!
-//! **Threads.** `tensorpost-gateway` does all but this: the process's reader calls the mailboxes; waits for
-//! tensors that are still being made, and for the driver, have threads that may wait; the lanes, with the
-//! bytes of tensors and large bodies, have as many threads as there are lanes (`tensorpost-lane`), so that no
-//! message waits while these are encrypted and copied; and each copier has one.
+//! **Threads.** The thread `tensorpost-gateway` does everything except the following. The process's reader
+//! calls the mailboxes. Waits for tensors that are still being made, and for the driver, run on threads that
+//! may block. The bytes of tensors and of large bodies go over lanes, on as many threads as there are lanes
+//! (`tensorpost-lane`), so that no message waits while bytes are encrypted and copied. Each copier has a
+//! thread.
 //!
-//! **On its crash** its node starts another (`node/supervisor/gateways.rs`), which begins with what the node
-//! has kept: the socket, who is there, and until when an agent's workers may work. The other hosts see by its
-//! number that it is another, answer what was under way, and go on (`renewal`). **On the loss of a host**
-//! what it owed is answered with an error that names it, and its actors are told to be gone. **On a
-//! shutdown** it says to all that it leaves.
+//! **On its crash** its node starts another (`node/supervisor/gateways.rs`). The new one begins with what the
+//! node has kept: the socket, the list of hosts, and the moment until which an agent's workers may work. The
+//! other hosts recognise a new gateway by its number, answer the messages that were under way, and go on
+//! (`renewal`). **On the loss of a host** all asks to it are answered with an error that names it, and the
+//! node is told that its actors are out of reach. **On a shutdown** the gateway tells all hosts that it
+//! leaves.
 
 mod arenas;
 mod begin;
@@ -83,67 +86,68 @@ use crate::transport::hosts::{Beginning, FromGateway, Gate, ToGateway};
 use crate::transport::inbox::{Inbox, LocalCredits};
 use crate::transport::lifecycle::Lifecycle;
 
-/// How long a gateway that leaves waits for the others to hear it.
+/// How long a leaving gateway waits for the others to receive the word.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// What the gateway's task is told.
+/// A command for the gateway's task.
 enum Command {
-    /// By its node.
+    /// From its node.
     Node(ToGateway),
     /// A message for another host.
     Out(Box<Out>),
-    /// The tensors of one are ready to be sent, or never will be.
+    /// The tensors of a message are ready to be sent, or never will be.
     Prepared(Box<Prepared>),
-    /// A tensor of a message that is under way is lost; why, where it is not that it is tainted.
+    /// A tensor of a message that is under way is lost. `why` is the reason, `None` if the tensor is tainted.
     Spoilt { host: u16, session: u64, post: Seq, why: Option<String> },
-    /// An actor of this host has answered one of another.
+    /// An actor of this host has answered an ask of another host.
     Answered(Box<Answered>),
-    /// The node has to be told still how much of a host's log was lost.
+    /// The node is still to be told how many records of a host's log were lost.
     LogLost(u16),
-    /// Something has happened to an actor of this host that others know.
+    /// Something happened to an actor of this host that other hosts know.
     Event(Lifecycle),
-    /// What this host has under a name that another one looks up.
+    /// The answer of this host's node to another host's look-up of a name.
     Found { host: u16, session: u64, ticket: u64, found: Option<(ActorId, Location)> },
-    /// A host is of the node now.
+    /// A host has joined the node.
     Joined(Box<Newcomer>),
-    /// A host was not heard for too long: it is lost.
+    /// The head's verdict: a host was not heard for too long and is lost.
     Verdict(u16),
-    /// A host refuses this one.
+    /// A host refuses connections from this one.
     Refused { host: u16, session: u64, why: String },
-    /// A mailbox has taken a message of a session that is over.
+    /// A mailbox has taken a message of a session that has ended.
     LeftBehind { host: u16, actor: ActorId },
-    /// The node is to hear that this process is not stopped.
+    /// Time to tell the node that this process still makes progress.
     Beat,
-    /// The head has not answered for too long: this host may not go on.
+    /// The head has not answered for too long: this host has to stop.
     CutOff,
-    /// Some time ago a version came of what this actor publishes.
+    /// Some time has passed since a version of this actor's published state arrived.
     Unfollow(ActorId),
-    /// There is no memory for a message that comes.
+    /// A message that is arriving finds no memory.
     Hungry,
-    /// This host ends.
+    /// This host shuts down.
     Stopping,
-    /// Leave.
+    /// Leave the node.
     Leave(oneshot::Sender<()>),
 }
 
-/// A host that is of the node now.
+/// A host that has joined the node.
 struct Newcomer {
     member: Member,
     peer: Arc<Peer>,
     store: Arc<Store>,
 }
 
-/// The way to the gateway's task.
+/// The sending end of the gateway's command channel.
 struct Door(UnboundedSender<Command>);
 
 impl Gate for Door {
     fn hear(&self, said: ToGateway) {
-        // After its end the node hears of that.
+        // If the task has ended, the node hears of that by itself.
         let _ = self.0.send(Command::Node(said));
     }
 
     fn late(&self, actor: ActorId) -> Arc<dyn Inbox> {
-        // Its credits are those of the place that the message has named.
+        // The message was charged to the credits of the place that it named, so this mailbox needs none of
+        // its own.
         Arc::new(Proxy { actor, capacity: 1, local: LocalCredits::new(1), to: self.0.clone() })
     }
 
@@ -152,7 +156,7 @@ impl Gate for Door {
         let told = self.0.send(Command::Leave(left));
         async move {
             if told.is_ok() {
-                // An error is a gateway that has ended by itself.
+                // On an error the gateway has already ended by itself.
                 let _ = leaving.await;
             }
         }
@@ -160,7 +164,7 @@ impl Gate for Door {
     }
 }
 
-/// Makes this process the gateway, as its node says.
+/// Turns this process into the gateway that its node asks for.
 pub(crate) fn begin(transport: &Arc<Transport>, beginning: Beginning, socket: Option<OwnedFd>) {
     let (to, commands) = tokio::sync::mpsc::unbounded_channel();
     transport.set_gate(Arc::new(Door(to.clone())));
@@ -172,23 +176,24 @@ pub(crate) fn begin(transport: &Arc<Transport>, beginning: Beginning, socket: Op
     }
 }
 
-/// Tells the node something. When the node is gone, so is this process in a moment.
+/// Tells the node something. Errors are ignored: if the node is gone, this process ends in a moment.
 fn tell(transport: &Transport, said: FromGateway) {
     let _ = transport.control().send(ToNode::Hosts(said), Vec::new());
 }
 
-/// This host is of its node, with what outlives this process: its page, and the socket at which it listens.
+/// Tells the node that this host has joined, and hands over what outlives this process: its page and its
+/// listening socket.
 fn began(transport: &Transport, own: HostLife, page: OwnedFd, socket: OwnedFd) {
     let said = FromGateway::Began { result: Ok((own.host.0, own.life.0)) };
     let _ = transport.control().send(ToNode::Hosts(said), vec![page, socket]);
 }
 
-/// This host is of no node.
+/// Tells the node that this host could not join.
 fn failed(transport: &Transport, why: String) {
     tell(transport, FromGateway::Began { result: Err(why) });
 }
 
-/// A host, for people.
+/// Describes a host for people.
 fn shown(member: &Member) -> String {
     let number = member.who.host;
     if member.name.is_empty() {

@@ -1,4 +1,4 @@
-//! Actors, names and hosts, as the nodes tell each other through their gateways.
+//! Actors, names and hosts, about which the nodes tell each other through their gateways.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,49 +23,49 @@ use crate::transport::hosts::{FromGateway, Gone};
 use crate::transport::inbox::{LocalCredits, Refusal};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 
-/// An actor of this host that others know, or ask for.
+/// An actor of this host that other hosts know or ask for.
 #[derive(Default)]
 pub(super) struct Local {
-    /// Once the node has said where it is.
+    /// Set once the node has said where the actor is.
     pub(super) address: Option<Address<RawMessage>>,
-    /// Where the tensors of its messages belong, if anywhere.
+    /// The device on which the tensors of its messages belong, if any.
     pub(super) device: Option<DeviceId>,
     capacity: u32,
-    /// Hosts that its mailbox is offered to.
+    /// Hosts to which its mailbox is offered.
     pub(super) offered: HashSet<u16>,
     /// Hosts that send nothing to it for now, and want to hear what happens to it.
     pub(super) told: HashSet<u16>,
-    /// Hosts that wait until the node has said where it is; of one that roams, and if they know it, where it
-    /// is not.
+    /// Hosts that wait until the node has said where the actor is. For one that roams, the value is the host
+    /// that the asker knows it has left, if any.
     pub(super) waiting: HashMap<u16, Option<u16>>,
 }
 
 impl Local {
-    /// A host knows nothing of it any more.
+    /// Forgets everything that a host knows of this actor.
     pub(super) fn forget_host(&mut self, host: u16) {
         self.offered.remove(&host);
         self.told.remove(&host);
         self.waiting.remove(&host);
     }
 
-    /// Whether no other host knows it, nor asks for it.
+    /// Returns whether no other host knows the actor or asks for it.
     pub(super) fn is_forgotten(&self) -> bool {
         self.offered.is_empty() && self.told.is_empty() && self.waiting.is_empty()
     }
 }
 
-// An offer fails only for want of room among those that there are.
+// So an offer fails only if a host has been offered too many mailboxes.
 const _: () = assert!(MAX_MAILBOX <= tensorpost_hosts::limits::MAX_CAPACITY);
 
-/// A name that the other hosts are asked for.
+/// A look-up of a name on the other hosts.
 pub(super) struct Lookup {
     pub(super) name: String,
-    /// What each has answered. `None`: nothing yet.
+    /// The answer of each host; `None` until it has answered.
     pub(super) answers: BTreeMap<u16, Option<Option<(ActorId, Location)>>>,
 }
 
 impl Lookup {
-    /// What came of it, if that is known: what the host with the lowest number has.
+    /// Returns the outcome if it is known: the actor on the host with the lowest number that has the name.
     fn outcome(&self) -> Option<Option<(ActorId, Location)>> {
         for answer in self.answers.values() {
             match answer {
@@ -83,10 +83,10 @@ fn out_of_reach(why: String) -> EndReason {
 }
 
 impl Gateway {
-    /// Somebody here wants to send to an actor of another host.
+    /// Asks for an actor of another host that a process here wants to send to.
     pub(super) fn reach(&mut self, actor: ActorId) {
         if self.is_in_reach(actor) {
-            // Of one that rests a message may have come late.
+            // A late message may already have made a mailbox, and had an offer, for an actor that rests.
             let offered = self.mailboxes.get(&actor).map_or(0, |mailbox| mailbox.offered);
             self.reaching.insert(actor, false);
             self.late.is_over(actor);
@@ -99,14 +99,14 @@ impl Gateway {
         tell(&self.transport, FromGateway::OutOfReach { actor, why: Some(why) });
     }
 
-    /// Another host offers the mailbox of an actor.
+    /// Handles another host's offer of an actor's mailbox.
     pub(super) fn served(&mut self, host: u16, actor: ActorId, capacity: u32) {
-        // WIRE-1: one that roams lives where its home has said; or there.
+        // WIRE-1: an actor that roams is offered by the host that its home has named, or by its home.
         if self.host_of(actor) != Some(host) && !self.lives_at_home(host, actor) {
             return;
         }
         if self.late.waits(actor) {
-            return; // it was offered to one that has rested since; its host is asked in its turn
+            return; // the offer was for a mailbox that has rested since; its host is asked in its turn
         }
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.offered = capacity;
@@ -122,11 +122,11 @@ impl Gateway {
         self.send_on(actor);
     }
 
-    /// The node has given the mailbox of an actor of another host a place here.
+    /// Serves the mailbox of an actor of another host at the place that the node has given it.
     pub(super) fn serve(&mut self, actor: ActorId, location: Location) {
         self.reaching.remove(&actor);
         if !self.is_in_reach(actor) {
-            // Lost meanwhile, and the node was not told of this one.
+            // Its host was lost meanwhile, and the node was not told that this actor is out of reach.
             let why = out_of_reach(format!("host {} is not of this node any more", actor.host()));
             return tell(&self.transport, FromGateway::OutOfReach { actor, why: Some(why) });
         }
@@ -143,7 +143,7 @@ impl Gateway {
                 (mailbox.place, mailbox.used) = (Place::At(index), used);
                 tell(&self.transport, FromGateway::Serving { actor });
                 if !has_host {
-                    // Its life was over before it had a place.
+                    // The actor's life there ended before its mailbox had a place.
                     (mailbox.place, mailbox.offered) = (Place::GivenUp, 0);
                     tell(&self.transport, FromGateway::Rests { actor });
                 }
@@ -155,10 +155,11 @@ impl Gateway {
         }
     }
 
-    /// The node has told all that an actor of another host is gone.
+    /// Closes the mailbox of an actor of another host, after the node told all processes that the actor is
+    /// gone.
     pub(super) fn withdraw(&mut self, actor: ActorId) {
         if actor.roams() {
-            // It has ended, lives nowhere now, or lives here.
+            // The actor has ended, lives nowhere now, or lives on this host.
             self.reaching.remove(&actor);
             self.roaming.is_over_now(actor);
             return self.close(actor, &last_life_over());
@@ -166,7 +167,7 @@ impl Gateway {
         self.close(actor, &Refusal::NoSuchActor);
     }
 
-    /// Somebody here looks a name up that nobody has here.
+    /// Looks up a name, which no actor of this host has, on the other hosts.
     pub(super) fn find(&mut self, ticket: u64, name: String) {
         let hosts: Vec<_> = self.hosts.keys().copied().collect();
         let answers = hosts.iter().map(|host| (*host, None)).collect();
@@ -184,7 +185,7 @@ impl Gateway {
         }
     }
 
-    /// What another host says for its node.
+    /// Handles a note of another host.
     pub(super) fn note(&mut self, host: u16, note: &[u8]) {
         let note = match Note::decode(note) {
             Ok(note) => note,
@@ -193,7 +194,7 @@ impl Gateway {
         match note {
             Note::Find { ticket, name } => self.find_here(host, ticket, name),
             Note::Found { ticket, found } => {
-                // WIRE-1: a host speaks of its own actors alone.
+                // WIRE-1: a host speaks only of its own actors.
                 let found = found.filter(|(actor, _)| actor.host() == host);
                 let answer = self.lookups.get_mut(&ticket).and_then(|lookup| lookup.answers.get_mut(&host));
                 if let Some(answer) = answer.filter(|answer| answer.is_none()) {
@@ -210,8 +211,8 @@ impl Gateway {
             Note::Ended { actor, why } if actor.roams() => self.ended_there(host, actor, why),
             Note::Lifecycle(event) if event.actor().host() == host => {
                 if let Lifecycle::Down { actor, reason: EndReason::OutOfReach(_), .. } = event {
-                    // Before this host has heard of its host: who hears of its end and writes waits for the
-                    // next life.
+                    // Marked before the loss of that host is reported here: a sender that hears of this end
+                    // and writes again waits for the next life.
                     self.life_over(actor, &last_life_over());
                 }
                 tell(&self.transport, FromGateway::Lifecycle(event));
@@ -264,8 +265,8 @@ impl Gateway {
         }
     }
 
-    /// An actor of another host has ended, or was never there. Of one that has a place the node tells all
-    /// senders first.
+    /// Handles the end of an actor of another host, or the word that it never existed. If the actor has a
+    /// place, the node tells all senders first.
     pub(super) fn ended(&mut self, actor: ActorId, why: Option<EndReason>) {
         self.roaming.forget(actor);
         self.reaching.remove(&actor);
@@ -276,10 +277,10 @@ impl Gateway {
         }
     }
 
-    /// Another host looks a name up here.
+    /// Looks up a name here for another host.
     fn find_here(&mut self, host: u16, ticket: u64, name: String) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
-        // A name that cannot be one is not the node's to complain of.
+        // A name of an impossible length is answered here; the node would report an error for it.
         let may_be = (1..=crate::limits::MAX_HOST_TEXT).contains(&name.len());
         if remote.questions >= MAX_HOST_QUESTIONS || !may_be {
             return self.note_to(host, &Note::Found { ticket, found: None });
@@ -302,16 +303,16 @@ impl Gateway {
         found: Option<(ActorId, Location)>,
     ) {
         let own = self.own();
-        // Its next gateway asks again.
+        // Only in the same session: the host's next gateway asks again.
         if let Some(remote) = self.hosts.get_mut(&host).filter(|remote| remote.session == session) {
             remote.questions -= 1;
-            // Of an actor of a third host, that one has to tell.
+            // An actor of a third host is that host's to report.
             let found = found.filter(|(actor, _)| actor.host() == own);
             self.note_to(host, &Note::Found { ticket, found });
         }
     }
 
-    /// Another host asks for an actor of this one.
+    /// Handles another host's question for an actor of this one.
     pub(super) fn want_local(&mut self, host: u16, actor: ActorId, not: Option<u16>) {
         if actor.host() != self.own() && !actor.roams() {
             return self.note_to(host, &Note::Ended { actor, why: None });
@@ -320,7 +321,7 @@ impl Gateway {
         let local = self.locals.entry(actor).or_default();
         if local.address.is_some() {
             if host == self.own() {
-                return self.close(actor, &last_life_over()); // it lives here, and whoever sends has asked the node
+                return self.close(actor, &last_life_over()); // it lives here; its senders ask the node again
             }
             return self.offer(host, actor);
         }
@@ -333,26 +334,27 @@ impl Gateway {
         }
         let first = local.waiting.is_empty();
         local.waiting.insert(host, not);
-        // What one of them knows of where it is not, holds the others up no longer than that.
+        // For an actor that roams the node is asked again for each host: a `not` given by one asker must not
+        // delay the others.
         if first || actor.roams() {
             tell(&self.transport, FromGateway::WantLocal { actor });
         }
     }
 
-    /// The node says where an actor of this host is.
+    /// Handles the node's word on where an actor of this host is.
     pub(super) fn local_is(&mut self, actor: ActorId, at: Whereabouts, device: Option<DeviceId>) {
         let own = self.own();
         let Some(local) = self.locals.get_mut(&actor) else { return };
         let mut waiting = std::mem::take(&mut local.waiting);
         if waiting.remove(&own).is_some() {
-            // A message has come late for one that roams: it is here now, or has ended.
+            // A late message came for an actor that roams: it lives here now, or has ended.
             self.close(actor, &last_life_over());
         }
         let Some(local) = self.locals.get_mut(&actor) else { return };
         let location = match at {
             Whereabouts::At(location) | Whereabouts::Restarting(location) => location,
             Whereabouts::GaveUp(_) | Whereabouts::Nowhere => {
-                // One that roams and is not here any more as this host leaves goes on elsewhere.
+                // A roaming actor that is not here any more because this host leaves goes on elsewhere.
                 let leaves = self.is_stopping && actor.host() != own;
                 let at = if leaves { Whereabouts::GaveUp(EndReason::NodeStopped) } else { at };
                 let told = self.locals.remove(&actor).map(|local| local.told).unwrap_or_default();
@@ -369,24 +371,25 @@ impl Gateway {
         waiting.into_keys().for_each(|host| self.offer(host, actor));
     }
 
-    /// Has this host's node say what happens to an actor that others know.
+    /// Asks this host's node to report what happens to an actor that others know.
     pub(super) fn watch_local(&self, actor: ActorId) {
         let to = self.to.clone();
-        // Of the state that it is in, a final one alone is news.
+        // The current state counts as news only if it is final.
         let tell = move |event: &Lifecycle, before: bool| {
             (before && !event.is_final()) || to.send(Command::Event(event.clone())).is_ok()
         };
-        // Once, however often other hosts forget it and ask again.
+        // The watcher has a name, so there is one of it however often other hosts forget the actor and ask
+        // again.
         self.transport.watch(actor, Watcher { name: Some(("gateway", actor)), tell: Box::new(tell) });
     }
 
-    /// Offers the mailbox of an actor of this host.
+    /// Offers the mailbox of an actor of this host to another host.
     pub(super) fn offer(&mut self, host: u16, actor: ActorId) {
         let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get_mut(&host)) else {
             return;
         };
         if remote.left_behind.contains_key(&actor) {
-            // HOST-9: what came in an earlier session still has its place in the mailbox.
+            // HOST-9: messages of an earlier session still hold their places in the mailbox.
             remote.held_back.insert(actor);
             local.told.insert(host);
             return;
@@ -397,7 +400,7 @@ impl Gateway {
                 local.offered.insert(host);
                 local.told.remove(&host);
             }
-            // As many are offered as may be: this one is when others rest.
+            // As many mailboxes are offered as the bound allows. This one is offered when others rest.
             Err(_) => {
                 remote.held_back.insert(actor);
                 local.told.insert(host);
@@ -405,7 +408,7 @@ impl Gateway {
         }
     }
 
-    /// Offers what could not be offered before.
+    /// Offers the mailboxes that could not be offered before.
     pub(super) fn offer_held_back(&mut self) {
         let mut again = Vec::new();
         for (host, remote) in self.hosts.iter_mut() {
@@ -415,20 +418,20 @@ impl Gateway {
         again.into_iter().for_each(|(host, actor)| self.offer(host, actor));
     }
 
-    /// Something has happened to an actor of this host that others know.
+    /// Tells other hosts what happened to an actor of this host that they know.
     pub(super) fn local_event(&mut self, event: &Lifecycle) {
         let actor = event.actor();
         let Some(local) = self.locals.get(&actor) else { return };
         let offered: Vec<_> = local.offered.iter().copied().collect();
         let mut told: Vec<_> = offered.iter().chain(&local.told).copied().collect();
         if actor.roams() && actor.host() != self.node.own.who.host.0 && !event.is_final() {
-            told.retain(|host| *host == actor.host()); // which tells the others
+            told.retain(|host| *host == actor.host()); // its home tells the others
         }
         let note = match event {
             Lifecycle::Down { reason, will_restart: false, .. } | Lifecycle::GaveUp { reason, .. } => {
                 self.locals.remove(&actor);
                 for remote in offered.iter().filter_map(|host| self.hosts.get(host)) {
-                    // With 0 it cannot be too much.
+                    // Capacity 0 takes the offer back, and never exceeds the bound.
                     let _ = remote.peer.with(|session| session.serve(HostActor(actor.0), 0));
                 }
                 Note::Ended { actor, why: Some(plain(reason.clone())) }
@@ -438,18 +441,18 @@ impl Gateway {
         told.into_iter().for_each(|host| self.note_to(host, &note));
     }
 
-    /// The head says who is of the node, and how others went.
+    /// Removes hosts that the head does not list any more. The head also says how they went.
     fn members_are(&mut self, numbers: &[u16], gone: &[(u16, Gone)]) {
         let is_gone = |other: &u16| *other != 0 && !numbers.contains(other);
         let others: Vec<_> = self.hosts.keys().copied().filter(is_gone).collect();
         for other in others {
-            // HOST-10: where the head does not know, it may still run.
+            // HOST-10: if the head does not know, the host may still run.
             let how = gone.iter().find(|(number, _)| *number == other).map_or(Gone::GivenUp, |(_, how)| *how);
             self.gone(other, "is not of the node any more", how);
         }
     }
 
-    /// A host is not of the node any more: it is lost, or has left. `why` goes on after its name.
+    /// Removes a host that is lost or has left. `why` continues a sentence that begins with its name.
     pub(super) fn gone(&mut self, host: u16, why: &str, how: Gone) {
         let Some(mut remote) = self.hosts.remove(&host) else { return };
         let why = format!("{} {why}", remote.shown());
@@ -459,11 +462,11 @@ impl Gateway {
         if let (Some(roster), Some(verdict)) = (&self.node.roster, &self.node.verdict) {
             roster.remove(HostId(host));
             verdict.lock().left(HostId(host));
-            // Without its name, which they have.
+            // The other hosts know its name, so the note leaves that out.
             let told = why.split_once(") ").map_or(why.as_str(), |(_, told)| told).to_owned();
             self.note_to_all(&Note::Left { host, why: told, how });
         }
-        // HOST-4: it was sent, and no answer comes.
+        // HOST-4: the messages were sent, and no answer comes.
         let no_answer =
             Refusal::OutOfReach(format!("{why}; whether the message was handled there, nobody knows"));
         self.no_more_under_way(&remote);
@@ -484,14 +487,14 @@ impl Gateway {
             local.forget_host(host);
         }
         self.locals.retain(|_, local| !local.is_forgotten());
-        // The node tells all senders first, and then has the mailboxes close: those who come meanwhile are
-        // refused one by one.
+        // The node tells all senders first, and has the mailboxes closed afterwards. Messages that come in
+        // between are refused one by one.
         let not_sent = Refusal::NotPassedOn(format!("{why}; the message was not sent"));
         let known = self.mailboxes.keys().chain(self.reaching.keys()).chain(&self.watched);
         let was_there = |actor: &ActorId| actor.host() == host || self.roaming.is_guest_on(*actor, host);
         let actors: HashSet<_> = known.copied().filter(was_there).collect();
         for actor in actors {
-            // Of its own actors this host's node decides, of others their homes do (HOST-10).
+            // This host's node decides about its own actors, their homes about all others (HOST-10).
             let goes_on = how.is_certain() || actor.host() == self.own();
             if goes_on && self.roaming.is_guest_on(actor, host) {
                 self.life_over(actor, &not_sent);
@@ -511,7 +514,7 @@ impl Gateway {
         self.tell_members();
         if host == 0 {
             if how == Gone::Left {
-                // A head that has left gives nobody another life, and this host ends in order.
+                // A head that has left begins no further lives, so this host may end in order.
                 self.node.page.set(Duration::MAX);
             }
             let why = format!("this host ends: {why}");

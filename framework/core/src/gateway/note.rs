@@ -1,8 +1,8 @@
-//! What the gateways of two hosts tell each other for their nodes: names, actors, who comes and goes. And why
-//! an ask has no answer.
+//! The notes that the gateways of two hosts send each other for their nodes: about names, actors, and hosts
+//! that join and leave. Also the reasons why an ask has no answer.
 //!
-//! Texts are cut where they are written, and made plain where they are read: they go into errors and logs
-//! (WIRE-1).
+//! Texts are cut when they are written, and made plain when they are read, because they go into errors and
+//! logs (WIRE-1).
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -18,69 +18,71 @@ use crate::transport::hosts::{Gone, HostActivity, NameRefused};
 use crate::transport::inbox::Refusal;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
-/// From one host to another.
+/// A note from one host to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Note {
-    /// Who has this name on your host? Answered by [`Note::Found`].
+    /// "Which actor of your host has this name?" Answered by [`Note::Found`].
     Find { ticket: u64, name: String },
-    /// The actor under the name, with its place on its own host, which is a hint for that one alone (HOST-2).
+    /// The actor with the name, if any, and its place on its own host, which is a hint for that host only
+    /// (HOST-2).
     Found { ticket: u64, found: Option<(ActorId, Location)> },
-    /// Offer me the mailbox of this actor, which lives on your host. What follows is an offer of the session,
-    /// or [`Note::Ended`]. Of one that roams, its home is asked, which answers with [`Note::LivesOn`]; not
-    /// with the host `not`, where its life is over.
+    /// "Offer me the mailbox of this actor, which lives on your host." An offer of the session or
+    /// [`Note::Ended`] follows. For an actor that roams, the note goes to its home, which answers with
+    /// [`Note::LivesOn`], but not with the host `not`, where the actor's life is over.
     Want { actor: ActorId, not: Option<u16> },
-    /// These actors of mine roam, and live on your host: tell me what happens to them. Answered by
-    /// [`Note::Ended`] for each that does not live there, and then by [`Note::Watched`]; no others are asked
-    /// for before that.
+    /// "These actors of mine roam and live on your host: tell me what happens to them." Answered by
+    /// [`Note::Ended`] for each that does not live there, and then by [`Note::Watched`]. The home asks for no
+    /// others before that.
     Watch { actors: Vec<ActorId> },
-    /// What happens to them is told.
+    /// The answer to [`Note::Watch`]: what happens to those actors will be reported.
     Watched,
-    /// This actor of mine roams, and lives on that host.
+    /// "This actor of mine roams, and lives on that host."
     LivesOn { actor: ActorId, host: u16 },
-    /// I send nothing to this actor of yours for now: take the offer back. What happens to it, tell me if
-    /// `told`.
+    /// "I send nothing to this actor of yours for now: take the offer back. Tell me what happens to it if
+    /// `told`."
     Rests { actor: ActorId, told: bool },
-    /// There is no such actor (any more); why, if anybody knows.
+    /// There is no such actor (any more); `why`, if that is known.
     Ended { actor: ActorId, why: Option<EndReason> },
-    /// Something happened to an actor that you were offered, and it goes on.
+    /// Something happened to an actor that was offered to you, and the actor goes on.
     Lifecycle(Lifecycle),
-    /// The head: this host is of the node now, and may dial you.
+    /// From the head: this host has joined the node, and may dial you.
     Joined { host: u16, life: u64, name: String, address: String },
-    /// The head: this host is not of the node any more.
+    /// From the head: this host is not of the node any more.
     Left { host: u16, why: String, how: Gone },
-    /// This host leaves the node, in order.
+    /// This host leaves the node in order.
     Leaving,
-    /// The head: the node shuts down, in this time. What is under way on your host? Answered by
+    /// From the head: the node shuts down within this time. What is still under way on your host? Answered by
     /// [`Note::Drained`].
     Drain { round: u64, within: u64 },
-    /// What is.
+    /// The answer to [`Note::Drain`]: the activity of this host.
     Drained { round: u64, activity: HostActivity },
-    /// To the head: may an actor of this host have this name? Answered by [`Note::Claimed`].
+    /// To the head: may an actor of my host have this name? Answered by [`Note::Claimed`].
     Claim { ticket: u64, name: String },
-    /// To the head: no actor of this host has this name any more.
+    /// To the head: no actor of my host has this name any more.
     Release { name: String },
-    /// The head: these hosts are of the node, beside itself, and no others. How some of those went that were.
+    /// From the head: the node consists of the head and these hosts alone. `gone` says how some former hosts
+    /// went.
     Hosts { numbers: Vec<u16>, gone: Vec<(u16, Gone)> },
-    /// To the head: actors of this host have these names, and where `is_last` no others than were said since
-    /// the session began.
+    /// To the head: actors of my host have these names. If `is_last`, they have no names beyond those told
+    /// since the session began.
     Names { names: Vec<String>, is_last: bool },
-    /// The head: whether your host may have the name.
+    /// From the head: whether your host may have the name.
     Claimed { ticket: u64, name: String, result: Result<(), NameRefused> },
 }
 
-/// Why another host's note is none.
+/// Why another host's note cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("a note of another host cannot be read: {0}")]
 pub(super) struct NoteError(#[from] rmp_serde::decode::Error);
 
 impl Note {
     pub(super) fn encode(&self) -> Bytes {
-        // Numbers and texts alone: nothing that MessagePack would not take.
+        // A note holds numbers and texts, which MessagePack always takes.
         rmp_serde::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
     /// # Errors
-    /// The bytes are none.
+    /// The bytes are not a note.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, NoteError> {
         Ok(match rmp_serde::from_slice(bytes)? {
             Note::Ended { actor, why } => Note::Ended { actor, why: why.map(plain) },
@@ -102,7 +104,7 @@ pub(super) fn plain(reason: EndReason) -> EndReason {
     reason.with_text(plain_text)
 }
 
-/// An event, with a text that is short enough to tell.
+/// Shortens the text of an event so that it fits a note.
 pub(super) fn plain_event(event: Lifecycle) -> Lifecycle {
     match event {
         Lifecycle::Down { actor, reason, will_restart } => {
@@ -113,7 +115,8 @@ pub(super) fn plain_event(event: Lifecycle) -> Lifecycle {
     }
 }
 
-/// Why an ask has no answer. As [`Refusal`], but for what means nothing on another host (HOST-1).
+/// Why an ask has no answer. Like [`Refusal`], without the details that mean nothing on another host
+/// (HOST-1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum NoAnswer {
     NoSuchActor,
@@ -123,14 +126,14 @@ pub(super) enum NoAnswer {
     Failed(String),
     NoReply,
     BadReply(String),
-    /// Anything else, with the host's name in it.
+    /// Any other reason; the text names the host.
     Other(String),
-    /// The actor did not get the message, with the host's name in it.
+    /// The actor did not get the message; the text names the host.
     NotPassedOn(String),
 }
 
 impl NoAnswer {
-    /// Its bytes, which fit a refusal of a session.
+    /// Encodes the reason so that it fits a refusal of a session.
     pub(super) fn encode(self) -> Bytes {
         let short = match self {
             NoAnswer::Undelivered(why) => NoAnswer::Undelivered(plain_text(why)),
@@ -144,7 +147,7 @@ impl NoAnswer {
         rmp_serde::to_vec(&short).map(Bytes::from).unwrap_or_default()
     }
 
-    /// What `bytes` of the host `on` say. A session says some things itself, in plain text.
+    /// Decodes a reason that the host `on` gave. A session gives some reasons itself, in plain text.
     pub(super) fn decode(bytes: &[u8], on: &str) -> Refusal {
         match rmp_serde::from_slice(bytes) {
             Ok(NoAnswer::NoSuchActor) => Refusal::NoSuchActor,
@@ -163,7 +166,7 @@ impl NoAnswer {
         }
     }
 
-    /// Of an ask that was made here, on the host `on`, for another.
+    /// Translates the error of an ask that was made here, on the host `on`, for another host.
     pub(super) fn of(error: AskError<RawMessage>, on: &str) -> Self {
         match error {
             AskError::NotSent(error) => match error.reason {

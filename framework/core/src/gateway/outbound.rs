@@ -1,5 +1,5 @@
-//! Messages to actors of other hosts: each mailbox's in order, when their tensors are there and there is
-//! room.
+//! Messages to actors of other hosts. Each mailbox sends in order, when the tensors of its first message are
+//! ready and there is room.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -24,28 +24,29 @@ use crate::ids::ActorId;
 use crate::tensor::{Tensor, TensorError};
 use crate::transport::inbox::{Receipt, Refusal};
 
-/// The mailbox here of an actor of another host: what was not posted yet.
+/// The mailbox here of an actor of another host: the messages that were not posted yet.
 pub(super) struct Mailbox {
     pub(super) place: Place,
-    /// So many messages its host takes for it at a time; while there are none, they wait here.
+    /// The number of messages that its host takes for it at a time. At 0 all wait here.
     pub(super) offered: u32,
     pub(super) queue: VecDeque<Waiting>,
-    /// Messages that its host is not done with, and asks without an answer.
+    /// Messages that its host is not done with, plus asks without an answer.
     pub(super) under_way: usize,
-    /// What others of this host follow there.
+    /// The versions of its published state that others of this host follow.
     pub(super) followed: Followed,
-    /// When a message last came, or it got its place, in messages that came here.
+    /// The time of its last message, or at which it got its place, counted in messages that came to this
+    /// gateway.
     pub(super) used: u64,
 }
 
-/// Where senders of this host reach it.
+/// The place at which senders of this host reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// At this index of this process.
     At(u16),
-    /// It was there until now: the node is about to tell everybody.
+    /// It had one until now: the node is about to tell every process.
     GivenUp,
-    /// What comes was sent before that was heard.
+    /// It has none. Messages that still come were sent before their sender heard of that.
     Nowhere,
 }
 
@@ -66,11 +67,11 @@ impl Mailbox {
 pub(super) struct Waiting {
     item: u64,
     pub(super) out: Box<Out>,
-    /// Until its tensors are there, as they are to be sent.
+    /// Set until its tensors are ready to be sent.
     preparing: Option<Preparing>,
 }
 
-/// Tensors that are made ready. Dropped, nobody waits for them any more.
+/// The wait for tensors to be ready; dropping it ends the wait.
 struct Preparing(AbortHandle);
 
 impl Drop for Preparing {
@@ -79,44 +80,44 @@ impl Drop for Preparing {
     }
 }
 
-/// What came of the wait for the tensors of a message, or of a reply.
+/// The outcome of the wait for the tensors of a message, or of a reply.
 pub(super) struct Prepared {
     pub(super) item: u64,
     pub(super) of: Of,
     pub(super) tensors: Result<Vec<Tensor>, TensorError>,
 }
 
-/// Whose tensors were waited for.
+/// The message or reply that the tensors belong to.
 pub(super) enum Of {
     Message(ActorId),
     Reply(super::inbound::Replying),
 }
 
 impl Gateway {
-    /// A message for an actor of another host came.
+    /// Takes a message for an actor of another host.
     pub(super) fn take_out(&mut self, out: Box<Out>) {
         let actor = out.actor;
         let ready = self.copiers.are_ready(&out.tensors);
         self.last_item += 1;
         let item = self.last_item;
         if !self.is_in_reach(actor) {
-            // Its sender has not heard of that yet.
+            // Its sender has not heard yet that the host is gone.
             let why = format!("host {} is not of this node any more; the message was not sent", actor.host());
             return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));
         }
         if self.roaming.is_over(actor) {
-            // It was sent to a life that is over, and comes to no other.
+            // It was sent to a life that is over, and must not reach another one.
             return refuse(&self.transport, out.receipt, &last_life_over());
         }
         if let Entry::Vacant(none) = self.mailboxes.entry(actor) {
-            // The actor rests, or has ended, which its host says then.
+            // The actor rests, or has ended; in that case its host says so.
             none.insert(Mailbox::new(Place::Nowhere, 0));
             self.comes_late(actor, out.receipt.sender());
         } else {
             self.late.comes_again(actor, out.receipt.sender());
         }
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else {
-            // It lives here, or its host did not take the question and was given up.
+            // The actor lives here, or its host did not take the question and was given up.
             let why = format!("{actor} is not reached by this way any more; the message was not sent");
             return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));
         };
@@ -129,7 +130,7 @@ impl Gateway {
         self.send_on(actor);
     }
 
-    /// Waits until tensors of a message are ready to be sent, as long as the message does.
+    /// Waits until the tensors of a message are ready to be sent, or until the message is dropped.
     fn prepare(&self, item: u64, actor: ActorId, tensors: Vec<Tensor>) -> Preparing {
         let hungry = self.to.clone();
         let hungry = move || drop(hungry.send(Command::Hungry));
@@ -138,7 +139,7 @@ impl Gateway {
         Preparing(self.tell_prepared(item, Of::Message(actor), ready))
     }
 
-    /// Has it said what comes of the wait for tensors.
+    /// Sends the outcome of the wait for tensors as a command to the gateway's task.
     pub(super) fn tell_prepared(
         &self,
         item: u64,
@@ -148,13 +149,13 @@ impl Gateway {
         let to = self.to.clone();
         let told = tokio::spawn(async move {
             let tensors = ready.await;
-            // With the gateway, the message ends too.
+            // An error means that the gateway has ended, and the message with it.
             let _ = to.send(Command::Prepared(Box::new(Prepared { item, of, tensors })));
         });
         told.abort_handle()
     }
 
-    /// The tensors of a message are there now, or never will be.
+    /// Handles the outcome of the wait for a message's tensors.
     pub(super) fn prepared(&mut self, Prepared { item, of, tensors }: Prepared) {
         let actor = match of {
             Of::Reply(replying) => return self.reply_prepared(replying, tensors),
@@ -168,7 +169,7 @@ impl Gateway {
                 (waiting.out.tensors, waiting.preparing) = (tensors, None);
             }
             Err(error) => {
-                // HOST-6: it is not sent.
+                // HOST-6: a message with lost data is not sent.
                 if let Some(Waiting { out, .. }) = mailbox.queue.remove(at) {
                     let why = match error {
                         TensorError::Tainted { by } => Refusal::Tainted(by),
@@ -181,7 +182,7 @@ impl Gateway {
         self.send_on(actor);
     }
 
-    /// Posts what can be, of all that goes to a host.
+    /// Posts as much as possible of everything that goes to a host.
     pub(super) fn send_all(&mut self, host: u16) {
         self.send_replies(host);
         let actors: Vec<_> =
@@ -189,7 +190,7 @@ impl Gateway {
         actors.into_iter().for_each(|actor| self.send_on(actor));
     }
 
-    /// Posts what can be of a mailbox.
+    /// Posts as many messages of a mailbox as possible.
     pub(super) fn send_on(&mut self, actor: ActorId) {
         let host = self.host_of(actor);
         let Some(mailbox) = self.mailboxes.get_mut(&actor).filter(|mailbox| mailbox.offered > 0) else {
@@ -200,13 +201,14 @@ impl Gateway {
             let Some(Waiting { item, out, preparing }) = mailbox.queue.pop_front() else { return };
             match post(remote, out, &self.copiers) {
                 Ok(under_way) => mailbox.under_way += under_way,
-                // The session says when there is room; when it has ended, the next one asks for the mailbox,
-                // or the host is gone.
+                // The session reports when there is room. If it has ended, the next session asks for the
+                // mailbox, or the host is gone.
                 Err((out, PostError::Full { .. } | PostError::NoWindow { .. } | PostError::Ended { .. })) => {
                     mailbox.queue.push_front(Waiting { item, out, preparing });
                     return;
                 }
-                // The offer was taken back, because the actor has ended, or had rested when it was made.
+                // The offer was taken back, because the actor has ended, or was resting when the offer was
+                // made.
                 Err((out, PostError::NotServed { .. })) => {
                     mailbox.queue.push_front(Waiting { item, out, preparing });
                     mailbox.offered = 0;
@@ -222,7 +224,8 @@ impl Gateway {
         self.settle(actor);
     }
 
-    /// A tensor of a message that is under way is lost; why, where it is not that it is tainted (HOST-6).
+    /// Aborts a message that is under way because one of its tensors is lost (HOST-6). `why` is the reason,
+    /// `None` if the tensor is tainted.
     pub(super) fn spoilt(&mut self, host: u16, session: u64, post: Seq, why: Option<String>) {
         let own = shown(&self.node.own);
         let why =
@@ -233,7 +236,7 @@ impl Gateway {
         }
     }
 
-    /// There will be no reply to an ask.
+    /// Refuses an ask to which there will be no reply.
     pub(super) fn refused(&mut self, host: u16, correlation: u64, why: &Bytes) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         if let Some(Asked { actor, receipt, question }) = remote.asks.remove(&correlation) {
@@ -246,7 +249,7 @@ impl Gateway {
         }
     }
 
-    /// A message is done with on its host: with the receipt goes the sender's credit.
+    /// Finishes a message that its host is done with. The sender's credit goes with the receipt.
     pub(super) fn done(&mut self, host: u16, post: Seq) {
         let done = self.hosts.get_mut(&host).and_then(|remote| remote.open.remove(&post));
         if let Some((actor, receipt)) = done {
@@ -255,7 +258,7 @@ impl Gateway {
         }
     }
 
-    /// Nothing goes to an actor's host any more: the messages that wait are refused, for this reason.
+    /// Refuses the waiting messages of an actor whose host takes nothing any more.
     pub(super) fn refuse_waiting(&mut self, actor: ActorId, why: &Refusal) {
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
         mailbox.followed.end(why);
@@ -264,7 +267,7 @@ impl Gateway {
         }
     }
 
-    /// The mailbox of an actor takes no messages any more: those that wait are refused, for this reason.
+    /// Closes the mailbox of an actor, and refuses the waiting messages.
     pub(super) fn close(&mut self, actor: ActorId, why: &Refusal) {
         let Some(mut mailbox) = self.mailboxes.remove(&actor) else { return };
         self.late.is_over(actor);
@@ -278,7 +281,7 @@ impl Gateway {
     }
 }
 
-/// A message that does not go on: its asker is told, and it is counted.
+/// Drops a message that cannot go on: tells its asker, and counts it.
 pub(super) fn refuse(transport: &crate::transport::Transport, receipt: Receipt, why: &Refusal) {
     if !receipt.wants_reply() {
         tracing::warn!(?why, "a message to another host was dropped");
@@ -287,8 +290,8 @@ pub(super) fn refuse(transport: &crate::transport::Transport, receipt: Receipt, 
     transport.dead_letter();
 }
 
-/// Posts a message, with its spans lent before a lane can ask for them. How many ends of it will be told:
-/// that it is done with, and for an ask its answer.
+/// Posts a message, and lends its spans before a lane can ask for them. Returns how many reports its end has:
+/// one that it is done with, and for an ask also the answer.
 fn post(remote: &mut Remote, out: Box<Out>, copiers: &Copiers) -> Result<usize, (Box<Out>, PostError)> {
     let (actor, head) = (out.actor, Head::of(out.key, &out.body, &out.tensors));
     let target = tensorpost_hosts::ids::ActorId(actor.0);
@@ -299,7 +302,7 @@ fn post(remote: &mut Remote, out: Box<Out>, copiers: &Copiers) -> Result<usize, 
         Err(error) => return Err((out, error)),
     };
     let Out { actor, receipt, tensors, question, .. } = *out;
-    // What is sent is lent by now; what has no bytes is needed no more.
+    // The bytes are lent by now, and tensors without bytes are not needed any more.
     drop(tensors);
     let Some(correlation) = posted.correlation else {
         remote.open.insert(posted.post, (actor, Some(receipt)));
@@ -310,7 +313,7 @@ fn post(remote: &mut Remote, out: Box<Out>, copiers: &Copiers) -> Result<usize, 
     Ok(2)
 }
 
-/// Offers those that lie in memory of a device.
+/// Offers the spans that lie in memory of a device to the NIXL lanes.
 fn offer_all(sources: &[Source], copiers: &Copiers, offer: &mut dyn FnMut(OnDevice)) {
     for (index, source) in sources.iter().enumerate() {
         if let Source::Staged(tensor, _) = source
@@ -321,7 +324,7 @@ fn offer_all(sources: &[Source], copiers: &Copiers, offer: &mut dyn FnMut(OnDevi
     }
 }
 
-/// Posts the head of a message, or of a reply, and lends its spans.
+/// Posts the head of a message or a reply, and lends its spans.
 pub(super) fn post_as(
     remote: &Remote,
     to: To,

@@ -1,5 +1,5 @@
-//! The tensors of a message before they leave, and memory for those that come. Both wait for others, and for
-//! the driver, on threads that may.
+//! Makes the tensors of a message ready before they leave, and finds memory for those that arrive. Both wait
+//! for others and for the driver, on threads that may block.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,19 +19,19 @@ use crate::ids::DeviceId;
 use crate::lease::PoolError;
 use crate::tensor::{DeviceStream, Reserved, Tensor, TensorError, TensorMut};
 
-/// Who waits for memory to pack tensors: one at a time.
+/// Held by the message that waits for memory to pack its tensors: one at a time.
 pub(super) type Packing = Arc<Mutex<()>>;
 
-/// Between two looks of who waits to pack tensors: what others give back while an attempt gives back what it
-/// had wakes nobody here.
+/// How long a message that waits to pack its tensors sleeps before it tries again. A return of memory can be
+/// missed: while an attempt gives back what it took, returns by others do not wake it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Waits until all tensors are there, and packs those that are not. Where a pool is full it waits until there
-/// is memory for all of them, and has none until then; now and then it calls `hungry`.
+/// Waits until all tensors are ready, and packs those that are strided. While a pool is full, it waits until
+/// there is memory for all of them and holds none until then. It calls `hungry` every so often.
 ///
 /// # Errors
-/// A tensor whose data will never be there, or that there can be no memory to pack for; a device that this
-/// process cannot use.
+/// The data of a tensor will never be ready, the pool can never hold its packed form, or this process cannot
+/// use the device.
 pub(super) async fn ready(
     tensors: Vec<Tensor>,
     host: DeviceStream,
@@ -42,7 +42,7 @@ pub(super) async fn ready(
     static SAID: AtomicBool = AtomicBool::new(false);
 
     let all: Arc<[Tensor]> = tensors.into();
-    // Before it has a turn: others need not wait for this data.
+    // Waits before it takes a turn: other messages need not wait for this data.
     let of = Arc::clone(&all);
     aside(move || there(&of)).await?;
     let pack = |waker: Option<Waker>| {
@@ -53,7 +53,8 @@ pub(super) async fn ready(
         }
     };
     let is_packed = all.iter().all(Tensor::is_contiguous);
-    // Nobody takes what another waits for.
+    // Tries without a turn only if nothing has to be packed, or nobody else waits: an attempt must not take
+    // the memory that another waits for.
     if is_packed || packing.try_lock().is_ok() {
         match aside(pack(None)).await {
             Err(TensorError::Pool(full @ PoolError::Full { .. })) => {
@@ -70,7 +71,7 @@ pub(super) async fn ready(
     let (bell, waker) = Bell::new();
     loop {
         match aside(pack(Some(waker.clone()))).await {
-            // In vain where nobody has any of it.
+            // Waiting is in vain if nobody holds any of the pool.
             Err(TensorError::Pool(PoolError::Full { in_use, .. })) if in_use > 0 => {}
             done => return done,
         }
@@ -80,7 +81,8 @@ pub(super) async fn ready(
     }
 }
 
-/// The same at once, on a thread that may wait for the tensors: an error where a pool is full.
+/// Does the same as [`ready`], but at once: a full pool is an error. Blocks on the tensors, so call it on a
+/// thread that may.
 pub(super) fn make_ready(
     tensors: &[Tensor],
     host: &DeviceStream,
@@ -90,12 +92,12 @@ pub(super) fn make_ready(
     pack(tensors, host, copiers)
 }
 
-/// HOST-7: a stream is given only what has passed.
+/// Waits on the host for all tensors. HOST-7: a stream is given only work whose inputs are complete.
 fn there(tensors: &[Tensor]) -> Result<(), TensorError> {
     tensors.iter().try_for_each(|tensor| tensor.wait(None))
 }
 
-/// Where pools are full `waker` is woken when memory comes back to one of them.
+/// Packs the tensors. If a pool is full, has `waker` woken when memory comes back to one of the pools.
 fn pack_or_wake(
     tensors: &[Tensor],
     host: &DeviceStream,
@@ -112,7 +114,7 @@ fn pack_or_wake(
             return Err(never.into());
         }
     }
-    // What this attempt takes and gives back is not to wake it.
+    // Removes the waker first, so that memory which this attempt takes and gives back does not wake it.
     for (stream, _) in &wanted {
         stream.pool().waits_no_more(waker);
     }
@@ -123,10 +125,10 @@ fn pack_or_wake(
     done
 }
 
-/// Packs all, or none. First there is memory for all of them.
+/// Packs all tensors or none: memory for all of them is reserved first.
 fn pack(tensors: &[Tensor], host: &DeviceStream, copiers: &Copiers) -> Result<Vec<Tensor>, TensorError> {
     let room = |tensor: &Tensor| {
-        // A device that this process cannot use is an error for one that is packed already, too.
+        // A device that this process cannot use is an error for a packed tensor, too.
         let stream = packing_stream(tensor, host, copiers)?;
         if tensor.is_contiguous() {
             return Ok(None);
@@ -146,7 +148,7 @@ fn pack(tensors: &[Tensor], host: &DeviceStream, copiers: &Copiers) -> Result<Ve
     packed.collect()
 }
 
-/// Where a tensor is packed.
+/// Returns the stream whose memory a tensor is packed into.
 fn packing_stream(
     tensor: &Tensor,
     host: &DeviceStream,
@@ -158,7 +160,7 @@ fn packing_stream(
     })
 }
 
-/// Woken by whoever gives memory back, also while nobody waits for it yet.
+/// Remembers a wake-up that comes before anybody waits for it.
 #[derive(Default)]
 struct Bell(Notify);
 
@@ -179,8 +181,8 @@ impl Wake for Bell {
     }
 }
 
-/// Memory for the spans of a message that comes, for one that works on this device where that is known. Waits
-/// while a pool is full.
+/// Finds memory for the spans of an arriving message. `receiver` is the device that its receiver works on, if
+/// that is known. Waits while a pool is full.
 pub(super) async fn targets(
     head: &Head,
     host: &DeviceStream,
@@ -227,7 +229,8 @@ async fn target(
     };
     match copier {
         Some(copier) => {
-            // With the memory, on one thread: to be handed over twice takes as long as a large piece by NIXL.
+            // The landing is made with the memory, on the same thread: a second hand-over takes as long as a
+            // large piece by NIXL.
             let of = Arc::clone(&copier);
             let landing = fresh(copier.stream(), outline, move |tensor| Landing::new(&of, tensor));
             Ok(Target::Staged(landing.await?))
@@ -236,7 +239,8 @@ async fn target(
     }
 }
 
-/// What is made of new memory that nobody uses any more (CLOCK-2, HOST-7). Waits while the pool is full.
+/// Reserves memory that nobody uses any more, and makes something of it (CLOCK-2, HOST-7). Waits while the
+/// pool is full.
 async fn fresh<T: Send + 'static>(
     stream: &DeviceStream,
     outline: &Outline,
@@ -263,10 +267,10 @@ fn attempt(
     stream.settle(reserved)
 }
 
-/// On a thread that may wait.
+/// Runs `work` on a thread that may block.
 pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TensorError> + Send + 'static,
 ) -> Result<T, TensorError> {
-    // An error of the runtime is its end, or a panic, which was reported.
+    // The runtime fails here only when it ends, or after a panic that was already reported.
     spawn_blocking(work).await.unwrap_or(Err(TensorError::TimedOut))
 }

@@ -1,4 +1,5 @@
-//! The mailbox here of an actor of another host: it decodes nothing, and hands on what comes.
+//! The mailbox here of an actor of another host. It decodes nothing, and hands its messages to the gateway's
+//! task.
 
 use std::sync::Arc;
 
@@ -19,18 +20,19 @@ pub(super) struct Out {
     pub(super) key: u64,
     pub(super) body: Bytes,
     pub(super) tensors: Vec<Tensor>,
-    /// Until the message is done with there: so the credits of both hosts are one chain (HOST-9).
+    /// Held until the other host is done with the message, so that the credits of both hosts form one chain
+    /// (HOST-9).
     pub(super) receipt: Receipt,
-    /// Of one who follows versions.
+    /// Set if the sender follows versions.
     pub(super) question: Option<Question>,
 }
 
-/// See the module.
+/// The mailbox of an actor of another host; see the module.
 pub(super) struct Proxy {
     pub(super) actor: ActorId,
     pub(super) capacity: u32,
     pub(super) local: Arc<LocalCredits>,
-    /// Unbounded only in form: credits bound what is in it.
+    /// Bounded in practice by credits.
     pub(super) to: UnboundedSender<Command>,
 }
 
@@ -45,26 +47,26 @@ impl Inbox for Proxy {
 
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
         let Delivery { key, body, tensors, tickets: _, receipt, context: _ } = delivery;
-        // ONE-WRITER: a sender of ours has refused it; this one says something else.
+        // ONE-WRITER: a sender of this host has refused such a tensor; this message does not keep to that.
         if tensors.iter().any(|tensor| tensor.lease().is_in_parts()) {
             let why = "it holds a part of a split tensor, which does not leave its host".to_owned();
             receipt.refuse(&Refusal::Undelivered(why.clone()));
             return Err(Undelivered::Malformed { message: "a message to another host", why });
         }
-        // WIRE-1: of this host, its node alone has actors started on another.
+        // WIRE-1: on this host only the node may have actors started on another.
         if self.actor == starter_of(self.actor.host()) && receipt.sender() != ProcessId::NODE {
             receipt.refuse(&Refusal::NoSuchActor);
             return Err(Undelivered::Unregistered { key });
         }
         let body = Bytes::copy_from_slice(body);
-        // What is no question is an ask as any other, and the actor says what it thinks of it.
+        // A body that is not a question goes as an ordinary ask, and the actor answers it as it sees fit.
         let question = if receipt.follows() { Question::read(&body) } else { None };
         let out = Out { actor: self.actor, key, body, tensors, receipt, question };
         self.to.send(Command::Out(Box::new(out))).map_err(|_| Undelivered::Stopped)
     }
 
     fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
-        // Nothing but the gateway runs in its process, and it sends to actors of this host alone.
+        // Only the gateway runs in its process, and it sends to actors of this host alone.
         Err((message, Undelivered::Unregistered { key }))
     }
 

@@ -1,20 +1,21 @@
-//! Another host has another gateway.
+//! The replacement of another host's gateway.
 //!
-//! Its gateway ended, with all that was in its memory: what of this host's messages it had, and had passed
-//! on, nobody knows. Its actors live. So what was not acknowledged is answered as by the verdict, and all
-//! else goes on in a session that begins anew:
+//! The old gateway ended with all that was in its memory, so nobody knows which of this host's messages it
+//! had, and which it had passed on. The actors of its host live on. So messages that were not acknowledged
+//! are answered as if the host were lost, and everything else goes on in a new session:
 //!
-//! 1. What had come before goes on first: a session tells it before it tells its end. So what comes later
-//!    stays behind it (HOST-3).
-//! 2. Asks without an answer are refused ([`Refusal::GatewayEnded`]); the tensors that were lent go back
-//!    (HOST-5), and the places in mailboxes. Messages that were not sent yet wait where they are.
-//! 3. All that the other side knew of this one is said again: which mailboxes are wanted, what is to be told
-//!    of actors that live there and are of this host, which names are looked up, and by the head who is of
-//!    the node, and how others went.
+//! 1. Messages that came in the old session are handled first, because a session reports them before it
+//!    reports its end. So later ones stay behind them (HOST-3).
+//! 2. Asks without an answer are refused ([`Refusal::GatewayEnded`]). Lent tensors (HOST-5) and places in
+//!    mailboxes go back. Messages that were not sent yet wait where they are.
+//! 3. This gateway repeats everything that the old gateway knew of it: the mailboxes that it wants, the
+//!    actors of this host that live there and are to be reported on, and the names that it looks up. The head
+//!    also repeats the list of hosts, and how lost ones went.
 //!
-//! **Bounds** (HOST-9). A mailbox of this host is offered to the next gateway when it has taken all that had
-//! come from the last; until then that waits here. WIRE-1: a host that begins anew again and again is given
-//! up; each time costs this one what was under way with that host, and a line of the log.
+//! **Bounds** (HOST-9). A mailbox of this host is offered to the next gateway when it has taken all messages
+//! of the last session; until then the new ones wait at the sender. WIRE-1: a host whose gateway is replaced
+//! again and again is given up. Each replacement costs this host the messages under way there and one line of
+//! the log.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -35,11 +36,11 @@ use crate::limits::MAX_RENEWALS;
 use crate::transport::hosts::{FromGateway, Gone};
 use crate::transport::inbox::Refusal;
 
-/// In which no host may have more than [`MAX_RENEWALS`] gateways.
+/// The time in which a host may have at most [`MAX_RENEWALS`] gateways.
 const WITHIN: Duration = Duration::from_secs(60);
 
 impl Gateway {
-    /// A host has another gateway than the one with which the session was.
+    /// Begins a new session with a host whose gateway was replaced.
     pub(super) fn renewed(&mut self, host: u16, ended: Ended, next: Which) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         let now = Instant::now();
@@ -63,16 +64,18 @@ impl Gateway {
         let peer = before.peer.followed_by(of, memory, pulse, nixl);
         let member = before.member.clone();
         self.listen_to(host, &peer);
-        // As before it has a place, or dials.
+        // As before, the peer waits for connections, or dials.
         self.node.connect(&member, session, &peer, &self.to);
         let mut remote = Remote::new(Newcomer { member, peer, store }, session);
+        // The old session ends before the new one is entered, so that nothing of it counts there. Only then
+        // can the notes of `say_again` go to the new session.
         self.end_session(before, &mut remote, &ended);
         self.hosts.insert(host, remote);
         tell(&self.transport, FromGateway::Renewed { host });
         self.say_again(host);
     }
 
-    /// What was under way in a session is over.
+    /// Ends a session and all that was under way in it.
     fn end_session(&mut self, mut before: Remote, next: &mut Remote, ended: &Ended) {
         let host = before.member.who.host.0;
         before.store.clear();
@@ -94,7 +97,7 @@ impl Gateway {
             }
             asked.receipt.refuse(&why);
         }
-        // With the receipts go the senders' credits.
+        // The senders' credits go with the receipts.
         drop(before);
         for local in self.locals.values_mut() {
             local.forget_host(host);
@@ -102,7 +105,7 @@ impl Gateway {
         self.locals.retain(|_, local| !local.is_forgotten());
     }
 
-    /// Says again what the other side's gateway before knew.
+    /// Repeats what the old gateway of the host knew of this one.
     fn say_again(&mut self, host: u16) {
         let there: Vec<_> =
             self.mailboxes.keys().filter(|actor| self.host_of(**actor) == Some(host)).copied().collect();
@@ -115,8 +118,8 @@ impl Gateway {
         for actor in watched {
             self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(Place::Nowhere, 0));
         }
-        // Of one that roams its home is asked, which forgot who wants to hear of it, and the host on which it
-        // lives.
+        // For an actor that roams, its home is asked: a new gateway there has forgotten who wants to hear of
+        // it. So is the host on which it lives.
         let known = self.mailboxes.keys().chain(self.reaching.keys()).copied();
         let is_asked = |actor: &ActorId| actor.host() == host || self.host_of(*actor) == Some(host);
         let wanted: HashSet<_> = known.filter(|actor| is_asked(actor) && !self.late.waits(*actor)).collect();
@@ -137,7 +140,7 @@ impl Gateway {
         }
     }
 
-    /// The head says who is of the node, to a host that may not have heard of some.
+    /// On the head, tells a host who is of the node, because it may not have heard of some.
     fn say_who_is_there(&mut self, host: u16) {
         if self.node.roster.is_none() {
             return;
@@ -149,28 +152,28 @@ impl Gateway {
         self.note_to(host, &Note::Hosts { numbers, gone });
     }
 
-    /// This gateway follows another of its host.
+    /// Goes on where the gateway before this one stopped.
     pub(super) fn go_on(&mut self) {
         self.tell_members();
         let hosts: Vec<_> = self.hosts.keys().copied().collect();
         hosts.into_iter().for_each(|host| self.say_who_is_there(host));
     }
 
-    /// Somebody here watches an actor of another host, and the gateway before had that told.
+    /// Watches an actor of another host again, as the gateway before this one did.
     pub(super) fn watch_again(&mut self, actor: ActorId) {
         if !self.hosts.contains_key(&actor.host()) {
-            return self.reach(actor); // which is not to be had
+            return self.reach(actor); // this answers that it is out of reach
         }
         if !self.mailboxes.contains_key(&actor) {
             self.watched.insert(actor);
-            // It is wanted, and gives its place up at once: then its host says what happens to it
-            // (`resting`).
+            // Asks for it with a mailbox that gives its place up at once; then its host reports what happens
+            // to it (`resting`).
             self.mailboxes.insert(actor, Mailbox::new(Place::Nowhere, 0));
             self.note_to(actor.host(), &Note::Want { actor, not: None });
         }
     }
 
-    /// A mailbox has taken a message of an earlier session with a host.
+    /// Records that a mailbox has taken a message of an earlier session with a host.
     pub(super) fn less_left_behind(&mut self, host: u16, actor: ActorId) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         remote.is_done_with(actor);
@@ -181,7 +184,8 @@ impl Gateway {
 }
 
 impl Remote {
-    /// It may be said before the end of its session is told.
+    /// Takes one message off the count. This may happen before the end of its session is reported, so the
+    /// count may go below 0.
     fn is_done_with(&mut self, actor: ActorId) {
         let count = self.left_behind.entry(actor).or_default();
         *count -= 1;

@@ -1,21 +1,20 @@
-//! Actors of other hosts that nobody uses: they give up their places here, the one that was used least
-//! recently first.
+//! Idle actors of other hosts give up their places here, the least recently used one first.
 //!
-//! A place is given up when the node wants one for another actor, and never while a message waits in it, is
-//! not done with on the other host, or has no answer. The steps, of which each leaves everything as it was
-//! for whoever sends:
+//! A place is given up when the node wants one for another actor. It is kept while a message waits in it, is
+//! still under way on the other host, or has no answer. After each of these steps senders can go on as
+//! before:
 //!
-//! 1. The gateway says [`FromGateway::Rests`]. From now on the actor has a mailbox here and no place.
-//! 2. The node tells all processes, which ask it again before they send, and answers [`ToGateway::Rested`]:
-//!    it may give the place to another.
-//! 3. When nothing came meanwhile, the mailbox goes, and the other host is told ([`Note::Rests`]), which
-//!    takes its offer back.
+//! 1. The gateway sends [`FromGateway::Rests`]. From now on the actor has a mailbox here but no place.
+//! 2. The node tells all processes, which ask it again before they send. Then it answers
+//!    [`ToGateway::Rested`], and may give the place to another actor.
+//! 3. If nothing arrived meanwhile, the gateway removes the mailbox and tells the other host
+//!    ([`Note::Rests`]), which takes its offer back.
 //!
-//! A process that has not heard of that yet still sends to the place. Nothing is lost by it: a message names
-//! its actor, and one that comes late is put into the mailbox that the actor has now, or into a new one
-//! without a place, for which its host is asked again ([`Gate::late`](crate::transport::hosts::Gate::late)).
+//! A process that has not heard of the change still sends to the place. No message is lost by that, because
+//! each names its actor. A late one goes into the mailbox that the actor has now, or into a new one without a
+//! place, and the gateway asks the actor's host again ([`Gate::late`](crate::transport::hosts::Gate::late)).
 //! All messages of a process come by one ring, whatever places they name, so they keep their order (HOST-3).
-//! Credits are those of the place that a message named.
+//! A message uses a credit of the place that it named.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,20 +29,20 @@ use crate::limits::MAX_ACTORS;
 use crate::transport::hosts::FromGateway;
 
 impl Mailbox {
-    /// Whether nothing is on its way to the actor.
+    /// Returns whether no message waits here or is under way to the actor.
     fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.under_way == 0
     }
 }
 
 impl Gateway {
-    /// The node wants a place for another actor.
+    /// Frees a place, because the node wants one for another actor.
     pub(super) fn make_room(&mut self) {
         self.places_wanted += 1;
         self.give_places_up();
     }
 
-    /// Has those rest that nobody uses, as long as places are wanted.
+    /// Takes places from idle actors, as long as the node wants places.
     fn give_places_up(&mut self) {
         static SAID: AtomicBool = AtomicBool::new(false);
 
@@ -67,9 +66,9 @@ impl Gateway {
         }
     }
 
-    /// The node has told all processes that an actor has no place here any more.
+    /// Handles the node's word that all processes know that an actor has no place here any more.
     pub(super) fn rested(&mut self, actor: ActorId, told: bool) {
-        // One that has ended meanwhile has no mailbox.
+        // An actor that has ended meanwhile has no mailbox.
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
         mailbox.place = Place::Nowhere;
         if told && self.hosts.contains_key(&actor.host()) {
@@ -78,17 +77,17 @@ impl Gateway {
         self.settle(actor);
     }
 
-    /// Says where an actor lives, and to its home, that this host sends nothing to it for now.
+    /// Tells the host on which an actor lives, and its home, that this host sends nothing to it for now.
     fn note_rests(&mut self, actor: ActorId) {
         let (home, told) = (actor.host(), self.watched.contains(&actor));
-        // Its home hears of what happens to it in any case.
+        // Its home hears of what happens to the actor in any case.
         if let Some(host) = self.host_of(actor).filter(|host| *host != home) {
             self.note_to(host, &Note::Rests { actor, told: home == self.own() });
         }
         self.note_to(home, &Note::Rests { actor, told });
     }
 
-    /// Something of an actor is done with.
+    /// Records that a message or an ask to an actor is finished.
     pub(super) fn less_under_way(&mut self, actor: ActorId) {
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.under_way = mailbox.under_way.saturating_sub(1);
@@ -96,13 +95,13 @@ impl Gateway {
         }
     }
 
-    /// Where nothing more is on its way to an actor, its place is free for others, or its mailbox goes, which
-    /// has none.
+    /// If nothing is under way to an actor any more, offers its place to others, or removes its mailbox if
+    /// that has no place.
     pub(super) fn settle(&mut self, actor: ActorId) {
         let Some(mailbox) = self.mailboxes.get(&actor).filter(|mailbox| mailbox.is_idle()) else { return };
         match mailbox.place {
             Place::At(_) => self.give_places_up(),
-            // The node is about to answer, or to give it another.
+            // The node will answer with `Rested`, or give the actor another place.
             Place::GivenUp => {}
             Place::Nowhere if self.reaching.contains_key(&actor) => {}
             Place::Nowhere => {
@@ -113,14 +112,14 @@ impl Gateway {
         }
     }
 
-    /// Another host sends nothing to an actor of this one for now.
+    /// Handles another host's word that it sends nothing to an actor of this host for now.
     pub(super) fn rests_there(&mut self, host: u16, actor: ActorId, told: bool) {
         let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get_mut(&host)) else {
             return;
         };
         remote.held_back.remove(&actor);
         if local.offered.remove(&host) {
-            // With 0 it cannot be too much.
+            // Capacity 0 takes the offer back, and never exceeds the bound.
             let _ = remote.peer.with(|session| session.serve(HostActor(actor.0), 0));
         }
         match told {
@@ -130,7 +129,7 @@ impl Gateway {
         self.forget_local(actor);
     }
 
-    /// Forgets an actor of this host that no other one knows.
+    /// Forgets an actor of this host that no other host knows.
     pub(super) fn forget_local(&mut self, actor: ActorId) {
         if self.locals.get(&actor).is_some_and(|local| local.is_forgotten()) {
             self.locals.remove(&actor);
@@ -171,7 +170,7 @@ mod tests {
         cluster.connect();
         (0..3).for_each(|number| cluster.send(0, &to_rests, number));
         serve(other, 2);
-        // Who has not heard of it goes on.
+        // A process that has not heard that the place has a new actor still sends to it.
         assert!(cluster.try_send(0, &to_other, 9).is_err(), "three of the place's two credits are taken");
         cluster.run_until_idle();
         let mut came = Vec::new();
@@ -194,7 +193,7 @@ mod tests {
         let Ok(Command::Out(out)) = commands.try_recv() else { panic!("it came") };
         assert_eq!((out.actor, out.body.to_vec()), (other, vec![9]));
 
-        // One that has ended takes nothing more; what was on its way is counted as before.
+        // An actor that has ended takes nothing more; messages that were on their way still count.
         gateway.pause(to_other.location.index);
         drop((out, commands.try_recv()));
         cluster.run_until_idle();
@@ -202,7 +201,7 @@ mod tests {
         serve(rests, 2);
         (0..2).for_each(|number| cluster.send(0, &to_rests, number));
         assert!(cluster.try_send(0, &to_rests, 2).is_err());
-        // WIRE-1: of a host that this process is of, nobody is late.
+        // WIRE-1: a message for an actor of this process's own host is never treated as late.
         to_other.actor = ActorId::numbered(0, 77);
         cluster.run_until_idle();
         drop(std::iter::from_fn(|| commands.try_recv().ok()).collect::<Vec<_>>());

@@ -1,30 +1,30 @@
 //! Actors that roam: their homes say on which host each lives, and messages go there.
 //!
-//! The id of such an actor has its home in it, the host whose program has started it
-//! (`node/supervisor/roaming.rs`). Whoever wants to send to one asks the home ([`Note::Want`]), which answers
-//! with the host that it lives on ([`Note::LivesOn`]) as soon as there is one; that host is then asked for
-//! the mailbox as for any actor of its own. So no message takes the way over the home, and none that was sent
-//! to one life comes to the next by another way (HOST-3). Of what happens to the actor the host that it lives
-//! on tells its home ([`Note::Watch`]), and the home tells all others. One that lives at home is offered by
-//! it, as any of its own.
+//! The id of such an actor names its home, the host whose program started it (`node/supervisor/roaming.rs`).
+//! A gateway that wants to send to one asks the home ([`Note::Want`]). The home answers with the host that
+//! the actor lives on ([`Note::LivesOn`]), as soon as there is one. The gateway then asks that host for the
+//! mailbox, as for any actor of its own. So no message travels by way of the home, and no message to one life
+//! reaches the next by another route (HOST-3). The host that an actor lives on reports what happens to it to
+//! its home ([`Note::Watch`]), and the home tells all others. An actor that lives at home is offered by its
+//! home like any other.
 //!
-//! **Invariants.** HOST-10: whoever sends waits for a next life where the node has lost the host for certain
-//! ([`Gone::is_certain`](crate::transport::hosts::Gone)); where this host alone has given it up, the actor is
-//! out of reach. WIRE-1: only the home is believed where an actor lives, and only that host has its mailbox.
-//! MBX-2: what is remembered are actors that have a mailbox here or are being reached, those that this host
-//! is the home of, and some more for a while. A home has so many watched at a time, so that the other host
-//! keeps no more of those that it does not know.
+//! **Invariants.** HOST-10: senders wait for a next life if the node has lost the host for certain
+//! ([`Gone::is_certain`](crate::transport::hosts::Gone)). If only this host has given it up, the actor is out
+//! of reach. WIRE-1: only the home is believed about where an actor lives, and only that host has its
+//! mailbox. MBX-2: the gateway remembers actors that have a mailbox here or are being reached, actors that
+//! this host is the home of, and some more for a while. A home asks another host to watch a bounded number at
+//! a time, which bounds the unknown actors that the other host has to remember.
 //!
-//! **On the loss** of the host that it lives on its mailbox here gives its place up, as one that rests does:
-//! senders ask the node again, in the queue that they had, and the home is asked, which answers when the next
-//! life has begun. What was sent to the last life and has not left is refused, also what comes late: nothing
-//! waits here for a life that may begin on this very host. **On the loss** of its home it is out of reach:
-//! the host that it lives on ends it.
+//! **On the loss** of the host that an actor lives on, its mailbox here gives its place up, as an idle one
+//! does. Senders ask the node again and keep their place in its queue. The gateway asks the home, which
+//! answers when the next life has begun. Messages to the last life that have not left are refused, and so are
+//! late ones: nothing waits here for a life that may begin on this very host. **On the loss** of its home the
+//! actor is out of reach: the host that it lives on ends it.
 //!
-//! **With another gateway** of any of them the actor lives on. That of its home hears from the node where it
-//! lives, and asks that host again to be told of it; so does the home when it is that host's. What has ended
-//! meanwhile is answered to that. All others ask for the mailbox again, and the home for the place
-//! (`renewal`).
+//! **When a gateway is replaced** the actor lives on. A new gateway of its home hears from the node where the
+//! actor lives, and asks that host again to watch it. The home does the same when the gateway of that host is
+//! replaced. The answer names the actors that have ended meanwhile. All other hosts ask for the mailbox
+//! again, and ask the home where the actor lives (`renewal`).
 
 use std::collections::HashMap;
 
@@ -38,13 +38,13 @@ use crate::transport::hosts::{FromGateway, Gone};
 use crate::transport::inbox::Refusal;
 use crate::transport::lifecycle::EndReason;
 
-/// Where actors that roam live, as their homes have said.
+/// The hosts that roaming actors live on, as their homes have said.
 #[derive(Default)]
 pub(super) struct Roaming {
     lives: HashMap<ActorId, Life>,
-    /// When those that nobody needs are forgotten.
+    /// The number of entries at which unneeded ones are forgotten.
     forget_at: usize,
-    /// Hosts that are not of the node any more. No number is given twice.
+    /// Hosts that are not of the node any more. No number is given out twice.
     gone: HashMap<u16, Gone>,
 }
 
@@ -55,7 +55,7 @@ struct Life {
 }
 
 impl Roaming {
-    /// With what the gateway before has known of hosts.
+    /// Starts with what the gateway before knew of lost hosts.
     pub(super) fn resuming(gone: &[(u16, Gone)]) -> Self {
         Roaming { gone: gone.iter().copied().collect(), ..Roaming::default() }
     }
@@ -64,7 +64,7 @@ impl Roaming {
         self.gone.insert(host, how);
     }
 
-    /// How hosts went: of more than that, those that joined last.
+    /// Returns how hosts went; if there are too many to tell, those that joined last.
     pub(super) fn hosts_gone(&self) -> Vec<(u16, Gone)> {
         let mut gone: Vec<_> = self.gone.iter().map(|(host, how)| (*host, *how)).collect();
         gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));
@@ -72,12 +72,12 @@ impl Roaming {
         gone
     }
 
-    /// Where an actor has lived last whose life there is over.
+    /// Returns the host that an actor last lived on, if its life there is over.
     pub(super) fn not_on(&self, actor: ActorId) -> Option<u16> {
         self.lives.get(&actor).filter(|_| self.is_over(actor)).map(|life| life.host)
     }
 
-    /// Whether an actor lives, or has lived last, on this host and is of another.
+    /// Returns whether an actor of another host lives on `host`, or lived there last.
     pub(super) fn is_guest_on(&self, actor: ActorId, host: u16) -> bool {
         actor.host() != host && self.lives.get(&actor).is_some_and(|life| life.host == host)
     }
@@ -86,7 +86,7 @@ impl Roaming {
         self.lives.remove(&actor);
     }
 
-    /// Whether the last life of an actor that this host has heard of is over.
+    /// Returns whether the last life of an actor that this host has heard of is over.
     pub(super) fn is_over(&self, actor: ActorId) -> bool {
         let life = self.lives.get(&actor);
         life.is_some_and(|life| life.is_over || self.gone.contains_key(&life.host))
@@ -99,14 +99,14 @@ impl Roaming {
     }
 }
 
-/// Why a message goes no further that was sent to a life which is over.
+/// The refusal of a message that was sent to a life which is over.
 pub(super) fn last_life_over() -> Refusal {
     let why = "the life of the actor that it was sent to is over, with its host; the message was not sent";
     Refusal::NotPassedOn(why.to_owned())
 }
 
 impl Gateway {
-    /// The host that has the mailbox of an actor, where that is of the node and known.
+    /// Returns the host that has the mailbox of an actor, if that is known and of the node.
     pub(super) fn host_of(&self, actor: ActorId) -> Option<u16> {
         if !actor.roams() {
             return self.hosts.contains_key(&actor.host()).then(|| actor.host());
@@ -115,12 +115,12 @@ impl Gateway {
         self.hosts.contains_key(&life.host).then_some(life.host)
     }
 
-    /// Whether the host that is asked for an actor is of the node.
+    /// Returns whether the host that is asked for an actor is of the node.
     pub(super) fn is_in_reach(&self, actor: ActorId) -> bool {
         self.hosts.contains_key(&actor.host()) || actor.roams() && actor.host() == self.own()
     }
 
-    /// Has the mailbox of an actor offered, or its home say where it lives.
+    /// Asks for the mailbox of an actor, or asks its home where it lives.
     pub(super) fn want(&mut self, actor: ActorId) {
         if self.late.waits(actor) {
             return; // it is not its turn
@@ -138,7 +138,7 @@ impl Gateway {
         }
     }
 
-    /// A host is of the node now, on which an actor may live that is waited for.
+    /// Asks a host that has just joined for the wanted actors that live there.
     pub(super) fn want_those_on(&mut self, host: u16) {
         let lives = self.roaming.lives.iter().filter(|(_, life)| life.host == host);
         let waits = |actor: &ActorId| {
@@ -149,7 +149,7 @@ impl Gateway {
         wanted.into_iter().for_each(|actor| self.want(actor));
     }
 
-    /// Another host says where an actor lives.
+    /// Handles another host's word on where an actor lives.
     pub(super) fn lives_there(&mut self, home: u16, actor: ActorId, host: u16) {
         if !actor.roams() || actor.host() != home {
             return tracing::warn!(host = home, "it says where an actor of another host lives; dropped");
@@ -159,19 +159,20 @@ impl Gateway {
             return;
         }
         if host == self.own() {
-            // The node has it, and whoever sends has asked it. What has come late was for an earlier life.
+            // The node has it, and its senders have asked the node again. Late messages were for an earlier
+            // life.
             return self.close(actor, &last_life_over());
         }
         let is_over = self.roaming.gone.contains_key(&host);
         let before = self.roaming.lives.get(&actor);
         if before.is_some_and(|life| life.host == host && (life.is_over || is_over)) {
-            return; // it was told that it is not there any more, and says it again when it is elsewhere
+            return; // the home knows that it is not there any more, and will answer again
         }
         self.moves(actor, Life { host, is_over });
         self.want(actor);
     }
 
-    /// Whether an actor that roams is offered by its home, and wanted: then it lives there.
+    /// Returns whether a wanted roaming actor is offered by its home: then it lives there.
     pub(super) fn lives_at_home(&mut self, host: u16, actor: ActorId) -> bool {
         let is_wanted = self.reaching.contains_key(&actor) || self.mailboxes.contains_key(&actor);
         let lives_there = actor.roams() && actor.host() == host && is_wanted;
@@ -181,7 +182,8 @@ impl Gateway {
         lives_there
     }
 
-    /// Another life of an actor has begun. That the last was over may have been lost with a gateway.
+    /// Records another life of an actor. The word that the last one was over may have been lost with a
+    /// gateway.
     fn moves(&mut self, actor: ActorId, life: Life) {
         let before = self.roaming.lives.get(&actor);
         if before.is_some_and(|before| before.host != life.host && !before.is_over) {
@@ -190,8 +192,8 @@ impl Gateway {
         self.note_life(actor, life);
     }
 
-    /// The node, which is the home of an actor: it lives there from now on, or somebody has asked where it
-    /// does.
+    /// Handles the word of this host's node, which is an actor's home: the actor lives on `host` from now on,
+    /// or somebody has asked where it lives.
     pub(super) fn lives_on(&mut self, actor: ActorId, host: u16) {
         let before = self.roaming.lives.get(&actor);
         if before.is_some_and(|life| life.host == host && life.is_over) {
@@ -201,12 +203,12 @@ impl Gateway {
         self.note_life(actor, Life { host, is_over: false });
         let mut waiting = Vec::new();
         if let Some(local) = self.locals.get_mut(&actor) {
-            // Who knows that it is not there any more hears of the next place.
+            // An asker that knows that the actor has left `host` waits for the next place.
             waiting.extend(local.waiting.extract_if(|_, not| *not != Some(host)).map(|(asker, _)| asker));
         }
         let own = self.own();
         if is_new && let Some(remote) = self.hosts.get_mut(&host) {
-            // From now on it tells this host what happens to the actor.
+            // From now on that host tells this one what happens to the actor.
             remote.to_watch.insert(actor);
             self.ask_to_watch(host);
         }
@@ -226,7 +228,7 @@ impl Gateway {
         }
     }
 
-    /// Has a host tell, from now on, what happens to the actors of this one that live there.
+    /// Asks a host to report, from now on, what happens to the actors of this host that live there.
     pub(super) fn watch_those_on(&mut self, host: u16) {
         let own = self.own();
         let lives = self.roaming.lives.iter();
@@ -238,7 +240,7 @@ impl Gateway {
         }
     }
 
-    /// Asks a host to tell of the next of them, unless it has not answered of those before.
+    /// Asks a host to report on the next actors, unless its last answer is outstanding.
     fn ask_to_watch(&mut self, host: u16) {
         let Some(remote) = self.hosts.get_mut(&host).filter(|remote| !remote.is_asked_to_watch) else {
             return;
@@ -256,7 +258,7 @@ impl Gateway {
         }
     }
 
-    /// A host tells of the actors that it was asked to.
+    /// Handles a host's word that it reports on the actors that it was asked for.
     pub(super) fn watched_there(&mut self, host: u16) {
         if let Some(remote) = self.hosts.get_mut(&host) {
             remote.is_asked_to_watch = false;
@@ -264,8 +266,8 @@ impl Gateway {
         }
     }
 
-    /// The home of actors that live here wants to hear what happens to them. Of those that nobody has asked
-    /// for, the node says whether they do.
+    /// Handles a home's request to report on its actors that live here. The node says which of those nobody
+    /// has asked for yet live here.
     pub(super) fn watch_guests(&mut self, home: u16, actors: Vec<ActorId>) {
         let Some(remote) = self.hosts.get_mut(&home) else { return };
         let is_its_own = |actor: &ActorId| actor.roams() && actor.host() == home;
@@ -295,9 +297,9 @@ impl Gateway {
         tell(&self.transport, FromGateway::WantGuests { host: home, session, actors: unknown });
     }
 
-    /// The node has said which of them do not live here.
+    /// Handles the node's word on which of the actors do not live here.
     pub(super) fn guests_are(&mut self, home: u16, session: u64) {
-        // Its next gateway has asked again.
+        // Only in the same session: the host's next gateway has asked again.
         let Some(remote) = self.hosts.get_mut(&home).filter(|remote| remote.session == session) else {
             return;
         };
@@ -309,8 +311,8 @@ impl Gateway {
         self.note_to(home, &Note::Watched);
     }
 
-    /// A session is over, with all that was under way in it. Of an actor that has moved on since, nobody says
-    /// that it is done with.
+    /// Ends the counts of a session's unfinished messages for actors that have moved to another host since:
+    /// nobody will report those messages as done.
     pub(super) fn no_more_under_way(&mut self, before: &Remote) {
         let open = before.open.values().map(|(actor, _)| *actor);
         let all = open.chain(before.asks.values().map(|asked| asked.actor));
@@ -333,14 +335,14 @@ impl Gateway {
         }
     }
 
-    /// The host that an actor lives on says that it has ended there. Whether another life follows, its home
-    /// knows.
+    /// Handles the word of the host that an actor lives on that it has ended there. Its home knows whether
+    /// another life follows.
     pub(super) fn ended_there(&mut self, host: u16, actor: ActorId, why: Option<EndReason>) {
         if !self.roaming.is_guest_on(actor, host) {
             return tracing::warn!(host, "it speaks of an actor that does not live there; dropped");
         }
         match why {
-            // It has too much to do.
+            // That host has too much to do to offer the actor now.
             Some(EndReason::OutOfReach(why)) if actor.host() == self.own() => {
                 return self.not_now(actor, why);
             }
@@ -353,8 +355,8 @@ impl Gateway {
         self.life_over(actor, &Refusal::NoSuchActor);
     }
 
-    /// The host that an actor of this one lives on does not offer it now: what waits is refused, and who
-    /// comes asks again.
+    /// Refuses the waiting messages of an actor of this host, because the host that it lives on does not
+    /// offer it now. Later senders ask again.
     fn not_now(&mut self, actor: ActorId, why: String) {
         self.refuse_waiting(actor, &Refusal::NotPassedOn(why));
         self.give_place_up(actor);
@@ -375,8 +377,8 @@ impl Gateway {
         }
     }
 
-    /// The life of an actor that this host has sent to is over: what waits for it is refused, and who comes
-    /// waits for the next.
+    /// Ends the life of an actor that this host has sent to. Waiting messages are refused, and later senders
+    /// wait for the next life.
     pub(super) fn life_over(&mut self, actor: ActorId, why: &Refusal) {
         let Some(life) = self.roaming.lives.get_mut(&actor) else { return };
         life.is_over = true;
@@ -386,11 +388,11 @@ impl Gateway {
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.offered = 0;
             if is_gone {
-                mailbox.under_way = 0; // nobody says that it is done with
+                mailbox.under_way = 0; // nobody will report them as done
             }
             self.give_place_up(actor);
         }
-        // One that the node gives a place just now is asked for then.
+        // `true` means that the node is giving the actor a place now; `serve` deals with that case.
         if self.reaching.get(&actor) == Some(&false) {
             self.want(actor);
         }

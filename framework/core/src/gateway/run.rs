@@ -1,5 +1,5 @@
-//! The gateway's one task: all of its state, and what it is told, one after the other. Nothing that it does
-//! waits.
+//! The gateway's one task. It owns all of the state and handles commands one after the other. Nothing that it
+//! does blocks.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -38,13 +38,13 @@ use crate::transport::hosts::{FromGateway, Gone, Host, ToGateway};
 use crate::transport::inbox::Receipt;
 use crate::transport::spin::{Spin, Step};
 
-/// What sessions tell that waits to be handled; more waits in the session that tells it.
+/// Events of sessions that wait to be handled here; further ones wait in their session.
 const EVENTS: usize = 256;
 
-/// What is handled in one turn, of what has come by then: the first message among them waits for the last.
+/// The most commands and events handled in one turn. The first message of a turn waits for the last one.
 const AT_ONCE: usize = 16;
 
-/// See the module.
+/// The state of the gateway's task; see the module.
 pub(super) struct Gateway {
     pub(super) transport: Arc<Transport>,
     pub(super) stream: DeviceStream,
@@ -54,30 +54,30 @@ pub(super) struct Gateway {
     pub(super) hosts: ByNumber<Remote>,
     /// Actors of other hosts that have a mailbox here.
     pub(super) mailboxes: HashMap<ActorId, Mailbox>,
-    /// Those that the node waits for, and whether it was told that they are offered.
+    /// Actors that the node waits for, and whether it was told that they are offered.
     pub(super) reaching: HashMap<ActorId, bool>,
-    /// Those without a mailbox whose hosts say what happens to them.
+    /// Actors without a mailbox here whose hosts report what happens to them.
     pub(super) watched: HashSet<ActorId>,
-    /// Whose hosts are asked because messages came late for them.
+    /// Actors whose hosts are asked because late messages came for them.
     pub(super) late: Late,
-    /// Places that the node wants for others.
+    /// Places that the node wants for other actors.
     pub(super) places_wanted: usize,
-    /// Actors of this host that others know, or ask for.
+    /// Actors of this host that others know or ask for.
     pub(super) locals: HashMap<ActorId, Local>,
-    /// Where actors live that may live on any host.
+    /// The hosts on which roaming actors live.
     pub(super) roaming: Roaming,
-    /// The GPUs of processes of this host that ask actors of others, by the places of the processes.
+    /// The GPUs of processes of this host that ask actors of other hosts, by process slot.
     pub(super) gpus: HashMap<usize, (ProcessId, DeviceId)>,
-    /// Names that this host asks the others for.
+    /// Look-ups of names on the other hosts.
     pub(super) lookups: HashMap<u64, Lookup>,
-    /// Whether this host ends.
+    /// Whether this host shuts down.
     pub(super) is_stopping: bool,
-    /// On the head, in a shutdown: the last round of questions, and how long it may take.
+    /// On the head during a shutdown: the last round of questions, and its time limit.
     pub(super) drains: Option<(u64, u64)>,
-    /// One message at a time takes memory: two that have half of theirs would wait for each other.
+    /// Lets one message at a time take memory: two that have half of theirs would wait for each other.
     pub(super) memory: Arc<tokio::sync::Mutex<()>>,
     pub(super) packing: Packing,
-    /// Counts messages that are made ready.
+    /// Numbers messages that go out.
     pub(super) last_item: u64,
     happened: mpsc::Sender<(u16, Happened)>,
     told: Option<mpsc::Receiver<(u16, Happened)>>,
@@ -86,35 +86,37 @@ pub(super) struct Gateway {
 /// Another host.
 pub(super) struct Remote {
     pub(super) member: Member,
-    /// Counts the sessions with it, from 0: what is said of an earlier one is not for this.
+    /// Counts the sessions with this host from 0. Words of an earlier session are not for this one.
     pub(super) session: u64,
     pub(super) peer: Arc<Peer>,
     pub(super) store: Arc<Store>,
-    /// For whom messages of earlier sessions wait for room in their mailboxes, how many (`renewal`).
+    /// For each actor, the messages of earlier sessions that wait for room in its mailbox (`renewal`).
     pub(super) left_behind: HashMap<ActorId, i64>,
-    /// Whose mailboxes are offered to it when they have taken these, or when fewer are offered.
+    /// Actors whose mailboxes will be offered to this host when they have taken those messages, or when fewer
+    /// mailboxes are offered.
     pub(super) held_back: HashSet<ActorId>,
-    /// Actors of this host that live there, which it is to be asked to tell of, and whether it was asked for
-    /// some (`roaming`).
+    /// Actors of this host that live there, and that it is still to be asked to report on; and whether a
+    /// question is under way (`roaming`).
     pub(super) to_watch: BTreeSet<ActorId>,
     pub(super) is_asked_to_watch: bool,
-    /// Actors of that host that live here: it waits for the word that it is told of them.
+    /// Actors of that host that the node is being asked about; that host waits for the word that it will get
+    /// reports on them.
     pub(super) guests: Vec<ActorId>,
-    /// When it had another gateway, of late.
+    /// When its gateway was replaced, of late.
     pub(super) renewals: VecDeque<Instant>,
-    /// Messages that it is not done with, and for whom. An ask's receipt is with its answer.
+    /// Messages that it is not done with, and their actors. The receipt of an ask is in `asks`.
     pub(super) open: HashMap<Seq, (ActorId, Option<Receipt>)>,
     /// Asks that it has not answered.
     pub(super) asks: HashMap<Correlation, Asked>,
-    /// Replies to it that wait for room in the window.
+    /// Replies that wait for room in its window.
     pub(super) replies: VecDeque<Replying>,
-    /// Notes to it that wait for those before.
+    /// Notes that wait for earlier ones.
     notes: VecDeque<Bytes>,
-    /// Its questions that wait for an answer.
+    /// Questions of that host that this host has not answered yet.
     pub(super) questions: usize,
-    /// Records of its log that were dropped, which this host's node was not told yet.
+    /// Dropped records of its log that this host's node was not told of yet.
     pub(super) log_lost: u64,
-    /// Whether that is to be told soon, though no more of its log comes.
+    /// Whether `log_lost` will be reported soon, even if no more of the log comes.
     pub(super) owes_log: bool,
 }
 
@@ -141,12 +143,12 @@ impl Remote {
         }
     }
 
-    /// For people.
+    /// Describes the host for people.
     pub(super) fn shown(&self) -> String {
         shown(&self.member)
     }
 
-    /// Whether it was taken, or waits.
+    /// Sends a note or queues it. Returns false if too many are queued.
     pub(super) fn note(&mut self, note: &Note) -> bool {
         let note = note.encode();
         let taken = self.notes.is_empty() && self.peer.with(|session| session.note(note.clone()));
@@ -200,12 +202,12 @@ impl Gateway {
         }
     }
 
-    /// The number of this host.
+    /// Returns the number of this host.
     pub(super) fn own(&self) -> u16 {
         self.node.own.who.host.0
     }
 
-    /// Runs until it has left.
+    /// Runs until the gateway has left the node.
     pub(super) async fn run(mut self, mut commands: UnboundedReceiver<Command>) {
         let Some(mut told) = self.told.take() else { return };
         let (page, socket) = match self.what_outlives_it() {
@@ -215,11 +217,11 @@ impl Gateway {
                 return failed(&self.transport, why);
             }
         };
-        // Before it passes any address on.
+        // Set before this process passes any address on.
         self.transport.set_host(self.own());
         let is_first = self.node.gateway == Which::FIRST;
         if is_first {
-            // Who waits for this host to be of its node finds who is there.
+            // Sent before `Began`, so that a program that waits for this host to join finds the other hosts.
             self.tell_members();
         }
         began(&self.transport, self.node.own.who, page, socket);
@@ -233,7 +235,8 @@ impl Gateway {
         });
         let to = self.to.clone();
         tokio::spawn(async move {
-            // Through the one task that does all else: where that stands still, so does this process.
+            // The beat goes through the one task that does everything else. If that task is stuck, the node
+            // hears no beat.
             while to.send(Command::Beat).is_ok() {
                 tokio::time::sleep(BEAT).await;
             }
@@ -242,9 +245,9 @@ impl Gateway {
         let mut spin: Spin = Spin::new();
         spin.set_patient(true);
         loop {
-            // To sleep and to be woken costs a message some microseconds, in each gateway. Where cores are
-            // spare this thread looks again for as long as the process's reader would: between two looks all
-            // its sockets are looked at.
+            // Sleeping and waking cost a message some microseconds in each gateway. If there are spare cores,
+            // this thread polls for as long as the process's reader would. The runtime looks at all its
+            // sockets between two polls.
             let looks = self.transport.has_spare_cores() && spin.idle() != Step::Park;
             let count = tokio::select! {
                 count = commands.recv_many(&mut asked, AT_ONCE) => count,
@@ -268,8 +271,9 @@ impl Gateway {
         Ok((self.node.page.export()?, listener.socket().try_clone_to_owned()?))
     }
 
-    /// Takes what has come together in one turn: a process to which several messages go is rung once. Who
-    /// waits for this host to leave, if it is to: what was asked behind that is not done any more.
+    /// Handles everything that has come in one turn, so that a process to which several messages go is rung
+    /// once. Returns the sender that waits for this host to leave, if it is to; later commands are not
+    /// handled any more.
     pub(super) fn take_all(
         &mut self,
         asked: &mut Vec<Command>,
@@ -299,7 +303,7 @@ impl Gateway {
             Command::Found { host, session, ticket, found } => self.found_here(host, session, ticket, found),
             Command::LeftBehind { host, actor } => self.less_left_behind(host, actor),
             Command::Beat => {
-                // A node that reads nothing needs to know nothing.
+                // If there is no room the beat is dropped: a node that reads nothing needs to know nothing.
                 let _ = self.transport.control().send_if_room(ToNode::Hosts(FromGateway::Alive));
                 self.offer_held_back();
             }
@@ -319,7 +323,7 @@ impl Gateway {
             Command::Unfollow(actor) => self.unfollow(actor),
             Command::Hungry => self.forget_versions(),
             Command::Stopping => self.end_questions(),
-            // It is taken where it comes.
+            // `take_all` handles it.
             Command::Leave(_) => {}
         }
     }
@@ -338,7 +342,7 @@ impl Gateway {
             ToGateway::LivesOn { actor, host } => self.lives_on(actor, host),
             ToGateway::Lives(lives) => lives.into_iter().for_each(|(actor, host)| self.lives_on(actor, host)),
             ToGateway::Guests { host, session } => self.guests_are(host, session),
-            // One for each place that a process can have.
+            // Bounded: one entry for each process slot.
             ToGateway::Uses { process, device } => drop(self.gpus.insert(process.slot(), (process, device))),
             ToGateway::Drain { round, within } => {
                 self.drains = Some((round, within));
@@ -384,11 +388,11 @@ impl Gateway {
         }
     }
 
-    /// A host has joined.
+    /// Adds a host that has just joined.
     fn joined(&mut self, newcomer: Newcomer) {
         let member = &newcomer.member;
         if self.node.roster.is_some() {
-            // The others are dialled by it, and have to know it for that.
+            // The newcomer dials the other hosts, which have to know it before that.
             let note = joined(member);
             self.note_to_all(&note);
         }
@@ -396,7 +400,7 @@ impl Gateway {
         self.tell_members();
     }
 
-    /// A host is of the node.
+    /// Adds a host of the node.
     pub(super) fn add(&mut self, newcomer: Newcomer) {
         let host = newcomer.member.who.host.0;
         self.listen_to(host, &newcomer.peer);
@@ -405,7 +409,7 @@ impl Gateway {
         self.watch_those_on(host);
     }
 
-    /// What happens in a session is told from now on.
+    /// Forwards the events of a host's sessions to the gateway's task from now on.
     pub(super) fn listen_to(&self, host: u16, peer: &Arc<Peer>) {
         let (telling, happened) = (Arc::clone(peer), self.happened.clone());
         tokio::spawn(async move {
@@ -419,12 +423,12 @@ impl Gateway {
 
     pub(super) fn note_to_all(&mut self, note: &Note) {
         for remote in self.hosts.values_mut() {
-            // Who does not take it is given up with the next that is for it alone.
+            // A host whose queue is full is given up at the next note that is for it alone.
             let _ = remote.note(note);
         }
     }
 
-    /// A note to one host, which is given up where it does not take them.
+    /// Sends a note to one host, and gives the host up if its queue is full.
     pub(super) fn note_to(&mut self, host: u16, note: &Note) {
         if self.hosts.get_mut(&host).is_some_and(|remote| !remote.note(note)) {
             self.gone(host, "is given up: it does not take what it is told", Gone::GivenUp);
@@ -442,12 +446,12 @@ impl Gateway {
         tell(&self.transport, FromGateway::Members(members));
     }
 
-    /// Says to all hosts that this one leaves, and waits until they have heard it.
+    /// Tells all hosts that this one leaves, and waits until they have received it.
     async fn leave(&mut self) {
         self.note_to_all(&Note::Leaving);
         let heard = self.hosts.values().filter_map(|remote| {
             let (peer, link) = (Arc::clone(&remote.peer), remote.peer.link()?);
-            // Whoever has heard it ends the session, and with it the connection.
+            // A host that has received the note ends the session, and with it the connection.
             Some(async move { timeout(LEAVE, peer.cut_of(link)).await })
         });
         join_all(heard.collect::<Vec<_>>()).await;
@@ -459,7 +463,7 @@ impl Gateway {
     }
 }
 
-/// The word that a host is of the node.
+/// Makes the note that a host has joined the node.
 pub(super) fn joined(member: &Member) -> Note {
     let (host, life) = (member.who.host.0, member.who.life.0);
     Note::Joined { host, life, name: member.name.clone(), address: member.address.clone() }

@@ -1,8 +1,8 @@
-//! The memory of messages between this host and another: where pieces come from and go to.
+//! The memory of messages between this host and another: the source and destination of pieces.
 //!
 //! Used by the gateway, which enters messages and takes them out, and by the lanes, which read and write
-//! pieces ([`Memory`]). What is sent from host memory is lent as it lies: a piece keeps its tensor until it
-//! has gone. What comes is written into tensors of the gateway's own. Tensors in GPU memory go through the
+//! pieces ([`Memory`]). Host tensors are sent from where they are: a piece keeps its tensor until it has
+//! gone. Arriving pieces are written into tensors of the gateway's own. Tensors in GPU memory go through the
 //! slots of a [`Copier`].
 //!
 //! **Locks.** One for each direction. Nothing waits under them, and no piece is copied.
@@ -29,18 +29,18 @@ use super::in_place::InPlace;
 use crate::ids::DeviceId;
 use crate::tensor::{Tensor, TensorError};
 
-/// The bytes behind a span that is sent.
+/// The source of a span that is sent.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     Tensor(Tensor),
-    /// By slots.
+    /// A tensor that goes through slots.
     Staged(Tensor, Arc<Copier>),
     Body(Bytes),
-    /// It cannot be read.
+    /// The span cannot be read.
     Nowhere,
 }
 
-/// A message that comes.
+/// The state of an arriving message.
 enum Coming {
     /// There is no memory for it yet.
     Preparing,
@@ -48,19 +48,19 @@ enum Coming {
     Here(Vec<Target>),
 }
 
-/// Where the pieces of a span go.
+/// The destination of a span's pieces.
 #[derive(Debug)]
 pub(super) enum Target {
     InPlace(Arc<InPlace>),
-    /// By slots.
+    /// A tensor that lands through slots.
     Staged(Arc<Landing>),
-    /// Nobody can take it, for this reason.
+    /// The span cannot be stored, for this reason.
     Nowhere(String),
 }
 
-/// Where a piece that came belongs.
+/// The destination of one arriving piece.
 enum Put {
-    /// Nowhere any more.
+    /// Its message is not expected any more.
     Nowhere,
     /// There is no memory for it yet.
     NotYet,
@@ -71,13 +71,13 @@ enum Put {
 #[derive(Default)]
 struct Arrivals {
     messages: HashMap<Seq, Coming>,
-    /// Messages up to this one were seen.
+    /// The highest number of a message that was expected.
     seen: Seq,
 }
 
-/// See the module.
+/// The memory of messages between two hosts; see the module.
 pub(super) struct Store {
-    /// Whose it is, and who is told of data that is lost on its way.
+    /// The other host. With `session` and `gateway` it says where lost data is reported.
     host: u16,
     session: u64,
     gateway: UnboundedSender<Command>,
@@ -87,23 +87,23 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Between this host and that one, in this session with it.
+    /// Makes the memory for one session with another host.
     pub(super) fn new(host: u16, session: u64, gateway: UnboundedSender<Command>) -> Self {
         let (sending, arrivals) = (Mutex::default(), Mutex::default());
         Store { host, session, gateway, sending, arrivals, changed: Notify::new() }
     }
 
-    /// What is sent of a span.
+    /// Returns the source of a span that is sent.
     pub(super) fn source(&self, post: Seq, span: u16) -> Option<Source> {
         self.sending.lock().get(&post)?.get(usize::from(span)).cloned()
     }
 
-    /// The device where a span lands of a message that comes, or will, by slots; nothing where it does not.
-    /// Waits until that is known. Who asks does not keep the tensor.
+    /// Returns the device on which a span of an arriving message lands through slots; `None` if it does not.
+    /// Waits until that is known. Does not keep the tensor.
     pub(super) async fn lands(&self, post: Seq, span: u16) -> Option<DeviceId> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // Before the look, so that no change falls between.
+            // Registered before the look, so that no change is missed.
             changed.as_mut().enable();
             {
                 let arrivals = self.arrivals.lock();
@@ -120,8 +120,8 @@ impl Store {
         }
     }
 
-    /// A tensor of a message that comes, by slots; whoever has it lets it go before it says that the last of
-    /// it has landed.
+    /// Returns a tensor of an arriving message that lands through slots. The caller drops it before it
+    /// reports the last piece as landed.
     pub(super) fn landing(&self, post: Seq, span: u16) -> Option<Arc<Landing>> {
         match self.place_of(&Piece { post, span, offset: 0, bytes: 0 }) {
             Put::Staged(landing) => Some(landing),
@@ -129,19 +129,19 @@ impl Store {
         }
     }
 
-    /// A message is sent whose spans are these.
+    /// Lends the spans of a message that is sent.
     pub(super) fn lend(&self, post: Seq, spans: Arc<[Source]>) {
         self.sending.lock().insert(post, spans);
     }
 
-    /// What was lent is needed no more (HOST-5).
+    /// Ends the loan of a message's spans (HOST-5).
     pub(super) fn released(&self, post: Seq) {
         let lent = self.sending.lock().remove(&post);
-        // Without the lock: with it may go the last handle on a tensor.
+        // Dropped outside the lock: this may be the last handle on a tensor.
         drop(lent);
     }
 
-    /// A message comes that has spans.
+    /// Expects a message that has spans.
     pub(super) fn expect(&self, post: Seq) {
         let mut arrivals = self.arrivals.lock();
         arrivals.messages.insert(post, Coming::Preparing);
@@ -150,7 +150,7 @@ impl Store {
         self.changed.notify_waiters();
     }
 
-    /// There is memory for it.
+    /// Sets the destinations of an expected message.
     pub(super) fn prepared(&self, post: Seq, targets: Vec<Target>) {
         if let Some(coming) = self.arrivals.lock().messages.get_mut(&post) {
             *coming = Coming::Here(targets);
@@ -158,7 +158,7 @@ impl Store {
         self.changed.notify_waiters();
     }
 
-    /// Takes a message out: it is whole, or never will be.
+    /// Takes a message out that is complete, or never will be.
     pub(super) fn take(&self, post: Seq) -> Vec<Target> {
         let taken = self.arrivals.lock().messages.remove(&post);
         self.changed.notify_waiters();
@@ -168,7 +168,7 @@ impl Store {
         }
     }
 
-    /// The other host is lost: nothing more comes or goes.
+    /// Forgets all messages, because the session is over.
     pub(super) fn clear(&self) {
         let sending = std::mem::take(&mut *self.sending.lock());
         let mut arrivals = self.arrivals.lock();
@@ -179,7 +179,7 @@ impl Store {
         drop((sending, messages));
     }
 
-    /// Where a piece belongs.
+    /// Returns the destination of a piece.
     fn place_of(&self, piece: &Piece) -> Put {
         let arrivals = self.arrivals.lock();
         let seen = arrivals.seen;
@@ -195,7 +195,7 @@ impl Store {
         }
     }
 
-    /// A piece could not be put there.
+    /// Marks the span of a piece as lost, because the piece could not be written.
     pub(super) fn lose(&self, piece: &Piece, error: &TensorError) {
         let mut arrivals = self.arrivals.lock();
         let Some(Coming::Here(targets)) = arrivals.messages.get_mut(&piece.post) else { return };
@@ -204,11 +204,11 @@ impl Store {
             std::mem::replace(target, nowhere)
         });
         drop(arrivals);
-        // Without the lock, as above.
+        // Dropped outside the lock, as above.
         drop(lost);
     }
 
-    /// The bytes of a piece that is sent by slots, or nothing, and why.
+    /// Reads a piece that goes through slots. The error says why not, `None` if the tensor is tainted.
     async fn staged(tensor: Tensor, copier: Arc<Copier>, piece: Piece) -> Result<Bytes, Option<String>> {
         let read = copier.read(&tensor, piece.offset, piece.bytes as usize).await;
         read.map_err(|error| match error {
@@ -217,14 +217,15 @@ impl Store {
         })
     }
 
-    /// A piece that is sent cannot be: the gateway ends its message. With the gateway, all is ended.
+    /// Has the gateway abort the message of a piece that cannot be read. An error means that the gateway has
+    /// ended, and the message with it.
     pub(super) fn spoilt(&self, piece: &Piece, why: Option<String>) {
         let (host, session) = (self.host, self.session);
         let _ = self.gateway.send(Command::Spoilt { host, session, post: piece.post, why });
     }
 }
 
-/// A part of a tensor, for as long as somebody sends it.
+/// A part of a tensor, kept while it is being sent.
 struct Part {
     tensor: Tensor,
     range: Range<usize>,
@@ -242,11 +243,11 @@ fn part(source: &Source, piece: &Piece) -> Option<Bytes> {
     match source {
         Source::Body(body) => (range.end <= body.len()).then(|| body.slice(range)),
         Source::Tensor(tensor) => {
-            // HOST-6: what was lost since it was found to be there is not sent.
+            // HOST-6: data that was lost since it was found ready is not sent.
             let there = tensor.packed_bytes().is_ok_and(|bytes| range.end <= bytes.len());
             there.then(|| Bytes::from_owner(Part { tensor: tensor.clone(), range }))
         }
-        // These go another way.
+        // Neither has bytes that could be read here.
         Source::Staged(..) | Source::Nowhere => None,
     }
 }
@@ -274,7 +275,7 @@ impl Memory for Store {
         async move {
             loop {
                 let mut changed = std::pin::pin!(self.changed.notified());
-                // Before the look, so that no change falls between.
+                // Registered before the look, so that no change is missed.
                 changed.as_mut().enable();
                 match self.place_of(&piece) {
                     Put::Nowhere => return,
@@ -293,12 +294,12 @@ impl Memory for Store {
     }
 }
 
-/// The sources of a message's spans: its tensors, then a large body.
+/// Returns the sources of a message's spans: its tensors, then a large body.
 pub(super) fn sources(head: &Head, tensors: &[Tensor], body: &Bytes, copiers: &Copiers) -> Arc<[Source]> {
     let source = |tensor: &Tensor, has_bytes| {
         let device = tensor.device();
         match (has_bytes, copiers.stages(device)) {
-            // Its one byte is nobody's.
+            // The one byte of a tensor without elements belongs nowhere.
             (false, _) => Source::Body(Bytes::from_static(&[0])),
             (true, false) => Source::Tensor(tensor.clone()),
             (true, true) => {

@@ -1,4 +1,4 @@
-//! Tensors that go by slots, on streams of the host that are late: as those of a GPU do.
+//! Tensors that go through slots, on host streams that run late, as those of a GPU do.
 
 mod arenas;
 
@@ -32,7 +32,7 @@ use crate::message::raw::RawMessage;
 use crate::tensor::{DType, DeviceStream, Tensor, TensorError, TensorStatus};
 use crate::testing::Cluster;
 
-/// Something on a stream that ends when the test says so, or does.
+/// Work on a stream that ends when the test opens the gate or drops it.
 struct Gate(Sender<()>);
 
 impl Gate {
@@ -58,7 +58,7 @@ fn until(what: &str, mut seen: impl FnMut() -> bool) {
     }
 }
 
-/// A copier with a stream of its own in process `i`.
+/// Starts a copier with a stream of its own in process `i`.
 fn copier(cluster: &Cluster, i: usize) -> Arc<Copier> {
     Copier::start(cluster.stream(i).with_new_stream().expect("a stream")).expect("slots")
 }
@@ -71,7 +71,7 @@ fn tensor(stream: &DeviceStream, bytes: &[u8]) -> Tensor {
     stream.from_slice(&[bytes.len()], bytes).expect("memory").freeze()
 }
 
-/// Asks it once.
+/// Polls the future once.
 fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
@@ -80,8 +80,8 @@ fn piece(post: u64, offset: u64, bytes: usize) -> Piece {
     Piece { post, span: 0, offset, bytes: bytes as u32 }
 }
 
-/// What was accepted on another host waits for memory for its body, as it does for room: nobody would send it
-/// again.
+/// A message that was accepted on another host waits for memory for its body, as it does for room: nobody
+/// would send it again.
 #[test]
 fn a_large_body_waits_for_memory() {
     const BODY: usize = 200 << 10;
@@ -91,7 +91,7 @@ fn a_large_body_waits_for_memory() {
     let transport = cluster.transport(0);
     let address = Address::<RawMessage>::new(Arc::clone(transport), to.actor, to.location).with_key(7);
     let held = cluster.stream(0).empty(DType::U8, &[1 << 20]).expect("memory");
-    // MessagePack: so many bytes (bin 32).
+    // MessagePack: a body of this many bytes (bin 32).
     let bytes = || [&[0xc6], &(BODY as u32).to_be_bytes()[..], &[1; BODY]].concat();
     let large = || RawMessage { key: 7, body: bytes(), tensors: Vec::new() };
     let error = address.send(large()).now_or_never().expect("it is told").expect_err("there is no memory");
@@ -105,7 +105,7 @@ fn a_large_body_waits_for_memory() {
     for sending in [&mut first, &mut next] {
         assert!(sending.as_mut().poll(&mut context).is_pending());
     }
-    // It waits in front: what comes later keeps the order (HOST-3).
+    // The first sender waits at the front, so later messages keep the order (HOST-3).
     assert!(address.send(RawMessage { body: vec![1], ..large() }).now_or_never().is_none());
     cluster.run_until_idle();
     assert_eq!(woken.0.load(Ordering::SeqCst), 0, "nothing has come back");
@@ -127,8 +127,8 @@ impl Wake for Woken {
     }
 }
 
-/// HOST-6: a strided tensor is sent when there is memory to pack it; one for which there never is any is not
-/// waited for.
+/// HOST-6: a strided tensor is sent when there is memory to pack it. The sender does not wait if the pool can
+/// never have that memory.
 #[tokio::test]
 async fn what_is_to_be_packed_waits_for_memory() {
     let cluster = Cluster::with_pools(1, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
@@ -154,7 +154,7 @@ async fn what_is_to_be_packed_waits_for_memory() {
     assert!(packed.iter().all(|tensor| tensor.is_contiguous() && tensor.shape() == [100 << 10, 1]));
 }
 
-/// MBX-2: as many as there are slots. A slot comes back when its bytes have left, and not before.
+/// MBX-2: there are as many copies as slots. A slot comes back when its bytes have left, and not before.
 #[tokio::test]
 async fn a_piece_goes_when_its_copy_has_passed_and_slots_bound_the_copies() {
     let cluster = Cluster::new(1);
@@ -187,8 +187,8 @@ async fn a_piece_goes_when_its_copy_has_passed_and_slots_bound_the_copies() {
     assert_eq!(copier.free_slots(), GATEWAY_SLOTS);
 }
 
-/// A connection that ends takes its reads along. Their memory is kept until the copies have passed, and their
-/// slots come back.
+/// When a connection ends, its reads are dropped. Their memory is kept until the copies have completed, and
+/// their slots come back.
 #[test]
 fn a_read_that_nobody_waits_for_ends_behind_its_copy() {
     let cluster = Cluster::new(1);
@@ -204,7 +204,8 @@ fn a_read_that_nobody_waits_for_ends_behind_its_copy() {
     until("it has passed", || (copier.free_slots(), cluster.leases(0)) == (GATEWAY_SLOTS, 0));
 }
 
-/// HOST-6. It is read before it is there, as nobody does, so that its loss falls into the copy.
+/// HOST-6. The test reads the tensor before it is ready, which the gateway never does, so that its loss falls
+/// into the copy.
 #[tokio::test]
 async fn what_is_lost_while_it_is_copied_is_not_sent() {
     let cluster = Cluster::new(2);
@@ -229,10 +230,10 @@ async fn what_is_lost_while_it_is_copied_is_not_sent() {
     assert_eq!(lost.await, None);
     let said = commands.try_recv().expect("the gateway is told");
     assert!(matches!(said, Command::Spoilt { host: 7, session: 0, post: 1, why: None }));
-    // That of the others is, over the same stream.
+    // The other message is sent over the same stream.
     assert_eq!(store.read(piece(2, 0, 100)).await.as_deref(), Some(&bytes(100)[..]));
     assert!(commands.try_recv().is_err());
-    // Of what cannot be read for another reason that is said.
+    // Any other reason why a piece cannot be read is reported.
     assert_eq!(store.read(piece(2, 50, 100)).await, None);
     let said = commands.try_recv().expect("the gateway is told");
     assert!(matches!(said, Command::Spoilt { host: 7, session: 0, post: 2, why: Some(_) }));
@@ -243,8 +244,7 @@ async fn what_is_lost_while_it_is_copied_is_not_sent() {
     gate.open();
 }
 
-/// HOST-7: no stream of the gateway waits for it, and what is read through that stream meanwhile does not
-/// either.
+/// HOST-7: no stream of the gateway waits for a tensor, so reads through that stream go on meanwhile.
 #[test]
 fn what_is_not_there_yet_is_waited_for_on_the_host() {
     let cluster = Cluster::new(1);
@@ -272,7 +272,7 @@ fn what_is_not_there_yet_is_waited_for_on_the_host() {
     assert_eq!(out.stream().waits().0, 0);
 }
 
-/// HOST-6: what will never be there is refused before anything of it leaves.
+/// HOST-6: a tensor that will never be ready is refused before anything of it leaves.
 #[test]
 fn what_will_never_be_there_is_not_made_ready() {
     let cluster = Cluster::new(2);
@@ -292,7 +292,8 @@ fn what_will_never_be_there_is_not_made_ready() {
     gate.open();
 }
 
-/// HOST-8: a piece has landed when it is submitted, and the tensor is there when the last has passed.
+/// HOST-8: a piece has landed when its copy is submitted, and the tensor is ready when the last copy has
+/// completed.
 #[tokio::test]
 async fn pieces_land_in_any_order_and_the_tensor_is_there_when_they_have_passed() {
     let cluster = Cluster::new(1);
@@ -323,8 +324,8 @@ async fn pieces_land_in_any_order_and_the_tensor_is_there_when_they_have_passed(
     until("all slots are back", || copier.free_slots() == GATEWAY_SLOTS);
 }
 
-/// An abort, or the loss of the host: memory and slots come back behind the copies, and whoever has the
-/// memory next was waited for on the host (HOST-7, CLOCK-2).
+/// After an abort, or the loss of the host, memory and slots come back after the copies. The host waits for
+/// those copies before the memory is used again (HOST-7, CLOCK-2).
 #[tokio::test]
 async fn what_was_begun_of_a_message_that_never_comes_is_given_back() {
     let cluster = Cluster::with_pools(1, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
@@ -348,7 +349,7 @@ async fn what_was_begun_of_a_message_that_never_comes_is_given_back() {
     store.write(piece(1, 0, 1000), Bytes::from(bytes(1000)).into()).await;
     assert_eq!(copier.free_slots(), GATEWAY_SLOTS - 1);
     drop(store.take(1));
-    // What still comes of it belongs nowhere.
+    // Later pieces of the aborted message are dropped.
     store.write(piece(1, PIECE_BYTES, 1000), Bytes::from(bytes(1000)).into()).await;
     let waits = copier.stream().waits().0;
     let mut next = Box::pin(targets(&most, cluster.stream(0), &copiers, None));
@@ -362,7 +363,7 @@ async fn what_was_begun_of_a_message_that_never_comes_is_given_back() {
     assert!(matches!(next[..], [Target::Staged(_)]), "{next:?}");
     assert_eq!(copier.stream().waits().0, waits);
     until("all slots are back", || copier.free_slots() == GATEWAY_SLOTS);
-    // More than there can ever be is refused by name, and no reason to wait.
+    // A tensor larger than the pool can ever hold is refused with the reason, and not waited for.
     let never = targets(&too_much, cluster.stream(0), &copiers, None).await;
     assert!(matches!(&never[..], [Target::Nowhere(why)] if why.contains("budget")), "{never:?}");
 }
@@ -375,12 +376,13 @@ fn like_many(head: &Head) -> super::head::Outline {
     Head::decode(bytes.freeze(), &[2 << 20]).expect("a head").tensors[0].clone()
 }
 
-/// What has no elements has a span of one byte, so that there is memory for it before its message goes on.
+/// A tensor without elements has a span of one byte, so that there is memory for it before its message goes
+/// on.
 #[tokio::test]
 async fn a_tensor_without_elements_has_a_span_and_no_bytes() {
     let cluster = Cluster::new(1);
     let empty = cluster.stream(0).zeros(DType::F32, &[0, 3]).expect("nothing").freeze();
-    // On a GPU as well, as far as the other host knows: here there may be none.
+    // The other host may say that it was on a GPU, even if there is none here.
     for on_gpu in [false, true] {
         let copiers = Copiers::staging(cluster.transport(0), on_gpu);
         let mut head = Head::of(1, &Bytes::new(), from_ref(&empty));

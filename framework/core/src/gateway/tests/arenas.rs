@@ -1,4 +1,4 @@
-//! Runs that go through arenas, on late streams of the host.
+//! Runs that go through arenas, on host streams that run late.
 
 use tensorpost_hosts::frame::Run;
 use tensorpost_hosts::nixl::{Arena, Arenas, Passing};
@@ -8,7 +8,7 @@ use super::*;
 
 const RUN: u64 = 1 << 20;
 
-/// Of process `i`, with memory for what goes to host 7 and comes from it.
+/// The arenas of process `i`, with a store for messages to and from host 7.
 fn arenas(cluster: &Cluster, i: usize) -> (DeviceArenas, tokio::sync::mpsc::UnboundedReceiver<Command>) {
     let (told, commands) = unbounded_channel();
     let copiers = Copiers::staging(cluster.transport(i), true);
@@ -27,7 +27,7 @@ fn reserve(arenas: &DeviceArenas) -> Arc<dyn Arena> {
     arena
 }
 
-/// HOST-8, and HOST-11 for copies of this host: an arena is in use until they have passed.
+/// HOST-8, and HOST-11 for copies of this host: an arena stays in use until its copies have completed.
 #[tokio::test]
 async fn a_run_leaves_when_its_copy_has_passed_and_lands_when_it_is_submitted() {
     let cluster = Cluster::new(1);
@@ -44,7 +44,7 @@ async fn a_run_leaves_when_its_copy_has_passed_and_lands_when_it_is_submitted() 
     let mut there = vec![0; RUN as usize];
     arena.read(RUN, &mut there).expect("memory");
     assert!(there == data[300..]);
-    // Beside the arena, or the tensor: nothing is copied, and the gateway is told.
+    // A range outside the arena or the tensor: nothing is copied, and the gateway is told.
     for (offset, at) in [(300, RUN + 1), (301, 0), (0, u64::MAX)] {
         assert!(!arenas.export(run(1, offset, RUN), &arena, at).await);
         let said = commands.try_recv().expect("the gateway is told");
