@@ -1,7 +1,8 @@
-//! Two hosts on loopback, with mutual TLS and without: how long a message takes, how many there are in a
-//! second, and how many bytes of tensors, by lanes. Quiet cores, please: `cargo bench -p tensorpost-hosts`.
+//! Two hosts on loopback, with and without mutual TLS. It measures the time of a message, messages per
+//! second, and bytes of tensors per second by number of lanes. Run it on quiet cores:
+//! `cargo bench -p tensorpost-hosts`.
 //!
-//! It measures sessions over gRPC alone. No tensor is copied from or to anything but the buffers of gRPC.
+//! It measures only sessions over gRPC. Tensors are copied only to and from the buffers of gRPC.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -28,7 +29,7 @@ const MESSAGES: u64 = 200_000;
 const TENSOR: u64 = 64 << 20;
 const TENSORS: u64 = 32;
 
-/// Sends the same bytes for every piece, and drops what comes.
+/// Sends the same bytes for every piece, and drops what arrives.
 struct Same(Bytes);
 
 impl Memory for Same {
@@ -57,7 +58,7 @@ fn peer(own: u16, other: u16) -> Arc<Peer> {
     Peer::new(session, memory, Pulse::Link(LinkPulse::default()), Arc::default())
 }
 
-/// Takes messages, and is done with each. What it returns ends it.
+/// Takes messages and finishes each, until `each` returns a value, which it returns.
 async fn take<T>(peer: &Peer, mut each: impl FnMut() -> Option<T>) -> T {
     loop {
         if let Some(Happened::Event(Event::Message { post, .. })) = peer.next().await {
@@ -69,7 +70,7 @@ async fn take<T>(peer: &Peer, mut each: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Sends when there is room.
+/// Sends a message as soon as there is room.
 async fn send(peer: &Peer, to: u16, head: &Bytes, spans: &[u64]) {
     loop {
         let posted = peer.with(|session| session.post(To::Send(mailbox(to)), head.clone(), spans.to_vec()));
@@ -89,7 +90,7 @@ async fn pair(security: &Security, lanes: u16) -> (Arc<Peer>, Arc<Peer>, Listene
     assert!(peers.add(Arc::clone(&zero)));
     let at = SocketAddr::from(([127, 0, 0, 1], 0));
     let refused = Arc::new(Refused::default());
-    // The two hosts share none.
+    // Each of the two hosts has threads of its own.
     let [here, there] = [(); 2].map(|()| LaneThreads::start(lanes).expect("threads"));
     let threads = Arc::clone(&here);
     let listener =

@@ -1,16 +1,16 @@
-//! Names that mean the same on every host of a node.
+//! Identifiers that mean the same on every host of a node.
 //!
 //! HOST-1: processes, leases, chunks and tickets have no type here, so that none of them can be put into a
 //! frame.
 
 use std::fmt;
 
-/// A host of a node. 0 is the head, and every node that stands alone.
+/// A host of a node. 0 is the head, and also every node that stands alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostId(pub u16);
 
 impl HostId {
-    /// The host that the program was started on first, which supervises the others.
+    /// The host on which the program was started first; it supervises the others.
     pub const HEAD: HostId = HostId(0);
 }
 
@@ -23,30 +23,31 @@ impl fmt::Display for HostId {
     }
 }
 
-/// One life of a host's gateway: drawn at random when it begins, so that nothing meant for one life reaches
+/// One life of a host in the node, drawn at random when it begins, so that nothing meant for one life reaches
 /// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Life(pub u64);
 
 impl Life {
-    /// A new one; nothing where the system has no random numbers.
+    /// Draws a new one; `None` if the system has no random numbers.
     pub fn draw() -> Option<Self> {
         let drawn = ring::rand::generate::<[u8; 8]>(&ring::rand::SystemRandom::new()).ok()?;
         Some(Life(u64::from_le_bytes(drawn.expose())))
     }
 }
 
-/// A gateway of a host: counts those that it has one after the other in one of its lives, from 1.
+/// The number of a gateway of a host. It counts the gateways that the host has had in one of its lives, from
+/// 1.
 ///
-/// A host outlives its gateway, and what a gateway had is gone with it. So a session is one of two gateways,
-/// of which both sides say the numbers ([`Hello`](crate::frame::Hello)).
+/// A host outlives its gateway, and the gateway's state is lost with it. So a session belongs to two
+/// gateways, and both sides state both numbers ([`Hello`](crate::frame::Hello)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gateway(pub u32);
 
 impl Gateway {
-    /// Not known (yet): of the other side, until it has said it.
+    /// Not known yet: the number of the other side before it has introduced itself.
     pub const UNKNOWN: Gateway = Gateway(0);
-    /// That with which a host begins.
+    /// The gateway with which a host begins.
     pub const FIRST: Gateway = Gateway(1);
 }
 
@@ -62,9 +63,9 @@ impl fmt::Display for Gateway {
 /// A host in one of its lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostLife {
-    /// Which host.
+    /// The host.
     pub host: HostId,
-    /// In which life.
+    /// The life.
     pub life: Life,
 }
 
@@ -74,8 +75,8 @@ impl fmt::Display for HostLife {
     }
 }
 
-/// An actor of the whole node: its home in the upper 16 bits, below them what that host numbered it. It lives
-/// there, unless the upper bit of the number says that it may live on any host.
+/// An actor of the whole node: its home in the upper 16 bits, and below them the number that the home gave
+/// it. It lives at home, unless the upper bit of the number says that it may live on any host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActorId(pub u64);
 
@@ -83,19 +84,19 @@ impl ActorId {
     const NUMBER_BITS: u32 = 48;
     const ROAMS: u64 = 1 << (Self::NUMBER_BITS - 1);
 
-    /// The actor that `host` numbered so; `None` where the number has more than 48 bits.
+    /// The actor to which `host` gave this number; `None` if the number has more than 48 bits.
     pub fn new(host: HostId, number: u64) -> Option<Self> {
         let above = number >> Self::NUMBER_BITS;
         (above == 0).then_some(ActorId(u64::from(host.0) << Self::NUMBER_BITS | number))
     }
 
-    /// The host that has numbered it.
+    /// The host that numbered it.
     pub fn home(self) -> HostId {
         HostId((self.0 >> Self::NUMBER_BITS) as u16)
     }
 
-    /// Whether it can live on this host: on its home, or on any where it roams. Of one that does, a session
-    /// is told by whoever uses it which hosts may offer it.
+    /// Whether it can live on this host: on its home, or on any host if it roams. The session's user decides
+    /// which hosts may offer a roaming actor.
     pub fn may_live_on(self, host: HostId) -> bool {
         self.home() == host || self.0 & Self::ROAMS != 0
     }

@@ -1,9 +1,8 @@
-//! The first thing that a host says over a connection: what it speaks, and which program it runs with which
-//! arguments.
+//! The first words of a host over a connection: its protocol, its program and the program's arguments.
 //!
 //! Messages between hosts are laid out by the types that both were compiled with, and both have to make the
-//! same actors of the same arguments; so both are compared before anything else is believed (WIRE-1), and an
-//! error names the first difference.
+//! same actors from the same arguments. So both are compared before anything else is believed (WIRE-1), and
+//! an error names the first difference.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -14,16 +13,16 @@ use ring::digest::{Context, SHA256};
 use crate::frame::WireError;
 use crate::limits::{MAX_ARGUMENT, MAX_ARGUMENTS, MAX_FRAME, MAX_NAME};
 
-/// The version of all that hosts say to each other.
+/// The version of everything that hosts say to each other.
 pub const PROTOCOL: u32 = 8;
 
 /// `TPH1`: Tensorpost hosts, with an introduction of version 1.
 const MAGIC: u32 = u32::from_le_bytes(*b"TPH1");
 
-/// What a host runs.
+/// The introduction of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
-    /// What it speaks.
+    /// Its protocol.
     pub protocol: u32,
     /// The version of its Tensorpost.
     pub version: String,
@@ -38,17 +37,17 @@ pub struct Introduction {
 pub enum Build {
     /// The SHA-256 of its file.
     Program([u8; 32]),
-    /// What the program calls its build, so that hosts of several architectures can be of one node.
+    /// A name that the program gives its build, so that hosts of several architectures can form one node.
     Named(String),
 }
 
 impl Build {
-    /// The program that runs.
+    /// Hashes the running program.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// Its file cannot be read.
     pub fn of_this_program() -> io::Result<Self> {
-        // The file that runs, also where its name leads to another by now.
+        // This opens the running file, even if its name leads to another one by now.
         let mut file = std::fs::File::open("/proc/self/exe")?;
         let mut digest = Context::new(&SHA256);
         let mut buffer = vec![0; 1 << 20];
@@ -83,10 +82,10 @@ impl fmt::Debug for Build {
     }
 }
 
-/// Two hosts that cannot be of one node.
+/// Why two hosts cannot belong to one node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Differs {
-    /// They speak differently.
+    /// They speak different protocols.
     #[error("it speaks protocol {theirs} of hosts, and this host speaks {ours}: build both from one version")]
     Protocol {
         /// This host's.
@@ -94,7 +93,7 @@ pub enum Differs {
         /// The other's.
         theirs: u32,
     },
-    /// Of different versions.
+    /// They have different versions of Tensorpost.
     #[error("it is of tensorpost {theirs:?}, and this host of {ours:?}: build both from one version")]
     Version {
         /// This host's.
@@ -112,10 +111,10 @@ pub enum Differs {
         /// The other's.
         theirs: Build,
     },
-    /// They run it with different arguments.
+    /// They run the program with different arguments.
     #[error("it was started with {theirs} as argument {index}, and this host with {ours}: start both alike")]
     Argument {
-        /// Which, from 1.
+        /// The number of the argument, from 1.
         index: usize,
         /// This host's.
         ours: String,
@@ -125,11 +124,11 @@ pub enum Differs {
 }
 
 impl Introduction {
-    /// Of this process.
+    /// Introduces this process.
     ///
     /// # Errors
     /// The program cannot be read, or its arguments or the name of its build are longer than another host
-    /// would read.
+    /// accepts.
     pub fn of_this_process(build_name: Option<&str>) -> io::Result<Self> {
         let build = match build_name {
             Some(name) => Build::Named(name.to_owned()),
@@ -139,14 +138,14 @@ impl Introduction {
         let arguments = std::env::args_os().skip(1).map(bytes).collect();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let own = Introduction { protocol: PROTOCOL, version, build, arguments };
-        // By the checks of whoever reads it.
+        // Checked as another host would check it.
         let fits = Self::decode(own.encode());
         fits.map_err(|error| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("the program's arguments: {error}"))
         })
     }
 
-    /// Whether another can be of this one's node.
+    /// Checks whether the other host can belong to this one's node.
     ///
     /// # Errors
     /// The first difference.
@@ -172,7 +171,7 @@ impl Introduction {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the introduction.
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
         let text = |out: &mut BytesMut, bytes: &[u8]| {
@@ -197,11 +196,11 @@ impl Introduction {
         out.freeze()
     }
 
-    /// The introduction that the bytes are. What follows the protocol's number is read only where that is
-    /// this one's, so that other versions can be told apart from garbage.
+    /// Decodes an introduction. The part after the protocol's number is read only if the protocol is this
+    /// one's, so that other versions can be told apart from garbage.
     ///
     /// # Errors
-    /// They are none.
+    /// The bytes are not an introduction.
     pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
         let field = |field, value: u64| Err(WireError::Field { field, value });
         if bytes.len() > MAX_FRAME {
@@ -256,7 +255,7 @@ fn name(from: &mut Bytes) -> Result<String, WireError> {
     String::from_utf8(bytes.into()).map_err(|_| WireError::Field { field: "text", value })
 }
 
-/// As it is safe to show: cut, and without control characters.
+/// Makes an argument safe to show: cut, and without control characters.
 fn shown(bytes: &Bytes) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
     format!("{:?}", text)

@@ -1,5 +1,5 @@
-//! What was refused: counted by kind, and logged with the address that it came from, at most once a second
-//! for each kind and address.
+//! Refusals: counted by kind, and logged with the address that they came from, at most once a second for each
+//! kind and address.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Addresses and kinds whose last line in the log is remembered, and so the lines that a flood of addresses
-/// is worth in a second.
+/// The number of addresses and kinds whose last line in the log is remembered. It also bounds the lines that
+/// a flood of addresses causes in a second.
 const REMEMBERED: usize = 16;
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Why somebody, or something that he said, was refused.
+/// Why a connection or a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// No key, or another one, or no TLS at all.
+    /// No key, another key, or no TLS at all.
     Key,
-    /// Too many connections that have not said who they are.
+    /// Too many connections that have not shown who they are.
     Flood,
-    /// Bytes that are no introduction, greeting or frame, or say nothing in time.
+    /// Bytes that are not an introduction, greeting or frame, or nothing in time.
     Garbage,
     /// Another protocol, version, program or argument.
     Build,
     /// A host, or a life of one, that is not of the node, or not any more.
     Stranger,
-    /// An attempt that was made before, or a lane of a connection that is over.
+    /// A connection attempt that was made before, or a lane of a connection that is over.
     Replayed,
     /// A frame that its session forbids.
     Forged,
@@ -35,7 +35,7 @@ pub enum Kind {
 
 const KINDS: usize = Kind::Forged as usize + 1;
 
-/// The counts.
+/// The counts of refusals by kind.
 #[derive(Debug, Default)]
 pub struct Refused {
     counts: [AtomicU64; KINDS],
@@ -43,7 +43,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// How many of this kind.
+    /// Returns the number of refusals of this kind.
     pub fn count(&self, kind: Kind) -> u64 {
         self.counts[kind as usize].load(Relaxed)
     }

@@ -1,6 +1,6 @@
-//! What the tests of this crate share.
+//! Helpers that the tests of this crate share.
 
-/// Numbers from a seed: SplitMix64 (Steele, Lea and Flood, 2014).
+/// Random numbers from a seed: SplitMix64 (Steele, Lea and Flood, 2014).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -16,7 +16,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// One of 0 to `end`, without it.
+    /// Returns a number from 0 to below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -1,6 +1,6 @@
 //! A bit for each piece of a span.
 
-/// So many bits, all unset at first.
+/// A fixed number of bits, all unset at first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bits {
     words: Vec<u64>,
@@ -9,13 +9,13 @@ pub struct Bits {
 }
 
 impl Bits {
-    /// `len` unset bits.
+    /// Makes `len` unset bits.
     pub fn new(len: u64) -> Self {
         Bits { words: vec![0; len.div_ceil(64) as usize], len, set: 0 }
     }
 
-    /// From the words of another's; `None` where they are too few or too many, or a bit behind the last is
-    /// set.
+    /// Makes bits from words of another host. `None` if there are too few or too many words, or a bit after
+    /// the last is set.
     pub fn from_words(words: Vec<u64>, len: u64) -> Option<Self> {
         let used = len % 64;
         let tail = words.last().copied().unwrap_or(0);
@@ -24,35 +24,35 @@ impl Bits {
         fits.then_some(Bits { words, len, set })
     }
 
-    /// Its words.
+    /// Returns the words.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// How many there are.
+    /// Returns the number of bits.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bits.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether all are set.
+    /// Returns whether all are set.
     pub fn all(&self) -> bool {
         self.set == self.len
     }
 
-    /// Whether this one is set. One beyond the last is not.
+    /// Returns whether this bit is set; `false` beyond the last.
     pub fn get(&self, index: u64) -> bool {
         index < self.len && self.words[(index / 64) as usize] >> (index % 64) & 1 == 1
     }
 
-    /// Sets this one; whether it was unset.
+    /// Sets this bit. Returns whether it was unset.
     ///
     /// # Panics
-    /// It lies beyond the last.
+    /// The index is beyond the last bit.
     pub fn set(&mut self, index: u64) -> bool {
         assert!(index < self.len, "bit {index} of {}", self.len);
         let fresh = !self.get(index);
@@ -61,7 +61,7 @@ impl Bits {
         fresh
     }
 
-    /// Unsets this one, where it is set.
+    /// Unsets this bit.
     pub(crate) fn unset(&mut self, index: u64) {
         if self.get(index) {
             self.words[(index / 64) as usize] &= !(1 << (index % 64));
@@ -69,7 +69,7 @@ impl Bits {
         }
     }
 
-    /// The first that is not set, from `from` on.
+    /// Returns the first unset bit from `from` on.
     pub fn first_unset(&self, from: u64) -> Option<u64> {
         let mut at = from;
         while at < self.len {

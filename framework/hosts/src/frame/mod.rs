@@ -1,9 +1,9 @@
-//! What two gateways say to each other, once each knows who the other is: the frames of the control stream
-//! and the pieces of the lanes. [`encode`] and [`decode`] make bytes of them, and frames of bytes.
+//! The frames of the control stream and the pieces of the lanes, which two gateways exchange once each knows
+//! who the other is. [`encode`] and [`decode`] convert between frames and bytes.
 //!
-//! All that must not be lost has a number and is sent again after a broken connection: [`Body`]. What is only
-//! of the moment has none: [`Frame::Ack`] and the beats. Nor has what may be lost: a host's
-//! [log](Frame::Log).
+//! Everything that must not be lost has a number and is sent again after a broken connection: [`Body`].
+//! Frames that matter only at the moment have none: [`Frame::Ack`] and the beats. Nor have frames that may be
+//! lost: a host's [log](Frame::Log).
 
 mod bits;
 mod wire;
@@ -17,105 +17,105 @@ use crate::ids::{ActorId, Correlation, Gateway, HostLife, Seq};
 /// A frame of the control stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// The first of each side.
+    /// The first frame of each side.
     Hello(Hello),
-    /// One that arrives, in order and once.
+    /// A frame that arrives in order and once.
     Numbered {
         /// Its number.
         seq: Seq,
-        /// What it says.
+        /// Its content.
         body: Body,
     },
-    /// All up to this one have arrived.
+    /// All frames up to this one have arrived.
     Ack {
-        /// The last.
+        /// The last one that has arrived.
         received: Seq,
     },
-    /// Are you there?
+    /// "Are you there?"
     Beat {
-        /// Counts them.
+        /// Counts the beats.
         number: u64,
     },
     /// The answer to the beat of that number.
     Answer {
-        /// Of which beat.
+        /// The number of the beat.
         number: u64,
         /// When it was answered, in nanoseconds of the answering host's `CLOCK_MONOTONIC`.
         at: u64,
     },
-    /// Some of the log of an agent, for its head.
+    /// Records of an agent's log, for its head.
     Log(Log),
 }
 
-/// Records of a host's log, one behind the other. They are numbered, so that the other side sees how many did
-/// not come.
+/// Records of a host's log, one after the other. They are numbered, so that the other side sees how many did
+/// not arrive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
-    /// The number of the first, from 1; without any, that of the next that there will be.
+    /// The number of the first record, from 1. If there are no records, the number of the next one.
     pub first: u64,
-    /// How many.
+    /// The number of records.
     pub count: u16,
-    /// What only the two gateways read.
+    /// Bytes that only the two gateways read.
     pub records: Bytes,
 }
 
-/// How a connection takes a session up, or begins it.
+/// The greeting with which a connection continues a session, or begins it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Who says it.
+    /// The sender.
     pub from: HostLife,
-    /// To whom.
+    /// The receiver.
     pub to: HostLife,
-    /// Which gateway says it.
+    /// The sender's gateway.
     pub gateway: Gateway,
-    /// To which gateway; [`Gateway::UNKNOWN`] before the other side has said which it is.
+    /// The receiver's gateway; [`Gateway::UNKNOWN`] until the receiver has introduced itself.
     pub to_gateway: Gateway,
-    /// Counts the connections that the dialling host has tried; the other says the same number. The highest
-    /// is in force.
+    /// Counts the connections that the dialling host has tried; the answer repeats the number. The highest
+    /// one is in force.
     pub attempt: u64,
-    /// What it has of the session.
+    /// The state of the session at the sender.
     pub resume: Resume,
 }
 
-/// What one side of a session has received.
+/// The state of one side of a session: what it has received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
-    /// All frames up to this one.
+    /// All frames up to this one have arrived.
     pub received: Seq,
-    /// Of the messages among them that are not whole yet, in order, the pieces that are there.
+    /// For each incomplete message among them, in order, the pieces that have landed.
     pub partial: Vec<Partial>,
 }
 
-/// The pieces of one message that are there.
+/// The landed pieces of one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partial {
     /// The message.
     pub post: Seq,
-    /// For each of its spans, a bit for each piece.
+    /// For each of its spans, one bit per piece.
     pub spans: Vec<Bits>,
 }
 
 impl Partial {
-    /// Bytes that a message takes of a [`Resume`], whose spans have so many pieces each: its number and how
-    /// many spans, and for each of them its length and its words ([`Bits`]).
+    /// Returns the bytes that a message takes in a [`Resume`]. `pieces` is the number of pieces of each span.
+    /// Counted are its number and the number of spans, and for each span its length and its words ([`Bits`]).
     pub fn bytes_of(pieces: impl Iterator<Item = u64>) -> usize {
         pieces.fold(10, |bytes, pieces| bytes + 8 + 8 * pieces.div_ceil(64) as usize)
     }
 }
 
-/// Where a message goes.
+/// The destination of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// To a mailbox.
+    /// A mailbox.
     Send(ActorId),
-    /// To a mailbox, and the sender waits for the reply.
+    /// A mailbox; the sender waits for the reply.
     Ask(ActorId, Correlation),
-    /// The reply to an ask.
+    /// The reply to an ask, for its asker.
     Reply(Correlation),
 }
 
 impl Target {
-    /// The actor whose mailbox it goes to.
+    /// Returns the actor whose mailbox it goes to; `None` for a reply.
     pub fn actor(self) -> Option<ActorId> {
         match self {
             Target::Send(actor) | Target::Ask(actor, _) => Some(actor),
@@ -127,59 +127,58 @@ impl Target {
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Post {
-    /// Where it goes.
+    /// Its destination.
     pub target: Target,
-    /// What only the two gateways read: its key, its body, the layouts of its tensors.
+    /// Bytes that only the two gateways read: its key, its body, the layouts of its tensors.
     pub head: Bytes,
-    /// The bytes of each of its spans, which travel in pieces: the memory that its tensors see, and a large
-    /// body.
+    /// The number of bytes of each of its spans, which travel in pieces: a tensor's memory, or a large body.
     pub spans: Vec<u64>,
 }
 
-/// What a numbered frame says.
+/// The content of a numbered frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// A message. Its pieces come on the lanes.
     Post(Post),
-    /// The memory behind the pieces of a message is needed no more.
+    /// The memory behind the pieces of a message is not needed any more.
     Landed {
         /// The message.
         post: Seq,
-        /// Whether it is whole; otherwise it was aborted.
+        /// Whether it is complete; otherwise it was aborted.
         whole: bool,
     },
-    /// These messages are done with: their places in their mailboxes are free.
+    /// These messages are done: their places in their mailboxes are free.
     Done {
-        /// Which.
+        /// The messages.
         posts: Vec<Seq>,
     },
-    /// So many bytes of the window are free again.
+    /// Bytes of the window that are free again.
     Grant {
         /// How many.
         bytes: u64,
     },
     /// There will be no reply.
     Refusal {
-        /// To which ask.
+        /// The ask.
         correlation: Correlation,
-        /// Why, as the two nodes say it.
+        /// The reason, as the two nodes encode it.
         why: Bytes,
     },
-    /// A message that is not whole yet never will be: its data turned out to be tainted.
+    /// A message that is not complete yet never will be: its data turned out to be tainted.
     Abort {
-        /// Which.
+        /// The message.
         post: Seq,
-        /// Why: host and worker (HOST-6).
+        /// The reason: host and worker (HOST-6).
         why: Bytes,
     },
-    /// Messages to this actor are taken, so many at a time; with 0 no more are.
+    /// This host takes messages to this actor, at most `capacity` at a time; 0 takes the offer back.
     Serve {
-        /// Whose mailbox.
+        /// The owner of the mailbox.
         actor: ActorId,
-        /// How many may be open.
+        /// How many messages may be open.
         capacity: u32,
     },
-    /// What one node tells the other: names, watches, beginnings and ends.
+    /// A note of one node to the other: names, watches, hosts and actors that begin and end.
     Note(Bytes),
 }
 
@@ -188,23 +187,23 @@ pub enum Body {
 pub struct Piece {
     /// The message.
     pub post: Seq,
-    /// Index of its span.
+    /// The index of its span.
     pub span: u16,
     /// Bytes from the span's start, a multiple of the size of pieces.
     pub offset: u64,
-    /// Bytes of the piece: all of that size but the last of a span.
+    /// The bytes of the piece: the full size, except for the last piece of a span.
     pub bytes: u32,
 }
 
-/// Pieces of a span that lie one behind the other, and go over a lane for bulk together.
+/// Adjacent pieces of a span that go over a bulk lane together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     /// The message.
     pub post: Seq,
-    /// Index of its span.
+    /// The index of its span.
     pub span: u16,
     /// Bytes from the span's start, a multiple of the size of pieces.
     pub offset: u64,
-    /// Bytes of all of them.
+    /// The bytes of all its pieces.
     pub bytes: u64,
 }

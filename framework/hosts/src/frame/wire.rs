@@ -1,9 +1,9 @@
-//! The form of the frames. All numbers are little-endian; a frame begins with a byte that says what it is,
-//! and gRPC says where it ends.
+//! The encoding of frames. All numbers are little-endian. A frame begins with a byte that gives its kind, and
+//! gRPC gives its length.
 //!
-//! WIRE-1: each count is compared with its limit and with the bytes that are left before anything is made for
-//! it, so a frame makes its reader keep no more than a few times its own length. What [`decode`] returns is
-//! well-formed; whether the other side may say it is for the [session](crate::session).
+//! WIRE-1: each count is compared with its limit and with the bytes that are left before memory is allocated
+//! for it, so a frame makes its reader keep no more than a few times its own length. A frame that [`decode`]
+//! returns is well-formed; the [session](crate::session) decides whether the other side may send it.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut, TryGetError};
 
@@ -17,26 +17,26 @@ use crate::limits::{
 /// Why bytes are not a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// It ends too early.
+    /// The frame ends too early.
     #[error("the frame was cut short: {wanted} bytes are needed where {left} are left")]
     CutShort {
         /// Bytes that a field needs.
         wanted: usize,
-        /// Bytes there are.
+        /// Bytes that are left.
         left: usize,
     },
-    /// It goes on too long.
+    /// The frame goes on too long.
     #[error("{bytes} bytes follow the frame")]
     Trailing {
-        /// How many.
+        /// The number of extra bytes.
         bytes: usize,
     },
-    /// A field with a value that it cannot have.
+    /// A field has a value that it cannot have.
     #[error("the frame's {field} is {value}, which it cannot be")]
     Field {
-        /// Which.
+        /// The field.
         field: &'static str,
-        /// What it holds.
+        /// Its value.
         value: u64,
     },
 }
@@ -63,7 +63,7 @@ const ABORT: u8 = 23;
 const SERVE: u8 = 24;
 const NOTE: u8 = 25;
 
-/// The bytes of a frame. Those of a head or a note are copied.
+/// Encodes a frame. The bytes of a head or a note are copied.
 pub fn encode(frame: &Frame) -> Bytes {
     let mut out = BytesMut::with_capacity(64);
     match frame {
@@ -99,7 +99,7 @@ fn put_life(out: &mut BytesMut, who: HostLife) {
     out.put_u64_le(who.life.0);
 }
 
-/// Who greets knows which it is.
+/// Reads the sender's gateway, which a greeting always states.
 fn get_gateway(from: &mut Bytes) -> Result<Gateway, WireError> {
     match Gateway(from.try_get_u32_le()?) {
         Gateway::UNKNOWN => Err(WireError::Field { field: "gateway", value: 0 }),
@@ -166,10 +166,10 @@ fn put_text(out: &mut BytesMut, bytes: &Bytes) {
     out.extend_from_slice(bytes);
 }
 
-/// The frame that the bytes are.
+/// Decodes a frame.
 ///
 /// # Errors
-/// They are none.
+/// The bytes are not a frame.
 pub fn decode(mut bytes: Bytes) -> Result<Frame, WireError> {
     within("length", bytes.len() as u64, 1, MAX_FRAME as u64)?;
     let from = &mut bytes;
@@ -210,7 +210,8 @@ fn get_life(from: &mut Bytes) -> Result<HostLife, WireError> {
     Ok(HostLife { host: HostId(from.try_get_u16_le()?), life: Life(from.try_get_u64_le()?) })
 }
 
-/// So many elements of at least so many bytes each are there still, so room may be made for them.
+/// Checks that enough bytes are left for `count` elements of at least `each` bytes, so that memory may be
+/// allocated for them.
 fn left(from: &Bytes, count: usize, each: usize) -> Result<usize, WireError> {
     match count * each {
         wanted if wanted > from.len() => Err(WireError::CutShort { wanted, left: from.len() }),
@@ -296,7 +297,7 @@ fn get_text(from: &mut Bytes, most: usize) -> Result<Bytes, WireError> {
     Ok(from.split_to(len))
 }
 
-/// The bytes that stand before those of a piece in a lane's frame.
+/// Encodes the part of a lane's frame before the bytes of the piece.
 pub fn encode_piece(piece: &Piece) -> [u8; PIECE_HEAD] {
     let mut out = [0; PIECE_HEAD];
     let mut rest = &mut out[..];
@@ -308,10 +309,10 @@ pub fn encode_piece(piece: &Piece) -> [u8; PIECE_HEAD] {
 
 const PIECE_HEAD: usize = 18;
 
-/// The piece that a lane's frame is, with its bytes.
+/// Decodes the name of a piece at the start of a lane's frame; its bytes remain.
 ///
 /// # Errors
-/// It is none.
+/// The bytes are not a piece.
 pub fn decode_piece(frame: &mut impl Buf) -> Result<Piece, WireError> {
     let (post, span, offset) = (frame.try_get_u64_le()?, frame.try_get_u16_le()?, frame.try_get_u64_le()?);
     within("message of a piece", post, 1, u64::MAX)?;

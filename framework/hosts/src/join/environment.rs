@@ -1,7 +1,8 @@
-//! Which host of a node this process is, by the variables of whatever started it.
+//! Finds out which host of a node this process is, from the environment variables of the tool that started
+//! it.
 //!
-//! The role is a number that the starter gives: it never comes from a comparison of host names, which one
-//! machine has several of. No variable of a starter makes several hosts of a program that was started once.
+//! The role is a number that the starter gives. It never comes from a comparison of host names, because one
+//! machine may have several. No starter's variables make several hosts of a program that was started once.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
@@ -16,18 +17,18 @@ use crate::limits::{JOIN_DEADLINE, MAX_HOSTS, PORT};
 
 /// Names the head, for an agent: `host[:port]`.
 pub const HEAD: &str = "TENSORPOST_HEAD";
-/// Where the head listens: an address, `address:port`, or `:port`.
+/// The address at which the head listens: an address, `address:port`, or `:port`.
 pub const LISTEN: &str = "TENSORPOST_LISTEN";
-/// Under which address the other hosts reach this one, where that is not the one that the head sees:
+/// The address under which the other hosts reach this one, if it is not the one that the head sees:
 /// `host[:port]`.
 pub const ADVERTISE: &str = "TENSORPOST_ADVERTISE";
 /// The headless service of a StatefulSet or an indexed Job of Kubernetes.
 pub const SERVICE: &str = "TENSORPOST_SERVICE";
-/// A file, or a pipe, that gets a line with the number of this host as soon as it is one of its node: see
+/// A file or a pipe that gets a line with the number of this host as soon as it has joined: see
 /// [`tell_starter`].
 pub const JOINED_FILE: &str = "TENSORPOST_JOINED_FILE";
 
-/// The part of a host in its node.
+/// The role of a host in its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It starts the node.
@@ -39,41 +40,42 @@ pub enum Role {
 /// A host of a node, as it was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// What it is.
+    /// Its role.
     pub role: Role,
-    /// Where the head is reached, `host:port`; on the head itself, where it listens.
+    /// The address of the head, `host:port`; on the head itself, the address at which it listens.
     pub head: String,
-    /// How many hosts were started, the head among them, where the starter says so.
+    /// How many hosts were started, including the head, if the starter says so.
     pub count: Option<u16>,
-    /// Under which address others reach this host, where it says so: `host:port`; the port of a listener
-    /// where it has 0.
+    /// The address under which others reach this host, `host:port`, if it is set. A port 0 stands for that of
+    /// its listener.
     pub advertise: Option<String>,
-    /// The port that an agent listens at, where it is free: the one of all hosts where a starter has put one
-    /// on each machine, so that firewalls and probes know it; 0 for a free one where several may be on one.
+    /// The port that an agent listens at, if it is free. If a starter has put one host on each machine, it is
+    /// the common port, so that firewalls and probes know it. If several may be on one machine, it is 0,
+    /// which takes any free port.
     pub port: u16,
     /// How long it tries to join.
     pub join_deadline: Duration,
 }
 
-/// Variables that make no sense.
+/// The variables make no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
-    /// A variable with a value that it cannot have.
+    /// A variable has a value that it cannot have.
     #[error("{name} is {value:?}, which is {what}")]
     Value {
-        /// Which.
+        /// The name of the variable.
         name: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// The fault of the value.
         what: &'static str,
     },
-    /// A variable is missing that goes with others.
+    /// A variable is missing that belongs to another.
     #[error("{with} is set and {name} is not: {what}")]
     Missing {
-        /// Which.
+        /// The missing variable.
         name: &'static str,
-        /// With what it goes.
+        /// The variable that it belongs to.
         with: &'static str,
         /// Where it comes from.
         what: &'static str,
@@ -83,9 +85,9 @@ pub enum EnvironmentError {
         "{name} is {value}: one process was to be started on each host, and it starts its workers itself ({remedy})"
     )]
     Several {
-        /// Which variable says so.
+        /// The variable that says so.
         name: &'static str,
-        /// What it holds.
+        /// Its value.
         value: u64,
         /// How to start one.
         remedy: &'static str,
@@ -93,18 +95,18 @@ pub enum EnvironmentError {
 }
 
 impl Hosts {
-    /// By the variables of this process; nothing where it was started alone.
+    /// Reads the variables of this process; `None` if it was started alone.
     ///
     /// # Errors
-    /// They make no sense.
+    /// The variables make no sense.
     pub fn from_environment() -> Result<Option<Self>, EnvironmentError> {
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// By these variables. Tensorpost's own come first; then Slurm's, torchrun's and those of Kubernetes.
+    /// Reads these variables. Tensorpost's own come first; then Slurm's, torchrun's and those of Kubernetes.
     ///
     /// # Errors
-    /// They make no sense.
+    /// The variables make no sense.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, EnvironmentError> {
         let variables = Variables { get: &get };
         let (found, port) = match variables.own()? {
@@ -137,7 +139,7 @@ impl Variables<'_> {
         value.parse().map(Some).map_err(|_| EnvironmentError::Value { name, value, what })
     }
 
-    /// A number that goes with others.
+    /// Returns a number that belongs to another variable.
     fn needed(
         &self,
         name: &'static str,
@@ -175,8 +177,8 @@ impl Variables<'_> {
     fn slurm(&self) -> Found {
         const NODES: &str = "SLURM_JOB_NUM_NODES";
         const RANK: &str = "SLURM_NODEID";
-        // A shell of `salloc`, and the script of `sbatch`, are of a job and of no step: one process, not one
-        // a host.
+        // A shell of `salloc` and the script of `sbatch` belong to a job but to no step: one process, not one
+        // per host.
         let (Some(count), Some(_)) = (self.number(NODES)?, self.text("SLURM_STEP_ID")) else {
             return Ok(None);
         };
@@ -218,13 +220,13 @@ impl Variables<'_> {
         let what = "no name of a pod of a StatefulSet or an indexed Job, which ends in its number";
         let wrong = || EnvironmentError::Value { name: "HOSTNAME", value: pod.clone(), what };
         let (set, ordinal) = pod.rsplit_once('-').ok_or_else(wrong)?;
-        // A Job says its index in a variable, too.
+        // A Job also gives its index in a variable.
         let ordinal = match self.number("JOB_COMPLETION_INDEX")? {
             Some(index) => index,
             None => ordinal.parse().map_err(|_| wrong())?,
         };
         let role = if ordinal == 0 { Role::Head } else { Role::Agent };
-        // A set can grow, and a name is there before its pod answers.
+        // The number of hosts is left open: a set can grow. The head's name exists before its pod answers.
         let head = match role {
             Role::Head => format!("0.0.0.0:{PORT}"),
             Role::Agent => format!("{set}-0.{service}:{PORT}"),
@@ -233,8 +235,8 @@ impl Variables<'_> {
     }
 }
 
-/// Tells whoever started this process that it is the host with this number now, if [`JOINED_FILE`] is set. A
-/// pipe that nobody reads (any more) is nobody who wants to know.
+/// Tells the tool that started this process the number of this host, if [`JOINED_FILE`] is set. If that is a
+/// pipe that nobody reads (any more), nothing is written and that is no error.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -246,11 +248,11 @@ pub fn tell_starter(number: u16) -> io::Result<()> {
 }
 
 fn tell_at(path: &Path, number: u16) -> io::Result<()> {
-    // A link that others have planted is not followed.
+    // A link that another user has planted is not followed.
     let link = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_symlink);
     let is_own = link.is_some_and(|link| [0, rustix::process::geteuid().as_raw()].contains(&link.uid()));
     let follow = if is_own { OFlags::empty() } else { OFlags::NOFOLLOW };
-    // Without the first, a pipe that nobody reads would be waited for.
+    // Without `NONBLOCK`, opening a pipe that nobody reads would block.
     let flags = (OFlags::NONBLOCK | follow).bits().cast_signed();
     let file = OpenOptions::new().create(true).append(true).custom_flags(flags).open(path);
     match file.and_then(|mut file| file.write_all(format!("{number}\n").as_bytes())) {
@@ -260,7 +262,7 @@ fn tell_at(path: &Path, number: u16) -> io::Result<()> {
     }
 }
 
-/// A number of hosts; nothing for one.
+/// Returns the number of hosts, or `None` if there is one.
 fn several(name: &'static str, count: u64) -> Result<Option<u16>, EnvironmentError> {
     match count {
         0 | 1 => Ok(None),
@@ -278,7 +280,8 @@ fn placed(name: &'static str, rank: u64, head: String, count: u16) -> Found {
         return Err(EnvironmentError::Value { name, value: rank.to_string(), what });
     }
     match rank {
-        // On every interface: the name of the first host may be of another one than the others reach.
+        // The head listens on every interface: its name may be that of an interface other than the one that
+        // the others reach.
         0 => Ok(Some((Role::Head, format!("0.0.0.0:{}", port_of(&head)), Some(count)))),
         _ => Ok(Some((Role::Agent, head, Some(count)))),
     }
@@ -288,7 +291,7 @@ fn port_of(address: &str) -> &str {
     address.rsplit_once(':').map_or("0", |(_, port)| port)
 }
 
-/// `host[:port]` as `host:port`. A bare address of IPv6 is put into brackets.
+/// Converts `host[:port]` to `host:port`. A bare IPv6 address is put into brackets.
 fn with_port(name: &'static str, value: &str, port: u16) -> Result<String, EnvironmentError> {
     let wrong = |what| EnvironmentError::Value { name, value: value.to_owned(), what };
     if value.parse::<std::net::Ipv6Addr>().is_ok() {
@@ -309,7 +312,7 @@ fn with_port(name: &'static str, value: &str, port: u16) -> Result<String, Envir
     if known { Ok(format!("{host}:{port}")) } else { Err(wrong("no host")) }
 }
 
-/// The first host of Slurm's list: `gpu[03-07,11],big1` begins with `gpu03`.
+/// Returns the first host of Slurm's list: `gpu[03-07,11],big1` begins with `gpu03`.
 fn first_of(list: &str) -> Option<String> {
     let (prefix, rest) = list.split_at(list.find([',', '[']).unwrap_or(list.len()));
     let first = match rest.strip_prefix('[') {
@@ -321,7 +324,7 @@ fn first_of(list: &str) -> Option<String> {
             if first.is_empty() || !first.bytes().all(|c| c.is_ascii_digit()) {
                 return None;
             }
-            // A second pair of brackets: its first, too.
+            // If there is a second pair of brackets, take its first, too.
             return first_of(&format!("{prefix}{first}{suffix}"));
         }
     };

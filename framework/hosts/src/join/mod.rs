@@ -1,10 +1,10 @@
-//! How hosts become one node: [which host this is](Hosts), what an agent asks, and how the head numbers who
-//! joins.
+//! How hosts become one node: [which host this is](Hosts), the request of an agent, and how the head numbers
+//! agents.
 //!
-//! An agent says its life, its name and where it listens, behind an [introduction](crate::introduction). The
-//! head gives it a number that no other host had, and says who is there. Who asks again with the same life,
-//! because an answer was lost, gets the same number; who was given up asks with another life and gets another
-//! number.
+//! An agent states its life, its name and its listening port, after an [introduction](crate::introduction).
+//! The head gives it a number that no other host had, and names the hosts that are there. An agent that asks
+//! again with the same life, because an answer was lost, gets the same number. A host that was given up asks
+//! with another life and gets another number.
 
 mod environment;
 mod roster;
@@ -18,17 +18,17 @@ pub use self::environment::{
 pub use self::roster::{NotAdmitted, Roster};
 use crate::ids::{HostLife, Life};
 
-/// What an agent asks.
+/// The request of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Its life.
     pub life: Life,
     /// Its name, for people.
     pub name: String,
-    /// The port that it listens at.
+    /// The port at which it listens.
     pub port: u16,
-    /// `host:port` under which others reach it, where that is not what the head sees. A port 0 stands for
-    /// that of its listener.
+    /// `host:port` under which others reach it, if that is not what the head sees. A port 0 stands for that
+    /// of its listener.
     pub advertise: Option<String>,
 }
 
@@ -39,24 +39,24 @@ pub struct Member {
     pub who: HostLife,
     /// Its name, for people.
     pub name: String,
-    /// `host:port` where others reach it.
+    /// `host:port` under which others reach it.
     pub address: String,
 }
 
-/// What the head answers.
+/// The answer of the head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// Who asks, from now on.
+    /// The number and life that the asking host has from now on.
     pub you: HostLife,
     /// The head.
     pub head: HostLife,
-    /// The other agents that are there; those that come later hear of this host.
+    /// The other agents that are there; later ones hear of this host.
     pub others: Vec<Member>,
 }
 
 impl Request {
-    /// Where others reach who asks this from `from`. What the head sees is right but for translated
-    /// addresses; then the host says it itself.
+    /// Returns the address under which others reach the host that asks from `from`. The address that the head
+    /// sees is right unless it was translated; then the host states its own.
     pub fn address(&self, from: SocketAddr) -> String {
         match &self.advertise {
             None => SocketAddr::new(from.ip().to_canonical(), self.port).to_string(),

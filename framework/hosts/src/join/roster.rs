@@ -1,4 +1,4 @@
-//! The hosts of a node, as its head keeps them.
+//! The head's list of the hosts of its node.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use super::{Admitted, Member, Request};
 use crate::ids::{HostId, HostLife};
 use crate::limits::MAX_HOSTS;
 
-/// Who is there.
+/// The hosts of a node.
 #[derive(Debug)]
 pub struct Roster {
     head: HostLife,
@@ -18,45 +18,45 @@ pub struct Roster {
 #[derive(Debug, Default)]
 struct State {
     members: Vec<Member>,
-    /// The last number that was given. None is given twice: two lives of a host are two hosts.
+    /// The last number that was given out. None is given twice: two lives of a host are two hosts.
     last: u16,
     closed: bool,
 }
 
-/// Why a host is not taken in.
+/// Why a host is not admitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAdmitted {
-    /// There are enough.
+    /// The node has the most hosts that it can have.
     #[error("the node has {MAX_HOSTS} hosts, and takes no more")]
     Full,
-    /// So many came and went that the numbers are used up.
+    /// The numbers are used up by hosts that joined and left.
     #[error("the node has given {} numbers to hosts, and has no more: start it again", u16::MAX)]
     NoNumber,
     /// The node is shutting down.
     #[error("the node is shutting down")]
     Closed,
-    /// No head joins itself.
+    /// A head cannot join itself.
     #[error("it asks with the life of the head, which takes no host of its own")]
     Itself,
 }
 
 impl Roster {
-    /// With the head alone.
+    /// Makes a roster with the head alone.
     pub fn new(head: HostLife) -> Self {
         Roster { head, state: Mutex::default() }
     }
 
-    /// That of a head whose gateway follows another: with those who are there, and the last number that was
-    /// given.
+    /// Makes the roster of a head whose gateway replaces another, with the hosts that are there and the last
+    /// number that was given out.
     pub fn resuming(head: HostLife, members: Vec<Member>, last: u16) -> Self {
         let last = members.iter().map(|member| member.who.host.0).fold(last, u16::max);
         Roster { head, state: Mutex::new(State { members, last, closed: false }) }
     }
 
-    /// Takes in who asks from this address. `true` where it is new.
+    /// Admits the host that asks from this address. The flag is `true` if it is new.
     ///
     /// # Errors
-    /// It is not taken in.
+    /// The host is not admitted.
     pub fn admit(&self, request: &Request, from: SocketAddr) -> Result<(Admitted, bool), NotAdmitted> {
         let mut state = self.state.lock();
         if state.closed {
@@ -91,19 +91,19 @@ impl Roster {
         Ok(who)
     }
 
-    /// Who is there beside the head, in the order in which they came.
+    /// Returns the hosts beside the head, in the order in which they joined.
     pub fn members(&self) -> Vec<Member> {
         self.state.lock().members.clone()
     }
 
-    /// A host is gone, by the verdict or by itself.
+    /// Removes a host that was lost or has left.
     pub fn remove(&self, host: HostId) -> Option<Member> {
         let mut state = self.state.lock();
         let at = state.members.iter().position(|member| member.who.host == host)?;
         Some(state.members.remove(at))
     }
 
-    /// Nobody is taken in any more.
+    /// Admits no more hosts.
     pub fn close(&self) {
         self.state.lock().closed = true;
     }
@@ -149,7 +149,7 @@ mod tests {
         let roster = Roster::new(head);
         let (first, _) = roster.admit(&request(5), from()).expect("a place");
         roster.admit(&request(6), from()).expect("a place");
-        // Of the second the node had heard no more than its number.
+        // The node knew only the number of the second host.
         let first_alone = roster.members()[..1].to_vec();
         let next = Roster::resuming(head, first_alone, 2);
         let (again, new) = next.admit(&request(5), from()).expect("as before");

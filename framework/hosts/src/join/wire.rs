@@ -1,4 +1,4 @@
-//! The form of what is asked and answered, as that of frames: see [`frame`](crate::frame).
+//! The encoding of requests and answers, which follows that of [frames](crate::frame).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -8,7 +8,7 @@ use crate::ids::{HostId, HostLife, Life};
 use crate::limits::{MAX_HOSTS, MAX_NAME};
 
 impl Request {
-    /// Its bytes. A name or an address that is too long is cut.
+    /// Encodes the request. A name or an address that is too long is cut.
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
         out.put_u64_le(self.life.0);
@@ -18,10 +18,10 @@ impl Request {
         out.freeze()
     }
 
-    /// The request that the bytes are.
+    /// Decodes a request.
     ///
     /// # Errors
-    /// They are none.
+    /// The bytes are not a request.
     pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
         let from = &mut bytes;
         let life = Life(from.try_get_u64_le()?);
@@ -33,7 +33,7 @@ impl Request {
 }
 
 impl Admitted {
-    /// Its bytes.
+    /// Encodes the answer.
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
         put_life(&mut out, self.you);
@@ -47,10 +47,10 @@ impl Admitted {
         out.freeze()
     }
 
-    /// The answer that the bytes are.
+    /// Decodes an answer.
     ///
     /// # Errors
-    /// They are none.
+    /// The bytes are not an answer.
     pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
         let from = &mut bytes;
         let (you, head) = (get_life(from)?, get_life(from)?);
@@ -89,7 +89,7 @@ fn put_text(out: &mut BytesMut, text: &str) {
     out.extend_from_slice(bytes);
 }
 
-/// A text that is safe to show: names go into logs.
+/// Reads a text that is safe to show, because names go into logs.
 fn get_text(from: &mut Bytes) -> Result<String, WireError> {
     let len = usize::from(from.try_get_u16_le()?);
     let value = len as u64;

@@ -1,4 +1,4 @@
-//! The one key of a node's hosts.
+//! The one key that all hosts of a node share.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,15 +13,15 @@ use super::{Prover, SecurityError};
 
 const BYTES: usize = 32;
 
-/// What the TLS key is made for. Another use of the file would have another.
+/// The purpose for which the TLS key is derived. Another use of the file would have another.
 const USE: &[u8] = b"tensorpost hosts, tls key, version 1";
 
-/// Reads a file that its user alone can read and write: up to one byte more than `most`, and the file's
+/// Reads a file that only its user can read and write: up to one byte more than `most`, and the file's
 /// length. With `group`, a file of root's may be readable by a group, as Kubernetes makes it.
 pub(super) fn read_secret(path: &Path, most: u64, group: bool) -> Result<(Vec<u8>, u64), SecurityError> {
     let unread = |error| SecurityError::Read { path: path.to_owned(), error };
     let mut file = File::open(path).map_err(unread)?;
-    // Of the file that is open, so that it is not another by now.
+    // Taken from the open file, so that it cannot be replaced in between.
     let known = file.metadata().map_err(unread)?;
     if !is_private(known.uid(), known.mode(), geteuid().as_raw(), group) {
         return Err(SecurityError::Open { path: path.to_owned() });
@@ -36,7 +36,7 @@ fn is_private(owner: u32, mode: u32, own: u32, group: bool) -> bool {
     (owner == own || owner == 0) && mode & others == 0
 }
 
-/// An Ed25519 key pair, and what proves the key before TLS.
+/// An Ed25519 key pair, and the prover that proves the key before TLS.
 pub(super) struct SharedKey {
     /// PKCS#8, version 1 (RFC 8410).
     pub(super) private: Vec<u8>,
@@ -62,7 +62,7 @@ impl SharedKey {
             .and_then(|key| key.fill(&mut seed))
             .map_err(|_| refused("no key can be made of the secret"))?;
         let pair = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|error| refused(&error.to_string()))?;
-        // Both forms are fixed but for the key itself (RFC 8410, 4 and 7).
+        // Both encodings are fixed except for the key itself (RFC 8410, 4 and 7).
         let private =
             [&[0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20], &seed[..]].concat();
         let public =
@@ -84,7 +84,7 @@ mod tests {
             assert!(
                 is_private(OWN, 0o600, group) && is_private(OWN, 0o400, group) && is_private(0, 0o600, group)
             );
-            // Of another user, who could put another key there.
+            // A key of another user, who could put another key there.
             assert!(!is_private(OWN + 1, 0o600, group) && !is_private(OWN + 1, 0o644, group));
             for open in [0o640, 0o620, 0o610, 0o604, 0o602, 0o601, 0o644, 0o666] {
                 assert!(!is_private(OWN, open, group), "{open:o}");

@@ -1,14 +1,14 @@
-//! Who may speak to a node's hosts: mutual TLS 1.3 from one key file, or from PEM files; without either only
-//! processes of this user and of root on this machine (HOST-12).
+//! Decides who may speak to a node's hosts. With a key file or PEM files this is mutual TLS 1.3; without
+//! either only processes of this user and of root on this machine are admitted (HOST-12).
 //!
-//! With a key file, every host has the same Ed25519 key, made from the file's 32 bytes, and takes exactly
-//! that key of the other (raw public keys, RFC 7250): there is no certificate to expire and no authority to
-//! run. Whoever has the file is of the node. Before TLS each shows a proof of the key, so that a listener has
-//! no more to do with strangers than to look at that. With PEM files, each host has a certificate of one
-//! authority, for the name by which others dial it.
+//! With a key file, every host has the same Ed25519 key, made from the file's 32 bytes, and accepts exactly
+//! that key from the other (raw public keys, RFC 7250). There is no certificate to expire and no authority to
+//! run: every process with the file belongs to the node. Before TLS each side shows a proof of the key, so
+//! that a listener spends no more on strangers than a look at that. With PEM files, each host has a
+//! certificate of one authority, for the name by which others dial it.
 //!
-//! A key file that others can read, a key of another length, and half of the PEM files are errors at the
-//! start.
+//! A key file that others can read, a key of another length, and an incomplete set of PEM files are errors at
+//! the start.
 
 mod key;
 mod neighbour;
@@ -30,10 +30,10 @@ pub(crate) use self::proof::{Nonce, PROOF_BYTES, Prover};
 /// Names the file with the key of a node.
 pub const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
 
-/// Name the PEM files of a host: the authority's certificates, this host's, and its key.
+/// Name the PEM files of a host: the authority's certificates, the host's own, and its key.
 pub const PEM_FILES: [&str; 3] = ["TENSORPOST_CA_FILE", "TENSORPOST_CERT_FILE", "TENSORPOST_CERT_KEY_FILE"];
 
-/// What connections are secured with.
+/// How connections are secured.
 #[derive(Clone)]
 pub struct Security(Kind);
 
@@ -43,7 +43,7 @@ enum Kind {
     Tls {
         server: Arc<ServerConfig>,
         client: Arc<ClientConfig>,
-        /// There is one with a key file. Certificates, which are for names, have none.
+        /// Set with a key file. Certificates, which are issued for names, have no proof.
         prover: Option<Prover>,
     },
 }
@@ -54,33 +54,33 @@ pub enum SecurityError {
     /// A file cannot be read.
     #[error("{} cannot be read: {error}", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// A key of another length.
+    /// The key has another length.
     #[error("the key in {} has {found} bytes, and has to have 32: write it with `head -c 32 /dev/urandom`", path.display())]
     Length {
         /// Which file.
         path: PathBuf,
-        /// Its bytes.
+        /// The number of its bytes.
         found: u64,
     },
-    /// Others can read the key, or somebody else wrote it.
+    /// Others can read the key, or another user wrote it.
     #[error("{} can be read or written by others than its user, or is neither this user's nor root's: `chmod 600` it", path.display())]
     Open {
         /// Which file.
         path: PathBuf,
     },
-    /// What a PEM file has is not what it should have.
+    /// A PEM file lacks something that it should have.
     #[error("{} has no {what}: {why}", path.display())]
     Pem {
         /// Which file.
         path: PathBuf,
-        /// What it should have.
+        /// The missing part.
         what: &'static str,
-        /// What is wrong.
+        /// The cause.
         why: String,
     },
     /// Some of the PEM files are named, and not all.
@@ -88,29 +88,29 @@ pub enum SecurityError {
         "{set} is set and {missing} is not: a host has an authority's certificates, one of its own, and its key"
     )]
     Half {
-        /// One that is named.
+        /// A variable that is set.
         set: &'static str,
-        /// One that is not.
+        /// A variable that is missing.
         missing: &'static str,
     },
     /// Both kinds are named.
     #[error("both {KEY_FILE} and {set} are set: a node has one key, or certificates")]
     Both {
-        /// Of the PEM files.
+        /// The variable of a PEM file that is set.
         set: &'static str,
     },
     /// The key does not make a TLS configuration.
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
-    /// HOST-12.
+    /// HOST-12: the address is not on loopback.
     #[error(
         "without a key only this machine's loopback is used, and {address} is not of it: name a key file in {KEY_FILE}"
     )]
     OnlyLoopback {
-        /// Which was named.
+        /// The address.
         address: SocketAddr,
     },
-    /// HOST-12.
+    /// HOST-12: the other process belongs to another user.
     #[error(
         "{address} is of user {user} of this machine, and this host of user {own}: without a key a node is of one user; name one key file \
          on all its hosts in {KEY_FILE}"
@@ -123,7 +123,7 @@ pub enum SecurityError {
         /// The user of this process.
         own: u32,
     },
-    /// HOST-12.
+    /// HOST-12: the user of the other process is not known.
     #[error(
         "nobody knows which user of this machine {address} is of ({why}), and without a key a node is of one: name one key file on all \
          its hosts in {KEY_FILE}"
@@ -131,7 +131,7 @@ pub enum SecurityError {
     NoUser {
         /// The other end.
         address: SocketAddr,
-        /// Why not.
+        /// Why it is not known.
         why: String,
     },
 }
@@ -141,25 +141,25 @@ pub enum SecurityError {
 pub struct Pem {
     /// The authority's certificates.
     pub authority: PathBuf,
-    /// This host's, with those between it and the authority.
+    /// This host's certificate, with the ones between it and the authority.
     pub certificate: PathBuf,
-    /// Its private key, which nobody else can read; one of root's may be readable by a group.
+    /// This host's private key, which nobody else can read; a file of root's may be readable by a group.
     pub key: PathBuf,
 }
 
 impl Security {
-    /// By [`KEY_FILE`] or [`PEM_FILES`] in the environment; without them, loopback.
+    /// Reads [`KEY_FILE`] or [`PEM_FILES`] from the environment; without them, uses loopback.
     ///
     /// # Errors
-    /// They do not fit together, or name files that are not what they should be.
+    /// The variables contradict each other, or name files that are not valid.
     pub fn from_environment() -> Result<Self, SecurityError> {
         Self::from_variables(|name| std::env::var_os(name).map(PathBuf::from))
     }
 
-    /// By these variables.
+    /// Reads these variables.
     ///
     /// # Errors
-    /// As [`from_environment`](Self::from_environment).
+    /// See [`from_environment`](Self::from_environment).
     pub fn from_variables(get: impl Fn(&str) -> Option<PathBuf>) -> Result<Self, SecurityError> {
         let get = |name| get(name).filter(|path| !path.as_os_str().is_empty());
         let pem = PEM_FILES.map(get);
@@ -178,12 +178,12 @@ impl Security {
         }
     }
 
-    /// Nothing is secured, and nothing leaves this machine and this user.
+    /// Secures nothing, and admits nothing beyond this machine and this user.
     pub fn loopback() -> Self {
         Security(Kind::Loopback)
     }
 
-    /// Mutual TLS with the key in a file of 32 bytes and mode 0600.
+    /// Uses mutual TLS with the key in a file of 32 bytes and mode 0600.
     ///
     /// # Errors
     /// The file is not such a file.
@@ -194,19 +194,19 @@ impl Security {
         Ok(Security(Kind::Tls { server: Arc::new(server), client: Arc::new(client), prover }))
     }
 
-    /// Mutual TLS with certificates.
+    /// Uses mutual TLS with certificates.
     ///
     /// # Errors
-    /// A file does not have what it should have.
+    /// A file lacks something that it should have.
     pub fn pem(files: &Pem) -> Result<Self, SecurityError> {
         let (server, client) = tls::of_pem(files)?;
         Ok(Security(Kind::Tls { server: Arc::new(server), client: Arc::new(client), prover: None }))
     }
 
-    /// Whether this address may be listened at, or dialled.
+    /// Checks whether this address may be listened at, or dialled.
     ///
     /// # Errors
-    /// Nothing is secured, and it is of the network (HOST-12).
+    /// Nothing is secured, and the address is not on loopback (HOST-12).
     pub fn allows(&self, address: SocketAddr) -> Result<(), SecurityError> {
         match self.0 {
             Kind::Loopback if !address.ip().to_canonical().is_loopback() => {
@@ -216,10 +216,10 @@ impl Security {
         }
     }
 
-    /// The user of a process that has connected within this machine, where nothing else tells who it is.
+    /// Returns the user of a process that has connected within this machine, if nothing else identifies it.
     ///
     /// # Errors
-    /// It is another user than this one and than root, or nobody knows (HOST-12).
+    /// It is a user other than this one and root, or the user is not known (HOST-12).
     pub(crate) fn admits(&self, from: SocketAddr, to: SocketAddr) -> Result<Option<u32>, SecurityError> {
         match self.0 {
             Kind::Loopback => neighbour::connected(from, to).map(Some),
@@ -227,10 +227,11 @@ impl Security {
         }
     }
 
-    /// Whether who listens at this address may be believed, where nothing else tells who it is.
+    /// Checks whether the process that listens at this address may be believed, if nothing else identifies
+    /// it.
     ///
     /// # Errors
-    /// As [`admits`](Self::admits).
+    /// See [`admits`](Self::admits).
     pub(crate) fn believes(&self, at: SocketAddr) -> Result<(), SecurityError> {
         match self.0 {
             Kind::Loopback => neighbour::listening(at).map(drop),
@@ -238,7 +239,7 @@ impl Security {
         }
     }
 
-    /// Makes and checks proofs of the key before TLS; there is none without a key file.
+    /// Returns the prover, which makes and checks proofs of the key before TLS; `None` without a key file.
     pub(crate) fn prover(&self) -> Option<&Prover> {
         match &self.0 {
             Kind::Tls { prover, .. } => prover.as_ref(),
@@ -246,7 +247,7 @@ impl Security {
         }
     }
 
-    /// What accepts a connection; nothing where nothing is secured.
+    /// Returns the configuration that accepts connections; `None` if nothing is secured.
     pub fn server(&self) -> Option<Arc<ServerConfig>> {
         match &self.0 {
             Kind::Loopback => None,
@@ -254,7 +255,8 @@ impl Security {
         }
     }
 
-    /// What makes a connection, and whether the other's certificate has to be for the name that is dialled.
+    /// Returns the configuration that makes connections, and whether the other's certificate has to be for
+    /// the name that is dialled. `None` if nothing is secured.
     pub fn client(&self) -> Option<(Arc<ClientConfig>, bool)> {
         match &self.0 {
             Kind::Loopback => None,

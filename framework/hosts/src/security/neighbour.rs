@@ -1,8 +1,8 @@
-//! Which user a process of this machine is of, at the other end of a connection within it.
+//! Finds the user of the process of this machine at the other end of a connection.
 //!
-//! Without a key that is all that tells a node's own hosts from others (HOST-12). The kernel says it, as it does
-//! for `ss`: it is asked for the [one socket](sock_diag), and where that does not work its whole table is read.
-//! A socket that no process has any more has no user there, and is nobody's.
+//! Without a key, only the user tells a node's own hosts from others (HOST-12). The kernel is asked for the
+//! [one socket](sock_diag), as by `ss`; if it does not know, its whole table is read. A socket that no process
+//! has any more has no user there, and is not believed.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,15 +15,15 @@ use super::{SecurityError, sock_diag};
 const ESTABLISHED: u8 = 1;
 const LISTEN: u8 = 10;
 
-/// The user of the process that has connected from `from` to `to`, where this process may be served by it.
+/// Returns the user of the process that has connected from `from` to `to`, if this process may serve it.
 pub(super) fn connected(from: SocketAddr, to: SocketAddr) -> Result<u32, SecurityError> {
     let is_it = |socket: &Socket| socket.is(from) && socket.other == canonical(to);
     allowed(from, user(from, to, ESTABLISHED, is_it))
 }
 
-/// The user of the process that listens at `at`, where this process may believe it.
+/// Returns the user of the process that listens at `at`, if this process may believe it.
 pub(super) fn listening(at: SocketAddr) -> Result<u32, SecurityError> {
-    // The kernel lets nobody else listen at this address while somebody listens at all.
+    // While one process listens at a port, the kernel lets no other listen at this address.
     let is_it = |socket: &Socket| socket.is(at) || socket.own.0.is_unspecified() && socket.own.1 == at.port();
     let nobody = match at {
         SocketAddr::V4(_) => SocketAddr::from(([0; 4], 0)),
@@ -35,7 +35,7 @@ pub(super) fn listening(at: SocketAddr) -> Result<u32, SecurityError> {
 fn allowed(other: SocketAddr, user: io::Result<Option<u32>>) -> Result<u32, SecurityError> {
     let own = geteuid().as_raw();
     match user {
-        // Root can do to a process of any user whatever its node can.
+        // Root can do to any user's process whatever its node can.
         Ok(Some(user)) if user == own || user == 0 => Ok(user),
         Ok(Some(user)) => Err(SecurityError::OtherUser { address: other, user, own }),
         Ok(None) => Err(SecurityError::NoUser { address: other, why: "it has no process".to_owned() }),
@@ -43,7 +43,7 @@ fn allowed(other: SocketAddr, user: io::Result<Option<u32>>) -> Result<u32, Secu
     }
 }
 
-/// The user of the socket at `own` in this state, whose other end is `other`; `is_it` knows it in the table.
+/// Returns the user of the socket at `own` in this state whose other end is `other`; `is_it` finds it in the table.
 fn user(
     own: SocketAddr,
     other: SocketAddr,
@@ -52,16 +52,16 @@ fn user(
 ) -> io::Result<Option<u32>> {
     match sock_diag::find(own, other) {
         Ok(Some(found)) => Ok((found.state == state && found.inode != 0).then_some(found.user)),
-        // Also where the kernel, or a filter of system calls, has none of this.
+        // A kernel without this facility, and a filter of system calls, say the same.
         Ok(None) | Err(_) => in_table(|socket| socket.state == state && is_it(socket)),
     }
 }
 
-/// The user of the first socket in the table that it is.
+/// Returns the user of the first matching socket in the table.
 fn in_table(is_it: impl Fn(&Socket) -> bool) -> io::Result<Option<u32>> {
     for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
         let table = match std::fs::read_to_string(path) {
-            // Where there is no IPv6.
+            // The system has no IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound && path.ends_with('6') => continue,
             table => table.map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))?,
         };
@@ -72,7 +72,7 @@ fn in_table(is_it: impl Fn(&Socket) -> bool) -> io::Result<Option<u32>> {
     Ok(None)
 }
 
-/// A line of the table.
+/// A line of the kernel's table.
 struct Socket {
     own: (IpAddr, u16),
     other: (IpAddr, u16),
@@ -81,8 +81,8 @@ struct Socket {
 }
 
 impl Socket {
-    /// `sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ..`; nothing
-    /// for a socket without a process, whose user is said to be root.
+    /// Parses `sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ..`.
+    /// `None` for a socket without a process, which the table shows as root's.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace().skip(1);
         let (own, other, state) = (address(words.next()?)?, address(words.next()?)?, words.next()?);
@@ -100,7 +100,8 @@ fn canonical(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip().to_canonical(), address.port())
 }
 
-/// Words of 32 bits as this machine has them, in the order of the network, and the port: `0100007F:1BCD`.
+/// Parses 32-bit words, each in this machine's byte order and together in network order, and the port:
+/// `0100007F:1BCD`.
 fn address(text: &str) -> Option<(IpAddr, u16)> {
     let (words, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(words.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
@@ -136,7 +137,7 @@ mod tests {
                 Some((at("[::1]:7117"), at("127.0.0.1:80"), 1000))
             );
         }
-        // Its process has closed it: the user that is shown is not its own.
+        // Its process has closed it: the user that is shown is not the socket's own.
         let orphan =
             "00000000:00000000 00:00000000 00000000     0        0 0 1 0000000088652bf5 100 0 0 10 0";
         assert_eq!(line(&format!("   0: 0100007F:1BCD 0200007F:0050 01 {orphan}")), None);
@@ -160,7 +161,7 @@ mod tests {
             let client = TcpStream::connect(at).expect("it listens");
             let from = client.local_addr().expect("an address");
             assert_eq!(connected(from, at).expect("it has connected"), own);
-            // It is not taken yet, so nobody has that end.
+            // The connection is not accepted yet, so no process has that end.
             assert!(matches!(connected(at, from), Err(SecurityError::NoUser { .. })));
             let (server, _) = listener.accept().expect("a connection");
             assert_eq!(connected(at, from).expect("it was taken"), own);

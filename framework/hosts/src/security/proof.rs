@@ -1,19 +1,19 @@
-//! A proof of the key that costs whoever checks it a microsecond and no memory, so that strangers can be told
-//! from hosts before TLS.
+//! A proof of the key that costs its checker a microsecond and no memory, so that strangers can be told from
+//! hosts before TLS.
 //!
-//! It is no more than that: what is said over a connection is believed after TLS alone. Who has heard one can
-//! say it again, so the listener takes each once.
+//! It proves no more than that: the content of a connection is believed only after TLS. An eavesdropper can
+//! repeat a proof, so the listener accepts each one once.
 
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::{hkdf, hmac};
 
-/// Different in each proof.
+/// A number that differs in each proof.
 pub(crate) type Nonce = [u8; 16];
 
-/// A nonce, and the HMAC of the mark before it and of it.
+/// A nonce, and the HMAC of the mark before it and of the nonce.
 pub(crate) const PROOF_BYTES: usize = size_of::<Nonce>() + 32;
 
-/// What the key of proofs is made for.
+/// The purpose for which the key of proofs is derived.
 const USE: &[u8] = b"tensorpost hosts, proof before tls, version 1";
 
 /// Makes and checks proofs.
@@ -27,7 +27,7 @@ impl Prover {
         Some(Prover(hmac::Key::new(hmac::HMAC_SHA256, &key)))
     }
 
-    /// A proof for a connection that begins with this mark; nothing where the system has no random numbers.
+    /// Makes a proof for a connection that begins with this mark; `None` if the system has no random numbers.
     pub(crate) fn prove(&self, mark: u8) -> Option<[u8; PROOF_BYTES]> {
         let mut proof = [0; PROOF_BYTES];
         let (nonce, tag) = proof.split_at_mut(size_of::<Nonce>());
@@ -36,7 +36,7 @@ impl Prover {
         Some(proof)
     }
 
-    /// The nonce of a proof that is one.
+    /// Returns the nonce of a valid proof.
     pub(crate) fn check(&self, mark: u8, proof: &[u8; PROOF_BYTES]) -> Option<Nonce> {
         let (nonce, tag) = proof.split_first_chunk()?;
         hmac::verify(&self.0, &[&[mark], &nonce[..]].concat(), tag).ok().map(|()| *nonce)

@@ -15,14 +15,14 @@ fn file(folder: &Path, name: &str, bytes: &[u8], mode: u32) -> PathBuf {
     path
 }
 
-/// What the server and the client say of each other.
+/// The results of the server and the client.
 type Said = (Result<(), rustls::Error>, Result<(), rustls::Error>);
 
 fn handshake(server: &Security, client: &Security) -> Said {
     handshake_as("localhost", server, client)
 }
 
-/// A whole handshake in memory.
+/// Runs a whole handshake in memory.
 fn handshake_as(name: &'static str, server: &Security, client: &Security) -> Said {
     let name = ServerName::try_from(name).expect("a name");
     let (config, _) = client.client().expect("secured");
@@ -68,7 +68,7 @@ fn who_has_the_key_is_taken_and_nobody_else() {
     let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
     assert_eq!(at_client, Err(unknown), "the client does not take the server");
     assert!(at_server.is_err());
-    // A client that takes any server, and shows nothing.
+    // A client that accepts any server, and shows no key.
     let open =
         rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -81,7 +81,7 @@ fn who_has_the_key_is_taken_and_nobody_else() {
     assert!(at_server.is_err(), "{at_server:?}");
 }
 
-/// The server's side alone: a client that takes whatever it is shown, with a key of its own.
+/// The server's check alone: a client that accepts any server, with a key of its own.
 #[test]
 fn a_client_with_another_key_is_refused_by_the_server_itself() {
     let (mine, _) = tls::of_shared(&SharedKey::new(&[7; 32]).expect("a key")).expect("TLS");
@@ -91,7 +91,7 @@ fn a_client_with_another_key_is_refused_by_the_server_itself() {
     let (at_server, at_client) = handshake(&server, &server);
     let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
     assert_eq!(at_server, Err(unknown));
-    // It learns by the alert.
+    // The client learns of the refusal by the alert.
     assert!(matches!(at_client, Err(rustls::Error::AlertReceived(_))), "{at_client:?}");
 }
 
@@ -179,7 +179,7 @@ fn files(authority: &str, host: &str) -> Pem {
     }
 }
 
-/// A file of the repository's as a secret: git keeps no modes.
+/// Copies a file of the repository so that it is a secret: git keeps no modes.
 pub(crate) fn private(of: &Path) -> PathBuf {
     static COPIES: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
     static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -204,7 +204,7 @@ fn certificates_of_one_authority_are_taken_for_their_name() {
         (Ok(()), Ok(())),
         "nothing is wrong with it but its authority"
     );
-    // It takes the host, and the host does not take it.
+    // The intruder accepts the host, and the host does not accept the intruder.
     let intruder = Security::pem(&files("authority", "intruder")).expect("its files");
     let (at_server, _) = handshake(&host, &intruder);
     assert!(matches!(at_server, Err(rustls::Error::InvalidCertificate(_))), "{at_server:?}");

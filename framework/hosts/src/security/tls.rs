@@ -1,7 +1,7 @@
-//! TLS 1.3 for both ends of a connection, each of which shows its key.
+//! TLS 1.3, in which both ends show their keys.
 //!
-//! No tickets: every connection is a whole handshake, in which both sides sign. ALPN is HTTP/2, which gRPC
-//! speaks.
+//! There are no tickets: every connection makes a whole handshake, in which both sides sign. ALPN is HTTP/2,
+//! which gRPC speaks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use rustls::{
 use super::key::{SharedKey, read_secret};
 use super::{Pem, SecurityError};
 
-/// Longest file with a private key that is read.
+/// The longest file with a private key that is read.
 const MAX_KEY: u64 = 64 << 10;
 
 type Both = (ServerConfig, ClientConfig);
@@ -107,8 +107,8 @@ fn wrong(path: &Path, what: &'static str, why: impl ToString) -> SecurityError {
     SecurityError::Pem { path: path.to_owned(), what, why: why.to_string() }
 }
 
-/// Takes one public key: the own one. That the other has the private one too is what its signature of the
-/// handshake shows. A server signs another text than a client, so nobody's signature can be sent back to it.
+/// Accepts one public key: this host's own. The signature of the handshake proves that the other side has the
+/// private key. A server signs another text than a client, so no signature can be replayed to its signer.
 #[derive(Debug)]
 struct SameKey {
     public: CertificateDer<'static>,
@@ -117,7 +117,7 @@ struct SameKey {
 
 impl SameKey {
     fn is(&self, shown: &CertificateDer<'_>) -> Result<(), Error> {
-        // Public keys: how long it takes to compare them tells nobody anything.
+        // The keys are public, so comparing them in variable time reveals nothing.
         let same = shown.as_ref() == self.public.as_ref();
         if same { Ok(()) } else { Err(CertificateError::UnknownIssuer.into()) }
     }

@@ -1,9 +1,9 @@
-//! Spans that go over a lane for bulk: in runs of pieces, each of which the other side makes room for.
+//! Spans that go over a bulk lane in runs of pieces, for each of which the other side makes room.
 //!
-//! The sender says which spans are to go there, and of which of its devices; the receiver makes room, run by
-//! run, in order. What is not under way in that moment goes by pieces again where a lane breaks, and each
-//! side says so for itself: a run counts as come only where the receiver has claimed it, and a piece is
-//! claimed once, so what comes both ways is written once.
+//! The sender says which spans are to go over the lane, and from which of its devices. The receiver makes
+//! room, run by run, in order. If a lane breaks, runs that are not under way at that moment go as pieces
+//! again, and each side decides that for itself. A run counts as arrived only if the receiver has claimed it,
+//! and a piece is claimed once, so data that comes both ways is written once.
 
 use std::ops::Range;
 
@@ -11,35 +11,35 @@ use super::{Link, Session, Violation};
 use crate::frame::Run;
 use crate::ids::Seq;
 
-/// A span that is to go over the lane for bulk.
+/// A span that is to go over the bulk lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Want {
     pub(crate) post: Seq,
     pub(crate) span: u16,
-    /// Where it lies, by the sender's count.
+    /// The sender's number of the device that holds it.
     pub(crate) device: u8,
 }
 
 /// A span of a message that is sent from memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnDevice {
-    /// Which of the message's.
+    /// The index of the span in its message.
     pub span: u16,
-    /// Any number that says which of this host's devices it is.
+    /// Any number that identifies one of this host's devices.
     pub device: u8,
-    /// As many as the span has.
+    /// The bytes of the span.
     pub bytes: u64,
 }
 
 impl Run {
-    /// The indices of its pieces.
+    /// Returns the indices of its pieces.
     pub(super) fn pieces(&self, piece: u64) -> Range<u64> {
         self.offset / piece..(self.offset + self.bytes).div_ceil(piece)
     }
 }
 
 impl Session {
-    /// This connection has a lane for bulk, or none any more: then all goes by pieces. A new connection
+    /// Sets whether this connection has a bulk lane. Without one, everything goes as pieces. A new connection
     /// begins without one.
     pub fn bulk(&mut self, link: Link, there: bool) {
         if self.link == Some(link) {
@@ -47,25 +47,25 @@ impl Session {
         }
     }
 
-    /// So many bytes of what comes may be on their way, because this host has a lane for which that is so.
+    /// Sets how many bytes may be on their way here, because this host has a lane that allows it.
     pub(crate) fn takes_window(&mut self, bytes: u64) {
         self.inbound.takes_window(bytes);
     }
 
-    /// The lane for bulk carries spans, or none any more: while it does, what goes has the wide window. The
-    /// other side, which has the lane too, [takes](Self::takes_window) that.
+    /// Sets whether the bulk lane carries spans. While it does, outgoing messages have the wide window. The
+    /// other side, which has the lane too, [accepts](Self::takes_window) that.
     pub(crate) fn bulk_carries(&mut self, carries: bool) {
         let event = self.outbound.widen_window(carries);
         self.events.extend(event);
     }
 
-    /// Has a span of a message that was just taken go over the lane for bulk, from this device. Whether there
-    /// is such a lane.
+    /// Has a span of a message that was just taken go over the bulk lane, from this device. Returns whether
+    /// there is such a lane.
     pub(crate) fn widen(&mut self, post: Seq, span: u16, device: u8) -> bool {
         self.link.is_some() && self.outbound.widen(post, span, device)
     }
 
-    /// The next span to ask the other side to make room for.
+    /// Returns the next span for which the other side is to be asked for room.
     pub(crate) fn next_want(&mut self, link: Link) -> Option<Want> {
         if self.link != Some(link) {
             return None;
@@ -73,7 +73,7 @@ impl Session {
         self.outbound.next_want()
     }
 
-    /// The other side has room for a run. Whether it goes there.
+    /// Handles the other side's word that it has room for a run. Returns whether the run goes there.
     ///
     /// # Errors
     /// There is no such run, or it is not the next.
@@ -84,15 +84,16 @@ impl Session {
         self.outbound.take_run(run, device)
     }
 
-    /// A run that was taken over this connection is not on its way any more.
+    /// Takes back a run of this connection that is not on its way any more.
     pub(crate) fn unsend(&mut self, link: Link, run: &Run) {
-        // With another connection it was named anew.
+        // With a new connection its pieces were listed anew.
         if self.link == Some(link) {
             self.outbound.unsend(run);
         }
     }
 
-    /// The other side makes no room for a span. From which device it was to go.
+    /// Handles the other side's word that it makes no room for a span. Returns the device from which the span
+    /// was to go.
     pub(crate) fn narrow(&mut self, link: Link, post: Seq, span: u16) -> Option<u8> {
         if self.link != Some(link) {
             return None;
@@ -100,33 +101,33 @@ impl Session {
         self.outbound.narrow(post, span)
     }
 
-    /// Nor for any that will come from this device over this connection.
+    /// The same for all later spans from this device over this connection.
     pub(crate) fn widen_no_more(&mut self, link: Link, device: u8) {
         if self.link == Some(link) {
             self.outbound.widen_no_more(device);
         }
     }
 
-    /// Nor for any that was to go from this device.
+    /// The same for all present spans from this device.
     pub(crate) fn narrow_all(&mut self, link: Link, device: u8) {
         if self.link == Some(link) {
             self.outbound.narrow_all(Some(device));
         }
     }
 
-    /// The bytes of a span that comes; nothing where its message is whole, or was aborted, or has no such
+    /// Returns the bytes of an arriving span; `None` if its message is complete, was aborted, or has no such
     /// span.
     pub(crate) fn arriving(&self, post: Seq, span: u16) -> Option<u64> {
         self.inbound.span(post, span)
     }
 
-    /// A run came over a connection. Whether it has to be put where it belongs, and
-    /// [`landed_run`](Self::landed_run) be called then, whatever becomes of the connection.
+    /// Claims a run that came over a connection. If this returns `true`, the run has to be written to its
+    /// place, and [`landed_run`](Self::landed_run) called then, even if the connection ends.
     pub(crate) fn claim_run(&mut self, link: Link, run: &Run) -> bool {
         self.is_up(link) && self.ended.is_none() && self.inbound.claim_run(run)
     }
 
-    /// A claimed run is where it belongs, as [`landed`](Self::landed).
+    /// Records that a claimed run is in its place, as [`landed`](Self::landed) does.
     pub(crate) fn landed_run(&mut self, run: &Run) {
         let follows = self.inbound.landed_run(run);
         self.follow(follows);

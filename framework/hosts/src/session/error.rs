@@ -1,148 +1,151 @@
-//! What one side of a session must not say, and why a message is not taken.
+//! The ways in which the other side can violate a session, and the reasons why a message is not taken.
 
 use crate::ids::{ActorId, Correlation, Gateway, HostId, HostLife, Seq};
 
-/// What the other side said and must not say. The connection ends; whoever says too much of it is given up.
+/// A violation of the protocol by the other side. The connection ends; a host with too many violations is
+/// given up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Not to this session.
+    /// The greeting is not for this session.
     #[error("it greets {found} as {from}, and this is {own} in a session with {peer}")]
     OtherSession {
-        /// Who says it.
+        /// The host that greets.
         from: HostLife,
-        /// To whom.
+        /// The host that it greets.
         found: HostLife,
-        /// Who was asked.
+        /// This host.
         own: HostLife,
-        /// Who it would have to be.
+        /// The host that would have to greet.
         peer: HostLife,
     },
-    /// An attempt that is over, or was made before.
+    /// A connection attempt that is over, or was made before.
     #[error(
         "it takes the session up with attempt {found}, and attempt {current} has been made: replayed, or overtaken"
     )]
     Replayed {
-        /// Which it says.
+        /// The attempt that it names.
         found: u64,
-        /// Which is the latest.
+        /// The latest attempt.
         current: u64,
     },
-    /// The host has another gateway: the session is over, and the next begins. No lie.
+    /// The host has another gateway: the session is over, and the next begins. An honest host does that.
     #[error("it has {found} now, and the session is with {current}")]
     NextGateway {
-        /// Which it has.
+        /// The gateway that it has.
         found: Gateway,
-        /// With which the session is.
+        /// The gateway of this session.
         current: Gateway,
     },
-    /// It speaks to an earlier gateway of this host, and does not know this one. No lie.
+    /// It speaks to an earlier gateway of this host, because it does not know this one. An honest host does
+    /// that.
     #[error("it speaks to {found}, and this is {own}")]
     OtherGateway {
-        /// To which.
+        /// The gateway that it speaks to.
         found: Gateway,
-        /// Which this is.
+        /// This gateway.
         own: Gateway,
     },
-    /// What a gateway said that its host has no more, or in a session that is over.
+    /// The sender is a gateway that its host has replaced, or the session is over.
     #[error("{found} says it, and the session is with {current}: its host has another, or it is overtaken")]
     EarlierGateway {
-        /// Which says it.
+        /// The gateway that speaks.
         found: Gateway,
-        /// With which the session is.
+        /// The gateway of this session.
         current: Gateway,
     },
-    /// More received than was sent, or less than it has said before.
+    /// It acknowledges more than was sent, or less than it did before.
     #[error("it says that it received up to frame {found}, which is none of {least} to {most}")]
     Received {
-        /// What it says.
+        /// The frame that it acknowledges.
         found: Seq,
-        /// What it has said before.
+        /// The frame that it acknowledged before.
         least: Seq,
-        /// What was sent.
+        /// The last frame that was sent.
         most: Seq,
     },
-    /// Frames of a connection out of order.
+    /// Frames of a connection are out of order.
     #[error("it sends frame {found} where {expected} comes next")]
     OutOfOrder {
-        /// Which came.
+        /// The number that came.
         found: Seq,
-        /// Which should.
+        /// The number that should have come.
         expected: Seq,
     },
-    /// It does not say what it has received.
+    /// It does not acknowledge what it receives.
     #[error("it has acknowledged nothing for {frames} frames")]
     Unacknowledged {
-        /// How many are kept.
+        /// The number of frames that are kept.
         frames: usize,
     },
     /// A message to an actor of another host.
     #[error("it sends to {actor}, which does not live on {own}")]
     OtherHost {
-        /// To whom.
+        /// The actor.
         actor: ActorId,
-        /// Where it came.
+        /// This host.
         own: HostId,
     },
     /// A message to a mailbox that was never offered.
     #[error("it sends to {actor}, which was not offered to it")]
     NotServed {
-        /// To whom.
+        /// The actor.
         actor: ActorId,
     },
     /// More messages than a mailbox has room for.
     #[error("it sends more to {actor} than the {capacity} messages that it may have there")]
     OverCapacity {
-        /// To whom.
+        /// The actor.
         actor: ActorId,
-        /// Its room.
+        /// The room of its mailbox.
         capacity: u32,
     },
-    /// More bytes than the window has.
+    /// More bytes than the window has left.
     #[error("it sends {bytes} bytes where the window has {left} left")]
     OverWindow {
-        /// That the message counts.
+        /// The charge of the message.
         bytes: u64,
-        /// Left.
+        /// The room that is left.
         left: u64,
     },
-    /// Too many messages that are not whole, asks without an answer, mailboxes or notes.
+    /// Too many incomplete messages, asks without an answer, mailboxes or notes.
     #[error("it has more than {most} {what}")]
     TooMany {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
-        /// How many it may have.
+        /// The bound.
         most: usize,
     },
-    /// A reply, or a refusal, to nothing.
+    /// A reply or a refusal to an ask that is not open.
     #[error("it answers ask {correlation}, which waits for no answer")]
     NoSuchAsk {
-        /// Which.
+        /// The ask.
         correlation: Correlation,
     },
-    /// An ask that it has asked already.
+    /// An ask with the number of an open one.
     #[error("it asks twice with number {correlation}")]
     AsksTwice {
-        /// Which.
+        /// The ask.
         correlation: Correlation,
     },
-    /// Something of a message that is not on its way.
+    /// A frame about a message that is not on its way.
     #[error("it speaks of message {post}, which is not on its way")]
     NoSuchPost {
-        /// Which.
+        /// The message.
         post: Seq,
     },
-    /// A message is said to be whole of which pieces were never sent, or to be aborted that was not.
+    /// A message is reported as complete although some pieces were never sent, or as aborted although it was
+    /// not.
     #[error("it says that message {post} has ended in a way that it cannot have")]
     WrongEnd {
-        /// Which.
+        /// The message.
         post: Seq,
     },
-    /// More of the window than is taken.
+    /// More bytes are given back than are taken.
     #[error("it gives back {found} bytes where {most} are taken")]
     GivesTooMuch {
-        /// How much.
+        /// The bytes given back.
         found: u64,
-        /// How much is taken.
+        /// The bytes taken.
         most: u64,
     },
     /// A run that its message does not have, or that does not come next.
@@ -150,81 +153,81 @@ pub enum Violation {
         "it makes room for {bytes} bytes at {offset} of span {span} of message {post}, which is no run of it"
     )]
     NoSuchRun {
-        /// Of which message.
+        /// The message.
         post: Seq,
-        /// Of which span.
+        /// The span.
         span: u16,
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// How many.
+        /// The bytes.
         bytes: u64,
     },
     /// A piece that its message does not have.
     #[error("it sends {bytes} bytes at {offset} of span {span} of message {post}, which is no piece of it")]
     NoSuchPiece {
-        /// Of which message.
+        /// The message.
         post: Seq,
-        /// Of which span.
+        /// The span.
         span: u16,
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// How many.
+        /// The bytes.
         bytes: u32,
     },
 }
 
 impl Violation {
-    /// Whether an honest host can seem to have said it: connections overtake each other. Then it counts
-    /// against nobody.
+    /// Returns whether an honest host can appear to commit it, because connections overtake each other. Such
+    /// a violation counts against nobody.
     pub fn is_late(&self) -> bool {
         matches!(self, Violation::Replayed { .. } | Violation::EarlierGateway { .. })
     }
 }
 
-/// Why a message is not taken. Its caller has it still.
+/// Why a message is not taken. Its caller still has it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// The mailbox has no room; [`Event::Room`](super::Event::Room) says when it has.
+    /// The mailbox has no room; [`Event::Room`](super::Event::Room) reports when it has.
     #[error("the mailbox of {actor} is full")]
     Full {
-        /// Whose.
+        /// The actor.
         actor: ActorId,
     },
-    /// The window has no room; [`Event::Window`](super::Event::Window) says when it has.
+    /// The window has no room; [`Event::Window`](super::Event::Window) reports when it has.
     #[error("messages to {host} fill the {window} bytes that may be on their way")]
     NoWindow {
         /// The other host.
         host: HostId,
-        /// Its bytes.
+        /// The bytes of the window.
         window: u64,
     },
-    /// The other host does not take messages to it, not yet or no more.
+    /// The other host takes no messages to the actor, either not yet or not any more.
     #[error("{host} takes no messages to {actor}")]
     NotServed {
-        /// To whom.
+        /// The actor.
         actor: ActorId,
         /// The other host.
         host: HostId,
     },
-    /// The ask has had its answer, or never was.
+    /// The ask has been answered, or never existed.
     #[error("ask {correlation} of {host} waits for no reply")]
     NoSuchAsk {
-        /// Which.
+        /// The ask.
         correlation: Correlation,
-        /// Who asked.
+        /// The asking host.
         host: HostId,
     },
     /// A message beyond the limits.
     #[error("a message to another host has at most {most} {what}, and this has {found}")]
     TooLarge {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
-        /// How much.
+        /// How many it has.
         found: u64,
-        /// How much it may have.
+        /// How many it may have.
         most: u64,
     },
-    /// The verdict on the other host has been spoken (HOST-4).
+    /// The verdict on the other host has been given (HOST-4).
     #[error("{host} is lost")]
     Ended {
         /// The other host.

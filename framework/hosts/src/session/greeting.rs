@@ -1,7 +1,6 @@
-//! How a connection of a session begins: what each side says first, and what it believes of the other's first
-//! words.
+//! How a connection of a session begins: the greeting of each side, and the checks of the other's greeting.
 //!
-//! Rules and errors are those of the [session](super). Nothing changes where a greeting is a violation.
+//! Rules and errors are those of the [session](super). A greeting that is a violation changes nothing.
 
 use super::steps::Step;
 use super::{End, Link, Session, Violation};
@@ -9,22 +8,22 @@ use crate::frame::{Hello, Resume};
 use crate::ids::Gateway;
 
 impl Session {
-    /// Begins a new connection from this side; the present one is given up. What it says first.
+    /// Begins a new connection from this side, and gives the present one up. Returns the greeting.
     pub fn dial(&mut self) -> Hello {
         self.link = None;
         self.attempt += 1;
         self.hello()
     }
 
-    /// The other side begins a new connection; the present one is over. What this side says first.
+    /// Accepts a new connection of the other side, which ends the present one. Returns this side's greeting.
     ///
     /// # Errors
-    /// It must not say that: see [`Violation`]. The present connection stays.
+    /// The greeting is a [`Violation`]. The present connection stays.
     pub fn accept(&mut self, hello: &Hello) -> Result<(Link, Hello), Violation> {
         let late = hello.attempt <= self.attempt && self.steps.does(Step::LatestAttempt);
         self.check(hello)?;
         self.check_attempt(hello, late)?;
-        // Before its gateway is known it has nothing of this one.
+        // Before the other side knows this gateway, it has nothing of it.
         let knows = hello.to_gateway == self.gateway || hello.to_gateway == Gateway::UNKNOWN;
         if !knows && self.steps.does(Step::ForThisGateway) {
             return Err(Violation::OtherGateway { found: hello.to_gateway, own: self.gateway });
@@ -34,10 +33,10 @@ impl Session {
         Ok((self.up(hello.attempt), self.hello()))
     }
 
-    /// The other side answers the last [`dial`](Self::dial).
+    /// Handles the other side's answer to the last [`dial`](Self::dial).
     ///
     /// # Errors
-    /// It must not say that: see [`Violation`].
+    /// The answer is a [`Violation`].
     pub fn answered(&mut self, hello: &Hello) -> Result<Link, Violation> {
         self.check(hello)?;
         self.check_attempt(hello, hello.attempt != self.attempt || self.link.is_some())?;
@@ -45,10 +44,10 @@ impl Session {
         Ok(self.up(hello.attempt))
     }
 
-    /// A lane of the connection in force. `hello` is its greeting, without a resume.
+    /// Accepts a lane of the connection in force. `hello` is its greeting, without a resume.
     ///
     /// # Errors
-    /// It is of another connection, or of another session.
+    /// The lane is of another connection, or of another session.
     pub fn lane(&self, hello: &Hello) -> Result<Link, Violation> {
         let link = Link(hello.attempt);
         self.check(hello)?;
@@ -57,7 +56,7 @@ impl Session {
         Ok(link)
     }
 
-    /// What is said first over a lane of the connection in force.
+    /// Returns the greeting for a lane of the connection in force.
     pub fn lane_hello(&self) -> Hello {
         Hello { resume: Resume::default(), ..self.hello() }
     }
@@ -87,7 +86,7 @@ impl Session {
     }
 
     fn take_up(&mut self, hello: &Hello) -> Result<(), Violation> {
-        // Both are looked at before anything changes.
+        // Both are checked before anything changes.
         self.numbering.can_resume(hello.resume.received)?;
         self.outbound.resume(&hello.resume)?;
         self.numbering.resume(hello.resume.received);
@@ -96,8 +95,8 @@ impl Session {
         Ok(())
     }
 
-    /// What this side says to a greeting that was meant for an earlier gateway of its host, and was not
-    /// accepted: who it is. Nothing follows it over that connection.
+    /// Returns the answer to a greeting that was meant for an earlier gateway of this host, and was not
+    /// accepted. It says which gateway this is. Nothing follows it over that connection.
     pub fn introduce(&self, hello: &Hello) -> Hello {
         let (attempt, to_gateway) = (hello.attempt, hello.gateway);
         Hello { attempt, to_gateway, resume: Resume::default(), ..self.hello() }

@@ -1,5 +1,5 @@
-//! What the other side has on its way here: messages that are not whole, those behind them, those that nobody
-//! is done with.
+//! Messages that come from the other side: those that are incomplete, those that wait behind them, and those
+//! that are not done.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -19,28 +19,28 @@ pub(super) struct Inbound {
     bounds: Bounds,
     own: HostId,
     mailboxes: HashMap<ActorId, Mailbox>,
-    /// Those that take nothing more, with the frame that says so.
+    /// Mailboxes that take nothing more, with the frame that says so.
     withdrawn: Vec<(Seq, ActorId)>,
-    /// Messages with pieces that are not here.
+    /// Messages with pieces that have not landed.
     arriving: BTreeMap<Seq, Arriving>,
-    /// Messages that are whole, behind others that are not.
+    /// Complete messages that wait behind incomplete ones.
     behind: HashMap<Seq, Post>,
-    /// Messages that went on, and nobody is done with.
+    /// Messages that went on and are not done.
     open: HashMap<Seq, Open>,
     /// Bytes of the window that are taken.
     taken: u64,
-    /// And there are.
+    /// The size of the window.
     window: u64,
     /// Asks of the other side that wait for an answer.
     asks: HashSet<Correlation>,
-    /// What is to be given back, together, with the next frames.
+    /// Places and bytes to give back, together, with the next frames.
     places: Vec<Seq>,
     bytes: u64,
 }
 
 #[derive(Debug, Default)]
 struct Mailbox {
-    /// As many as were ever offered: a message may have crossed the withdrawal of an offer.
+    /// The highest capacity ever offered: a message may have crossed the withdrawal of an offer.
     capacity: u32,
     open: u32,
     /// Messages that have not gone on, in order.
@@ -68,7 +68,7 @@ struct Open {
     passed_on: bool,
 }
 
-/// What follows from something: frames to send and events to tell.
+/// The consequences of a frame or a piece: frames to send and events to report.
 #[derive(Debug, Default)]
 pub(super) struct Follows {
     pub(super) bodies: Vec<Body>,
@@ -94,12 +94,12 @@ impl Inbound {
         }
     }
 
-    /// The other side may have so many bytes on their way, if it can.
+    /// Sets how many bytes the other side may have on their way.
     pub(super) fn takes_window(&mut self, bytes: u64) {
         self.window = bytes;
     }
 
-    /// Mailboxes that are offered, or were, and the other side may not have heard the end of that.
+    /// Returns the number of mailboxes that are offered, or were and may still look so to the other side.
     pub(super) fn mailboxes(&self) -> usize {
         self.mailboxes.len()
     }
@@ -108,7 +108,7 @@ impl Inbound {
         self.mailboxes.contains_key(&actor)
     }
 
-    /// Frame number `seq` offers a mailbox, or takes the offer back.
+    /// Offers a mailbox in frame number `seq`, or takes the offer back.
     pub(super) fn serve(&mut self, actor: ActorId, capacity: u32, seq: Seq) {
         let mailbox = self.mailboxes.entry(actor).or_default();
         mailbox.capacity = mailbox.capacity.max(capacity);
@@ -118,9 +118,9 @@ impl Inbound {
         }
     }
 
-    /// The other side has said that it received all up to there: behind all that it had sent before. So
-    /// nothing more comes to the mailboxes that were taken back by then, and those in which nothing is open
-    /// are forgotten.
+    /// Forgets withdrawn mailboxes. The other side has acknowledged `received` after everything that it had
+    /// sent before. So no message comes any more to mailboxes that were withdrawn by then, and those with no
+    /// open message are forgotten.
     pub(super) fn heard(&mut self, received: Seq) {
         let mailboxes = &mut self.mailboxes;
         self.withdrawn.retain(|(seq, actor)| {
@@ -132,7 +132,7 @@ impl Inbound {
         });
     }
 
-    /// A message has come.
+    /// Takes a message that has come.
     pub(super) fn take(&mut self, seq: Seq, post: Post) -> Result<Follows, Violation> {
         let charge = charge(self.bounds, &post);
         if self.taken > 0 && self.taken + charge > self.window {
@@ -182,7 +182,7 @@ impl Inbound {
         Ok(follows)
     }
 
-    /// Lets go on what can, after something of this message or its end has come.
+    /// Lets messages of this one's mailbox go on, after the message or a part of it has come, or was aborted.
     fn advance(&mut self, seq: Seq, target: Target, events: &mut Vec<Event>) {
         let Some(actor) = target.actor().filter(|_| self.steps.does(Step::InOrder)) else {
             if let Some(mailbox) = target.actor().and_then(|actor| self.mailboxes.get_mut(&actor)) {
@@ -200,7 +200,7 @@ impl Inbound {
         }
     }
 
-    /// The message, if it is whole.
+    /// Returns the message as an event if it is complete.
     fn go_on(&mut self, seq: Seq) -> Option<Event> {
         let early = || self.arriving.get(&seq).map(|arriving| arriving.post.clone());
         let post = match self.behind.remove(&seq) {
@@ -212,13 +212,13 @@ impl Inbound {
         Some(Event::Message { post: seq, message: post })
     }
 
-    /// Whether a piece has to be put where it belongs. `received`: up to where frames have come.
+    /// Decides whether a piece has to be written to its place. Frames up to `received` have come.
     pub(super) fn claim(&mut self, piece: &Piece, received: Seq) -> Result<Claim, Violation> {
         let Piece { post, span, offset, bytes } = *piece;
         if post > received {
             return Ok(if self.steps.does(Step::WaitForPost) { Claim::Wait } else { Claim::Drop });
         }
-        // It is whole, or was aborted.
+        // Otherwise its message is complete, or was aborted.
         let Some(arriving) = self.arriving.get_mut(&post) else { return Ok(Claim::Drop) };
         let whole_piece = |span: &Span| {
             offset % self.bounds.piece == 0
@@ -232,12 +232,12 @@ impl Inbound {
         Ok(if fresh { Claim::Take } else { Claim::Drop })
     }
 
-    /// The bytes of a span of a message that is not whole.
+    /// Returns the bytes of a span of an incomplete message.
     pub(super) fn span(&self, post: Seq, span: u16) -> Option<u64> {
         Some(self.arriving.get(&post)?.spans.get(usize::from(span))?.bytes)
     }
 
-    /// Whether a run has to be put where it belongs.
+    /// Claims a run. Returns whether it has to be written to its place.
     pub(super) fn claim_run(&mut self, run: &Run) -> bool {
         let piece = self.bounds.piece;
         let arriving = self.arriving.get_mut(&run.post);
@@ -256,13 +256,13 @@ impl Inbound {
         true
     }
 
-    /// A claimed piece is where it belongs.
+    /// Records that a claimed piece is in its place.
     pub(super) fn landed(&mut self, piece: &Piece) -> Follows {
         let index = piece.offset / self.bounds.piece;
         self.land(piece.post, piece.span, index..index + 1)
     }
 
-    /// So is a claimed run.
+    /// Records that a claimed run is in its place.
     pub(super) fn landed_run(&mut self, run: &Run) -> Follows {
         self.land(run.post, run.span, run.pieces(self.bounds.piece))
     }
@@ -286,8 +286,8 @@ impl Inbound {
         follows
     }
 
-    /// The sender's data is tainted, says frame number `frame`. A message that is whole was good when its
-    /// last piece was sent, and goes on.
+    /// Handles frame number `frame`, which says that the data of message `seq` is tainted. A message that is
+    /// complete was good when its last piece was sent, and goes on.
     pub(super) fn abort(&mut self, seq: Seq, why: &Bytes, frame: Seq) -> Result<Follows, Violation> {
         let mut follows = Follows::default();
         if seq >= frame {
@@ -316,12 +316,12 @@ impl Inbound {
                 follows.events.push(Event::Refused { correlation, why: why.clone() });
             }
         }
-        // Those behind it go on.
+        // Messages that waited behind it go on.
         self.advance(seq, post.target, &mut follows.events);
         Ok(follows)
     }
 
-    /// A message that went on takes nothing of the window any more.
+    /// Frees the window of a message that went on.
     pub(super) fn passed_on(&mut self, post: Seq) {
         if let Some(open) = self.open.get_mut(&post)
             && !std::mem::replace(&mut open.passed_on, true)
@@ -334,7 +334,7 @@ impl Inbound {
         }
     }
 
-    /// A message is done with. The ask that it was, where nobody has answered it.
+    /// Finishes a message. Returns its ask, if nobody has answered it.
     pub(super) fn done(&mut self, post: Seq) -> Option<Correlation> {
         self.passed_on(post);
         let open = self.open.remove(&post)?;
@@ -351,7 +351,7 @@ impl Inbound {
         }
     }
 
-    /// Takes the right to answer an ask; there is one.
+    /// Takes the right to answer an ask, which exists once. Returns whether it was still there.
     pub(super) fn answer(&mut self, correlation: Correlation) -> bool {
         self.asks.remove(&correlation)
     }
@@ -360,12 +360,12 @@ impl Inbound {
         self.asks.contains(&correlation)
     }
 
-    /// Whether something is to be given back.
+    /// Returns whether there is something to give back.
     pub(super) fn gives_back(&self) -> bool {
         self.bytes > 0 || !self.places.is_empty()
     }
 
-    /// What is to be given back.
+    /// Takes the frames that give places and bytes back.
     pub(super) fn give_back(&mut self) -> impl Iterator<Item = Body> + use<> {
         let places = std::mem::take(&mut self.places);
         let done: Vec<Body> =
@@ -374,15 +374,15 @@ impl Inbound {
         done.into_iter().chain(bytes.map(|bytes| Body::Grant { bytes }))
     }
 
-    /// What is there of the messages that are not whole.
+    /// Returns the landed pieces of the incomplete messages.
     pub(super) fn partial(&self) -> Vec<Partial> {
         let landed = |arriving: &Arriving| arriving.spans.iter().map(|span| span.landed.clone()).collect();
         let partial = |(post, arriving): (&Seq, &Arriving)| Partial { post: *post, spans: landed(arriving) };
         self.arriving.iter().map(partial).collect()
     }
 
-    /// The end: replies that never become whole, the messages whose memory can go, and for whom messages went
-    /// on that no mailbox has taken.
+    /// Ends the session. Returns the asks whose replies never become complete, the messages whose memory can
+    /// go, and for each message that no mailbox has taken its actor.
     pub(super) fn end(&mut self) -> (Vec<Correlation>, Vec<Seq>, Vec<ActorId>) {
         self.behind.clear();
         self.asks.clear();

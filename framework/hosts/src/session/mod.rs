@@ -1,38 +1,38 @@
-//! What two gateways have between them for as long as both live, whatever becomes of their connections:
-//! messages in order and at most once (HOST-3), none lost with a connection (HOST-4), leases until the data
-//! is there (HOST-5), bounds (HOST-9).
+//! The state that two gateways share for as long as both live, however often their connections break.
+//! Messages arrive in order and at most once (HOST-3), and none is lost with a connection (HOST-4). Leases
+//! last until the data has landed (HOST-5), and everything is bounded (HOST-9).
 //!
-//! No I/O, no clock, no lock: a gateway gives it what came and takes what is to be sent. Each side has one
-//! for the other.
+//! It has no I/O, no clock and no lock: a gateway passes it incoming frames and takes outgoing ones. Each
+//! side has one session for the other.
 //!
-//! * **Numbers.** All that must not be lost has a number, is kept until the other side says that it received
+//! * **Numbers.** Everything that must not be lost has a number. It is kept until the other side acknowledges
 //!   it, and is sent again over the next connection. In one connection nothing comes twice and nothing is
-//!   left out, so whatever is out of order is a lie.
-//! * **Connections.** One side dials, and counts its attempts; the highest is in force at both ends. What
-//!   still comes over an older one is not taken. Who dials has given its old connection up first, so that
-//!   what it says in its [`Hello`](crate::frame::Hello) stays true.
+//!   left out, so a frame out of order is a violation.
+//! * **Connections.** One side dials, and counts its attempts; the highest is in force at both ends. Frames
+//!   that still come over an older connection are ignored. The dialling side has given its old connection up
+//!   first, so that its [`Hello`](crate::frame::Hello) stays true.
 //! * **Pieces.** The bytes of tensors come over lanes beside the control stream, in any order, named by
-//!   message, span and offset. One that overtook its message waits; one that came already is dropped. Both
-//!   ends say in their `Hello` which are there, so that what landed is not sent twice.
-//! * **Whole.** A message goes on when all its pieces are where they belong and the messages before it to the
-//!   same mailbox have gone on (HOST-8). Other mailboxes do not wait for it. [`Event::Released`] is when the
-//!   sender's lease ends.
+//!   message, span and offset. A piece that overtook its message waits; one that came before is dropped. Both
+//!   ends list the pieces that have landed in their `Hello`, so that those are not sent twice.
+//! * **Complete.** A message goes on when all its pieces are in place and the messages before it to the same
+//!   mailbox have gone on (HOST-8). Other mailboxes do not wait for it. The sender's lease ends with
+//!   [`Event::Released`].
 //! * **Bounds.** A message needs a place in its mailbox, which [`Session::done`] gives back, and room in the
 //!   window, which [`Session::passed_on`] gives back. Both ends count both, so a flood is a [`Violation`].
 //! * **Asks** have one answer each: a reply, a refusal, or the verdict.
-//! * **Gateways.** What a gateway had is gone with it, so a session is one of two gateways and ends with
-//!   either. Each says in its `Hello` which it is, and to which it speaks. Where the other side is a later
-//!   one than this session is with, the session is over ([`Violation::NextGateway`], [`Session::renew`]):
-//!   what was not acknowledged is answered as by the verdict, because whether it ran nobody knows, and the
-//!   next session begins with nothing. A greeting to an earlier gateway of this host takes nothing up: it is
-//!   [answered](Session::introduce) with who is here now. So a pair of gateways has one session, and what was
-//!   said in another never counts in it.
+//! * **Gateways.** A gateway's state is lost with it, so a session belongs to two gateways and ends with
+//!   either. Each states in its `Hello` which it is, and to which it speaks. If the other side is a later
+//!   gateway than the session's, the session is over ([`Violation::NextGateway`], [`Session::renew`]).
+//!   Messages that were not acknowledged are answered as by the verdict, because nobody knows whether they
+//!   ran, and the next session begins empty. A greeting to an earlier gateway of this host continues nothing:
+//!   it is [answered](Session::introduce) with the gateway that is here now. So a pair of gateways has one
+//!   session, and frames of another session never count in it.
 //!
-//! A violation changes nothing: the connection ends, and the session goes on with the next one. The end is
-//! [`Session::end`], the verdict on the other host; nothing comes back from that.
+//! A violation changes nothing: the connection ends, and the session goes on with the next one.
+//! [`Session::end`] is the verdict on the other host, and final.
 //!
-//! The model (`model.rs`) cuts connections at any moment, lets them overtake each other, has gateways die and
-//! be replaced, and takes out each of the steps of `steps.rs`, which has to be noticed.
+//! The model (`model.rs`) cuts connections at any moment, lets them overtake each other, and has gateways die
+//! and be replaced. It also takes out each of the steps of `steps.rs`, and some seed has to fail then.
 
 mod bulk;
 mod error;
@@ -64,12 +64,12 @@ use crate::limits::{
     WIDE_WINDOW, WINDOW,
 };
 
-/// What both sides have to agree on.
+/// The bounds on which both sides have to agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes that may be on their way. A message with more goes alone.
+    /// Bytes that may be on their way. A larger message goes alone.
     pub window: u64,
-    /// As many while a lane for bulk carries spans, if the other side takes them.
+    /// The same while a bulk lane carries spans, if the other side accepts that.
     pub wide: u64,
     /// Bytes of a piece.
     pub piece: u64,
@@ -87,14 +87,14 @@ impl Default for Bounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link(u64);
 
-/// Whom a message is for.
+/// The destination of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     /// A mailbox.
     Send(ActorId),
-    /// A mailbox, whose actor is asked.
+    /// A mailbox whose actor is asked.
     Ask(ActorId),
-    /// Who asked this.
+    /// The asker of this ask.
     Reply(Correlation),
 }
 
@@ -103,100 +103,99 @@ pub enum To {
 pub struct Posted {
     /// Its number, which names its pieces.
     pub post: Seq,
-    /// What its answer will be known by.
+    /// The number by which its answer will be known.
     pub correlation: Option<Correlation>,
 }
 
-/// What to do with a piece.
+/// The caller's next step with a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// Put it where it belongs, and say so with [`Session::landed`].
+    /// Write it to its place, and then call [`Session::landed`].
     Take,
     /// Its message has not come yet: ask again after the next frame.
     Wait,
-    /// It is there, or not needed any more.
+    /// It has landed before, or is not needed any more.
     Drop,
 }
 
-/// What a session tells its gateway.
+/// An event that a session reports to its gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A message whose pieces need memory. [`Event::Message`] or [`Event::Aborted`] follows.
     Arriving {
         /// Its number.
         post: Seq,
-        /// What it is.
+        /// The message.
         message: Post,
     },
-    /// A message goes on to its mailbox, or to who asked; it is whole.
+    /// A complete message goes on to its mailbox, or to its asker.
     Message {
         /// Its number, for [`Session::passed_on`] and [`Session::done`].
         post: Seq,
-        /// What it is.
+        /// The message.
         message: Post,
     },
-    /// A message never becomes whole: its memory can go.
+    /// A message will never be complete: its memory can go.
     Aborted {
         /// Its number.
         post: Seq,
-        /// Why: host and worker.
+        /// The reason: host and worker.
         why: Bytes,
     },
-    /// The memory behind a message of this side is needed no more (HOST-5).
+    /// The memory behind a message of this side is not needed any more (HOST-5).
     Released {
         /// Its number.
         post: Seq,
-        /// Whether it went on; otherwise it was aborted here.
+        /// Whether the message went on; otherwise it was aborted here.
         whole: bool,
     },
-    /// A message of this side has no place in its mailbox any more: it is done with, or was aborted. Never of
-    /// a reply.
+    /// A message of this side has no place in its mailbox any more: it is done, or was aborted. Never
+    /// reported for a reply.
     Done {
         /// Its number.
         post: Seq,
     },
     /// There will be no reply.
     Refused {
-        /// To which ask.
+        /// The ask.
         correlation: Correlation,
-        /// Why.
+        /// The reason.
         why: Bytes,
     },
-    /// The other side takes so many messages to this actor at a time; with 0, no more.
+    /// The other side takes messages to this actor, at most `capacity` at a time; 0 takes the offer back.
     Served {
-        /// Whose mailbox.
+        /// The actor.
         actor: ActorId,
-        /// How many.
+        /// The number of messages.
         capacity: u32,
     },
     /// A mailbox that was full has room.
     Room {
-        /// Whose.
+        /// The actor.
         actor: ActorId,
     },
-    /// The window, which was full, has room.
+    /// The window was full, and has room again.
     Window,
-    /// What the other side's node says.
+    /// A note of the other side's node.
     Note(Bytes),
-    /// A note was not taken, and there is room for one.
+    /// A note was refused for lack of room, and there is room now.
     NoteRoom,
 }
 
-/// What a session had when it ended.
+/// The unfinished work of a session that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// Asks without an answer: whether their handlers ran, nobody knows.
+    /// Asks without an answer. Nobody knows whether their handlers ran.
     pub asks: Vec<(Correlation, Option<ActorId>)>,
-    /// Messages of this side whose memory is needed no more.
+    /// Messages of this side whose memory is not needed any more.
     pub released: Vec<Seq>,
-    /// Messages of the other side that never become whole.
+    /// Messages of the other side that will never be complete.
     pub aborted: Vec<Seq>,
-    /// For whom messages of the other side went on that no mailbox has taken, each as often as there are
-    /// such.
+    /// Actors for which messages of the other side went on that no mailbox has taken, once for each message.
     pub open: Vec<ActorId>,
 }
 
-/// What there is to do. Pieces that wait for their message look again where `received` has changed.
+/// Tells which tasks have work. Pieces that wait for their message look again when `received` has changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wakes {
     pub(crate) link: Option<Link>,
@@ -212,7 +211,7 @@ pub(crate) struct Wakes {
 pub struct Session {
     own: HostLife,
     peer: HostLife,
-    /// The two gateways; that of the other side, once it is known.
+    /// This side's gateway, and the other's once it is known.
     gateway: Gateway,
     peer_gateway: Gateway,
     steps: Steps,
@@ -220,10 +219,10 @@ pub struct Session {
     outbound: Outbound,
     inbound: Inbound,
     events: VecDeque<Event>,
-    /// The latest attempt that was made, or taken.
+    /// The latest attempt that was made or accepted.
     attempt: u64,
     link: Option<Link>,
-    /// A note was not taken.
+    /// Whether a note was refused for lack of room.
     waiting_for_notes: bool,
     ended: Option<End>,
 }
@@ -231,19 +230,19 @@ pub struct Session {
 /// Why a session is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// The verdict.
+    /// The verdict on the other host.
     Lost,
-    /// The other side has another gateway, and with it another session.
+    /// The other side has a new gateway, and with it a new session.
     Renewed,
 }
 
 impl Session {
-    /// A session of the first gateway of `own` with `peer`, without a connection yet.
+    /// Makes a session of the first gateway of `own` with `peer`, without a connection yet.
     pub fn new(own: HostLife, peer: HostLife, bounds: Bounds) -> Self {
         Self::of_gateways((own, Gateway::FIRST), (peer, Gateway::UNKNOWN), bounds)
     }
 
-    /// As [`new`](Self::new), of this gateway, with one that may be known.
+    /// Makes a session of this gateway of `own`, with a gateway of `peer` that may be known.
     pub fn of_gateways(own: (HostLife, Gateway), peer: (HostLife, Gateway), bounds: Bounds) -> Self {
         Self::with_steps(own, peer, bounds, Steps::default())
     }
@@ -271,27 +270,27 @@ impl Session {
         }
     }
 
-    /// What both sides have to agree on.
+    /// Returns the bounds on which both sides have to agree.
     pub(crate) fn bounds(&self) -> Bounds {
         self.outbound.bounds()
     }
 
-    /// This side, and its gateway.
+    /// Returns this side and its gateway.
     pub(crate) fn own(&self) -> (HostLife, Gateway) {
         (self.own, self.gateway)
     }
 
-    /// The other side.
+    /// Returns the other side.
     pub fn peer(&self) -> HostLife {
         self.peer
     }
 
-    /// The connection in force.
+    /// Returns the connection in force.
     pub fn link(&self) -> Option<Link> {
         self.link
     }
 
-    /// A connection broke.
+    /// Records that a connection broke.
     pub fn cut(&mut self, link: Link) {
         if self.link == Some(link) {
             self.link = None;
@@ -323,7 +322,7 @@ impl Session {
     /// [`Event::Released`].
     ///
     /// # Errors
-    /// It is not taken.
+    /// The message is not taken.
     pub fn post(&mut self, to: To, head: Bytes, spans: Vec<u64>) -> Result<Posted, PostError> {
         let host = self.peer.host;
         if self.ended.is_some() {
@@ -353,7 +352,7 @@ impl Session {
         Ok(Posted { post: seq, correlation })
     }
 
-    /// There will be no reply to an ask of the other side.
+    /// Refuses an ask of the other side, to which there will be no reply.
     pub fn refuse(&mut self, correlation: Correlation, mut why: Bytes) {
         if self.inbound.answer(correlation) {
             why.truncate(MAX_WHY);
@@ -361,8 +360,8 @@ impl Session {
         }
     }
 
-    /// The data of a message is tainted (HOST-6): what was not sent of it never is. [`Event::Released`] says
-    /// what became of it.
+    /// Aborts a message whose data is tainted (HOST-6): the rest of it is never sent. [`Event::Released`]
+    /// reports how it ended.
     pub fn abort(&mut self, post: Seq, mut why: Bytes) {
         if self.outbound.abort(post) {
             why.truncate(MAX_WHY);
@@ -370,8 +369,9 @@ impl Session {
         }
     }
 
-    /// Tells the other side's node something. Whether it was taken: a few are on their way at a time, and
-    /// [`Event::NoteRoom`] says when there are fewer. One that is too long is never taken.
+    /// Sends a note to the other side's node. Returns whether it was taken. Few notes are on their way at a
+    /// time, and [`Event::NoteRoom`] reports when there is room again. A note that is too long is never
+    /// taken.
     pub fn note(&mut self, note: Bytes) -> bool {
         if note.len() > MAX_NOTE || self.ended.is_some() {
             return false;
@@ -396,7 +396,7 @@ impl Session {
         }
     }
 
-    /// The next frame to send over this connection.
+    /// Returns the next frame to send over this connection.
     pub fn next_frame(&mut self, link: Link) -> Option<Frame> {
         if self.link != Some(link) {
             return None;
@@ -404,7 +404,7 @@ impl Session {
         if let Some((seq, body)) = self.numbering.next_frame() {
             return Some(Frame::Numbered { seq, body });
         }
-        // Last, so that what was done with meanwhile is said in few frames.
+        // Given back last, so that messages which finished meanwhile share few frames.
         for body in self.inbound.give_back() {
             self.numbering.push(body);
         }
@@ -414,7 +414,7 @@ impl Session {
         }
     }
 
-    /// The next piece to send, over any lane of this connection.
+    /// Returns the next piece to send, over any lane of this connection.
     pub fn next_piece(&mut self, link: Link) -> Option<Piece> {
         if self.link != Some(link) {
             return None;
@@ -424,14 +424,15 @@ impl Session {
         Some(piece)
     }
 
-    /// The other side has received up to here.
+    /// Handles an acknowledgement.
     ///
     /// # Errors
-    /// It must not say that.
+    /// The acknowledgement is a violation.
     pub fn acked(&mut self, link: Link, received: Seq) -> Result<(), Violation> {
         if self.is_up(link) {
             self.numbering.acked(received)?;
-            // Not where a greeting says it: what was sent before may come again behind that.
+            // A greeting's acknowledgement does not count here: frames sent before it may come again after
+            // it.
             self.inbound.heard(received);
             self.tell_note_room();
             if self.numbering.kept() < MAX_UNACKED / 2 {
@@ -441,10 +442,10 @@ impl Session {
         Ok(())
     }
 
-    /// A numbered frame came over a connection.
+    /// Takes a numbered frame that came over a connection.
     ///
     /// # Errors
-    /// The other side must not say that.
+    /// The frame is a violation.
     pub fn take(&mut self, link: Link, seq: Seq, body: Body) -> Result<(), Violation> {
         if !self.is_up(link) || self.ended.is_some() {
             return Ok(());
@@ -489,7 +490,7 @@ impl Session {
         self.events.extend(follows.events);
     }
 
-    /// A piece came over a lane of a connection.
+    /// Claims a piece that came over a lane of a connection.
     ///
     /// # Errors
     /// Its message has no such piece.
@@ -500,19 +501,19 @@ impl Session {
         self.inbound.claim(piece, self.numbering.received())
     }
 
-    /// A claimed piece is where it belongs, whatever became of its connection: whoever uses the memory behind
-    /// this call finds it there (HOST-8).
+    /// Records that a claimed piece is in its place, even if its connection has ended. Memory is complete for
+    /// code that uses it after this call (HOST-8).
     pub fn landed(&mut self, piece: &Piece) {
         let follows = self.inbound.landed(piece);
         self.follow(follows);
     }
 
-    /// A message was passed on to its actor: its bytes are no longer on their way.
+    /// Records that a message was passed on to its actor: its bytes free the window.
     pub fn passed_on(&mut self, post: Seq) {
         self.inbound.passed_on(post);
     }
 
-    /// A message is done with: its place in the mailbox is free. An ask that nobody has answered is refused.
+    /// Finishes a message: its place in the mailbox is free. Refuses its ask, if nobody has answered it.
     pub fn done(&mut self, post: Seq) {
         if let Some(correlation) = self.inbound.done(post) {
             let why = Bytes::from_static(b"the actor is done with the message, and did not reply");
@@ -520,7 +521,7 @@ impl Session {
         }
     }
 
-    /// Who has something to do: for whoever wakes them.
+    /// Returns which tasks have work, for the code that wakes them.
     pub(crate) fn wakes(&self) -> Wakes {
         let up = self.link.is_some();
         Wakes {
@@ -533,28 +534,28 @@ impl Session {
         }
     }
 
-    /// How much there is to tell the gateway.
+    /// Returns how many events wait for the gateway.
     pub(crate) fn untold(&self) -> usize {
         self.events.len()
     }
 
-    /// The next thing to tell the gateway.
+    /// Returns the next event for the gateway.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// The verdict on the other host: final (HOST-10).
+    /// Ends the session by the verdict on the other host, which is final (HOST-10).
     pub fn end(&mut self) -> Ended {
         self.end_for(End::Lost)
     }
 
-    /// The other side has another gateway: this session is over, and not its host. The next one is another
-    /// [`Session`].
+    /// Ends the session because the other side has a new gateway. The host is not lost; its next session is
+    /// another [`Session`].
     pub fn renew(&mut self) -> Ended {
         self.end_for(End::Renewed)
     }
 
-    /// Whether it is over.
+    /// Returns whether the session is over.
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
@@ -570,7 +571,7 @@ impl Session {
         Ended { asks: asks.chain(replies).collect(), released, aborted, open }
     }
 
-    /// Whether nothing is on its way in either direction.
+    /// Returns whether nothing is on its way in either direction.
     #[cfg(test)]
     fn is_at_rest(&self) -> bool {
         self.outbound.is_at_rest() && self.inbound.is_at_rest()

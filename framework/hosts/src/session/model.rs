@@ -1,22 +1,22 @@
-//! Two sides of a session, and connections between them that break at any moment, are half open, and overtake
-//! each other.
+//! Simulates two sides of a session, and connections between them that break at any moment, are half open,
+//! and overtake each other.
 //!
 //! Each seed draws a run of some hundred steps: messages with and without spans, asks, replies, aborts,
-//! pieces over two lanes, acknowledgements, cuts, and gateways of either side that die, of which the next
-//! knows nothing. Then the connection is whole, and everything that is under way comes to its end. What must
-//! hold:
+//! pieces over two lanes, acknowledgements, cuts, and gateways of either side that die, of which the next one
+//! knows nothing. Then the connection stays up, and everything under way comes to its end. The invariants
+//! are:
 //!
-//! * messages to a mailbox go on in the order in which they were taken, each once, and whole (HOST-3,
+//! * messages to a mailbox go on in the order in which they were taken, each once, and complete (HOST-3,
 //!   HOST-8);
 //! * memory is read only while its lease is held (HOST-5), and written only before its message goes on;
-//! * a mailbox and the window never hold more than they may (HOST-9), and nobody breaks the protocol;
-//! * what the other side said that it has is not sent to it again;
+//! * a mailbox and the window never hold more than they may (HOST-9), and nobody violates the protocol;
+//! * pieces that the other side has acknowledged are not sent to it again;
 //! * at the end nothing waits: every message went on or was aborted, every ask has one answer, every lease is
 //!   back (HOST-4);
-//! * with a gateway is lost what it had, and what was on its way to it: nothing else, and what comes later
-//!   keeps its order.
+//! * the death of a gateway loses its own state and the messages on their way to it, and nothing else; later
+//!   messages keep their order.
 //!
-//! Then each step is left out in turn, and some seed must break this.
+//! Then each step is left out in turn, and some seed must break an invariant.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -37,45 +37,45 @@ fn actor(side: usize, number: u64) -> ActorId {
     ActorId::new(who(side).host, number).expect("a small number")
 }
 
-/// What travels one way over a connection.
+/// One direction of a connection.
 #[derive(Default)]
 struct Way {
     control: VecDeque<Frame>,
     lanes: [VecDeque<Piece>; 2],
 }
 
-/// A connection; each side has found out by itself whether it is broken.
+/// A connection. Each side finds out by itself whether it is broken.
 struct Connection {
     ways: [Way; 2],
     broken: bool,
-    /// Whether it is broken and was used all the same.
+    /// Whether it was used after it broke.
     half_open: bool,
     seen: [bool; 2],
     /// With the number of the session, as this model counts them.
     links: [Option<(u64, Link)>; 2],
 }
 
-/// A message that was taken, by its head, and whether it may be lost: with a gateway.
+/// The head of a message that was taken, and whether a gateway's death may have lost it.
 type Posted = (Bytes, bool);
 
-/// The gateway of a side, and what is its own.
+/// The gateway of a side, and its state.
 #[derive(Default)]
 struct Side {
-    /// Which it is; one less, as 0 is none.
+    /// The number of the gateway, less one, because the number 0 means that there is none.
     gateway: u32,
-    /// Counts its sessions, with those of the gateways before.
+    /// Counts its sessions, including those of earlier gateways.
     session: u64,
     leases: HashSet<Seq>,
     places: HashSet<Seq>,
     asks: HashSet<Correlation>,
-    /// Messages that arrive, and the pieces that were written of each.
+    /// Arriving messages, and the pieces of each that were written.
     memory: HashMap<Seq, (Post, HashSet<Piece>)>,
     /// Copies that have begun.
     copies: Vec<Piece>,
-    /// Messages that went on and are not done with, with their asks.
+    /// Messages that went on and are not done, with their asks.
     handled: BTreeMap<Seq, Option<Correlation>>,
     gone_on: HashSet<Seq>,
-    /// What the other side said that it has, for the present connection.
+    /// The pieces that the other side said it has, for the present connection.
     there: HashMap<(Seq, u16), Bits>,
 }
 
@@ -84,7 +84,7 @@ struct World {
     steps: Steps,
     sessions: [Session; 2],
     sides: [Side; 2],
-    /// What was taken on each side, by mailbox, in order.
+    /// The messages that were taken on each side, by mailbox, in order.
     posted: [HashMap<ActorId, VecDeque<Posted>>; 2],
     connections: Vec<Connection>,
     messages: u64,
@@ -126,7 +126,7 @@ impl World {
             self.step()?;
         }
         self.calm = true;
-        // Far more than what is under way takes.
+        // Far more steps than the work under way takes.
         for _ in 0..20_000 {
             self.step()?;
             let copied = self.sides.iter().all(|side| side.copies.is_empty());
@@ -169,7 +169,7 @@ impl World {
                 self.dies(side);
                 Ok(())
             }
-            // Side 1 dials, also while a connection stands that it takes for broken.
+            // Side 1 dials, even while it has a connection, which it then takes for broken.
             3 | 4 => {
                 let needed = self.sessions[1].link().is_none() && self.random.below(4) == 0;
                 if needed || (!self.calm && self.random.below(40) == 0) {
@@ -221,7 +221,7 @@ impl World {
         Ok(())
     }
 
-    /// The gateway of a side dies, and the next begins. What the dead has said may still be read.
+    /// Kills the gateway of a side and begins the next. Frames of the dead one may still be read.
     fn dies(&mut self, side: usize) {
         self.deaths += 1;
         let Side { gateway, session, .. } = self.sides[side];
@@ -230,7 +230,8 @@ impl World {
         self.sessions[side] = new_session(side, gateway, Gateway::UNKNOWN, self.steps);
         self.may_be_lost(side);
         for connection in &mut self.connections {
-            // The socket that listens outlives its gateway, and the next takes who waits there.
+            // The listening socket outlives its gateway, and the next one takes the connections that wait
+            // there.
             let waits = side == 0 && connection.links[0].is_none() && !connection.ways[0].control.is_empty();
             if !waits {
                 (connection.broken, connection.seen[side]) = (true, true);
@@ -244,9 +245,9 @@ impl World {
         posted.for_each(|(_, may_be_lost)| *may_be_lost = true);
     }
 
-    /// The other side has another gateway: as a gateway does it.
+    /// Begins a new session because the other side has a new gateway, as a gateway does it.
     fn begins_anew(&mut self, side: usize, found: Gateway) -> Found {
-        // What has come in the session before goes on first.
+        // Messages that have come in the old session go on first.
         let ended = self.sessions[side].renew();
         self.events(side)?;
         self.may_be_lost(side);
@@ -254,7 +255,7 @@ impl World {
         for post in ended.aborted {
             ensure(own.memory.remove(&post).is_some(), || format!("{post} is aborted, and does not come"))?;
         }
-        // What is whole, behind others that are not, goes with them.
+        // Complete messages that wait behind incomplete ones go with them.
         own.memory.clear();
         if self.steps.does(Step::AnswerAtRenewal) {
             for (correlation, _) in ended.asks {
@@ -265,7 +266,7 @@ impl World {
             }
             own.places.clear();
         }
-        // What its actors still do is for nobody, and what is still copied is in nobody's memory.
+        // The work of its actors is for nobody now, and copies under way write to memory that nobody uses.
         own.copies.clear();
         own.handled.clear();
         own.gone_on.clear();
@@ -275,7 +276,7 @@ impl World {
         Ok(())
     }
 
-    /// Of a connection, where it is of the present session.
+    /// Returns the link of a connection, if that is of the present session.
     fn link(&self, side: usize, at: usize) -> Option<Link> {
         let (session, link) = self.connections[at].links[side]?;
         (session == self.sides[side].session).then_some(link)
@@ -283,7 +284,7 @@ impl World {
 
     fn dial(&mut self) {
         let hello = self.sessions[1].dial();
-        // It has given up those before. The other side does not know, and reads on.
+        // Side 1 has given up earlier connections. The other side does not know that, and reads on.
         for connection in &mut self.connections {
             (connection.broken, connection.seen[1]) = (true, true);
         }
@@ -298,9 +299,9 @@ impl World {
         });
     }
 
-    /// A side notices that a connection is broken.
+    /// Lets a side notice that a connection is broken.
     fn notice(&mut self, side: usize) {
-        // Who listens comes to each greeting, whatever became of its connection.
+        // The listening side reads each greeting, even if its connection has broken.
         let greets = |connection: &Connection| {
             side == 0 && connection.links[0].is_none() && !connection.ways[0].control.is_empty()
         };
@@ -313,21 +314,21 @@ impl World {
                     self.sessions[side].cut(link);
                 }
             } else if side == 1 {
-                // Its greeting was never answered.
+                // The greeting of side 1 was never answered.
                 self.dial();
             }
         }
         self.connections.retain(|connection| connection.seen != [true; 2]);
     }
 
-    /// Sends a frame and a piece over the connection in force, as this side believes.
+    /// Sends a frame and a piece over the connection that this side believes to be in force.
     fn send(&mut self, side: usize) -> Found {
         let Some(link) = self.sessions[side].link() else { return Ok(()) };
         let at = (0..self.connections.len()).find(|at| self.link(side, *at) == Some(link));
         let Some(at) = at else { return Ok(()) };
         let lane = self.random.below(2) as usize;
         let frame = self.sessions[side].next_frame(link);
-        // Lanes are slower, at times.
+        // Lanes are sometimes slower.
         let piece = match self.random.below(3) {
             0 => None,
             _ => self.sessions[side].next_piece(link),
@@ -352,7 +353,7 @@ impl World {
         Ok(())
     }
 
-    /// A side reads a frame of some connection. What a broken one has in its buffers may still be read.
+    /// Reads a frame of some connection. A broken one may still have frames in its buffers.
     fn hear(&mut self, side: usize) -> Found {
         let mut some: Vec<usize> = (0..self.connections.len()).collect();
         let Some(&mut at) = self.random.of(&mut some) else { return Ok(()) };
@@ -427,9 +428,9 @@ impl World {
         Ok(())
     }
 
-    /// A copy into memory is submitted.
+    /// Submits a copy into memory.
     fn copied(&mut self, side: usize) -> Found {
-        // Copies are slower than connections come and go, at times.
+        // Copies are sometimes slower than connections come and go.
         let own = &mut self.sides[side];
         if own.copies.is_empty() || self.random.below(3) != 0 {
             return Ok(());
@@ -444,7 +445,7 @@ impl World {
         Ok(())
     }
 
-    /// An actor handles a message: it replies, refuses, or says nothing, and is done with it.
+    /// Lets an actor handle a message: it replies, refuses, or says nothing, and finishes it.
     fn handle(&mut self, side: usize) -> Found {
         let mut all: Vec<Seq> = self.sides[side].handled.keys().copied().collect();
         let Some(&mut post) = self.random.of(&mut all) else { return Ok(()) };
@@ -597,7 +598,7 @@ fn each_step_is_needed() {
     }
 }
 
-/// The runs above come to what they are about.
+/// Checks that the runs above contain what they are meant to test.
 #[test]
 fn the_runs_reach_what_they_are_about() {
     let (mut posted, mut attempts, mut aborted, mut deaths) = (0, 0, 0, 0);

@@ -1,4 +1,4 @@
-//! The numbers of frames: what was not received is sent again, in order, and nothing arrives twice.
+//! The numbers of frames: frames that were not received are sent again, in order, and nothing arrives twice.
 
 use std::collections::VecDeque;
 
@@ -11,17 +11,17 @@ use crate::limits::{ACK_AT, MAX_UNACKED};
 #[derive(Debug)]
 pub(super) struct Numbering {
     steps: Steps,
-    /// The number of the first of `unacked`.
+    /// The number of the first frame of `unacked`.
     first: Seq,
     unacked: VecDeque<Body>,
-    /// Notes among them.
+    /// The number of notes in `unacked`.
     notes: usize,
-    /// How many of `unacked` were sent over the present connection.
+    /// The number of frames of `unacked` that were sent over the present connection.
     sent: usize,
-    /// The last number that was sent over any.
+    /// The last number that was sent over any connection.
     sent_ever: Seq,
     received: Seq,
-    /// Up to where the other side knows that it was received.
+    /// The last received number that the other side knows of.
     said: Seq,
 }
 
@@ -43,17 +43,17 @@ impl Numbering {
         self.received
     }
 
-    /// Frames that are kept for the other side.
+    /// Returns the number of frames that are kept for the other side.
     pub(super) fn kept(&self) -> usize {
         self.unacked.len()
     }
 
-    /// Notes among them.
+    /// Returns the number of notes among them.
     pub(super) fn notes(&self) -> usize {
         self.notes
     }
 
-    /// The number that the next frame gets.
+    /// Returns the number that the next frame gets.
     pub(super) fn next_seq(&self) -> Seq {
         self.first + self.unacked.len() as Seq
     }
@@ -76,14 +76,14 @@ impl Numbering {
         Some((seq, body))
     }
 
-    /// Whether something is to be sent by itself. A few acknowledgements wait for a frame that goes anyway,
-    /// or for the next look at the beats: each alone would be a call of the system here, and wake the other
-    /// side, before the message is passed on.
+    /// Returns whether something has to be sent by itself. A few acknowledgements wait for a frame that goes
+    /// anyway, or for the next beat. Each sent alone would cost a system call here and wake the other side,
+    /// before the message is passed on.
     pub(super) fn has_frames(&self) -> bool {
         self.sent < self.unacked.len() || self.received - self.said >= ACK_AT
     }
 
-    /// What there is to acknowledge.
+    /// Returns the number to acknowledge, if any.
     pub(super) fn next_ack(&mut self) -> Option<Seq> {
         (self.said < self.received).then(|| {
             self.said = self.received;
@@ -97,18 +97,18 @@ impl Numbering {
         Ok(())
     }
 
-    /// Whether the other side can have received up to there.
+    /// Checks that the other side can have received frames up to this one.
     pub(super) fn can_resume(&self, received: Seq) -> Result<(), Violation> {
         self.within(received, self.sent_ever)
     }
 
-    /// A new connection, over which the other side says up to where it has received.
+    /// Begins a new connection, over which the other side has acknowledged frames up to `received`.
     pub(super) fn resume(&mut self, received: Seq) {
         self.forget(received);
         if self.steps.does(Step::SendAgain) {
             self.sent = 0;
         }
-        // It knows from the greeting of this side.
+        // The greeting of this side acknowledges it.
         self.said = self.received;
     }
 
@@ -127,20 +127,20 @@ impl Numbering {
         }
     }
 
-    /// Whether this frame comes next.
+    /// Checks that this frame comes next.
     pub(super) fn expect(&self, seq: Seq) -> Result<(), Violation> {
         let expected = self.received + 1;
         if seq != expected {
             return Err(Violation::OutOfOrder { found: seq, expected });
         }
-        // What this side says because of what it takes is kept too.
+        // The frames that follow from taking it are kept, too.
         if self.unacked.len() >= MAX_UNACKED {
             return Err(Violation::Unacknowledged { frames: self.unacked.len() });
         }
         Ok(())
     }
 
-    /// It was taken.
+    /// Records that the frame was taken.
     pub(super) fn took(&mut self, seq: Seq) {
         self.received = seq;
     }

@@ -1,4 +1,4 @@
-//! What this side has on its way: credits of mailboxes, the window, pieces, asks.
+//! Messages to the other side: credits of mailboxes, the window, pieces, asks.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -16,33 +16,33 @@ pub(super) struct Outbound {
     bounds: Bounds,
     peer: HostId,
     mailboxes: HashMap<ActorId, Mailbox>,
-    /// Messages that have a place in a mailbox, and in whose.
+    /// Messages that have a place in a mailbox, and its actor.
     places: HashMap<Seq, ActorId>,
     /// Bytes of the window that are taken.
     taken: u64,
-    /// Messages with spans whose end the other side has not told.
+    /// Messages with spans whose end the other side has not reported.
     under_way: BTreeMap<Seq, UnderWay>,
-    /// Bytes of a [`Resume`] in which none of them is whole.
+    /// Bytes of a [`Resume`] in which all of them are incomplete.
     partial: usize,
-    /// Of them, those with pieces to send.
+    /// Those that have pieces to send.
     to_send: VecDeque<Seq>,
     asks: HashMap<Correlation, ActorId>,
     last_ask: Correlation,
     waiting_for_window: bool,
-    /// Whether the connection has a lane for bulk.
+    /// Whether the connection has a bulk lane.
     has_bulk: bool,
-    /// Whether that carries spans: the wide window is this side's.
+    /// Whether the bulk lane carries spans, so that this side has the wide window.
     is_wide: bool,
-    /// Devices from which nothing goes over it.
+    /// Devices whose spans do not go over it.
     stopped: Vec<u8>,
-    /// Spans that are to go over it, and of which the other side was not told.
+    /// Spans that are to go over it, and of which the other side was not told yet.
     wants: VecDeque<Want>,
 }
 
 #[derive(Debug, Default)]
 struct Mailbox {
     capacity: u32,
-    /// Messages that were sent to it and are not done with.
+    /// Messages that were sent to it and are not done.
     open: u32,
     waited_for: bool,
 }
@@ -51,12 +51,12 @@ struct Mailbox {
 struct UnderWay {
     actor: Option<ActorId>,
     charge: u64,
-    /// Its bytes of a [`Resume`].
+    /// Bytes that it takes in a [`Resume`].
     partial: usize,
     spans: Vec<Span>,
-    /// Spans before this one have no piece left to send.
+    /// Spans before this index have no piece left to send.
     at: usize,
-    /// Pieces that were never sent, over any connection.
+    /// The number of pieces that were never sent, over any connection.
     fresh: u64,
     aborted: bool,
 }
@@ -64,13 +64,13 @@ struct UnderWay {
 #[derive(Debug)]
 struct Span {
     bytes: u64,
-    /// Pieces that are there, or were sent over the present connection.
+    /// Pieces that have landed, or were sent over the present connection.
     sent: Bits,
-    /// None before this one is left to send.
+    /// No piece before this one is left to send.
     next: u64,
-    /// Pieces that were sent over any.
+    /// Pieces that were sent over any connection.
     ever: Bits,
-    /// It goes over the lane for bulk, in runs; otherwise piece by piece.
+    /// Set if it goes over the bulk lane, in runs; otherwise it goes piece by piece.
     bulk: Option<Bulk>,
 }
 
@@ -81,10 +81,10 @@ struct Bulk {
     taken: u64,
 }
 
-/// What a message counts of the window.
+/// Returns the charge of a message in the window.
 pub(super) fn charge(bounds: Bounds, post: &Post) -> u64 {
     let spans: u64 = post.spans.iter().sum();
-    // Both sides count this, whatever each has for a window at the time.
+    // Both sides compute the same charge, whatever window each has at the time.
     (POST_BASE + post.head.len() as u64 + 8 * post.spans.len() as u64 + spans).min(bounds.wide)
 }
 
@@ -110,12 +110,12 @@ impl Outbound {
         }
     }
 
-    /// The other side offers a mailbox, or takes the offer back.
+    /// Handles the other side's offer of a mailbox, or its withdrawal.
     pub(super) fn served(&mut self, actor: ActorId, capacity: u32) -> Result<Event, Violation> {
         if !actor.may_live_on(self.peer) {
             return Err(Violation::OtherHost { actor, own: self.peer });
         }
-        // A mailbox that nothing is on its way to is forgotten with its offer.
+        // A mailbox with no message on its way is forgotten with its offer.
         let idle = self.mailboxes.get(&actor).is_none_or(|mailbox| mailbox.open == 0);
         if capacity == 0 && idle {
             self.mailboxes.remove(&actor);
@@ -127,14 +127,14 @@ impl Outbound {
         Ok(Event::Served { actor, capacity })
     }
 
-    /// Number for an ask that is to be made.
+    /// Returns the number of the next ask.
     pub(super) fn next_ask(&mut self) -> Correlation {
         self.last_ask += 1;
         self.last_ask
     }
 
-    /// Takes a place and room for a message, all or nothing. `seq` is the number that it will have; `full`:
-    /// too much was not acknowledged.
+    /// Takes a place and room for a message, all or nothing. `seq` is the number that it will have. `full`
+    /// says that too much was not acknowledged.
     pub(super) fn claim(&mut self, seq: Seq, post: &Post, full: bool) -> Result<(), PostError> {
         let large = |what, found: usize, most: usize| match found > most {
             true => Err(PostError::TooLarge { what, found: found as u64, most: most as u64 }),
@@ -157,11 +157,11 @@ impl Outbound {
         }
         let charge = charge(self.bounds, post);
         let window = self.window();
-        // What is larger goes alone.
+        // A message that is larger than the window goes alone.
         let no_room = self.taken > 0 && self.taken + charge > window && self.steps.does(Step::Window);
         let pieces = |bytes: &u64| bytes.div_ceil(self.bounds.piece);
         let partial = Partial::bytes_of(post.spans.iter().map(pieces));
-        // HOST-4: with another connection the other side says what it has of all of them, in one frame.
+        // HOST-4: after a reconnect the other side lists the landed pieces of all of them in one frame.
         let has_spans = !post.spans.is_empty();
         let no_list = has_spans && self.partial > 0 && self.partial + partial > MAX_PARTIAL_BYTES;
         if full || no_room || no_list || self.under_way.len() >= MAX_ARRIVING {
@@ -194,7 +194,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// A new connection: what has to be sent of the messages that are under way.
+    /// Continues over a new connection: finds out which pieces have to be sent again.
     pub(super) fn resume(&mut self, resume: &Resume) -> Result<(), Violation> {
         for partial in &resume.partial {
             let known = self.under_way.get(&partial.post);
@@ -210,12 +210,13 @@ impl Outbound {
         let mut partial: HashMap<Seq, &Vec<Bits>> = HashMap::new();
         partial.extend(resume.partial.iter().map(|partial| (partial.post, &partial.spans)));
         self.to_send.clear();
-        // A lane for bulk begins anew with its connection, and what is under way goes by pieces.
+        // A bulk lane begins anew with its connection, so everything under way goes as pieces.
         (self.has_bulk, self.is_wide) = (false, false);
         self.wants.clear();
         for (seq, under_way) in &mut self.under_way {
             under_way.spans.iter_mut().for_each(|span| span.bulk = None);
-            // What it has received and does not name is whole there, and its `Landed` is on its way.
+            // A message that the other side has received and does not list is complete there, and its
+            // `Landed` is on its way.
             let whole = *seq <= resume.received && !partial.contains_key(seq);
             if under_way.aborted || whole {
                 continue;
@@ -234,8 +235,8 @@ impl Outbound {
         Ok(())
     }
 
-    /// The next piece to send; its bytes are the caller's to get. Of a message whose last is taken here it
-    /// may say so.
+    /// Returns the next piece to send, whose bytes the caller fetches. With the last piece of a message it
+    /// may return an event (a step that the model leaves out).
     pub(super) fn next_piece(&mut self) -> Option<(Piece, Option<Event>)> {
         while let Some(&post) = self.to_send.front() {
             if let Some(piece) =
@@ -250,7 +251,7 @@ impl Outbound {
         None
     }
 
-    /// Whether a piece may be there to send.
+    /// Returns whether there may be pieces to send.
     pub(super) fn has_pieces(&self) -> bool {
         !self.to_send.is_empty()
     }
@@ -259,7 +260,7 @@ impl Outbound {
         self.bounds
     }
 
-    /// The connection has a lane for bulk from now on, or none any more.
+    /// Sets whether the connection has a bulk lane.
     pub(super) fn bulk(&mut self, there: bool) {
         (self.has_bulk, self.is_wide) = (there, false);
         self.stopped.clear();
@@ -268,13 +269,13 @@ impl Outbound {
         }
     }
 
-    /// Bytes that may be on their way.
+    /// Returns the bytes that may be on their way.
     pub(super) fn window(&self) -> u64 {
         if self.is_wide { self.bounds.wide } else { self.bounds.window }
     }
 
-    /// The lane for bulk of this connection carries spans, or none any more. The event, where there is more
-    /// room now.
+    /// Sets whether the bulk lane of this connection carries spans. Returns an event if there is more room
+    /// now.
     pub(super) fn widen_window(&mut self, carries: bool) -> Option<Event> {
         let is_wide = carries && self.has_bulk;
         let grows = is_wide && !self.is_wide;
@@ -282,14 +283,14 @@ impl Outbound {
         if grows { self.window_event() } else { None }
     }
 
-    /// Has a span go over the lane for bulk, from this device. Whether there is one.
+    /// Has a span go over the bulk lane, from this device. Returns whether there is one.
     pub(super) fn widen(&mut self, post: Seq, span: u16, device: u8) -> bool {
         let goes = self.has_bulk && !self.stopped.contains(&device);
         let under_way = self.under_way.get_mut(&post).filter(|_| goes);
         let Some(found) = under_way.and_then(|under_way| under_way.spans.get_mut(usize::from(span))) else {
             return false;
         };
-        // Of what goes by pieces already, nothing goes otherwise.
+        // A span of which some pieces have been sent goes as pieces to its end.
         if found.next > 0 || found.bulk.is_some() {
             return false;
         }
@@ -302,10 +303,10 @@ impl Outbound {
         !self.wants.is_empty()
     }
 
-    /// The next span to ask for room for.
+    /// Returns the next span to ask for room for.
     pub(super) fn next_want(&mut self) -> Option<Want> {
         while let Some(want) = self.wants.pop_front() {
-            // It may go by pieces again.
+            // The span may go as pieces again.
             let wants = |under_way: &UnderWay| under_way.bulk(want.span).is_some() && !under_way.aborted;
             if self.under_way.get(&want.post).is_some_and(wants) {
                 return Some(want);
@@ -314,8 +315,8 @@ impl Outbound {
         None
     }
 
-    /// The other side has room for a run of a span from that device. Whether it goes there: its message may
-    /// be aborted, or go by pieces.
+    /// Handles the other side's room for a run of a span from that device. Returns whether the run goes
+    /// there: its message may be aborted, or go as pieces.
     pub(super) fn take_run(&mut self, run: &Run, device: u8) -> Result<bool, Violation> {
         let (piece, most) = (self.bounds.piece, self.bounds.run);
         let Some(under_way) = self.under_way.get_mut(&run.post).filter(|under_way| !under_way.aborted) else {
@@ -337,7 +338,7 @@ impl Outbound {
         Ok(true)
     }
 
-    /// A run did not get there: its pieces are sent, and all that is left of its span.
+    /// Takes back a run that did not arrive. Its pieces are sent, and so is the rest of its span.
     pub(super) fn unsend(&mut self, run: &Run) {
         let piece = self.bounds.piece;
         let under_way = self.under_way.get_mut(&run.post);
@@ -349,7 +350,7 @@ impl Outbound {
         self.narrow(run.post, run.span);
     }
 
-    /// A span goes by pieces from here on.
+    /// Sends the rest of a span as pieces. Returns the device from which it was to go.
     pub(super) fn narrow(&mut self, post: Seq, span: u16) -> Option<u8> {
         let under_way = self.under_way.get_mut(&post)?;
         let found = under_way.spans.get_mut(usize::from(span))?;
@@ -362,13 +363,13 @@ impl Outbound {
         bulk.map(|bulk| bulk.device)
     }
 
-    /// No more spans from this device go over the lane for bulk of this connection.
+    /// Stops using the bulk lane of this connection for spans from this device.
     pub(super) fn widen_no_more(&mut self, device: u8) {
         self.narrow_all(Some(device));
         self.stopped.push(device);
     }
 
-    /// So do all from this device, or from any.
+    /// Sends all spans from this device, or from any, as pieces.
     pub(super) fn narrow_all(&mut self, device: Option<u8>) {
         let mut spans = Vec::new();
         for (post, under_way) in &self.under_way {
@@ -384,14 +385,14 @@ impl Outbound {
         }
     }
 
-    /// Nothing more of a message is sent. Whether the other side has to be told: it may have all.
+    /// Stops sending a message. Returns whether the other side has to be told.
     pub(super) fn abort(&mut self, post: Seq) -> bool {
         let Some(under_way) = self.under_way.get_mut(&post) else { return false };
         self.to_send.retain(|other| *other != post);
         !std::mem::replace(&mut under_way.aborted, true)
     }
 
-    /// The other side needs the memory of a message no more (HOST-5).
+    /// Ends the loan of a message's memory, which the other side does not need any more (HOST-5).
     pub(super) fn landed(&mut self, post: Seq, whole: bool) -> Result<Vec<Event>, Violation> {
         let Some(under_way) = self.under_way.get(&post) else { return Err(Violation::NoSuchPost { post }) };
         if (whole && under_way.fresh > 0) || (!whole && !under_way.aborted) {
@@ -400,7 +401,7 @@ impl Outbound {
         let (actor, charge) = (under_way.actor, under_way.charge);
         let has_place = actor.is_none() || self.places.contains_key(&post);
         if !whole && (!has_place || self.taken < charge) {
-            // It has given back what this one takes.
+            // The other side has already given back what this message takes.
             return Err(Violation::WrongEnd { post });
         }
         self.partial -= under_way.partial;
@@ -410,7 +411,7 @@ impl Outbound {
             events.push(Event::Released { post, whole });
         }
         if !whole {
-            // It takes no place any more, in no mailbox and not in the window.
+            // An aborted message takes no place any more, in no mailbox and not in the window.
             if actor.is_some() {
                 self.done(&[post], &mut events)?;
             }
@@ -421,9 +422,9 @@ impl Outbound {
         Ok(events)
     }
 
-    /// Messages are done with. The events, where somebody waits for the places.
+    /// Finishes messages. Adds events for senders that wait for the places.
     pub(super) fn done(&mut self, posts: &[Seq], events: &mut Vec<Event>) -> Result<(), Violation> {
-        // All are looked at before anything changes.
+        // All are checked before anything changes.
         let mut known = HashSet::with_capacity(posts.len());
         if let Some(post) = posts.iter().find(|post| !self.places.contains_key(post) || !known.insert(**post))
         {
@@ -443,7 +444,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Bytes of the window are free again. The event, if somebody waits for them.
+    /// Frees bytes of the window. Returns an event if somebody waits for them.
     pub(super) fn granted(&mut self, bytes: u64) -> Result<Option<Event>, Violation> {
         if bytes > self.taken {
             return Err(Violation::GivesTooMuch { found: bytes, most: self.taken });
@@ -456,17 +457,17 @@ impl Outbound {
         std::mem::take(&mut self.waiting_for_window).then_some(Event::Window)
     }
 
-    /// Whether an ask waits for its answer.
+    /// Checks that an ask waits for its answer.
     pub(super) fn asks(&self, correlation: Correlation) -> Result<(), Violation> {
         self.asks.get(&correlation).map(drop).ok_or(Violation::NoSuchAsk { correlation })
     }
 
-    /// It has it.
+    /// Records that the ask has its answer.
     pub(super) fn answered(&mut self, correlation: Correlation) {
         self.asks.remove(&correlation);
     }
 
-    /// The verdict: who waits for an answer, and whose memory was kept.
+    /// Ends the session. Returns the asks without an answer, and the messages whose memory was kept.
     pub(super) fn end(&mut self) -> (Vec<(Correlation, ActorId)>, Vec<Seq>) {
         self.to_send.clear();
         self.wants.clear();

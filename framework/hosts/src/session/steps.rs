@@ -1,26 +1,26 @@
 //! The steps of the protocol that its model takes out, one at a time, to show that each is needed
 //! (`session/model.rs`).
 
-/// A step.
+/// A step of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A frame is kept until the other side has said that it received it.
+    /// A frame is kept until the other side has acknowledged it.
     KeepUntilAcked,
     /// A new connection begins with the first frame that the other side has not received.
     SendAgain,
-    /// What still comes over an older connection is not taken.
+    /// Frames that still come over an older connection are not taken.
     OldLinkIsOver,
-    /// Of two connections that overtook each other, the later attempt is in force.
+    /// If two connections overtook each other, the later attempt is in force.
     LatestAttempt,
-    /// Pieces that the other side has not got are sent again.
+    /// Pieces that the other side does not have are sent again.
     PiecesAgain,
-    /// Pieces that it has got are not.
+    /// Pieces that the other side has are not sent again.
     SkipLanded,
     /// A piece that comes twice is written once.
     ClaimOnce,
     /// A piece that overtook its message waits for it.
     WaitForPost,
-    /// A message goes on when it is whole (HOST-8).
+    /// A message goes on when it is complete (HOST-8).
     WholeFirst,
     /// Messages to one mailbox go on in order (HOST-3).
     InOrder,
@@ -30,23 +30,24 @@ pub(crate) enum Step {
     Credit,
     /// A message needs room in the window (HOST-9).
     Window,
-    /// An aborted message makes place for those behind it.
+    /// An aborted message lets those behind it go on.
     AbortDrops,
-    /// A message that is done with without a reply refuses its ask.
+    /// A message that is done without a reply refuses its ask.
     RefuseAtDone,
-    /// A greeting of a later gateway of the other side ends the session with the one before.
+    /// A greeting of a later gateway of the other side ends the session with the earlier one.
     NextGateway,
-    /// What an earlier gateway of the other side said is not taken up.
+    /// A greeting of an earlier gateway of the other side is not accepted.
     LatestGateway,
-    /// A greeting to an earlier gateway of this side takes nothing up.
+    /// A greeting to an earlier gateway of this side is not accepted.
     ForThisGateway,
-    /// What was under way with a gateway that is no more is answered, and its memory given back (HOST-5). (Of
-    /// the model: a gateway does it with what [`Session::renew`](super::Session::renew) returns.)
+    /// Asks under way with a replaced gateway are answered, and their memory is given back (HOST-5). (Only in
+    /// the model; in programs a gateway does it with the result of
+    /// [`Session::renew`](super::Session::renew).)
     #[cfg(test)]
     AnswerAtRenewal,
 }
 
-/// Which steps are taken: all of them, where programs run.
+/// The steps that are taken: all of them outside tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Steps {
     #[cfg(test)]

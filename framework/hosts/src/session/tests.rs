@@ -1,4 +1,4 @@
-//! What a peer must not say, and what the verdict leaves.
+//! Violations of a peer, and the state that the verdict leaves.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn actor(host: u16, number: u64) -> ActorId {
 
 const BOUNDS: Bounds = Bounds { window: 4096, wide: 8192, piece: 16, run: 64 };
 
-/// Frames of small numbers, so that they meet what is there.
+/// Frames with small numbers, so that they refer to things that exist.
 fn said() -> impl Strategy<Value = Body> {
     let actors = || prop_oneof![8 => Just(actor(1, 5)), 1 => Just(actor(1, 6)), 1 => Just(actor(0, 1))];
     let spans = prop::collection::vec(1_u64..50, 0..3);
@@ -40,8 +40,9 @@ fn said() -> impl Strategy<Value = Body> {
 }
 
 proptest! {
-    /// Whatever a peer says, in its right numbers: nothing panics, and this side keeps its bounds. What goes
-    /// on is whole and goes on once, and the verdict accounts for every ask and every lease.
+    /// For any frames of a peer, with the right numbers: nothing panics, and this side keeps its bounds. Each
+    /// message that goes on is complete and goes on once, and the verdict accounts for every ask and every
+    /// lease.
     #[test]
     fn a_liar_hurts_only_itself(
         steps in prop::collection::vec((said(), 0_u64..12, 0_u16..3, 0_u64..4, 0..6), 1..80),
@@ -105,7 +106,7 @@ impl Pair {
         pair
     }
 
-    /// Whether side 0 has the wide window.
+    /// Returns whether side 0 has the wide window.
     fn is_wide(&self) -> bool {
         self.sides[0].outbound.window() == BOUNDS.wide
     }
@@ -116,7 +117,7 @@ impl Pair {
         self.links = [link, self.sides[1].answered(&answer).expect("the answer")];
     }
 
-    /// Passes everything on, until nobody has anything to say.
+    /// Passes everything on, until neither side has anything to send.
     fn exchange(&mut self) {
         loop {
             let mut any = false;
@@ -146,7 +147,7 @@ impl Pair {
         }
     }
 
-    /// Side 1 gets this as the next frame of side 0.
+    /// Gives this to side 1 as the next frame of side 0.
     fn forged(&mut self, body: Body) -> Violation {
         let seq = self.sides[1].numbering.received() + 1;
         self.sides[1].take(self.links[1], seq, body).expect_err("a lie")
@@ -182,7 +183,7 @@ fn lies_are_refused_and_change_nothing() {
     for (body, violation) in lies {
         assert_eq!(pair.forged(body), violation);
     }
-    // The honest go on where they were.
+    // Honest messages go on as before.
     assert!(pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![40]).is_ok());
     pair.exchange();
     assert!(matches!(pair.events(1)[..], [Event::Arriving { .. }, Event::Message { .. }]));
@@ -197,7 +198,7 @@ fn a_mailbox_is_forgotten_when_the_other_side_knows_that_it_takes_nothing_more()
         pair.sides[1].serve(mailbox, 1).expect("not too many at a time");
         pair.exchange();
         let sent = pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![]).expect("a place");
-        // The two cross.
+        // The message and the withdrawal cross.
         pair.sides[1].serve(mailbox, 0).expect("it is offered");
         pair.exchange();
         pair.sides[1].done(sent.post);
@@ -217,10 +218,10 @@ fn a_flood_is_refused_at_every_bound() {
     assert_eq!(pair.forged(post(Target::Send(mailbox), vec![])), full);
     pair.sides[1].done(1);
     assert_eq!(pair.forged(post(Target::Ask(mailbox, 2), vec![])), Violation::AsksTwice { correlation: 2 });
-    // A message beyond the window goes alone, and the other one has some.
+    // A message beyond the window goes alone, and here another one takes part of the window.
     let beyond = Violation::OverWindow { bytes: 8192, left: 4096 - 256 };
     assert_eq!(pair.forged(post(Target::Send(mailbox), vec![1 << 20])), beyond);
-    // The wide one is for hosts with a lane for bulk.
+    // The wide window is for hosts with a bulk lane.
     let more = || post(Target::Send(mailbox), vec![4000]);
     let over = Violation::OverWindow { bytes: 256 + 8 + 4000, left: 4096 - 256 };
     assert_eq!(pair.forged(more()), over);
@@ -239,7 +240,7 @@ fn a_flood_is_refused_at_every_bound() {
     let next = MAX_ARRIVING as Seq + 1;
     let many = Violation::TooMany { what: "messages that are not whole", most: MAX_ARRIVING };
     assert_eq!(side.take(link, next, post(Target::Send(mailbox), vec![1])), Err(many));
-    // Whoever takes answers without end and never says that it has them is cut.
+    // A host that takes answers without end and acknowledges none is cut.
     let other = actor(1, 6);
     side.serve(other, MAX_CAPACITY).expect("another mailbox");
     let silent = (next..).find_map(|seq| {
@@ -260,7 +261,7 @@ fn the_window_is_wide_while_a_lane_for_bulk_carries_spans() {
     let mailbox = actor(1, 6);
     pair.sides[1].serve(mailbox, 20).expect("a second mailbox");
     pair.exchange();
-    // Each counts 2,000 bytes.
+    // Each message counts 2,000 bytes.
     let post = |pair: &mut Pair| {
         let sent = pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![2000 - 8 - 256]);
         let full = PostError::NoWindow { host: HostId(1), window: if pair.is_wide() { 8192 } else { 4096 } };
@@ -280,7 +281,7 @@ fn the_window_is_wide_while_a_lane_for_bulk_carries_spans() {
     assert_eq!(sent.len(), 2);
     pair.exchange();
 
-    // What has gone beyond the other window is taken back as any.
+    // Messages beyond the narrow window finish like any others.
     pair.sides[0].bulk_carries(false);
     pair.sides[1].done(sent[0]);
     pair.exchange();
@@ -290,13 +291,13 @@ fn the_window_is_wide_while_a_lane_for_bulk_carries_spans() {
     assert!(post(&mut pair).is_err(), "4,000 are on their way");
     pair.sides[0].bulk_carries(true);
     assert_eq!(posts(&mut pair).len(), 2);
-    // Another connection begins without.
+    // Another connection begins with the narrow window.
     pair.connect();
     assert!(post(&mut pair).is_err() && !pair.is_wide());
 }
 
-/// HOST-4: of as many messages as may be under way the other side can say what it has of each, however many
-/// spans they have.
+/// HOST-4: however many spans the messages under way have, the other side can list the landed pieces of all
+/// of them.
 #[test]
 fn what_is_under_way_fits_in_what_is_said_of_it_with_another_connection() {
     let bounds = Bounds { window: 1 << 30, wide: 1 << 30, piece: 16, run: 64 };
@@ -313,7 +314,7 @@ fn what_is_under_way_fits_in_what_is_said_of_it_with_another_connection() {
         let posts: Vec<_> = posts.collect();
         let listed = MAX_PARTIAL_BYTES / Partial::bytes_of(std::iter::repeat_n(1, spans));
         assert_eq!((posts.len(), listed < MAX_ARRIVING), (listed.min(MAX_ARRIVING), spans > 1));
-        // All are heard of, and nothing of them has come.
+        // Their frames have come, and none of their pieces has.
         let (from, to) = (pair.links[0], pair.links[1]);
         while let Some(frame) = pair.sides[0].next_frame(from) {
             if let Frame::Numbered { seq, body } = frame {
@@ -325,7 +326,7 @@ fn what_is_under_way_fits_in_what_is_said_of_it_with_another_connection() {
         let encoded = crate::frame::encode(&Frame::Hello(again.clone()));
         assert!(encoded.len() <= MAX_FRAME);
         assert_eq!(crate::frame::decode(encoded), Ok(Frame::Hello(again)));
-        // And who waits hears when one has gone.
+        // A waiting sender hears when a message has gone.
         pair.connect();
         pair.exchange();
         assert!(pair.events(0).contains(&Event::Window));
@@ -345,7 +346,7 @@ fn a_place_is_given_back_once_and_says_of_which_message() {
     let refused = pair.sides[0].take(pair.links[0], seq, twice);
     assert_eq!(refused, Err(Violation::NoSuchPost { post: posts[0] }));
     pair.events(0);
-    // In any order.
+    // They may finish in any order.
     pair.sides[1].done(posts[1]);
     pair.exchange();
     assert!(pair.events(0).contains(&Event::Done { post: posts[1] }));
@@ -384,7 +385,7 @@ fn another_session_or_an_older_attempt_is_refused() {
     for wrong in [
         Hello { from: life, ..next.clone() },
         Hello { to: who(3), ..next.clone() },
-        // From this side itself, as somebody might send it back.
+        // From this side itself, as an attacker might send it back.
         Hello { from: who(0), to: who(1), ..next.clone() },
     ] {
         let refused = pair.sides[0].accept(&wrong).expect_err("not of this session");
@@ -393,7 +394,7 @@ fn another_session_or_an_older_attempt_is_refused() {
     let received = Resume { received: 99, ..Resume::default() };
     let ahead = Violation::Received { found: 99, least: 0, most: 0 };
     assert_eq!(pair.sides[0].accept(&Hello { resume: received, ..next.clone() }), Err(ahead));
-    // What was never sent cannot be there.
+    // A message that was never sent cannot have landed.
     let partial = vec![crate::frame::Partial { post: 1, spans: vec![crate::frame::Bits::new(1)] }];
     let resume = Resume { received: 0, partial };
     let unknown = Err(Violation::NoSuchPost { post: 1 });
@@ -407,11 +408,11 @@ fn what_another_gateway_says_is_of_another_session() {
     let lane = pair.sides[1].lane_hello();
     assert_eq!(pair.sides[0].lane(&lane), Ok(pair.links[0]));
     let (second, third) = (Gateway(2), Gateway(3));
-    // A lane is of the two gateways between which its connection is.
+    // A lane belongs to the two gateways of its connection.
     for other in [Hello { to_gateway: second, ..lane.clone() }, Hello { gateway: second, ..lane.clone() }] {
         assert!(pair.sides[0].lane(&other).is_err(), "{other:?}");
     }
-    // To one that this side had, or will have: it hears who is here, and nothing is taken up.
+    // A greeting to an earlier or a later gateway of this side hears which one is here, and is not accepted.
     let hello = pair.sides[1].dial();
     let refused = pair.sides[0].accept(&Hello { to_gateway: second, ..hello.clone() });
     assert_eq!(refused, Err(Violation::OtherGateway { found: second, own: Gateway::FIRST }));
@@ -422,14 +423,14 @@ fn what_another_gateway_says_is_of_another_session() {
     );
     pair.connect();
 
-    // The next ends the session; all that comes of any of its gateways after that is late.
+    // The next gateway ends the session; later frames of any of its gateways are late.
     let next = Hello { gateway: third, to_gateway: Gateway::UNKNOWN, ..hello.clone() };
     let found = Err(Violation::NextGateway { found: third, current: Gateway::FIRST });
     assert_eq!(pair.sides[0].accept(&next), found);
     pair.sides[0].renew();
     assert!(pair.sides[0].accept(&next).expect_err("it is over").is_late());
     assert!(pair.sides[0].has_ended());
-    // That of the next takes nothing of the ones before.
+    // The session with the next gateway accepts nothing of earlier ones.
     let mut side = Session::of_gateways((who(0), Gateway::FIRST), (who(1), third), BOUNDS);
     let late =
         side.accept(&Hello { gateway: second, attempt: 99, ..hello }).expect_err("there was a later one");
@@ -445,7 +446,7 @@ fn the_verdict_names_what_was_under_way() {
     let sent = pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![8]).expect("a place");
     let full = pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![]);
     assert_eq!(full, Err(PostError::Full { actor: mailbox }));
-    // The messages come, their pieces do not.
+    // The messages arrive, and their pieces do not.
     while let Some(frame) = pair.sides[0].next_frame(pair.links[0]) {
         pair.give(1, frame).expect("honest");
     }
@@ -455,7 +456,7 @@ fn the_verdict_names_what_was_under_way() {
     assert_eq!(ended.released, [asked.post, sent.post]);
     let ended = pair.sides[1].end();
     assert_eq!(ended.aborted, [asked.post, sent.post]);
-    // It is final.
+    // The verdict is final.
     let lost = Err(PostError::Ended { host: HostId(1) });
     assert_eq!(pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![]), lost);
     let hello = pair.sides[1].dial();
@@ -474,7 +475,7 @@ fn notes_arrive_in_order_and_are_few_at_a_time() {
     pair.exchange();
     let said: Vec<Event> = (0..MAX_NOTES).map(|number| Event::Note(note(number))).collect();
     assert_eq!(pair.events(1), said);
-    // Who was refused is told, once.
+    // The sender of the refused note is told, once.
     assert_eq!(pair.events(0).last(), Some(&Event::NoteRoom));
     assert!(pair.sides[0].note(note(MAX_NOTES)));
     pair.exchange();

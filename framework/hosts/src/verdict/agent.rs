@@ -1,4 +1,4 @@
-//! The side of a host that is supervised.
+//! The side of a supervised host.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,12 +7,12 @@ use super::Moment;
 use super::steps::{Step, Steps};
 use crate::limits::{AGENT_GRACE, BEAT, MAX_BEATS};
 
-/// What an agent knows of the head's answers.
+/// An agent's record of the head's answers.
 #[derive(Debug)]
 pub struct Agent {
     steps: Steps,
     next: u64,
-    /// When the beats were sent that nobody has answered, the latest last.
+    /// The beats that were not answered, with the moment in which each was sent; the latest last.
     sent: VecDeque<(u64, Moment)>,
     last_beat: Option<Moment>,
     works_until: Moment,
@@ -20,7 +20,7 @@ pub struct Agent {
     over: bool,
 }
 
-/// Who is told until when workers may work.
+/// The function that is told until when workers may work.
 #[derive(Default)]
 struct Tell(Option<Box<dyn Fn(Moment) + Send>>);
 
@@ -30,22 +30,23 @@ impl fmt::Debug for Tell {
     }
 }
 
-/// An answer to a beat that was never sent, or to one that was answered.
+/// An answer to a beat that was never sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the head answers beat {number}, which was not sent or had its answer")]
 pub struct NeverSent {
-    /// Which.
+    /// The number of the beat.
     pub number: u64,
 }
 
 impl Agent {
-    /// An agent that has joined. `asked`: before it sent what the head answered by taking it in.
+    /// Makes an agent that has joined. `asked` is a moment before it sent the request that the head answered
+    /// by admitting it.
     pub fn new(asked: Moment) -> Self {
         Self::with_steps(asked, Steps::default())
     }
 
-    /// As [`new`](Self::new), for a gateway that follows another: no beat of that one is answered any more,
-    /// and what it had is what there is.
+    /// Makes an agent for a gateway that replaces another. Beats of the old gateway are not answered any
+    /// more, so it begins with the time that the old one had left.
     pub fn resuming(works_until: Moment) -> Self {
         Agent { works_until, ..Self::new(works_until) }
     }
@@ -56,9 +57,8 @@ impl Agent {
         Agent { steps, next: 1, sent, last_beat: None, works_until, tell, over: false }
     }
 
-    /// Has `tell` write down [until when](Self::works_until) workers may work, where they look by themselves:
-    /// now, and each time that it rises. It is called under whatever lock the agent is in, so it does not
-    /// wait.
+    /// Has `tell` publish [the moment until which](Self::works_until) workers may work: now, and each time
+    /// that it rises. It is called under the agent's lock, so it must not block.
     #[must_use]
     pub fn telling(mut self, tell: impl Fn(Moment) + Send + 'static) -> Self {
         tell(self.works_until);
@@ -66,7 +66,7 @@ impl Agent {
         self
     }
 
-    /// The number of the beat that is to be sent now, if one is.
+    /// Returns the number of the beat to send now, if one is due.
     pub fn beat(&mut self, now: Moment) -> Option<u64> {
         if self.is_over(now) && self.steps.does(Step::StopBeating) {
             return None;
@@ -74,7 +74,7 @@ impl Agent {
         if self.last_beat.is_some_and(|last| now.since(last) < BEAT) {
             return None;
         }
-        // The oldest is too old to count, and its answer does no harm.
+        // The oldest is too old to count, and a late answer to it does no harm.
         if self.sent.len() == MAX_BEATS {
             self.sent.pop_front();
         }
@@ -85,16 +85,16 @@ impl Agent {
         Some(number)
     }
 
-    /// The head has answered a beat, and with it all before it.
+    /// Handles the head's answer to a beat, which also answers all before it.
     ///
     /// # Errors
-    /// It was never sent.
+    /// The beat was never sent.
     pub fn answered(&mut self, number: u64, now: Moment) -> Result<(), NeverSent> {
         if number == 0 || number >= self.next {
             return Err(NeverSent { number });
         }
         let Some(at) = self.sent.iter().position(|(sent, _)| *sent == number) else {
-            // It was forgotten for newer ones, or answers overtook each other with their connections.
+            // The beat was dropped for newer ones, or an answer over a newer connection overtook this one.
             return Ok(());
         };
         let Some((_, sent)) = self.sent.drain(..=at).next_back() else { return Ok(()) };
@@ -102,7 +102,7 @@ impl Agent {
         let until = from.after(AGENT_GRACE);
         if until > self.works_until {
             self.works_until = until;
-            // Of one whose time is over, workers that have not looked yet end all the same.
+            // If the agent's time is over, workers that have not looked yet must end all the same.
             if let Some(tell) = self.tell.0.as_ref().filter(|_| !self.over) {
                 tell(until);
             }
@@ -110,17 +110,17 @@ impl Agent {
         Ok(())
     }
 
-    /// Until when workers may work, as it is now: for the page that they look at.
+    /// Returns the moment until which workers may work, for the page that they read.
     pub fn works_until(&self) -> Moment {
         self.works_until
     }
 
-    /// When to look again.
+    /// Returns when to call [`beat`](Self::beat) and [`is_over`](Self::is_over) again.
     pub fn next_look(&self) -> Moment {
         self.last_beat.map_or(self.works_until, |last| last.after(BEAT).min(self.works_until))
     }
 
-    /// Whether its time is over: its workers have to end, and it never comes back.
+    /// Returns whether the agent's time is over. Then its workers have to end, and the time never comes back.
     pub fn is_over(&mut self, now: Moment) -> bool {
         self.over |= now > self.works_until;
         self.over
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!((agent.beat(at(102)), agent.beat(at(103))), (Some(2), Some(3)));
         agent.answered(2, at(108)).expect("it was sent");
         assert_eq!(agent.works_until(), at(112));
-        // The first came over a connection that broke.
+        // The answer to the first beat came late, over a connection that broke.
         agent.answered(1, at(109)).expect("it was sent");
         assert_eq!(agent.works_until(), at(112));
     }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(agent.beat(at(112)), None);
     }
 
-    /// HOST-10: a gateway that follows another has no more time than that one had.
+    /// HOST-10: a gateway that replaces another has no more time than the old one had.
     #[test]
     fn another_gateway_gains_no_time_by_itself() {
         let (told, all) = std::sync::mpsc::channel();

@@ -1,4 +1,4 @@
-//! The side that supervises.
+//! The side of the supervising head.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use super::steps::{Step, Steps};
 use crate::ids::HostId;
 use crate::limits::{AGENT_GRACE, HEAD_GRACE};
 
-/// What the head knows of the hosts' beats.
+/// The head's record of the hosts' beats.
 #[derive(Debug, Default)]
 pub struct Head {
     steps: Steps,
-    /// When each was heard last; `None` after the verdict.
+    /// When each host was last heard; `None` after the verdict.
     hosts: BTreeMap<HostId, Option<Moment>>,
 }
 
-/// The verdict on this host was spoken, or it was never there.
+/// The verdict on this host was given, or the host was never there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{host} is lost to this node: it was not heard for {} s. It can join again, as another", HEAD_GRACE.as_secs())]
 pub struct Lost {
-    /// Which.
+    /// The host.
     pub host: HostId,
 }
 
@@ -29,20 +29,20 @@ impl Head {
         Head { steps, hosts: BTreeMap::new() }
     }
 
-    /// A host was taken in. Its number was never another's.
+    /// Admits a host. No other host ever had its number.
     pub fn joined(&mut self, host: HostId, now: Moment) {
         self.hosts.insert(host, Some(now));
     }
 
-    /// A host has ended its workers and goes, without a verdict.
+    /// Removes a host that has ended its workers, without a verdict.
     pub fn left(&mut self, host: HostId) {
         self.hosts.insert(host, None);
     }
 
-    /// A host was heard. Only then may its beat be answered.
+    /// Records that a host was heard. Only then may its beat be answered.
     ///
     /// # Errors
-    /// The verdict on it was spoken.
+    /// The verdict on it was given.
     pub fn heard(&mut self, host: HostId, now: Moment) -> Result<(), Lost> {
         let last = self.hosts.get_mut(&host).ok_or(Lost { host })?;
         if last.is_none() && self.steps.does(Step::Final) {
@@ -52,7 +52,7 @@ impl Head {
         Ok(())
     }
 
-    /// The verdicts that are to be spoken now.
+    /// Returns the hosts on which the verdict falls now.
     pub fn verdicts(&mut self, now: Moment) -> Vec<HostId> {
         let grace = if self.steps.does(Step::Margin) { HEAD_GRACE } else { AGENT_GRACE };
         let silent = |last: &Option<Moment>| last.is_some_and(|last| now.since(last) > grace);
@@ -64,7 +64,7 @@ impl Head {
         .collect()
     }
 
-    /// When to look again: the earliest moment of a verdict.
+    /// Returns when to look again: the earliest moment of a verdict.
     pub fn next_look(&self) -> Option<Moment> {
         self.hosts.values().flatten().min().map(|last| last.after(HEAD_GRACE))
     }

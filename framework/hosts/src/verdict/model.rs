@@ -1,11 +1,11 @@
-//! A head, an agent and its workers, in time: beats that are late or lost, partitions in one or both
+//! Simulates a head, an agent and its workers in time: beats that are late or lost, partitions in one or both
 //! directions, suspended machines, stopped processes, clocks that drift.
 //!
-//! Each seed draws the faults of 90 seconds. What must hold: workers of the agent do not work after the head
-//! has spoken its verdict, because next lives of their actors may then begin, and nothing that they had sent
-//! leaves the host; a verdict is final; without a fault nobody ends; and when an agent's workers have ended,
-//! the verdict comes within the head's grace and a second. Then each step is left out in turn, and some seed
-//! must break this.
+//! Each seed draws the faults of 90 seconds. The invariants are these. After the head has given its verdict,
+//! next lives of actors may begin, so no worker of the agent works and nothing that workers had sent leaves
+//! the host. A verdict is final. Without a fault nobody ends. When an agent's workers have ended, the verdict
+//! comes within the head's grace and a second. Then each step is left out in turn, and some seed must break
+//! an invariant.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,10 +21,10 @@ const SEEDS: u64 = 1500;
 /// Milliseconds of a step, and of a run.
 const TICK: u64 = 50;
 const RUN: u64 = 90_000;
-/// A worker that is to end may be in a call of a driver for so long.
+/// How long a worker that is to end may be in a driver call.
 const END_TAKES: u64 = 3_000;
 
-/// From and to, in milliseconds.
+/// An interval, in milliseconds.
 #[derive(Clone, Copy, Default)]
 struct Span(u64, u64);
 
@@ -41,7 +41,7 @@ impl Span {
         (self.0..self.1).contains(&at)
     }
 
-    /// How much of it has passed.
+    /// Returns how much of the interval has passed.
     fn passed(self, at: u64) -> u64 {
         at.min(self.1).saturating_sub(self.0.min(at))
     }
@@ -50,13 +50,13 @@ impl Span {
 struct Faults {
     to_head: Span,
     to_agent: Span,
-    /// What is sent then takes seconds.
+    /// Messages sent in this interval take seconds.
     slow: Span,
     agent_suspended: Span,
     agent_stopped: Span,
     head_suspended: Span,
     head_stopped: Span,
-    /// In a thousandth, around 1000.
+    /// The rate of the agent's clock in thousandths, around 1000.
     agent_rate: u64,
 }
 
@@ -74,7 +74,7 @@ impl Faults {
         }
     }
 
-    /// A partition in one direction, or in both, for about as long as the two sides wait: 5 to 20 s.
+    /// Draws a partition in one direction, or in both, for about as long as the two sides wait: 5 to 20 s.
     fn around_the_graces(random: &mut Random) -> Self {
         let from = random.below(RUN * 2 / 3);
         let mut span = |differs: u64| {
@@ -107,13 +107,13 @@ impl Faults {
     }
 }
 
-/// One way of the connection, in order: a beat's number, and when it arrives.
+/// One direction of the connection, in order: the number of each beat, and when it arrives.
 #[derive(Default)]
 struct Way(VecDeque<(u64, u64)>);
 
 impl Way {
     fn send(&mut self, random: &mut Random, now: u64, number: u64, broken: Span, slow: Span) {
-        // A partition keeps it back; what the system sends again arrives when the partition ends.
+        // A partition delays it: what TCP sends again arrives when the partition ends.
         let delay = if slow.has(now) { random.below(9_000) } else { 1 + random.below(100) };
         let arrives = if broken.has(now) { broken.1 } else { now } + delay;
         let after = self.0.back().map_or(0, |(_, before)| *before);
@@ -146,14 +146,14 @@ fn run(random: &mut Random, faults: &Faults, steps: Steps) -> Result<Outcome, St
     let mut head = Head::with_steps(steps);
     let mut agent = Agent::with_steps(agent_clock(0), steps);
     head.joined(HOST, moment(0));
-    // The page that workers look at.
+    // The page that workers read.
     let mut works_until = agent.works_until();
     let (mut to_head, mut to_agent) = (Way::default(), Way::default());
     let (mut verdict, mut over) = (None, None);
     let end_takes = random.below(END_TAKES);
     for now in (0..RUN).step_by(TICK as usize) {
         let awake = !faults.agent_suspended.has(now);
-        // A worker first: a machine that wakes may run it before all else.
+        // A worker runs first: a machine that wakes may run it before everything else.
         if awake {
             let clock = agent_clock(now);
             let by_itself =
@@ -170,7 +170,7 @@ fn run(random: &mut Random, faults: &Faults, steps: Steps) -> Result<Outcome, St
             }
             works_until = agent.works_until();
             let is_over = agent.is_over(clock);
-            // What its workers had sent lies in it, however long it stood still.
+            // Messages of its workers lie in the agent, however long it stood still.
             if let Some(verdict) = verdict.filter(|_| !is_over || !steps.does(Step::HoldBack)) {
                 return Err(format!("a message leaves at {now}, and the verdict was spoken at {verdict}"));
             }
@@ -198,7 +198,7 @@ fn run(random: &mut Random, faults: &Faults, steps: Steps) -> Result<Outcome, St
     }
     let head_is_there = |at: u64| !faults.head_suspended.has(at) && !faults.head_stopped.has(at);
     if let (Some(over), None) = (over, verdict) {
-        // Beats of before may arrive late, and count from then.
+        // Earlier beats may arrive late; the head's grace counts from then.
         let heard =
             over.max(faults.to_head.1).max(faults.head_suspended.1).max(faults.head_stopped.1) + 9_200;
         let by = heard + HEAD_GRACE.as_millis() as u64 + 1_000;
@@ -226,7 +226,7 @@ fn two_lives_never_work_at_once() {
     assert!(verdicts > SEEDS / 5 && survived > SEEDS / 20, "{verdicts} verdicts, {survived} survived");
 }
 
-/// With nothing but those.
+/// Runs partitions alone.
 #[test]
 fn partitions_around_the_graces_never_let_two_lives_work() {
     const PARTITIONS: u64 = 1_000;

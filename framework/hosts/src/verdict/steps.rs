@@ -1,6 +1,6 @@
 //! The steps that the model takes out, one at a time (`verdict/model.rs`).
 
-/// A step.
+/// A step of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The agent's time is counted from the sending of the last beat that was answered.
@@ -11,18 +11,20 @@ pub(crate) enum Step {
     StopBeating,
     /// A host on which the verdict was spoken gets no answer.
     Final,
-    /// Time goes on while a machine is suspended. (Of the model: [`Moment::now`](super::Moment::now) has it.)
+    /// Time goes on while a machine is suspended. (Only in the model; in programs
+    /// [`Moment::now`](super::Moment::now) does it.)
     #[cfg(test)]
     BootClock,
-    /// A worker ends by itself when its time is over. (Of the model.)
+    /// A worker ends by itself when its time is over. (Only in the model.)
     #[cfg(test)]
     WorkersLook,
-    /// Nothing leaves a host whose time is over. (Of the model: a [`Peer`](crate::net::Peer) does it.)
+    /// Nothing leaves a host whose time is over. (Only in the model; in programs a [`Peer`](crate::net::Peer)
+    /// does it.)
     #[cfg(test)]
     HoldBack,
 }
 
-/// Which steps are taken: all of them, where programs run.
+/// The steps that are taken: all of them outside tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Steps {
     #[cfg(test)]

@@ -72,8 +72,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// What decodes is what was said: there is one form of each frame, so that nothing is in the bytes that no
-/// check has seen.
+/// A frame has only one encoding, so that its bytes hold nothing that no check has seen.
 fn one_form(bytes: &Bytes) -> Result<(), TestCaseError> {
     if let Ok(frame) = decode(bytes.clone()) {
         prop_assert_eq!(&encode(&frame), bytes);
@@ -125,7 +124,7 @@ proptest! {
     }
 }
 
-/// A count that speaks of more than there is makes its reader take nothing for it.
+/// A count of more elements than there are makes its reader allocate nothing for them.
 #[test]
 fn counts_without_their_bytes_are_refused() {
     let mut hello = BytesMut::new();
@@ -143,7 +142,7 @@ fn counts_without_their_bytes_are_refused() {
     hello[at..].copy_from_slice(&u32::MAX.to_le_bytes());
     let refused = WireError::Field { field: "messages that are not whole", value: u32::MAX.into() };
     assert_eq!(decode(hello.clone().freeze()), Err(refused));
-    // Who greets is one of its host's gateways.
+    // A greeting states its gateway.
     hello[21..25].fill(0);
     assert_eq!(decode(hello.freeze()), Err(WireError::Field { field: "gateway", value: 0 }));
 

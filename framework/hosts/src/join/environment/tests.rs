@@ -21,7 +21,7 @@ fn refused(variables: &[(&str, &str)]) -> String {
 #[test]
 fn a_program_that_was_started_alone_stands_alone() {
     assert_eq!(by(&[]), Ok(None));
-    // In a pod, in the script of a job, under torchrun on one machine: one process each.
+    // In a pod, in the script of a job, or under torchrun on one machine there is one process each.
     assert_eq!(by(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("HOSTNAME", "web-3")]), Ok(None));
     assert_eq!(by(&[("SLURM_JOB_NUM_NODES", "4"), ("SLURM_NODEID", "0")]), Ok(None));
     assert_eq!(by(&[("SLURM_JOB_NUM_NODES", "1"), ("SLURM_STEP_ID", "0")]), Ok(None));
@@ -133,13 +133,13 @@ fn who_started_a_host_is_told_its_number_and_never_waited_for() {
     let pipe = folder.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
         .expect("a pipe");
-    // Nobody has it open, and this returns.
+    // Nobody has it open, and this returns all the same.
     tell_at(&pipe, 3).expect("nobody wants to know");
     let reader = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&pipe);
     tell_at(&pipe, 258).expect("somebody reads");
     assert_eq!(io::read_to_string(reader.expect("it opens")).expect("it is read"), "258\n");
     assert!(tell_at(&folder.path().join("is/not/there"), 0).is_err());
-    // Its own link is followed, and nobody else's.
+    // A link of this user is followed, and nobody else's is.
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(&file, &link).expect("a link");
     tell_at(&link, 4).expect("it is followed");
@@ -152,7 +152,7 @@ fn who_started_a_host_is_told_its_number_and_never_waited_for() {
 }
 
 proptest! {
-    /// Whatever is in a variable, the answer is an error or a place with a host and a port.
+    /// For any text in a variable, the answer is an error or a place with a host and a port.
     #[test]
     fn any_text_is_refused_or_a_place(head in "[\\[\\]:,a-z0-9 -]{0,12}", list in "[\\[\\],a-z0-9-]{0,12}") {
         for hosts in [
