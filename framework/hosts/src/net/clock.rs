@@ -1,9 +1,9 @@
-//! How far the head's clock is from that of an agent, by the beats that the head answers.
+//! Measures the offset of the head's clock from an agent's, by the beats that the head answers.
 //!
-//! An answer says when it was given. That was some time between the beat and the answer's arrival; so the
-//! middle of that time is wrong by half of it at most, whatever the network does. Of the latest answers the
-//! one counts that is right to the least, with what clocks may have drifted since. One that contradicts what
-//! was measured before makes it void: a machine was suspended.
+//! An answer says when it was given. That was some time between the beat and the answer's arrival, so the
+//! middle of that interval is wrong by at most half of it, whatever the network does. Among the latest
+//! answers the most accurate one counts, after adding the drift that clocks may have had since. An answer
+//! that contradicts the earlier ones makes them void, because a machine was suspended.
 
 use std::collections::VecDeque;
 
@@ -11,16 +11,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::limits::{CLOCK_DRIFT, MAX_BEATS};
 
-/// What is to be added to a time of this host for the head's: both in nanoseconds of `CLOCK_MONOTONIC`.
+/// The number to add to a time of this host to get the head's time, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offset {
     /// Head minus agent.
     pub nanos: i64,
-    /// It is right to so many nanoseconds, at this moment.
+    /// The error is at most this many nanoseconds, at this moment.
     pub within: u64,
 }
 
-/// Nanoseconds of this host's `CLOCK_MONOTONIC`.
+/// Returns the time of this host's `CLOCK_MONOTONIC`, in nanoseconds.
 pub(super) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // Neither is ever negative.
@@ -29,7 +29,7 @@ pub(super) fn now() -> u64 {
 
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    /// When it came.
+    /// The time of its arrival.
     at: u64,
     of: Offset,
 }
@@ -41,7 +41,7 @@ impl Sample {
     }
 }
 
-/// The beats that have no answer, and what the last answers said.
+/// The unanswered beats, and the results of the last answers.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     sent: VecDeque<(u64, u64)>,
@@ -49,7 +49,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// A beat is sent.
+    /// Records that a beat is sent.
     pub(super) fn beat(&mut self, number: u64, now: u64) {
         if self.sent.len() >= MAX_BEATS {
             self.sent.pop_front();
@@ -57,7 +57,7 @@ impl Clock {
         self.sent.push_back((number, now));
     }
 
-    /// It was answered: what is the best that is known now.
+    /// Handles the answer to a beat. Returns the best offset that is known now.
     pub(super) fn answered(&mut self, number: u64, theirs: u64, now: u64) -> Option<Offset> {
         let at = self.sent.iter().position(|(sent, _)| *sent == number)?;
         let (_, sent) = self.sent.drain(..=at).next_back()?;
@@ -93,7 +93,7 @@ mod tests {
         for number in 1..100 {
             let sent = number * SECOND;
             clock.beat(number, sent);
-            // The two ways take what they take.
+            // The two directions take different times.
             let (there, back) = (random.below(3_000_000), random.below(900_000));
             let theirs = (sent + there).wrapping_add_signed(ahead);
             let known = clock.answered(number, theirs, sent + there + back).expect("an answer");
@@ -112,13 +112,14 @@ mod tests {
             clock.answered(number, theirs, sent + took)
         };
         assert_eq!(ask(1, SECOND, SECOND + 500, 1000), Some(Offset { nanos: 0, within: 500 }));
-        // A slow answer that says the same: the first is better, though older.
+        // A slow answer that agrees: the first one is better, though older.
         let known = ask(2, 2 * SECOND, 2 * SECOND + 300_000, 1_000_000).expect("an answer");
         assert!(known.nanos == 0 && (100_000..101_000).contains(&known.within), "{known:?}");
-        // The head was suspended: its clock stood still. As slow, and the only one that is right.
+        // The head was suspended, and its clock stood still. This answer is as slow, but the only one that is
+        // right.
         let known = ask(3, 3 * SECOND, 2 * SECOND + 500_000, 1_000_000);
         assert_eq!(known, Some(Offset { nanos: -1_000_000_000, within: 500_000 }));
-        // An answer to nothing, and one of a time that there is not.
+        // An answer to no beat, and one with an impossible time.
         assert_eq!(clock.answered(7, 5, 5), None);
         clock.beat(8, SECOND);
         assert_eq!(clock.answered(8, u64::MAX, 2 * SECOND), None);

@@ -1,10 +1,11 @@
-//! gRPC messages that are bytes, without protobuf, of all streams but [lanes](super::lanes).
+//! gRPC messages that are plain bytes, without protobuf. All streams but the [lanes](super::lanes) use them.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// What is sent: two parts behind each other, so that a piece's bytes need not be put behind its name first.
+/// An outgoing message: two parts, one after the other, so that a piece's bytes need not be copied behind its
+/// name.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     pub(super) head: Bytes,
@@ -17,7 +18,7 @@ impl From<Bytes> for Outgoing {
     }
 }
 
-/// Messages of about so many bytes.
+/// A codec for messages of about this many bytes.
 #[derive(Clone, Copy)]
 pub(super) struct BytesCodec(pub(super) usize);
 

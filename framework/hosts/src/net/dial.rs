@@ -1,4 +1,4 @@
-//! Connects to a peer, and connects again until its session is over.
+//! Connects to a peer, and reconnects until its session is over.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,41 +32,42 @@ use crate::security::Security;
 use crate::session::Link;
 use crate::verdict::Moment;
 
-/// How long to wait between two attempts, at first and at most.
+/// The wait between two attempts, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Where and how to reach a peer.
+/// The address of a peer, and how to reach it.
 #[derive(Clone, Debug)]
 pub struct Dial {
     /// `host:port`.
     pub to: String,
     /// How connections are secured.
     pub security: Security,
-    /// What this host says of itself.
+    /// This host's introduction.
     pub introduction: Arc<Introduction>,
-    /// Connections for tensors, beside that for all else: 1 to [`MAX_LANES`](crate::limits::MAX_LANES).
+    /// The number of connections for tensors, beside the one for everything else: 1 to
+    /// [`MAX_LANES`](crate::limits::MAX_LANES).
     pub lanes: u16,
-    /// Where these are.
+    /// The threads of the lanes.
     pub threads: Arc<LaneThreads>,
 }
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// Not now: it makes sense to try again.
+    /// The host cannot be reached now: it makes sense to try again.
     #[error("{to} cannot be reached: {why}")]
     Unreachable {
-        /// Who was dialled.
+        /// The dialled address.
         to: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
     /// The other host refuses this one.
     #[error("{to} refuses this host: {why}")]
     Refused {
-        /// Who was dialled.
+        /// The dialled address.
         to: String,
-        /// What it says.
+        /// The other host's reason.
         why: String,
     },
 }
@@ -75,7 +76,7 @@ impl Dial {
     /// Keeps a peer connected until its session is over, or it refuses this host.
     ///
     /// # Errors
-    /// It does: its program is another, or it has given this host up.
+    /// The other host refuses: its program is another, or it has given this host up.
     pub async fn keep(&self, peer: &Arc<Peer>) -> Result<(), DialError> {
         let mut wait = BACKOFF.0;
         while !peer.is_over() {
@@ -84,8 +85,8 @@ impl Dial {
                     wait = BACKOFF.0;
                     peer.cut_of(link).await;
                 }
-                // Both sides end a session. Where the other was first, it refuses the attempt that was under
-                // way.
+                // Both sides end a session. If the other side was first, it refuses the attempt that was
+                // under way.
                 Err(DialError::Refused { .. }) if peer.is_over() => return Ok(()),
                 Err(refused @ DialError::Refused { .. }) => return Err(refused),
                 Err(error) => {
@@ -98,12 +99,12 @@ impl Dial {
         Ok(())
     }
 
-    /// Asks the head to be taken in, again and again until the deadline: a name may not be known yet, and a
-    /// head not be up. With the moment before it was asked, from which an [`Agent`](crate::verdict::Agent)
-    /// counts.
+    /// Asks the head to admit this host, again and again until the deadline: a name may not be known yet, and
+    /// the head not be up. Also returns the moment before the request, from which an
+    /// [`Agent`](crate::verdict::Agent) counts.
     ///
     /// # Errors
-    /// The head refuses, which is told at once; or it was not reached in time.
+    /// The head refuses, which is returned at once, or it was not reached in time.
     pub async fn join(&self, request: &Request, deadline: Duration) -> Result<(Admitted, Moment), DialError> {
         let mut wait = BACKOFF.0;
         let end = Instant::now() + deadline;
@@ -140,11 +141,11 @@ impl Dial {
     /// Makes one connection: the control stream, then the lanes.
     ///
     /// # Errors
-    /// There is none.
+    /// No connection could be made.
     pub async fn connect(&self, peer: &Arc<Peer>) -> Result<Link, DialError> {
         let (channel, address) = self.channel(false).await?;
         let hello = peer.dial();
-        // What follows the greeting is known when it was answered.
+        // The frames after the greeting can follow only when it was answered.
         let (up, is_up) = tokio::sync::oneshot::channel();
         let greeting = [self.introduction.encode(), encode(&Frame::Hello(hello))].map(Outgoing::from);
         let frames = Arc::clone(peer);
@@ -163,12 +164,12 @@ impl Dial {
             return Err(self.unreachable("it does not answer with a greeting"));
         };
         let link = peer.answered(&answer).map_err(|violation| self.unreachable(violation))?;
-        // The stream is there as long as the call is.
+        // The receiver exists as long as the call does.
         let _ = up.send(link);
         tokio::spawn(pump::hear(Arc::clone(peer), link, from, address));
-        // By now both know each other's gateways.
+        // By now both sides know each other's gateways.
         let hello = peer.lane_hello();
-        // The one that takes all is the last to be offered something, and the first to be there.
+        // The lane that takes everything is the last to be offered a span, so it is made first.
         for lane in peer.lanes().iter().rev() {
             for _ in 0..lane.streams(self.lanes) {
                 match self.stream(*lane, peer, link, &hello).await {
@@ -199,7 +200,7 @@ impl Dial {
         let greeting = Outgoing::from(encode(&Frame::Hello(hello.clone())));
         let making = self.threads.next().spawn(async move {
             let (channel, address) = dial.channel(true).await?;
-            // What follows the greeting is known when it was answered.
+            // The messages after the greeting can follow only when it was answered.
             let (up, is_up) = tokio::sync::oneshot::channel();
             let rest = stream::once(is_up).flat_map(|said| match said {
                 Ok(said) => said,
@@ -209,14 +210,14 @@ impl Dial {
             let from = timeout(INTRODUCTION, wire::call(channel, lane.method(), sent.boxed())).await;
             let from = from.map_err(|_| dial.unreachable("it does not answer"))?;
             let from = from.map_err(|status| dial.status(&status))?;
-            // The stream is there as long as the call is.
+            // The receiver exists as long as the call does.
             let _ = up.send(lane.begin(&peer, link, from, address));
             Ok(())
         });
         making.await.map_err(|_| self.unreachable("its lanes have no threads any more"))?
     }
 
-    /// Says this and nothing else; the answer's first message.
+    /// Sends these messages and nothing else. Returns the first message of the answer.
     #[cfg(test)]
     pub(super) async fn say(
         &self,
@@ -266,7 +267,7 @@ impl Dial {
         DialError::Unreachable { to: self.to.clone(), why: why.to_string() }
     }
 
-    /// What the other side's code means: see `service.rs`.
+    /// Translates the other side's status code: see `service.rs`.
     pub(super) fn status(&self, status: &Status) -> DialError {
         let (to, why) = (self.to.clone(), status.message().to_owned());
         match status.code() {
@@ -278,7 +279,7 @@ impl Dial {
     }
 }
 
-/// Gives a channel its one connection: a new one is a new attempt, which this file makes.
+/// Gives a channel its one connection. A second connection is a new attempt, which this file makes.
 #[derive(Clone)]
 struct Once(Arc<Mutex<Option<Io>>>);
 

@@ -1,11 +1,10 @@
-//! The thread that takes connections, and looks at what they begin with.
+//! The thread that accepts connections and checks their first bytes.
 //!
-//! Used by the [listener](super::listener). A flood of strangers costs this thread four calls of the system
-//! for each, and no other thread anything. Where there is a key file, what comes first is a proof of it, and
-//! nothing else is done for anybody without. Where there is no key, the other end has to be a process of this
-//! user, or of root.
+//! Used by the [listener](super::listener). Each stranger of a flood costs this thread four system calls, and
+//! no other thread anything. With a key file, a connection has to begin with a proof of the key, and one
+//! without is dropped. Without a key, the other end has to be a process of this user or of root.
 //!
-//! *When it is dropped*, the thread ends, and who waits at the door is sent away.
+//! *When it is dropped*, the thread ends, and connections that wait at the door are closed.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,16 +26,16 @@ use crate::limits::INTRODUCTION;
 use crate::refused::{Kind, Refused};
 use crate::security::{Nonce, PROOF_BYTES, Security};
 
-/// Connections that are taken before those that have said something are looked at.
+/// Connections that are accepted before those that have sent something are looked at.
 const BATCH: usize = 64;
-/// How often it is looked for those whose time is up.
+/// How often the thread looks for connections whose time is up.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// What the events of the listener and of the end have for a number; connections count from 1.
+/// The event numbers of the listener and of the end; connections count from 1.
 const LISTENER: u64 = 0;
 const END: u64 = u64::MAX;
 
-/// See the module.
+/// The thread that accepts connections; see the module.
 #[derive(Debug)]
 pub(super) struct Doors {
     end: OwnedFd,
@@ -47,16 +46,16 @@ pub(super) struct Doors {
 pub(super) struct Guest {
     pub(super) stream: TcpStream,
     pub(super) from: SocketAddr,
-    /// That of its process, where it is known by that alone.
+    /// The user of its process, if only that identifies it.
     pub(super) user: Option<u32>,
     pub(super) is_lane: bool,
     pub(super) place: Place,
-    /// When it has to have shown it.
+    /// The moment by which it has to have shown the key.
     pub(super) until: Instant,
 }
 
 impl Doors {
-    /// Takes connections from this socket, which does not block.
+    /// Accepts connections of this socket, which does not block.
     ///
     /// # Errors
     /// The system has no thread, or no descriptors.
@@ -96,7 +95,7 @@ struct Door<A> {
     admit: A,
 }
 
-/// What a connection begins with: whether it is a lane, and the nonce of its proof where there has to be one.
+/// The first bytes of a connection: whether it is a lane, and the nonce of its proof if one is required.
 type Opening = (bool, Option<Nonce>);
 
 impl<A: FnMut(Guest)> Door<A> {
@@ -136,7 +135,8 @@ impl<A: FnMut(Guest)> Door<A> {
             match self.socket.accept() {
                 Ok((stream, from)) => self.take(stream, from),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // Of one connection, or for want of descriptors: then those there are have to end first.
+                // The error concerns one connection, or descriptors ran out: then some of the present ones
+                // have to end first.
                 Err(error) => {
                     tracing::warn!(target: "tensorpost::hosts", "a connection cannot be taken: {error}");
                     return thread::sleep(Duration::from_millis(50));
@@ -151,7 +151,7 @@ impl<A: FnMut(Guest)> Door<A> {
             self.refused.note(Kind::Flood, from, &"others who have not shown the key have come after it");
             drop(socket);
         }
-        // Much of what comes has said something by now, and is not waited for.
+        // Most connections have sent something by now, and need no waiting.
         self.look(number);
         let epoll = &self.epoll;
         let waits = self.strangers.at(number, |stream| {
@@ -163,7 +163,7 @@ impl<A: FnMut(Guest)> Door<A> {
         }
     }
 
-    /// Whether one that waits can come in now.
+    /// Lets a waiting connection in, if it has sent enough.
     fn look(&mut self, number: u64) {
         let security = &self.security;
         match self.strangers.at(number, |stream| opening(stream, security)) {
@@ -180,7 +180,7 @@ impl<A: FnMut(Guest)> Door<A> {
         let Some((stream, from, until, place)) = self.strangers.begin(number, nonce.is_some()) else {
             return;
         };
-        // One that never waited is not known there.
+        // A connection that never waited is not in the set, so an error is fine.
         let _ = epoll::delete(&self.epoll, &stream);
         let user = stream.local_addr().map_err(|error| error.to_string());
         let user = user.and_then(|to| self.security.admits(from, to).map_err(|error| error.to_string()));
@@ -192,7 +192,8 @@ impl<A: FnMut(Guest)> Door<A> {
         }
     }
 
-    /// Counted before its connection closes, so that whoever sees the end finds the count.
+    /// Refuses a connection. The refusal is counted before the connection closes, so that code which sees the
+    /// end finds the count.
     fn send_away(&self, number: u64, kind: Kind, why: &dyn std::fmt::Display) {
         if let Some((from, socket)) = self.strangers.remove(number) {
             self.refused.note(kind, from, why);
@@ -201,7 +202,7 @@ impl<A: FnMut(Guest)> Door<A> {
     }
 }
 
-/// Takes what comes before TLS; nothing where that is not here yet.
+/// Takes the bytes that come before TLS; `None` if they have not arrived yet.
 fn opening(stream: &TcpStream, security: &Security) -> io::Result<Option<Opening>> {
     let mut said = [0; 1 + PROOF_BYTES];
     let bytes = match recv(stream, &mut said, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -214,7 +215,7 @@ fn opening(stream: &TcpStream, security: &Security) -> io::Result<Option<Opening
     let is_lane = mark == LANE && bytes > 0;
     let refused = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     let (length, nonce) = match security.prover() {
-        // One that has ended is refused with its handshake.
+        // A connection that has ended is refused by its handshake.
         None => (usize::from(is_lane), None),
         Some(_) if bytes == 0 => return refused("it has ended and shown no key"),
         Some(_) if ![LANE, MESSAGES].contains(&mark) => {
@@ -226,7 +227,7 @@ fn opening(stream: &TcpStream, security: &Security) -> io::Result<Option<Opening
             None => return refused("its proof is of another key"),
         },
     };
-    // It is there.
+    // The bytes have arrived, so this does not block.
     recv(stream, &mut said[..length], RecvFlags::DONTWAIT)?;
     Ok(Some((is_lane, nonce)))
 }

@@ -1,4 +1,4 @@
-//! Connections: TCP, with TLS where there is a key.
+//! Connections: TCP, with TLS if there is a key.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ trait Both: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Both for T {}
 
-/// A connection whose other end has shown the key, where there is one.
+/// A connection whose other end has shown the key, if there is one.
 pub(super) struct Io {
     inner: Pin<Box<dyn Both>>,
     peer: From,
@@ -30,15 +30,16 @@ pub(super) struct Io {
     _place: Option<OwnedSemaphorePermit>,
 }
 
-/// The other end, for requests.
+/// The other end, attached to requests.
 #[derive(Clone, Copy)]
 pub(super) struct From {
     pub(super) address: SocketAddr,
-    /// The user of its process, where there is no key.
+    /// The user of its process, if there is no key.
     pub(super) user: Option<u32>,
 }
 
-/// Bytes that nobody acknowledges end a connection after this, not after the fifteen minutes of the system.
+/// Sets the options of a connection. Unacknowledged bytes end it after this time, not after the system's
+/// fifteen minutes.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let timeout = LINK_SILENCE.as_millis() as u32;
@@ -50,12 +51,12 @@ impl Io {
         self.peer.address
     }
 
-    /// Has this place from now on.
+    /// Holds this place from now on.
     pub(super) fn at(self, place: OwnedSemaphorePermit) -> Self {
         Io { _place: Some(place), ..self }
     }
 
-    /// An error comes with the connection, so that its caller says when it closes.
+    /// Accepts a connection. An error returns the connection too, so that the caller decides when it closes.
     pub(super) async fn accept(
         stream: TcpStream,
         peer: From,
@@ -71,7 +72,7 @@ impl Io {
         Ok(Io { inner, peer, _place: None })
     }
 
-    /// Connects to `host:port`, by the first of its addresses that answers.
+    /// Connects to `host:port`, at the first of its addresses that answers.
     pub(super) async fn connect(to: &str, security: &Security, is_lane: bool) -> io::Result<Self> {
         let mut last = None;
         for address in tokio::net::lookup_host(to).await? {
@@ -93,7 +94,7 @@ impl Io {
         is_lane: bool,
     ) -> io::Result<Self> {
         let mut stream = connect(address).await?;
-        // Before anything is said.
+        // Checked before anything is sent.
         security.believes(address).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
         prepare(&stream)?;
         stream.write_all(&opening(security, is_lane)?).await?;
@@ -104,7 +105,7 @@ impl Io {
                 let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
                 let name = match ServerName::try_from(host) {
                     Ok(name) => name,
-                    // Of no importance where the key says who it is.
+                    // The name does not matter if the key identifies the other end.
                     Err(_) if !named => ServerName::from(address.ip()),
                     Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
                 };
@@ -116,8 +117,8 @@ impl Io {
     }
 }
 
-/// As the system does it, but for how long it waits before it tries again: where more connect than a listener
-/// takes, it loses the first packet, and waits a second.
+/// Connects as the system does, but retries sooner. If more connect than a listener accepts, it loses the
+/// first packet, and the system waits a second before it tries again.
 async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     let mut patience = LINK_SILENCE / 16;
     loop {
@@ -130,7 +131,7 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// The first bytes of a connection, before TLS.
+/// Makes the first bytes of a connection, before TLS.
 fn opening(security: &Security, is_lane: bool) -> io::Result<Vec<u8>> {
     let Some(prover) = security.prover() else { return Ok(if is_lane { vec![LANE] } else { Vec::new() }) };
     let mark = if is_lane { LANE } else { MESSAGES };

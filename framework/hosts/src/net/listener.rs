@@ -1,8 +1,8 @@
-//! Takes connections: TLS first, then gRPC for those who have shown the key.
+//! Accepts connections: TLS first, then gRPC once they have shown the key.
 //!
-//! Until it has shown the key a connection has cost a socket, a [place](super::strangers) and at most
-//! [`INTRODUCTION`], and, where there is a key file, no time of any thread but that of the
-//! [doors](super::doors). So strangers keep nobody out but each other.
+//! Until it has shown the key, a connection costs a socket, a [place](super::strangers) and at most
+//! [`INTRODUCTION`]. With a key file it takes no time of any thread but that of the [doors](super::doors). So
+//! strangers keep out nobody but each other.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ use crate::security::Security;
 #[derive(Debug)]
 pub struct Listener {
     address: SocketAddr,
-    /// Dropped, it ends the tasks.
+    /// Dropping it ends the tasks.
     _open: watch::Sender<()>,
     health: HealthReporter,
     _doors: Doors,
@@ -42,11 +42,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address, in the present runtime of tokio; lanes go on in `threads`. A head has an
-    /// `admission` for those who join.
+    /// Listens at an address, in the present runtime of tokio; lanes run in `threads`. A head has an
+    /// `admission` for hosts that join.
     ///
     /// # Errors
-    /// The address cannot be listened at, or must not without a key (HOST-12).
+    /// The address cannot be used, or must not be used without a key (HOST-12).
     pub async fn start(
         at: SocketAddr,
         security: Security,
@@ -61,11 +61,11 @@ impl Listener {
         Self::on(socket, security, introduction, peers, refused, admission, threads).await
     }
 
-    /// As [`start`](Self::start), with a socket that listens already: that of the gateway before. Who has
-    /// connected meanwhile waits in it.
+    /// Does the same as [`start`](Self::start), with a socket that listens already: that of the gateway
+    /// before. Connections made meanwhile wait in it.
     ///
     /// # Errors
-    /// As there.
+    /// See [`start`](Self::start).
     pub async fn on(
         socket: std::net::TcpListener,
         security: Security,
@@ -118,18 +118,18 @@ impl Listener {
         Ok(Listener { address, _open: open, health, _doors: doors, outlives })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The socket, for a listener that is to follow this one: as long as somebody has it, nobody who connects
-    /// is refused.
+    /// Returns the socket, for a listener that follows this one. While some process holds the socket,
+    /// connections are not refused.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.outlives.as_fd()
     }
 
-    /// What probes are told, by the health protocol of gRPC: whether this host is of a node that works.
+    /// Sets the answer to probes of gRPC's health protocol: whether this host belongs to a node that works.
     pub async fn set_serving(&self, serving: bool) {
         let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
         self.health.set_service_status("", status).await;
@@ -137,26 +137,26 @@ impl Listener {
 }
 
 async fn until_closed(mut closed: watch::Receiver<()>) {
-    // Nothing is ever sent: it ends with the sender.
+    // Nothing is ever sent: the loop ends with the sender.
     while closed.changed().await.is_ok() {}
 }
 
-/// Where connections go on.
+/// The runtimes that serve connections.
 struct Ways {
     messages: Way,
-    /// On a thread each.
+    /// One way for each lane thread.
     lanes: Vec<Way>,
     next: AtomicUsize,
     security: Security,
     refused: Arc<Refused>,
-    /// One for each connection that has shown the key.
+    /// One permit for each connection that has shown the key.
     places: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
 struct Way {
     runtime: Handle,
-    /// Those who have shown the key.
+    /// Passes on connections that have shown the key.
     ready: mpsc::Sender<io::Result<Io>>,
 }
 
@@ -168,7 +168,7 @@ impl Ways {
 }
 
 impl Ways {
-    /// Brings a connection where it belongs, and takes it there once it has shown the key.
+    /// Moves a connection to the thread that will serve it, which serves it once it has shown the key.
     fn admit(self: &Arc<Self>, guest: Guest) {
         let (way, all) = (self.of(guest.is_lane), Arc::clone(self));
         let ready = way.ready.clone();
@@ -177,19 +177,19 @@ impl Ways {
 
     async fn shake_hands(&self, guest: Guest, ready: mpsc::Sender<io::Result<Io>>) {
         let Guest { stream, from, user, mut place, until, .. } = guest;
-        // Its descriptor is known to the runtime of the thread that reads it.
+        // Registered with the runtime of the thread that will read it.
         let stream = match TcpStream::from_std(stream) {
             Ok(stream) => stream,
             Err(error) => return self.refused.note(Kind::Garbage, from, &error),
         };
-        // A refusal is counted before its connection closes, so that whoever sees the end finds the count.
-        // `open` is that connection; where it took too long, `shaking` has it.
+        // A refusal is counted before its connection closes, so that code which sees the end finds the count.
+        // `open` is that connection; after a timeout `shaking` holds it.
         let mut shaking = std::pin::pin!(Io::accept(stream, From { address: from, user }, &self.security));
         match place.within(timeout_at(until.into(), shaking.as_mut())).await {
             Some(Ok(Ok(io))) => match Arc::clone(&self.places).try_acquire_owned() {
                 Ok(among_all) => {
                     place.shows_key();
-                    // It fails where the listener ends.
+                    // An error means that the listener ends.
                     let _ = ready.send(Ok(io.at(among_all))).await;
                 }
                 Err(_) => {

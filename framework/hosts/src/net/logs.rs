@@ -1,12 +1,12 @@
-//! The log of an agent, on its way to the head: what may be lost, and holds up nothing.
+//! An agent's log on its way to the head. It may be lost, and delays nothing else.
 //!
-//! A peer has one of these for each direction, under its lock. [`Sending`] keeps a few frames until there is
-//! nothing else to send, or there was none for a while; [`Hearing`] is what the head makes of an agent's. A
-//! connection that breaks may lose some; nothing is sent again.
+//! A peer has one of these for each direction, under its lock. The sending one, [`Sending`], keeps a few
+//! frames until there is nothing else to send, or none was sent for a while. The head's view of an agent's
+//! log is [`Hearing`]. A connection that breaks may lose some frames; none is sent again.
 //!
-//! **Invariants.** HOST-9: both ends keep so many bytes. Who says more than an agent may in the time that
-//! there was breaks the protocol, and its connection is cut (WIRE-1): nobody else pays for it. What did not
-//! come is counted by the numbers of the records.
+//! **Invariants.** HOST-9: both ends bound the bytes that they keep. An agent that sends more than its
+//! allowance for the elapsed time violates the protocol, and its connection is cut (WIRE-1), so no other host
+//! pays for it. Records that did not arrive are counted by the numbers of the others.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::frame::Log;
 use crate::limits::{LOG_BASE, LOG_BURST_HEARD, LOG_PAUSE, LOG_RATE_HEARD, MAX_QUEUED_LOG};
 use crate::verdict::Moment;
 
-/// So many bytes a second, and so many at once.
+/// An allowance of bytes that fills at a rate, up to a burst.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     rate: u64,
@@ -24,16 +24,16 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// With all of the burst there.
+    /// Makes an allowance with the whole burst available.
     pub fn new(rate: u64, burst: u64) -> Self {
         Allowance { rate, burst, left: burst, at: None }
     }
 
-    /// Takes so many bytes, if they are there.
+    /// Takes `bytes` from the allowance, if they are there.
     pub fn take(&mut self, bytes: u64, now: Moment) -> bool {
         let since = self.at.map_or(0, |at| now.since(at).as_nanos());
         let more = since.saturating_mul(self.rate.into()) / 1_000_000_000;
-        // What is less than a byte counts on.
+        // A fraction of a byte counts next time.
         if more > 0 || self.at.is_none() {
             self.at = Some(now);
             self.left = self.burst.min(self.left.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)));
@@ -46,19 +46,19 @@ impl Allowance {
     }
 }
 
-/// What waits to be sent.
+/// The log frames that wait to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Sending {
     frames: VecDeque<Log>,
     bytes: usize,
     last: Option<Moment>,
-    /// Up to where records were dropped that the other side may not hear of by what waits: it is told with a
-    /// frame of none.
+    /// The number after the last dropped record, if the waiting frames may not show that it was dropped: then
+    /// the other side is told with an empty frame.
     dropped: Option<u64>,
 }
 
 impl Sending {
-    /// Keeps it, or drops it where too much waits.
+    /// Keeps a frame, or drops it if too much waits.
     pub(super) fn put(&mut self, log: Log) {
         if self.bytes + log.records.len() <= MAX_QUEUED_LOG {
             self.bytes += log.records.len();
@@ -69,13 +69,14 @@ impl Sending {
         }
     }
 
-    /// The next, before anything else: where something else went for a while.
+    /// Returns the next frame if one is due before everything else, because only other frames were sent for a
+    /// while.
     pub(super) fn due(&mut self, now: Moment) -> Option<Log> {
         let waits = self.last.is_some_and(|last| now.since(last) < LOG_PAUSE);
         if waits { None } else { self.next(now) }
     }
 
-    /// The next, where there is nothing else.
+    /// Returns the next frame, if nothing else is to be sent.
     pub(super) fn next(&mut self, now: Moment) -> Option<Log> {
         let none = |first| Log { first, ..Log::default() };
         let log = self.frames.pop_front().or_else(|| self.dropped.take().map(none))?;
@@ -85,16 +86,16 @@ impl Sending {
     }
 }
 
-/// What has come of an agent's log.
+/// The log of an agent as it has come.
 #[derive(Debug)]
 pub(super) struct Hearing {
     allowance: Allowance,
-    /// The number that comes next; `None` where that is not known, because another gateway has heard those
+    /// The number that comes next; `None` if it is not known, because an earlier gateway received the frames
     /// before.
     next: Option<u64>,
     frames: VecDeque<Log>,
     bytes: usize,
-    /// Records that did not come, or found no room, which were not told yet.
+    /// Records that did not arrive or found no room, and were not reported yet.
     lost: u64,
 }
 
@@ -106,13 +107,13 @@ impl Default for Hearing {
 }
 
 impl Hearing {
-    /// Of a host whose log another gateway has heard before.
+    /// Makes one for a host whose log an earlier gateway has received before.
     pub(super) fn resuming() -> Self {
         Hearing { next: None, ..Hearing::default() }
     }
 
     /// # Errors
-    /// An agent says no such thing.
+    /// An honest agent does not send such a frame.
     pub(super) fn take(&mut self, log: Log, now: Moment) -> Result<(), String> {
         let bytes = log.records.len();
         if !self.allowance.take(LOG_BASE + bytes as u64, now) {
@@ -133,7 +134,7 @@ impl Hearing {
         Ok(())
     }
 
-    /// What there is to tell: how many were lost before it, and it.
+    /// Returns the next frame to report, with the number of records that were lost before it.
     pub(super) fn next(&mut self) -> Option<(u64, Log)> {
         let log = self.frames.pop_front();
         if log.is_none() && self.lost == 0 {
@@ -166,11 +167,11 @@ mod tests {
     fn an_allowance_fills_with_time_and_not_beyond_its_burst() {
         let mut allowance = Allowance::new(1000, 100);
         assert!(allowance.take(100, at(0)) && !allowance.take(1, at(0)));
-        // Of a thousand looks in a second none is for nothing.
+        // A thousand calls in a second get exactly the second's bytes.
         let taken = (1..=1000).filter(|millis| allowance.take(1, at(*millis))).count();
         assert_eq!(taken, 1000);
         assert!(!allowance.take(101, at(9000)) && allowance.take(100, at(9000)));
-        // A clock that does not go on gives nothing.
+        // A clock that does not advance gives nothing.
         assert!(!allowance.take(1, at(8000)));
     }
 
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(sending.next(at(99)).expect("there is room").first, 2);
         assert_eq!(sending.due(at(198)), None);
         assert_eq!(sending.due(at(199)).expect("it has waited").first, 3);
-        // Nothing comes behind the last of them, so their number is said alone.
+        // No frame follows the last of them, so their number is sent alone.
         assert_eq!(sending.next(at(200)), Some(log(101, 0, 0)));
         assert_eq!((sending.next(at(200)), sending.bytes), (None, 0));
     }
@@ -198,10 +199,10 @@ mod tests {
         assert_eq!(hearing.next(), Some((5, log(1, 2, 10))), "said at once");
         assert_eq!(hearing.next(), Some((0, log(8, 1, 10))));
         assert_eq!(hearing.next(), None);
-        // The last of them are said to be lost by what comes without any.
+        // An empty frame reports the loss of the last records.
         hearing.take(log(12, 0, 0), at(0)).expect("a number");
         assert_eq!(hearing.next(), Some((3, Log::default())));
-        // Nobody takes them.
+        // The gateway takes none of them.
         (0..8).for_each(|number| hearing.take(log(12 + number, 1, MAX_LOG), at(0)).expect("in time"));
         assert_eq!(hearing.next(), Some((5, log(12, 1, MAX_LOG))));
         assert!(hearing.take(log(19, 1, 10), at(0)).is_err_and(|lie| lie.contains("20 comes next")));
@@ -211,7 +212,8 @@ mod tests {
     #[test]
     fn a_flood_is_a_lie_and_what_an_honest_agent_said_in_one_piece_is_none() {
         let mut honest = Hearing::default();
-        // All that it was allowed while the head stood still, with as much again for its form.
+        // The whole allowance for the time that the head stood still, with half as much again for its
+        // encoding.
         let all = LOG_BURST + HEAD_GRACE.as_secs() * LOG_RATE;
         let (each, mut first) = (32 << 10, 1);
         for _ in 0..all / each {
@@ -227,7 +229,7 @@ mod tests {
         let mut flood = Hearing::default();
         let heard = (1..).find(|number| flood.take(log(*number, 1, MAX_LOG), at(0)).is_err());
         assert!(heard.expect("it ends") as usize * MAX_LOG <= LOG_BURST_HEARD as usize + MAX_LOG);
-        // Frames with nothing in them are no way around it.
+        // Empty frames do not get around the bound.
         let mut empty = Hearing::default();
         let heard = (0..1 << 20).find(|_| empty.take(log(1, 0, 0), at(0)).is_err());
         assert!(heard.is_some());

@@ -1,5 +1,6 @@
-//! What moves frames between a peer and a connection of it. Each of these ends with its connection, and any
-//! that ends otherwise ends the connection: control stream and the lanes that it needs are up together.
+//! The loops that move frames between a peer and one of its connections. Each ends with its connection, and
+//! one that ends otherwise ends the connection: the control stream and the lanes that it needs are up
+//! together.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::limits::LINK_SILENCE;
 use crate::refused::Kind;
 use crate::session::Link;
 
-/// What is sent on a control stream behind `first`.
+/// Returns the frames to send on a control stream after the greeting.
 pub(super) fn frames(peer: Arc<Peer>, link: Link) -> impl Stream<Item = Outgoing> + Send + use<> {
     stream::unfold(peer, move |peer| async move {
         let frame = peer.next_frame(link).await?;
@@ -23,14 +24,14 @@ pub(super) fn frames(peer: Arc<Peer>, link: Link) -> impl Stream<Item = Outgoing
     })
 }
 
-/// As a server answers.
+/// Wraps messages as a server's answer.
 pub(super) fn answers(
     all: impl Stream<Item = Outgoing> + Send + 'static,
 ) -> BoxStream<'static, Result<Outgoing, Status>> {
     all.map(Ok).boxed()
 }
 
-/// Takes what comes on a control stream, until it ends.
+/// Takes the frames of a control stream until it ends.
 pub(super) async fn hear(peer: Arc<Peer>, link: Link, mut from: Streaming<Bytes>, address: SocketAddr) {
     loop {
         tokio::select! {
@@ -43,7 +44,7 @@ pub(super) async fn hear(peer: Arc<Peer>, link: Link, mut from: Streaming<Bytes>
         };
         let bytes = match next {
             Ok(Ok(Some(bytes))) => bytes,
-            // Beats come each second, so silence is a connection that is half open.
+            // Beats come each second, so silence means that the connection is half open.
             Ok(Ok(None) | Err(_)) | Err(_) => return peer.cut(link),
         };
         let frame = match decode(bytes) {

@@ -1,8 +1,8 @@
 //! The gRPC service of a host: a control stream and lanes, both in either direction.
 //!
-//! Whoever comes here has shown the key. The first two messages of a control stream are an
-//! [introduction](Introduction) and a greeting; the first of a lane is the greeting of its connection,
-//! without a resume. Each has [`INTRODUCTION`] to say them.
+//! Connections that reach it have shown the key. The first two messages of a control stream are an
+//! [introduction](Introduction) and a greeting. The first of a lane is the greeting of its connection,
+//! without a resume. Each side has [`INTRODUCTION`] to send them.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -36,8 +36,8 @@ use crate::session::Violation;
 pub struct Peers(Mutex<HashMap<HostId, Arc<Peer>>>);
 
 impl Peers {
-    /// Takes connections of this peer from now on, in place of an earlier life of its host. Whether there is
-    /// room.
+    /// Accepts connections of this peer from now on, in place of an earlier life of its host. Returns whether
+    /// there is room.
     pub fn add(&self, peer: Arc<Peer>) -> bool {
         let host = peer.with(|session| session.peer().host);
         let mut all = self.0.lock();
@@ -48,7 +48,7 @@ impl Peers {
         room
     }
 
-    /// Takes none of it any more.
+    /// Accepts no more connections of this host.
     pub fn remove(&self, host: HostId) {
         self.0.lock().remove(&host);
     }
@@ -61,17 +61,17 @@ impl Peers {
 pub(super) const CONTROL: &str = "/tensorpost.Hosts/Control";
 pub(super) const JOIN: &str = "/tensorpost.Hosts/Join";
 
-/// Takes hosts in, on the head: who asks, and from where. It may begin to [take connections](Peers::add) of
-/// it before it answers.
+/// Admits hosts, on the head: takes the request and the address that it came from. It may begin to [accept
+/// connections](Peers::add) of the host before it answers.
 pub type Admission = dyn Fn(&Request, SocketAddr) -> Result<Admitted, NotAdmitted> + Send + Sync;
 
-/// What both methods need.
+/// The state that all methods need.
 #[derive(Clone)]
 pub(super) struct Hosts {
     pub(super) introduction: Arc<Introduction>,
     pub(super) peers: Arc<Peers>,
     pub(super) refused: Arc<Refused>,
-    /// On the head.
+    /// Set on the head.
     pub(super) admission: Option<Arc<Admission>>,
 }
 
@@ -169,7 +169,7 @@ impl Hosts {
         match tokio::time::timeout(time, first).await {
             Ok(Ok(Some(bytes))) => Ok(bytes),
             Ok(Ok(None)) => Err(self.refuse(Kind::Garbage, from, &"it ended before it said who it is")),
-            // Longer than any message may be.
+            // The message is longer than any may be.
             Ok(Err(status)) if status.code() == Code::OutOfRange => {
                 Err(self.refuse(Kind::Garbage, from, &status.message().to_owned()))
             }
@@ -178,9 +178,9 @@ impl Hosts {
         }
     }
 
-    /// A connection that broke, or was silent, before it said who it is. It counts as garbage does, but its
-    /// end may be honest, on a machine or behind a network that was slow: a host that takes the answer for a
-    /// refusal gives this one up for good.
+    /// Handles a connection that broke or was silent before its introduction. It counts as garbage, but its
+    /// cause may be honest: a slow machine or network. So the answer is no refusal, after which a host would
+    /// give this one up for good.
     fn not_heard(&self, from: SocketAddr, why: &str) -> Status {
         self.refused.note(Kind::Garbage, from, &why);
         Status::unavailable(why)
@@ -196,7 +196,7 @@ impl Hosts {
 
     fn peer(&self, hello: &Hello, from: SocketAddr) -> Result<Arc<Peer>, Status> {
         self.peers.get(hello.from.host).ok_or_else(|| {
-            // It may be that this host has not heard of it yet.
+            // This host may not have heard of the other one yet.
             let why = format!("{} is not of this node, or not known here yet", hello.from);
             self.refused.note(Kind::Stranger, from, &why);
             Status::not_found(why)
@@ -215,7 +215,7 @@ impl Hosts {
         self.introduced(&mut stream, from).await?;
         let request = Request::decode(self.first(&mut stream, from).await?)
             .map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
-        // An agent that was taken for a head: what names the head is wrong.
+        // An agent was taken for a head: the name of the head is wrong.
         let agent =
             || self.refuse(Kind::Stranger, from, &"this host is an agent of a node, and not its head");
         let admission = self.admission.as_ref().ok_or_else(agent)?;
@@ -240,7 +240,7 @@ impl Hosts {
         let hello = self.greeting(self.first(&mut stream, from).await?, from)?;
         let peer = self.peer(&hello, from)?;
         let accepted = match peer.accept(&hello) {
-            // It hears who is here now, and begins anew.
+            // It is told which gateway is here, and begins anew.
             Err(Violation::OtherGateway { .. }) => {
                 let who = Outgoing::from(encode(&Frame::Hello(peer.introduce(&hello))));
                 return Ok(Response::new(pump::answers(stream::once(async move { who }))));
@@ -249,7 +249,7 @@ impl Hosts {
         };
         let (link, answer) = accepted.map_err(|violation| {
             if let Violation::NextGateway { .. } = violation {
-                // Of an honest host: it asks again in a moment, when there is a session for its next gateway.
+                // An honest host asks again in a moment, when there is a session for its next gateway.
                 return Status::unavailable(violation.to_string());
             }
             let kind = match violation {
@@ -275,7 +275,7 @@ impl Hosts {
             let kind = if violation.is_late() { Kind::Replayed } else { Kind::Stranger };
             self.refuse(kind, from, &violation)
         })?;
-        // That is no refusal: its connection goes on without.
+        // This is no refusal: the connection goes on without the lane.
         let none = || Status::unimplemented("this host was not told to use such a lane, or has none");
         let lane = peer.lanes().iter().find(|lane| lane.method() == method).ok_or_else(none)?;
         Ok(lane.begin(&peer, link, stream, from))

@@ -1,14 +1,14 @@
-//! The places of connections that have not shown the key yet: each costs a socket, and nobody can have all of
-//! them.
+//! The places of connections that have not shown the key yet. Each costs a socket, and no stranger can hold
+//! all of them.
 //!
-//! Used by the [doors](super::doors). A new connection always has a place. Where all are taken, a quarter of
-//! them is taken away first: from strangers before hosts that are known, from those that have more places
-//! than others of their size (addresses, sites, providers), and then from those that have waited longest,
-//! because a host that has the key shows it at once. IPv6 is shared out by /64, since one machine has any
-//! number of addresses in its own.
+//! Used by the [doors](super::doors). A new connection always gets a place. If all are taken, a quarter of
+//! them is freed first. Strangers lose theirs before known hosts. Among these, connections from groups with
+//! more places lose theirs first (groups of one size are addresses, sites, providers), and then those that
+//! have waited longest, because a host with the key shows it at once. IPv6 is grouped by /64, since one
+//! machine may use any number of addresses in its own.
 //!
-//! *A connection whose place was taken away* is closed, and its host connects again; *one that shows the key*
-//! gives its place back.
+//! *A connection that loses its place* is closed, and its host connects again. *A connection that shows the
+//! key* gives its place back.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -22,23 +22,23 @@ use tokio::sync::oneshot;
 use crate::limits::{MAX_HOSTS, MAX_PROOFS, MAX_STRANGERS};
 use crate::security::Nonce;
 
-/// What is known of a connection.
+/// The trust in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Standing {
     Stranger,
-    /// From an address from which the key was shown before.
+    /// It comes from an address from which the key was shown before.
     Known,
     /// It has shown a proof of the key, before TLS.
     Proven,
 }
 
-/// See the module.
+/// The places; see the module.
 #[derive(Clone, Default)]
 pub(super) struct Strangers(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// By their numbers, so in the order in which they came.
+    /// By number, so in order of arrival.
     all: BTreeMap<u64, Waiting>,
     last: u64,
     /// Addresses from which the key was shown, with the number of the last connection that did.
@@ -53,16 +53,16 @@ struct Waiting {
     held: Held,
 }
 
-/// Dropped, it ends the connection.
+/// Dropping it ends the connection.
 enum Held {
     AtTheDoor(TcpStream),
     InHandshake { _place: oneshot::Sender<()> },
 }
 
-/// One that is sent away, with its connection where that is not ended elsewhere.
+/// A connection that is sent away, if it is still at the door; a handshake closes its own.
 type Gone = (SocketAddr, TcpStream);
 
-/// The place of a connection that shows the key.
+/// The place of a connection that is about to show the key.
 pub(super) struct Place {
     all: Strangers,
     number: u64,
@@ -71,7 +71,7 @@ pub(super) struct Place {
 }
 
 impl Strangers {
-    /// A place for a connection, which gets a number, and who was sent away for it.
+    /// Gives a connection a place and a number. Also returns the connections that were sent away for it.
     pub(super) fn enter(&self, stream: TcpStream, from: SocketAddr, until: Instant) -> (u64, Vec<Gone>) {
         let mut state = self.0.lock();
         let gone = if state.all.len() >= MAX_STRANGERS { state.make_room() } else { Vec::new() };
@@ -87,7 +87,7 @@ impl Strangers {
         self.0.lock().all.is_empty()
     }
 
-    /// Does this with the connection of one that waits at the door.
+    /// Calls `work` with a connection that waits at the door.
     pub(super) fn at<T>(&self, number: u64, work: impl FnOnce(&TcpStream) -> T) -> Option<T> {
         match &self.0.lock().all.get(&number)?.held {
             Held::AtTheDoor(stream) => Some(work(stream)),
@@ -95,20 +95,20 @@ impl Strangers {
         }
     }
 
-    /// Sends one away.
+    /// Sends a connection away.
     pub(super) fn remove(&self, number: u64) -> Option<Gone> {
         self.0.lock().all.remove(&number).and_then(Waiting::gone)
     }
 
-    /// Sends those away whose time at the door is up.
+    /// Sends away the connections whose time at the door is up.
     pub(super) fn late(&self, now: Instant) -> Vec<Gone> {
         let is_late = |waiting: &Waiting| waiting.until <= now && matches!(waiting.held, Held::AtTheDoor(_));
         let late = self.0.lock().all.extract_if(.., |_, waiting| is_late(waiting)).collect::<Vec<_>>();
         late.into_iter().filter_map(|(_, waiting)| waiting.gone()).collect()
     }
 
-    /// One has said what it has to say at the door, and has shown a proof or not: its connection, with its
-    /// place and how long it has that.
+    /// Lets a connection that has sent its opening into the handshake. Returns the connection, its place, and
+    /// how long it may hold that.
     pub(super) fn begin(
         &self,
         number: u64,
@@ -136,8 +136,8 @@ impl Strangers {
 }
 
 impl State {
-    /// Takes a quarter of the places away: one at a time would have all of them looked at for each connection
-    /// of a flood.
+    /// Frees a quarter of the places. Freeing one at a time would scan all of them for each connection of a
+    /// flood.
     fn make_room(&mut self) -> Vec<Gone> {
         let mut shares: HashMap<(Standing, usize, u128), u32> = HashMap::new();
         let newest_first = self.all.iter().rev();
@@ -162,7 +162,7 @@ impl State {
 }
 
 impl Waiting {
-    /// One in its handshake is told there.
+    /// A connection in its handshake is told there.
     fn gone(self) -> Option<Gone> {
         match self.held {
             Held::AtTheDoor(stream) => Some((self.from, stream)),
@@ -172,7 +172,7 @@ impl Waiting {
 }
 
 impl Place {
-    /// It has shown the key itself.
+    /// Records that its connection has shown the key.
     pub(super) fn shows_key(self) {
         let mut state = self.all.0.lock();
         state.known.insert(self.from, self.number);
@@ -182,13 +182,13 @@ impl Place {
         }
     }
 
-    /// Does this, as long as it has its place.
+    /// Runs `work` as long as the connection has its place.
     pub(super) async fn within<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
-            // Whoever is done is not sent away.
+            // Work that is done counts before the loss of the place.
             biased;
             done = work => Some(done),
-            // Nothing is ever sent: it ends with the sender.
+            // Nothing is ever sent: it resolves when the sender is dropped.
             _ = &mut self.has => None,
         }
     }
@@ -200,7 +200,7 @@ impl Drop for Place {
     }
 }
 
-/// The proofs of the key that were shown: who hears one on its way can say it again.
+/// The proofs of the key that were shown: an eavesdropper can repeat one.
 #[derive(Default)]
 pub(super) struct Proofs {
     all: HashSet<Nonce>,
@@ -208,7 +208,7 @@ pub(super) struct Proofs {
 }
 
 impl Proofs {
-    /// Whether none with this nonce was shown.
+    /// Returns whether no proof with this nonce was shown before.
     pub(super) fn is_new(&mut self, nonce: Nonce) -> bool {
         if !self.all.insert(nonce) {
             return false;
@@ -223,7 +223,7 @@ impl Proofs {
     }
 }
 
-/// The address, the site and the provider that an address is of, by its first bits.
+/// Returns the address, the site and the provider of an address, as its first bits.
 fn groups(from: IpAddr) -> [u128; 3] {
     let (bits, host_bits) = match from {
         IpAddr::V4(address) => (address.to_ipv6_mapped().to_bits(), [0, 8, 16]),
@@ -238,7 +238,7 @@ mod tests {
 
     use super::*;
 
-    /// Connections of a test: which socket it is makes no difference.
+    /// Connections of a test, which all share one socket, because that makes no difference.
     struct Door {
         all: Strangers,
         socket: TcpStream,
@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Who has one place keeps it, whatever a flood comes from.
+    /// Checks that a host with one place keeps it, wherever a flood comes from.
     fn outlasts(honest: &str, flood: impl Fn(u32) -> String) {
         let door = Door::new();
         let one = door.enter(honest);

@@ -1,10 +1,10 @@
 //! Threads for lanes, so that no message waits while the bytes of a tensor are encrypted, copied and sent.
 //!
 //! Used by [`Dial`](super::Dial) and [`Listener`](super::Listener). Each thread has a runtime of its own, and
-//! a lane stays on one, with its socket, its TLS and its HTTP/2. The lanes of a connection are spread over
-//! all of them.
+//! a lane stays on one thread, with its socket, its TLS and its HTTP/2. The lanes of a connection are spread
+//! over all threads.
 //!
-//! *When they are dropped*, the lanes end with their threads, which are waited for: none of them uses memory
+//! *When they are dropped*, the lanes end with their threads, which are joined: none of them uses memory
 //! after that.
 
 use std::io;
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::limits::MAX_LANES;
 
-/// See the module.
+/// The threads of lanes; see the module.
 #[derive(Debug)]
 pub struct LaneThreads {
     threads: Vec<LaneThread>,
@@ -27,13 +27,13 @@ pub struct LaneThreads {
 #[derive(Debug)]
 struct LaneThread {
     runtime: Handle,
-    /// Dropped, it ends the thread.
+    /// Dropping it ends the thread.
     open: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl LaneThreads {
-    /// Starts so many: 1 to [`MAX_LANES`].
+    /// Starts this many threads: 1 to [`MAX_LANES`].
     ///
     /// # Errors
     /// The system has no thread, or no descriptors for its runtime.
@@ -43,12 +43,12 @@ impl LaneThreads {
         Ok(Arc::new(LaneThreads { threads, next: AtomicUsize::new(0) }))
     }
 
-    /// The runtimes of all of them.
+    /// Returns the runtimes of all threads.
     pub(super) fn all(&self) -> impl Iterator<Item = &Handle> {
         self.threads.iter().map(|thread| &thread.runtime)
     }
 
-    /// The runtime for the next lane.
+    /// Returns the runtime for the next lane.
     pub(super) fn next(&self) -> &Handle {
         let at = self.next.fetch_add(1, Relaxed) % self.threads.len(); // there is at least one
         &self.threads[at].runtime
@@ -61,7 +61,7 @@ impl LaneThread {
         let handle = runtime.handle().clone();
         let (open, closed) = oneshot::channel::<()>();
         let thread = thread::Builder::new().name("tensorpost-lane".to_owned()).spawn(move || {
-            // Nothing is ever sent: it ends with the sender.
+            // Nothing is ever sent: it resolves when the sender is dropped.
             let _ = runtime.block_on(closed);
         })?;
         Ok(LaneThread { runtime: handle, open: Some(open), thread: Some(thread) })
@@ -70,10 +70,10 @@ impl LaneThread {
 
 impl Drop for LaneThreads {
     fn drop(&mut self) {
-        // All are told before any is waited for.
+        // All are told before any is joined.
         self.threads.iter_mut().for_each(|thread| drop(thread.open.take()));
         let threads = self.threads.iter_mut().filter_map(|thread| thread.thread.take());
-        // A lane that is being made may be the last to know of them.
+        // A lane that is being made may drop the last handle on its own thread.
         for thread in threads.filter(|thread| thread.thread().id() != thread::current().id()) {
             if thread.join().is_err() {
                 tracing::error!(target: "tensorpost::hosts", "a thread of this host's lanes panicked");

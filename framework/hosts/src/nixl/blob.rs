@@ -1,38 +1,37 @@
-//! What is looked at of a peer's metadata before NIXL reads it.
+//! The checks of a peer's metadata before NIXL reads it.
 //!
-//! The form is NIXL's own (`nixlSerDes`, seen in 1.3 to 1.5): a mark, then fields of a tag, a length of 8
-//! bytes, so many bytes, and a bar. Who is named, how often, and each length are found to be what they have
-//! to be for one agent with one arena. The address of UCX's worker and the arena's key are UCX's alone, which
-//! trusts them.
+//! The format is NIXL's own (`nixlSerDes`, seen in 1.3 to 1.5): a mark, then fields of a tag, a length of 8
+//! bytes, that many bytes, and a bar. The names, their number, and each length have to be right for one agent
+//! with one arena. Only UCX understands the address of its worker and the arena's key, and it trusts them.
 
 use crate::limits::MAX_NIXL_METADATA;
 
-/// Why bytes are not metadata.
+/// Why bytes are not valid metadata.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMetadata {
-    /// There is too much of it.
+    /// The metadata is too long.
     #[error("it has {bytes} bytes, and {MAX_NIXL_METADATA} are the most")]
     TooLong {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
     },
-    /// It ends too early, or goes on.
+    /// The metadata ends too early, or goes on.
     #[error("it does not end where it should, in or behind {field}")]
     Cut {
-        /// Where.
+        /// The field.
         field: &'static str,
     },
-    /// A field that it must not have, or with a value that it cannot have.
+    /// A field that must not be there, or has a value that it cannot have.
     #[error("its {field} is not what it has to be")]
     Field {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
 }
 
 const MARK: &[u8] = b"nixlSerDes|";
 
-/// Bytes of a descriptor before its key: address, length and device.
+/// The bytes of a descriptor before its key: address, length and device.
 const DESCRIPTOR: usize = 24;
 
 struct Fields<'a>(&'a [u8]);
@@ -43,12 +42,12 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// The bytes of the field with this tag.
+    /// Returns the bytes of the field with this tag.
     fn next(&mut self, tag: &[u8], field: &'static str) -> Result<&'a [u8], BadMetadata> {
         self.skip(tag, field)?;
         let cut = BadMetadata::Cut { field };
         let (length, rest) = self.0.split_first_chunk::<8>().ok_or(cut.clone())?;
-        // Never longer than what is there, so it fits.
+        // A length that does not fit is longer than the rest, and refused below.
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         let (bytes, rest) = rest.split_at_checked(length).ok_or(cut)?;
         self.0 = rest;
@@ -61,10 +60,11 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Looks whether it is metadata of an agent of this name, reached by UCX, with this one range of memory.
+/// Checks that these bytes are the metadata of an agent of this name, reached by UCX, with this one range of
+/// memory.
 ///
 /// # Errors
-/// It is not.
+/// They are not.
 pub(super) fn check(
     metadata: &[u8],
     name: &str,
@@ -111,7 +111,7 @@ mod tests {
         to.push(b'|');
     }
 
-    /// As 1.5.1 has written it.
+    /// Returns metadata as 1.5.1 has written it.
     fn seen() -> Vec<u8> {
         let mut all = MARK.to_vec();
         let one = 1_u64.to_le_bytes();
@@ -156,8 +156,7 @@ mod tests {
         #[test]
         fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..400), at in any::<prop::sample::Index>()) {
             prop_assert!(check_seen(&bytes).is_err());
-            // What no field of ours looks at are the address and the key; a length or a tag that differs is
-            // noticed.
+            // The checks do not look into the address and the key; a length or a tag that differs is noticed.
             let mut bent = seen();
             let at = at.index(60);
             bent[at] ^= 0x41;

@@ -1,5 +1,5 @@
-//! Both ends of all routes between two hosts, without I/O: told what came and what was done, it says what is
-//! to be said and done.
+//! Both ends of all routes between two hosts, without I/O. Its caller passes incoming frames and the results
+//! of work; it returns frames to send and work to do.
 //!
 //! It outlives connections, as its session does. Its caller holds the lock of the session, whose pieces it
 //! names.
@@ -17,17 +17,17 @@ use crate::frame::Run;
 use crate::ids::Seq;
 use crate::session::{Link, Session, Violation};
 
-/// What both ends of a lane have to agree on, and what it is measured against.
+/// The sizes on which both ends of a lane have to agree, and the measure for a probe.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Bytes of a slot.
     pub(crate) slot: u64,
     /// Slots of an arena.
     pub(crate) slots: u8,
-    /// Bytes of one frame of ballast.
+    /// The bytes of one frame of ballast.
     pub(crate) ballast: u32,
-    /// Lanes over gRPC, of which each is taken to be as fast as the one that was measured. None: NIXL is
-    /// chosen if its bytes come.
+    /// The number of gRPC lanes, each of which is taken to be as fast as the one that was measured. 0: NIXL
+    /// is chosen if its bytes arrive.
     pub(crate) lanes: u16,
 }
 
@@ -37,42 +37,42 @@ impl Sizes {
     }
 }
 
-/// What is to be done. Of each but [`Do::Release`] its end is told, as the [`Heard`] of the same name.
+/// Work to do. The result of each is reported as the [`Heard`] of the same name, except for [`Do::Release`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Do {
-    /// Find out where a span of a message lands that comes, or will.
+    /// Find out where a span lands, of a message that has come or will come.
     Locate { link: Link, post: Seq, span: u16, from: u8, asked: Duration },
     /// Make an arena on device `to` of this host, and an agent that knows it.
     Make { at: At, to: u8 },
-    /// Look whether slot 0 has the bytes of the probe.
+    /// Check whether slot 0 has the bytes of the probe.
     Check { at: At },
-    /// Copy a run out of a slot to where it belongs, whatever else happens.
+    /// Copy a run out of a slot to its place, whatever else happens.
     Import { at: At, slot: u8, run: Run },
     /// End the agent of an arena.
     CloseIn { at: At },
-    /// Nobody uses the memory of the arena any more.
+    /// Free the memory of the arena, which nobody uses any more.
     Release { at: At },
-    /// Make an arena on device `from` of this host, and an agent that knows it and the other's; and write
-    /// slot 0 twice.
+    /// Make an arena on device `from` of this host, and an agent that knows it and the other side's arena;
+    /// then write slot 0 twice.
     Connect { at: At, from: u8, offer: Offer },
     /// Copy a run into a slot.
     Export { at: At, slot: u8, run: Run },
-    /// Write from a slot to the other side's memory, from its start on.
+    /// Write from a slot to the other side's memory, at the offset `to`.
     Write { at: At, slot: u8, to: u64, bytes: u64 },
     /// End the agent, and with it all writes; then give the arena back.
     CloseOut { at: At },
 }
 
-/// What was done.
+/// The result of work.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    /// Where a span lands, by the number of a device of this host; nothing where it goes by pieces.
+    /// Where a span lands, as the number of a device of this host; `None` if it goes as pieces.
     Located {
         link: Link,
         post: Seq,
         span: u16,
         from: u8,
-        /// When it was to be found out.
+        /// When the work was ordered.
         asked: Duration,
         to: Option<u8>,
     },
@@ -84,11 +84,11 @@ pub(crate) enum Heard {
         at: At,
         sound: bool,
     },
-    /// The copy was submitted: whoever uses the memory behind this finds the bytes there (HOST-8).
+    /// The copy was submitted: code that uses the memory after this finds the bytes there (HOST-8).
     Imported {
         run: Run,
     },
-    /// It has passed.
+    /// The copy has completed.
     Freed {
         at: At,
         slot: u8,
@@ -116,7 +116,7 @@ pub(crate) enum Heard {
     },
 }
 
-/// What the two ends share while one of them does something.
+/// The state that the two ends share while one of them works.
 pub(super) struct Context<'a> {
     pub(super) sizes: Sizes,
     pub(super) steps: Steps,
@@ -137,7 +137,7 @@ impl Context<'_> {
     }
 }
 
-/// See the module.
+/// The lane; see the module.
 #[derive(Debug)]
 pub(crate) struct Lane {
     sizes: Sizes,
@@ -160,12 +160,12 @@ impl Lane {
         Lane { sizes, steps, reader, writer, link: None, says, fallen_back: 0, times: Times::default() }
     }
 
-    /// How often something of NIXL failed, so that gRPC was used.
+    /// Returns how often NIXL failed, so that gRPC was used.
     pub(crate) fn fallen_back(&self) -> u64 {
         self.fallen_back
     }
 
-    /// The connection in force, where the lane is part of it.
+    /// Returns the connection in force, if the lane is part of it.
     pub(crate) fn link(&self) -> Option<Link> {
         self.link
     }
@@ -196,7 +196,7 @@ impl Lane {
         (done, dos)
     }
 
-    /// A connection of the session has a stream of this lane.
+    /// Begins a stream of this lane in a connection of the session.
     pub(crate) fn up(&mut self, link: Link, session: &mut Session, now: Duration) -> Vec<Do> {
         let dos = self.down(session, now);
         self.link = Some(link);
@@ -206,7 +206,7 @@ impl Lane {
         dos
     }
 
-    /// The stream is not there any more, or its connection.
+    /// Handles the end of the stream, or of its connection.
     pub(crate) fn cut(&mut self, link: Link, session: &mut Session, now: Duration) -> Vec<Do> {
         if self.link == Some(link) { self.down(session, now) } else { Vec::new() }
     }
@@ -223,14 +223,14 @@ impl Lane {
         self.with(session, now, work).1
     }
 
-    /// The session is over: the other side is not waited for.
+    /// Ends the lane with the session: the other side is not waited for.
     pub(crate) fn end(&mut self, session: &mut Session, now: Duration) -> Vec<Do> {
         let mut dos = self.down(session, now);
         dos.extend(self.with(session, now, |reader, _, context| reader.end(context)).1);
         dos
     }
 
-    /// The next frame to send over this connection.
+    /// Returns the next frame to send over this connection.
     pub(crate) fn next_say(&mut self, link: Link, session: &mut Session) -> Option<Say> {
         if self.link != Some(link) {
             return None;
@@ -241,10 +241,10 @@ impl Lane {
         })
     }
 
-    /// A frame came over a connection.
+    /// Takes a frame that came over a connection.
     ///
     /// # Errors
-    /// The other side must not say that.
+    /// The frame is a violation.
     pub(crate) fn take(
         &mut self,
         link: Link,
@@ -278,14 +278,14 @@ impl Lane {
         taken.map(|()| dos)
     }
 
-    /// Something was done.
+    /// Handles the result of work.
     pub(crate) fn heard(&mut self, heard: Heard, session: &mut Session, now: Duration) -> Vec<Do> {
         let hear = |reader: &mut Reader, writer: &mut Writer, context: &mut Context<'_>| match heard {
             Heard::Located { link, post, span, from, asked, to } if context.link == Some(link) => {
                 context.times.came.placed.add(context.now.saturating_sub(asked));
                 reader.located(post, span, from, to, context);
             }
-            // It was asked over a connection that is over.
+            // The work was ordered over a connection that is over.
             Heard::Located { .. } => {}
             Heard::Made { at, made } => reader.made(at, made, context),
             Heard::Checked { at, sound } => reader.checked(at, sound, context),
@@ -300,9 +300,9 @@ impl Lane {
         self.with(session, now, hear).1
     }
 
-    /// Looks whether something has taken too long.
+    /// Checks whether something has taken too long.
     pub(crate) fn tick(&mut self, session: &mut Session, now: Duration) -> Vec<Do> {
-        // Before it counts as something that happened.
+        // Logged before this call counts as activity.
         self.times.tick(session.peer(), now);
         if !self.writer.is_waiting() {
             return Vec::new();
@@ -310,7 +310,7 @@ impl Lane {
         self.with(session, now, |_, writer, context| writer.tick(context)).1
     }
 
-    /// Whether there is something to look at.
+    /// Returns whether there is something to check.
     pub(crate) fn is_waiting(&self) -> bool {
         self.writer.is_waiting() || self.times.has_some()
     }
@@ -326,7 +326,7 @@ impl Lane {
     }
 }
 
-/// What the other side must not say.
+/// A violation by the other side.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Lie {
     #[error(transparent)]

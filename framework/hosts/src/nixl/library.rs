@@ -1,10 +1,10 @@
-//! NIXL as it is installed: `libnixl_capi.so`, loaded when a program asks for it. Only this file names its
+//! The installed NIXL: `libnixl_capi.so`, loaded when a program asks for it. Only this file names its
 //! symbols.
 //!
-//! The library is never unloaded: UCX has threads and handlers of its own. Every return code is looked at.
-//! The signatures are those of `src/bindings/rust/wrapper.h` in NIXL 1.5.1; earlier ones had a `bool sorted`
-//! behind the lists, which is passed and means nothing to later ones. Those before 0.6.1 cannot be told what
-//! an agent is for, and are not used.
+//! The library is never unloaded, because UCX has threads and handlers of its own. Every return code is
+//! checked. The signatures are those of `src/bindings/rust/wrapper.h` in NIXL 1.5.1. Earlier versions had a
+//! `bool sorted` after the lists, which is passed and which later ones ignore. Versions before 0.6.1 cannot
+//! be told the part of an agent, and are not used.
 
 #![expect(unsafe_code, reason = "calls a C library")]
 
@@ -19,7 +19,7 @@ use bytes::Bytes;
 use super::{Agent, Nixl, NixlError, Part, Place, Region, blob};
 use crate::limits::MAX_NIXL_METADATA;
 
-/// Names the library, where the loader does not find it by itself.
+/// Names the library, if the loader does not find it by itself.
 const VARIABLE: &str = "TENSORPOST_NIXL";
 const LIBRARY: &str = "libnixl_capi.so";
 
@@ -31,17 +31,17 @@ const WRITE: c_int = 1;
 const DRAM: c_int = 0;
 const VRAM: c_int = 1;
 
-/// How long a progress thread sleeps at most where nothing wakes it, in us. NIXL's default, 0, takes a whole
+/// How long a progress thread sleeps at most if nothing wakes it, in us. NIXL's default, 0, takes a whole
 /// core.
 const PROGRESS_DELAY: u64 = 1_000;
-/// NIXL's default for a thread that there is none of, in us.
+/// NIXL's default for a listen thread, which is not used here, in us.
 const LISTEN_DELAY: u64 = 100_000;
 
 /// `nixl_capi_agent_config_t`.
 ///
-/// *No progress thread where an agent writes*: it would ask to be woken by every copy, for which UCX puts a
-/// call of the host behind each in the stream, and the next copy waits for that. 32 MiB from one H200 to
-/// another took 169 us with it, and 88 without (`docs/log/2026-11-27-benchmarks.md`).
+/// *An agent that writes has no progress thread.* Such a thread would ask to be woken by every copy. For that
+/// UCX puts a host call behind each copy in the stream, and the next copy waits for it. 32 MiB from one H200
+/// to another took 169 us with the thread, and 88 us without (`docs/log/2026-11-27-benchmarks.md`).
 #[derive(Default)]
 #[repr(C)]
 struct Config {
@@ -104,7 +104,7 @@ table! {
     destroy_xfer_req(Handle);
 }
 
-/// NIXL, loaded.
+/// The loaded NIXL.
 #[derive(Clone)]
 pub struct Library {
     loaded: Arc<Loaded>,
@@ -124,34 +124,34 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// Loads it: from where the variable `TENSORPOST_NIXL` says, else as the loader finds it.
+    /// Loads the library: from the path in the variable `TENSORPOST_NIXL`, else as the loader finds it.
     ///
     /// # Errors
-    /// It is not there, or is not NIXL's C interface.
+    /// The library is not there, or is not NIXL's C interface.
     pub fn load() -> Result<Self, NixlError> {
         let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
         Self::load_from(&path.unwrap_or_else(|| LIBRARY.into()))
     }
 
-    /// Loads it from there.
+    /// Loads the library from this path.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// See [`load`](Self::load).
     pub fn load_from(path: &OsStr) -> Result<Self, NixlError> {
         let missing = |error: libloading::Error| NixlError::NoLibrary { why: error.to_string() };
-        // SAFETY: whoever names the library trusts what it does when it is loaded, as with any program that
-        // it starts.
+        // SAFETY: the user who names the library trusts the code that it runs when it is loaded, as with any
+        // program that the user starts.
         let library = unsafe { libloading::Library::new(path) }.map_err(missing)?;
         let library = ManuallyDrop::new(library);
-        // SAFETY: it was loaded as NIXL's C interface, all names of which are looked up, and is never
+        // SAFETY: it was loaded as NIXL's C interface, all of whose names are looked up, and it is never
         // unloaded.
         let table = unsafe { Table::load(&library) }.map_err(missing)?;
         let loaded = Arc::new(Loaded { table, path: path.to_owned(), _library: library });
         Ok(Library { loaded, loopback: false })
     }
 
-    /// The same, whose agents use no network interface but this machine's loopback (HOST-12): UCX listens on
-    /// all of them otherwise.
+    /// Restricts its agents to this machine's loopback interface (HOST-12). UCX listens on all interfaces
+    /// otherwise.
     pub fn on_loopback(self) -> Self {
         Library { loopback: true, ..self }
     }
@@ -171,7 +171,7 @@ fn c_string(text: &str) -> Result<CString, NixlError> {
     CString::new(text).map_err(|_| NixlError::Argument { what: "a name with a zero in it" })
 }
 
-/// The place of memory as NIXL has it: its kind, and the number of its device.
+/// Returns the kind of memory and the number of its device, as NIXL encodes them.
 fn kind(place: Place) -> (c_int, u64) {
     match place {
         Place::Host => (DRAM, 0),
@@ -179,16 +179,16 @@ fn kind(place: Place) -> (c_int, u64) {
     }
 }
 
-/// An agent with the back end UCX. Its handles are used by one thread at a time, which has this value.
+/// An agent with the back end UCX. One thread at a time uses its handles: the one that has this value.
 struct Ucx {
     library: Library,
     agent: Handle,
     backend: Handle,
-    /// The list that was registered, and what it has.
+    /// The registered list, and its memory.
     memory: Option<(Handle, Region)>,
     other: Option<(CString, Region)>,
     writes: HashMap<u64, Handle>,
-    /// Complete when they were posted.
+    /// Writes that were complete when they were posted.
     done: Vec<u64>,
     next: u64,
 }
@@ -210,7 +210,7 @@ impl Ucx {
         check("create_configured_agent", status)?;
         let (memory, other, backend) = (None, None, ptr::null_mut());
         let (writes, done) = (HashMap::new(), Vec::new());
-        // From here on it is destroyed with this.
+        // From here on the agent is destroyed with this value.
         let mut ucx = Ucx { library, agent, backend, memory, other, writes, done, next: 0 };
         ucx.begin_ucx()?;
         Ok(ucx)
@@ -223,7 +223,7 @@ impl Ucx {
     fn begin_ucx(&mut self) -> Result<(), NixlError> {
         let (mut kinds, mut params, mut backend) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let table = self.table();
-        // SAFETY: the agent is there; the name ends with a zero; both handles are written to places for them.
+        // SAFETY: the agent exists; the name ends with a zero; both handles are written to places for them.
         let status =
             unsafe { (table.get_plugin_params)(self.agent, c"UCX".as_ptr(), &mut kinds, &mut params) };
         check("get_plugin_params", status)?;
@@ -238,7 +238,7 @@ impl Ucx {
             SUCCESS => unsafe { (table.create_backend)(self.agent, c"UCX".as_ptr(), params, &mut backend) },
             failed => failed,
         };
-        // SAFETY: both were made above, and are used no more.
+        // SAFETY: both were made above, and are not used any more.
         unsafe {
             (table.destroy_mem_list)(kinds);
             (table.destroy_params)(params);
@@ -249,7 +249,7 @@ impl Ucx {
         Ok(())
     }
 
-    /// A list of one range for a write.
+    /// Makes a list of one range for a write.
     fn list(&self, memory: Region) -> Result<List<'_>, NixlError> {
         let ((kind, device), mut handle) = (kind(memory.place), ptr::null_mut());
         let (address, bytes) = (memory.address as usize, memory.bytes as usize);
@@ -257,18 +257,18 @@ impl Ucx {
         // SAFETY: the handle is written to a place for it.
         check("create_xfer_dlist", unsafe { (table.create_xfer_dlist)(kind, &mut handle, false) })?;
         let list = List { table, handle };
-        // SAFETY: the list is there; the rest are numbers, which NIXL compares with what was registered when
+        // SAFETY: the list exists; the rest are numbers, which NIXL compares with the registered memory when
         // a write is made of them.
         let status = unsafe { (table.xfer_dlist_add_desc)(handle, address, bytes, device) };
         check("xfer_dlist_add_desc", status)?;
         Ok(list)
     }
 
-    /// Lets go of a write, which ends or is given up with this.
+    /// Releases a write, which ends or is given up with this.
     fn release(&self, write: Handle) {
         let table = self.table();
-        // SAFETY: the write is of this agent, and is in no map any more. What could not be released is not
-        // destroyed: the second call refuses that itself.
+        // SAFETY: the write belongs to this agent, and is in no map any more. If it cannot be released it is
+        // not destroyed: the second call refuses that itself.
         unsafe {
             (table.release_xfer_req)(self.agent, write);
             (table.destroy_xfer_req)(write);
@@ -283,7 +283,7 @@ struct List<'a> {
 
 impl Drop for List<'_> {
     fn drop(&mut self) {
-        // SAFETY: it was made by this table, and NIXL has copied what a write needs of it.
+        // SAFETY: it was made by this table, and NIXL has copied everything that a write needs of it.
         unsafe { (self.table.destroy_xfer_dlist)(self.handle) };
     }
 }
@@ -298,10 +298,10 @@ impl Agent for Ucx {
         let table = self.table();
         // SAFETY: the handle is written to a place for it.
         check("create_reg_dlist", unsafe { (table.create_reg_dlist)(kind, &mut list, false) })?;
-        // SAFETY: the list is there, and there is nothing beside the range.
+        // SAFETY: the list exists, and there is no metadata beside the range.
         let added = unsafe { (table.reg_dlist_add_desc)(list, address, bytes, device, ptr::null(), 0) };
         let status = check("reg_dlist_add_desc", added).and_then(|()| {
-            // SAFETY: agent and list are there; the memory outlives this value, as the trait has it.
+            // SAFETY: agent and list exist; the memory outlives this value, as the trait demands.
             check("register_mem", unsafe { (table.register_mem)(self.agent, list, ptr::null_mut()) })
         });
         match status {
@@ -310,7 +310,7 @@ impl Agent for Ucx {
                 Ok(())
             }
             Err(error) => {
-                // SAFETY: it was made above, and nothing has it.
+                // SAFETY: it was made above, and nothing else holds it.
                 unsafe { (table.destroy_reg_dlist)(list) };
                 Err(error)
             }
@@ -319,14 +319,14 @@ impl Agent for Ucx {
 
     fn metadata(&mut self) -> Result<Bytes, NixlError> {
         let (mut data, mut bytes) = (ptr::null_mut(), 0);
-        // SAFETY: the agent is there, and both are written to places for them.
+        // SAFETY: the agent exists, and both results are written to places for them.
         check("get_local_md", unsafe { (self.table().get_local_md)(self.agent, &mut data, &mut bytes) })?;
         if data.is_null() || bytes == 0 || bytes > MAX_NIXL_METADATA {
             // SAFETY: it came from `malloc`, or is null.
             unsafe { libc::free(data) };
             return Err(NixlError::Argument { what: "metadata that is empty or too long" });
         }
-        // SAFETY: so many bytes were written there, and nobody else has them.
+        // SAFETY: NIXL has written `bytes` bytes there, and nobody else has them.
         let metadata =
             Bytes::copy_from_slice(unsafe { std::slice::from_raw_parts(data.cast::<u8>(), bytes) });
         // SAFETY: it came from `malloc`.
@@ -341,10 +341,10 @@ impl Agent for Ucx {
         blob::check(metadata, name, memory.address, memory.bytes, memory.place != Place::Host)?;
         let (expected, mut found) = (c_string(name)?, ptr::null_mut());
         let (data, bytes) = (metadata.as_ptr().cast::<c_void>(), metadata.len());
-        // SAFETY: agent and bytes are there, and the name is written to a place for it.
+        // SAFETY: agent and bytes exist, and the name is written to a place for it.
         let status = unsafe { (self.table().load_remote_md)(self.agent, data, bytes, &mut found) };
         check("load_remote_md", status)?;
-        // SAFETY: it is a string of NIXL's that ends with a zero, and was given to this.
+        // SAFETY: it is a string of NIXL's that ends with a zero, and belongs to this call.
         let is_right = !found.is_null() && unsafe { CStr::from_ptr(found) } == expected.as_c_str();
         // SAFETY: it came from `malloc`, or is null.
         unsafe { libc::free(found.cast()) };
@@ -361,15 +361,15 @@ impl Agent for Ucx {
         }
         let (table, mut write) = (self.table(), ptr::null_mut());
         let (local, remote) = (self.list(from)?, self.list(to)?);
-        // SAFETY: agent, lists and name are there, and the handle is written to a place for it.
+        // SAFETY: agent, lists and name exist, and the handle is written to a place for it.
         let status = unsafe {
             let (from, to) = (local.handle, remote.handle);
             (table.create_xfer_req)(self.agent, WRITE, from, to, name.as_ptr(), &mut write, ptr::null_mut())
         };
         drop((local, remote));
         check("create_xfer_req", status)?;
-        // SAFETY: it was made of ranges of memory that was registered here, and is there until this value is
-        // dropped.
+        // SAFETY: it was made of ranges of memory that was registered here, and which lives until this value
+        // is dropped.
         let status = unsafe { (table.post_xfer_req)(self.agent, write, ptr::null_mut()) };
         self.next += 1;
         match status {
@@ -394,7 +394,7 @@ impl Agent for Ucx {
         let Some(handle) = self.writes.get(&write).copied() else {
             return Err(NixlError::Argument { what: "a write that has ended" });
         };
-        // SAFETY: agent and write are there.
+        // SAFETY: agent and write exist.
         let status = unsafe { (self.table().get_xfer_status)(self.agent, handle) };
         if status == IN_PROGRESS {
             return Ok(false);
@@ -410,8 +410,8 @@ impl Drop for Ucx {
         let writes: Vec<_> = self.writes.drain().map(|(_, write)| write).collect();
         writes.into_iter().for_each(|write| self.release(write));
         let table = &self.library.loaded.table;
-        // SAFETY: each handle is this value's own, is used no more after, and goes before the agent whose it
-        // is. With the other's metadata go the connections to it.
+        // SAFETY: each handle is this value's own, is not used afterwards, and goes before its agent. The
+        // connections to the other agent go with its metadata.
         unsafe {
             if let Some((name, _)) = &self.other {
                 (table.invalidate_remote_md)(self.agent, name.as_ptr());

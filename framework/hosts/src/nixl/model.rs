@@ -1,17 +1,18 @@
-//! Two hosts with lanes between them, and a fabric that loses, delays and never ends.
+//! Simulates two hosts with lanes between them, and a fabric that loses and delays writes, and never ends
+//! some.
 //!
-//! Each seed draws a run of some hundred steps: messages of which some spans are to go by NIXL, cuts that
-//! each side notices by itself, writes that fail, that are in progress for ever, and whose bytes come after
-//! their route has broken. The fabric is a false NIXL: late bytes land as long as the *reader's* agent is
-//! there (a network card, or UCX over TCP), or as long as the *writer's* is (a copy of a GPU). Then nothing
-//! breaks any more, and everything that is under way comes to its end. What must hold:
+//! Each seed draws a run of some hundred steps: messages of which some spans are to go by NIXL, and cuts that
+//! each side notices by itself. Some writes fail, some are in progress for ever, and the bytes of some arrive
+//! after their route has broken. The fabric is a fake NIXL. Late bytes land as long as the *reader's* agent
+//! exists (a network card, or UCX over TCP), or as long as the *writer's* does (a copy of a GPU). Then
+//! nothing breaks any more, and everything under way comes to its end. The invariants are:
 //!
-//! * no byte is written to an arena that is not, or not any more, the one of that epoch (HOST-11);
-//! * what is copied out of a slot is what its run has (HOST-8), each run once;
-//! * nobody breaks the protocol, and at the end every message went on, by whatever way;
+//! * no byte is written to an arena that is not, or not any more, the one of its epoch (HOST-11);
+//! * the bytes copied out of a slot are those of its run (HOST-8), and each run is copied once;
+//! * nobody violates the protocol, and at the end every message went on, by whatever way;
 //! * when the session ends, all memory is given back.
 //!
-//! Then each step is left out in turn, and some seed must break this.
+//! Then each step is left out in turn, and some seed must break an invariant.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -36,12 +37,12 @@ fn who(side: usize) -> HostLife {
     HostLife { host: HostId(side as u16), life: Life(70 + side as u64) }
 }
 
-/// The bytes of a span.
+/// Returns a byte of a span.
 fn byte(side: usize, post: Seq, span: u16, at: u64) -> u8 {
     (side as u64 * 101 + post * 31 + u64::from(span) * 7 + at * 3 + 1) as u8
 }
 
-/// What travels from one side over a connection.
+/// One direction of a connection.
 #[derive(Default)]
 struct Way {
     frames: VecDeque<Frame>,
@@ -56,12 +57,12 @@ struct Connection {
     seen: [bool; 2],
 }
 
-/// Memory of arenas, which is used again where it was given back.
+/// Memory of an arena, which is reused after it was given back.
 struct Arena {
     bytes: Vec<u8>,
-    /// Whose it is.
+    /// The arena that it belongs to.
     owner: Option<At>,
-    /// Until then NIXL of its own side can be written to by others.
+    /// While this is set, others can write to it by NIXL of its own side.
     agent: bool,
 }
 
@@ -72,11 +73,11 @@ struct Write {
     to: u64,
     data: Vec<u8>,
     arena: usize,
-    /// It is never done.
+    /// It is never reported as done.
     stuck: bool,
-    /// Its bytes are still to come.
+    /// Its bytes have not arrived yet.
     pending: bool,
-    /// They need the reader's agent, or the writer's.
+    /// Its bytes need the reader's agent to arrive; otherwise the writer's.
     by_reader: bool,
 }
 
@@ -85,13 +86,13 @@ struct Side {
     lane: Lane,
     dos: Vec<Do>,
     arenas: Vec<Arena>,
-    /// Of the route of this side that is read.
+    /// The arenas that this side reads, by route and epoch.
     reads: HashMap<At, usize>,
-    /// What was offered to this side, and whether its own agent is there.
+    /// The arenas that were offered to this side, and whether its own agent exists.
     writes_to: HashMap<At, (usize, bool)>,
     filled: HashMap<(At, u8), Vec<u8>>,
     writes: Vec<Write>,
-    /// Copies out of slots that have not passed.
+    /// Copies out of slots that have not completed.
     copies: Vec<(At, u8, Run)>,
     copied: BTreeMap<(Seq, u16, u64), ()>,
     gone_on: u64,
@@ -140,7 +141,7 @@ impl World {
         World { random: Random::new(seed), now: Duration::ZERO, sides, connections, calm: false }
     }
 
-    /// How many runs went by NIXL.
+    /// Runs the model. Returns how many runs went by NIXL.
     fn run(&mut self) -> Result<u64, String> {
         for _ in 0..self.random.below(STEPS) + 100 {
             self.step()?;
@@ -172,7 +173,7 @@ impl World {
         Ok(self.sides.iter().map(|side| side.by_nixl).sum())
     }
 
-    /// The session ends: all memory is given back.
+    /// Ends the session, and checks that all memory is given back.
     fn end(&mut self) -> Found {
         for side in &mut self.sides {
             let dos = side.lane.end(&mut side.session, self.now);
@@ -279,7 +280,7 @@ impl World {
         }
     }
 
-    /// Something comes to this side: of the last connection, or an older one.
+    /// Delivers a frame or a piece to this side, over the last connection or an older one.
     fn deliver(&mut self, side: usize) -> Found {
         let old = self.random.below(4) == 0;
         let connection =
@@ -321,7 +322,7 @@ impl World {
         dos.extend(lane.heard(heard, session, self.now));
     }
 
-    /// Does something that is to be done; what is for one agent, in order.
+    /// Does some of the ordered work; work for one agent is done in order.
     fn act(&mut self, side: usize) -> Found {
         let dos = &self.sides[side].dos;
         if dos.is_empty() {
@@ -399,7 +400,7 @@ impl World {
                 if let Some((_, agent)) = own.writes_to.get_mut(&at) {
                     *agent = false;
                 }
-                // Those that need no agent of this side are on their way still.
+                // Writes that need no agent of this side are still on their way.
                 own.writes.retain(|write| write.at != at || (write.pending && write.by_reader));
                 self.hear(side, Heard::ClosedOut { at });
             }
@@ -423,7 +424,7 @@ impl World {
         self.hear(side, Heard::Made { at, made: Ok(offer) });
     }
 
-    /// Some bytes of this side come, a write of it ends, or a copy out of one of its slots passes.
+    /// Lets some bytes of this side arrive, a write of it end, or a copy out of one of its slots complete.
     fn land(&mut self, side: usize) -> Found {
         if self.random.below(2) == 0 {
             return self.pass(side);
@@ -440,11 +441,11 @@ impl World {
         let write = &mut own.writes[index];
         let (at, slot) = (write.at, write.slot);
         let is_there = own.writes_to.get(&at).is_some_and(|(_, agent)| *agent);
-        // Bytes of one that is never done come when all is over, or not at all.
+        // The bytes of a write that is never done arrive after its route has ended, or not at all.
         if write.pending && (!write.stuck || !is_there || self.random.below(30) == 0) {
             write.pending = false;
             let arena = &mut other.arenas[write.arena];
-            // The keys of an arena that was made anew are others.
+            // The keys of an arena that was made anew are different.
             let key = other.reads.get(&at) == Some(&write.arena) && arena.agent;
             if if write.by_reader { key } else { is_there } {
                 ensure(arena.owner == Some(at), || {
@@ -469,7 +470,7 @@ impl World {
         Ok(())
     }
 
-    /// A copy out of a slot passes.
+    /// Completes a copy out of a slot.
     fn pass(&mut self, side: usize) -> Found {
         let own = &mut self.sides[side];
         if own.copies.is_empty() {

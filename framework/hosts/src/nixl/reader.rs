@@ -14,9 +14,9 @@ use crate::limits::{MAX_NIXL_BREAKS, MAX_NIXL_ROUTES, MAX_NIXL_WANTS};
 
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// By number.
+    /// By route number.
     routes: Vec<Route>,
-    /// Spans of which it is not known where they land.
+    /// The number of spans whose device is not known yet.
     locating: usize,
 }
 
@@ -30,36 +30,36 @@ struct Route {
     slots: Vec<Slot>,
     waiting: VecDeque<Waiting>,
     breaks: u8,
-    /// Bytes of the present probe of gRPC.
+    /// Bytes of the present gRPC measurement that have come.
     ballast: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// No arena.
+    /// There is no arena.
     Idle,
-    /// It is being made.
+    /// The arena is being made.
     Making,
-    /// It was offered, and nothing was said of a probe.
+    /// The arena was offered, and the other side has not reported a probe.
     Offered,
-    /// The probe is looked at.
+    /// The probe is being checked.
     Checking,
-    /// It was found; gRPC is measured.
+    /// The probe was checked; gRPC is being measured.
     Measured,
     /// Slots are granted.
     Used,
-    /// It is not used again before both have ended.
+    /// The route is not used again before both agents have ended.
     Closing { agent: bool, writer: bool, off: bool },
-    /// Not over this connection.
+    /// The route is not used over this connection.
     Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Free,
-    /// Since then.
+    /// Granted at this time.
     Granted(Run, Duration),
-    /// It is being copied out.
+    /// It is being copied out, since this time.
     Copied(Duration),
 }
 
@@ -78,7 +78,7 @@ impl Route {
         At { route: number as u8, epoch: self.epoch } // MAX_NIXL_ROUTES
     }
 
-    /// Whether some slot is being copied out.
+    /// Returns whether some slot is being copied out.
     fn is_copied(&self) -> bool {
         self.slots.iter().any(|slot| matches!(slot, Slot::Copied(_)))
     }
@@ -87,12 +87,12 @@ impl Route {
         self.state == State::Idle && self.breaks < MAX_NIXL_BREAKS
     }
 
-    /// The arena is not used any more.
+    /// Stops using the arena.
     fn close(&mut self, number: usize, off: bool, context: &mut Context<'_>) {
         if matches!(self.state, State::Idle | State::Off | State::Closing { .. }) {
             return;
         }
-        // What nobody has written is not waited for; what is copied is.
+        // Granted slots are not waited for, because nobody has reported a write; copies are.
         for slot in self.slots.iter_mut().filter(|slot| matches!(slot, Slot::Granted(..))) {
             *slot = Slot::Free;
         }
@@ -101,8 +101,8 @@ impl Route {
         context.dos.push(Do::CloseIn { at: self.at(number) });
     }
 
-    /// HOST-11: the memory is free when its agent has ended, the writer's too, and no copy of this host uses
-    /// it.
+    /// Frees the memory when it may be reused. HOST-11: that is when its agent has ended, the writer's has
+    /// too, and no copy of this host uses it.
     fn settle(&mut self, number: usize, context: &mut Context<'_>) {
         let State::Closing { agent, writer, off } = self.state else { return };
         let closed = agent || !context.steps.does(Step::CloseFirst);
@@ -119,7 +119,7 @@ impl Route {
             && let Some(slot) = self.slots.iter().position(|slot| *slot == Slot::Free)
             && let Some(front) = self.waiting.front_mut()
         {
-            // Its message may be aborted, or whole.
+            // The span's message may be aborted, or complete.
             if context.session.arriving(front.post, front.span).is_none() {
                 self.waiting.pop_front();
                 continue;
@@ -140,7 +140,7 @@ impl Route {
 }
 
 impl Reader {
-    /// The route that is meant, where it is this epoch's.
+    /// Returns the route of an arena, if that is of the present epoch.
     fn current(&mut self, at: At) -> Result<Option<(usize, &mut Route)>, Lie> {
         let number = usize::from(at.route);
         match self.routes.get_mut(number) {
@@ -150,7 +150,7 @@ impl Reader {
         }
     }
 
-    /// What the other side may still write.
+    /// Handles the list of arenas that the other side may still write.
     pub(super) fn begin(&mut self, open: &[At], context: &mut Context<'_>) -> Result<(), Lie> {
         for number in 0..self.routes.len() {
             let route = &mut self.routes[number];
@@ -190,7 +190,7 @@ impl Reader {
     ) {
         self.locating = self.locating.saturating_sub(1);
         let Some(bytes) = context.session.arriving(post, span) else {
-            // It is whole already, or was aborted: nobody asks what became of it.
+            // The message is complete already, or was aborted: nobody waits for an answer.
             return;
         };
         let found = to.and_then(|to| self.route(from, to));
@@ -216,7 +216,7 @@ impl Reader {
         context.say(Say::Narrow { post, span, for_good });
     }
 
-    /// That between two devices, made where there is room.
+    /// Returns the route between two devices, and makes it if there is room.
     fn route(&mut self, from: u8, to: u8) -> Option<usize> {
         let known = self.routes.iter().position(|route| (route.from, route.to) == (from, to));
         known.or_else(|| {
@@ -230,7 +230,7 @@ impl Reader {
         })
     }
 
-    /// The arena is there, or never will be.
+    /// Handles a new arena, or the word that it cannot be made.
     pub(super) fn made(&mut self, at: At, made: Result<Offer, String>, context: &mut Context<'_>) {
         let Ok(Some((number, route))) = self.current(at) else { return };
         if route.state != State::Making {
@@ -250,7 +250,7 @@ impl Reader {
                 );
                 route.breaks += 1;
                 route.close(number, true, context);
-                // Nobody was told of it.
+                // The other side was not told of it.
                 if let State::Closing { writer, .. } = &mut route.state {
                     *writer = true;
                 }
@@ -271,7 +271,7 @@ impl Reader {
     pub(super) fn checked(&mut self, at: At, sound: bool, context: &mut Context<'_>) {
         let Ok(Some((_, route))) = self.current(at) else { return };
         if route.state == State::Checking {
-            // Where it is not, the writer breaks the route.
+            // If the bytes are not there, the writer breaks the route.
             route.state = State::Measured;
             context.say(Say::Sound { at, sound });
         }
@@ -309,7 +309,7 @@ impl Reader {
             return Lie::of(at, "that it wrote a slot which was not granted");
         };
         context.times.came.granted.add(context.now.saturating_sub(since));
-        // A span that came in another way, or was aborted, needs it no more.
+        // A span that arrived in another way, or was aborted, does not need the run any more.
         if context.session.claim_run(link, &run) {
             let copied = Slot::Copied(context.now);
             route.slots[usize::from(slot)] =
@@ -333,7 +333,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The writer has given a write up: it may still come.
+    /// Handles the word that the writer has given a write up, which may still arrive.
     pub(super) fn broken(&mut self, at: At, context: &mut Context<'_>) -> Result<(), Lie> {
         let Some((number, route)) = self.current(at)? else { return Ok(()) };
         if matches!(route.state, State::Idle | State::Making | State::Off) {
@@ -344,7 +344,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The writer's agent has ended.
+    /// Handles the word that the writer's agent has ended.
     pub(super) fn ended(&mut self, at: At, context: &mut Context<'_>) -> Result<(), Lie> {
         let Some((number, route)) = self.current(at)? else { return Ok(()) };
         let State::Closing { writer, .. } = &mut route.state else {
@@ -355,7 +355,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The agent of an arena has ended.
+    /// Handles the end of an arena's agent.
     pub(super) fn closed(&mut self, at: At, context: &mut Context<'_>) {
         let Ok(Some((number, route))) = self.current(at) else { return };
         if let State::Closing { agent, .. } = &mut route.state {
@@ -364,7 +364,7 @@ impl Reader {
         route.settle(number, context);
     }
 
-    /// A slot was copied out.
+    /// Handles the end of a copy out of a slot.
     pub(super) fn freed(&mut self, at: At, slot: u8, context: &mut Context<'_>) {
         let Ok(Some((number, route))) = self.current(at) else { return };
         if let Some(slot) = route.slots.get_mut(usize::from(slot))
@@ -377,7 +377,7 @@ impl Reader {
         route.settle(number, context);
     }
 
-    /// What it is doing, as [`Came::shares`](super::times::Came) counts.
+    /// Returns its state, as [`Came::shares`](super::times::Came) counts it.
     pub(super) fn state(&self) -> usize {
         let mut copies = false;
         for slot in self.routes.iter().flat_map(|route| &route.slots) {
@@ -406,7 +406,7 @@ impl Reader {
         }
     }
 
-    /// The other side is lost: its writer is not waited for.
+    /// Ends with the session: the other side's writer is not waited for.
     pub(super) fn end(&mut self, context: &mut Context<'_>) {
         for (number, route) in self.routes.iter_mut().enumerate() {
             route.breaks = MAX_NIXL_BREAKS;

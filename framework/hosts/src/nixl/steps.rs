@@ -1,25 +1,25 @@
 //! The steps of the protocol that its model takes out, one at a time, to show that each is needed.
 
-/// A step.
+/// A step of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A write has a deadline of ours.
+    /// A write has a deadline of this side.
     Deadline,
-    /// An arena is not used again before its agent has ended: it was deregistered (HOST-11).
+    /// An arena is not used again before its agent has ended, so that it is deregistered (HOST-11).
     CloseFirst,
-    /// Nor before the writer has ended its own (HOST-11).
+    /// An arena is not used again before the writer has ended its agent (HOST-11).
     WaitForWriter,
-    /// A new connection begins with what may still be written.
+    /// A new connection begins with the list of arenas that may still be written.
     SayOpen,
-    /// What was under way over a route that broke goes by pieces.
+    /// Runs under way over a route that broke go as pieces.
     Unsend,
-    /// A slot is free again when the copy out of it has passed.
+    /// A slot is free again when the copy out of it has completed.
     FreeWhenCopied,
-    /// What still comes over an older connection is not taken.
+    /// Frames that still come over an older connection are not taken.
     OldLinkIsOver,
 }
 
-/// Which steps are taken: all of them, where programs run.
+/// The steps that are taken: all of them outside tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Steps {
     #[cfg(test)]

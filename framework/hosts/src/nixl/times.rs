@@ -1,21 +1,21 @@
-//! Where the time of runs goes, on either side of a lane: for whoever asks why it is not as fast as NIXL
-//! alone.
+//! The times of runs, on either side of a lane. They show why a lane is slower than NIXL alone.
 //!
-//! Kept for each burst of runs, and logged (at `debug`, for `tensorpost::hosts`) when none followed. Of each
-//! step the mean and the longest are there, in microseconds; and of the time that the burst took, what share
-//! each state of the side had: who is slow is seen by who waits. Nothing is kept of a run by itself.
+//! They are kept for each burst of runs, and logged (at `debug`, for `tensorpost::hosts`) when no run
+//! followed. They give the mean and the longest time of each step, in microseconds. They also give the share
+//! of the burst's time that the side spent in each state, which shows the side that waits and so the slow
+//! one. Nothing is kept for a single run.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A pause that is not of a burst.
+/// A pause that does not count to a burst.
 const PAUSE: Duration = Duration::from_millis(20);
-/// When a burst is over.
+/// The silence after which a burst is over.
 const QUIET: Duration = Duration::from_millis(100);
-/// One that does not end is logged in parts.
+/// A burst that does not end is logged in parts of this length.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// How long something took, so often.
+/// The durations of a step: their number, sum and maximum.
 #[derive(Debug, Default)]
 pub(super) struct Sum {
     count: u32,
@@ -38,7 +38,7 @@ impl fmt::Display for Sum {
     }
 }
 
-/// How long each of `N` states held.
+/// The time that each of `N` states held.
 #[derive(Debug)]
 pub(super) struct Shares<const N: usize> {
     spent: [Duration; N],
@@ -53,7 +53,7 @@ impl<const N: usize> Default for Shares<N> {
 }
 
 impl<const N: usize> Shares<N> {
-    /// From now on it is this state, by its index.
+    /// Enters this state, given by its index.
     pub(super) fn now(&mut self, state: usize, now: Duration) {
         let held = now.saturating_sub(self.last);
         if held < PAUSE
@@ -73,26 +73,26 @@ impl<const N: usize> Shares<N> {
         spent.as_secs_f64() / self.all().as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// Whether the burst is over, or is long.
+    /// Returns whether the burst is over, or long enough to be logged.
     fn is_due(&self, now: Duration) -> bool {
         now.saturating_sub(self.last) >= QUIET || self.all() >= LONGEST
     }
 }
 
-/// Of the side that sends.
+/// The times of the side that sends.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     pub(super) bytes: u64,
-    /// Granted, until there is a slot of this side.
+    /// From the grant until this side has a slot.
     pub(super) waited: Sum,
-    /// Copied into it: asked for, made, and heard of.
+    /// From then until the copy into it was heard to be complete.
     pub(super) copied: Sum,
-    /// From then until it is heard that the write is complete.
+    /// From then until the write was heard to be complete.
     pub(super) written: Sum,
-    /// Of that, the call that begins the write, and from its end until NIXL said so.
+    /// Parts of that: the call that begins the write, and from its end until NIXL reports completion.
     pub(super) begun: Sum,
     pub(super) took: Sum,
-    /// Some write is under way; none, and some copy; nothing that was granted.
+    /// The states: some write is under way; else some copy is; else nothing was granted.
     pub(super) shares: Shares<3>,
 }
 
@@ -112,19 +112,19 @@ impl fmt::Display for Sent {
     }
 }
 
-/// Of the side that receives.
+/// The times of the side that receives.
 #[derive(Debug, Default)]
 pub(super) struct Came {
-    /// A span is wanted, until it has memory.
+    /// From a want until the span has memory.
     pub(super) placed: Sum,
-    /// Then, until it has its first slot.
+    /// From then until it has its first slot.
     pub(super) queued: Sum,
-    /// A slot is granted, until it is said to be written.
+    /// From the grant of a slot until the other side says that it wrote.
     pub(super) granted: Sum,
-    /// Then, until it was copied out, and that was heard.
+    /// From then until the copy out of it was heard to be complete.
     pub(super) copied: Sum,
-    /// Some slot is granted; none, and some copied out of; none, and some span has no memory yet; nothing is
-    /// wanted.
+    /// The states: some slot is granted; else some slot is being copied out; else some span has no memory
+    /// yet; else nothing is wanted.
     pub(super) shares: Shares<4>,
 }
 
@@ -144,7 +144,7 @@ impl fmt::Display for Came {
     }
 }
 
-/// Of both directions.
+/// The times of both directions.
 #[derive(Debug, Default)]
 pub(super) struct Times {
     pub(super) sent: Sent,
@@ -152,7 +152,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Whether there is something to log.
+    /// Returns whether there is something to log.
     pub(super) fn has_some(&self) -> bool {
         self.sent.written.count + self.came.copied.count > 0
     }

@@ -1,5 +1,5 @@
-//! What is said on the stream of a NIXL lane. All numbers are little-endian. WIRE-1: what [`decode`] returns
-//! is well-formed; whether the other side may say it, the [`Lane`](super::Lane) knows.
+//! The frames of a NIXL lane's stream. All numbers are little-endian. WIRE-1: a frame that [`decode`] returns
+//! is well-formed; the [`Lane`](super::Lane) decides whether the other side may send it.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -18,33 +18,33 @@ pub(crate) struct At {
 /// A frame of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Say {
-    /// The first of each side: nothing of it is written any more but, it may be, to these.
+    /// The first frame of each side: the arenas that it may still write; it writes no others.
     Begin { open: Vec<At> },
-    /// The sender: this span is to go over a route from this device.
+    /// From the sender: this span is to go over a route from this device.
     Want { post: Seq, span: u16, device: u8 },
-    /// The receiver: it goes by pieces; and so will all from its device, where it is `for_good`.
+    /// From the receiver: the span goes as pieces; if `for_good`, so do all later spans from its device.
     Narrow { post: Seq, span: u16, for_good: bool },
-    /// The receiver: an arena for what comes from this device.
+    /// From the receiver: an arena for spans from this device.
     Offer { at: At, device: u8, offer: Offer },
-    /// The sender: a slot was written for a probe.
+    /// From the sender: a slot was written for a probe.
     Probed { at: At },
-    /// The receiver: whether its bytes were there.
+    /// From the receiver: whether the probe's bytes were there.
     Sound { at: At, sound: bool },
-    /// The sender: some of what gRPC is measured with.
+    /// From the sender: some of the bytes with which gRPC is measured.
     Ballast { at: At, bytes: u32 },
-    /// The receiver: all of that has come.
+    /// From the receiver: all of those bytes have come.
     Had { at: At },
-    /// The sender: whether the route is used.
+    /// From the sender: whether the route is used.
     Chosen { at: At, chosen: bool },
-    /// The receiver: this run may be written to this slot.
+    /// From the receiver: this run may be written to this slot.
     Grant { at: At, slot: u8, run: Run },
-    /// The sender: it was.
+    /// From the sender: the slot was written.
     Wrote { at: At, slot: u8 },
-    /// The sender: it will not be.
+    /// From the sender: the slot will not be written.
     Gone { at: At, slot: u8 },
-    /// The sender: a write failed, or took too long.
+    /// From the sender: a write failed, or took too long.
     Broken { at: At },
-    /// The sender: nothing of it is written to that any more.
+    /// From the sender: it does not write to the arena any more.
     Ended { at: At },
 }
 
@@ -65,7 +65,7 @@ const ENDED: u8 = 14;
 
 const MAX_AGENT_NAME: u64 = 64;
 
-/// The bytes of a frame; those of ballast, which are any, go behind.
+/// Encodes a frame. The bytes of ballast, which may be any, follow it.
 pub(crate) fn encode(say: &Say) -> Bytes {
     let mut out = BytesMut::with_capacity(64);
     let put_at = |out: &mut BytesMut, tag: u8, at: At| {
@@ -148,10 +148,10 @@ fn put_span(out: &mut BytesMut, tag: u8, post: Seq, span: u16) {
     out.put_u16_le(span);
 }
 
-/// The frame that the bytes are.
+/// Decodes a frame.
 ///
 /// # Errors
-/// They are none.
+/// The bytes are not a frame.
 pub(crate) fn decode(from: &mut impl Buf) -> Result<Say, WireError> {
     let say = match from.try_get_u8()? {
         BEGIN => {
@@ -240,7 +240,7 @@ fn get_offer(from: &mut impl Buf) -> Result<Offer, WireError> {
     let number = from.try_get_u32_le()?;
     let place = if kind == 0 { Place::Host } else { Place::Gpu(number) };
     let (address, bytes) = (from.try_get_u64_le()?, from.try_get_u64_le()?);
-    // What lies behind its start is counted from there.
+    // Addresses inside the arena are counted from its start, so its end must not overflow.
     within("end of an arena", address.saturating_add(bytes), 1, u64::MAX - 1)?;
     let name =
         get_bytes(from, |from| within("length of a name", from.try_get_u8()?.into(), 1, MAX_AGENT_NAME))?;
@@ -324,7 +324,7 @@ mod tests {
         #[test]
         fn garbage_is_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(say) = decode(&mut &bytes[..]) {
-                // The bytes behind ballast are any.
+                // The bytes behind ballast may be any.
                 let again = encode(&say);
                 prop_assert_eq!(&again[..], &bytes[..again.len()]);
             }

@@ -1,4 +1,4 @@
-//! The sending end: arenas of this host, out of which it writes into those of the other.
+//! The sending end: arenas of this host, from which it writes into those of the other host.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -22,39 +22,38 @@ struct Route {
     device: u8,
     state: State,
     slots: Vec<Slot>,
-    /// Granted, and without a slot of this side, since then.
+    /// Granted runs without a slot of this side, with the time of the grant.
     granted: VecDeque<(u8, Run, Duration)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Both agents, and the probe, until then.
+    /// Both agents are made and the probe is written, until this deadline.
     Connecting {
         until: Duration,
     },
-    /// The receiver looks whether its bytes are there.
+    /// The receiver checks whether the probe's bytes are there.
     Probed {
         until: Duration,
         took: Took,
     },
-    /// As much goes by gRPC.
+    /// The same number of bytes goes by gRPC.
     Measuring {
         until: Duration,
         took: Took,
         since: Duration,
     },
     Used,
-    /// Its agent is being ended.
+    /// The agent is being ended.
     Closing,
-    /// It has.
+    /// The agent has ended.
     Closed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Free,
-    /// It is being filled, for a slot of the other side. What is filled after its route has broken goes
-    /// nowhere.
+    /// It is being filled, for a slot of the other side. If its route breaks meanwhile, its bytes go nowhere.
     Filled {
         to: u8,
         run: Run,
@@ -84,7 +83,7 @@ impl Route {
         }
     }
 
-    /// Something failed, or took too long: what has not arrived goes by pieces.
+    /// Breaks a route after a failure or a timeout: runs that have not arrived go as pieces.
     fn fail(&mut self, number: u8, why: &str, context: &mut Context<'_>) {
         if !self.is_open() {
             return;
@@ -125,7 +124,7 @@ impl Route {
 }
 
 impl Writer {
-    /// Arenas of the other side that may still be written.
+    /// Returns the arenas of the other side that may still be written.
     pub(super) fn open(&self) -> Vec<At> {
         let open = self.routes.iter().filter(|(_, route)| route.state != State::Closed);
         open.map(|(number, route)| route.at(*number)).collect()
@@ -135,7 +134,7 @@ impl Writer {
         self.routes.get_mut(&at.route).filter(|route| route.epoch == at.epoch)
     }
 
-    /// The other side speaks of an arena: one that it has offered.
+    /// Returns the route of an arena that the other side names: it must be one that it has offered.
     fn said(&mut self, at: At) -> Result<&mut Route, Lie> {
         self.current(at).ok_or(Lie::Route { at, what: "something" })
     }
@@ -144,7 +143,7 @@ impl Writer {
         let Some(link) = context.link else { return };
         let device = context.session.narrow(link, post, span);
         if let Some(device) = device.filter(|_| for_good) {
-            // Nothing from there is asked for any more, before the next connection.
+            // No span from that device is asked for any more, before the next connection.
             context.session.widen_no_more(link, device);
         }
     }
@@ -204,14 +203,14 @@ impl Writer {
         }
     }
 
-    /// As much has gone by gRPC.
+    /// Handles the word that the gRPC measurement has arrived.
     pub(super) fn had(&mut self, at: At, context: &mut Context<'_>) -> Result<(), Lie> {
         let (lanes, now) = (context.sizes.lanes, context.now);
         let route = self.said(at)?;
         let State::Measuring { took, since, .. } = route.state else {
             return if route.is_open() { Lie::of(at, "that it had a probe of gRPC") } else { Ok(()) };
         };
-        // As if all lanes together were as fast as so many of that one.
+        // As if all lanes together were that many times as fast as the measured one.
         let grpc = now.saturating_sub(since).checked_div(lanes.into()).unwrap_or(Duration::MAX);
         let chosen = took < grpc;
         let (peer, device, bytes) = (context.session.peer(), route.device, context.sizes.slot >> 20);
@@ -267,7 +266,7 @@ impl Writer {
         }
         *found = Slot::Free;
         if open {
-            // Its message was aborted.
+            // The run's message was aborted.
             context.say(Say::Gone { at, slot: to });
             route.fill(at.route, context);
         }
@@ -298,7 +297,7 @@ impl Writer {
         }
     }
 
-    /// The agent has ended: nothing of it is written any more.
+    /// Handles the end of the agent: it writes nothing any more.
     pub(super) fn closed(&mut self, at: At, context: &mut Context<'_>) {
         let Some(route) = self.current(at).filter(|route| route.state == State::Closing) else { return };
         route.state = State::Closed;
@@ -332,7 +331,7 @@ impl Writer {
         })
     }
 
-    /// What it is doing, as [`Sent::shares`](super::times::Sent) counts.
+    /// Returns its state, as [`Sent::shares`](super::times::Sent) counts it.
     pub(super) fn state(&self) -> usize {
         let mut copies = false;
         for slot in self.used().flat_map(|route| &route.slots) {
@@ -362,7 +361,7 @@ impl Writer {
         self.routes.values().filter(|route| route.state == State::Used)
     }
 
-    /// Routes over which spans go.
+    /// Returns the number of routes over which spans go.
     pub(super) fn routes_used(&self) -> usize {
         self.used().count()
     }

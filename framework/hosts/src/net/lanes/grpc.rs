@@ -1,8 +1,7 @@
-//! The lane that takes whatever there is: pieces, each a message of gRPC, over as many connections as were
-//! asked for.
+//! The lane that takes everything: pieces, each a gRPC message, over as many connections as were asked for.
 //!
-//! *When a stream ends*, of whatever reason, so does its connection: what had not landed is named again over
-//! the next one.
+//! *When a stream ends*, for whatever reason, so does its connection: pieces that had not landed are sent
+//! again over the next one.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -24,7 +23,7 @@ use crate::limits::{MAX_LANES, READ_AHEAD};
 use crate::refused::Kind;
 use crate::session::{Bounds, Link, OnDevice, Session};
 
-/// See the module.
+/// The gRPC lane; see the module.
 pub(super) struct Grpc;
 
 impl Lane for Grpc {
@@ -45,7 +44,7 @@ impl Lane for Grpc {
     }
 
     fn put(&self, _: &mut Session, _: Seq, _: &OnDevice) -> bool {
-        // The session names the pieces of all that goes no other way, each to the stream that asks first.
+        // The session names the pieces of all spans that go no other way, each to the stream that asks first.
         true
     }
 
@@ -61,15 +60,15 @@ impl Lane for Grpc {
     }
 }
 
-/// What is sent on a lane: pieces in the order in which the session names them.
+/// Returns the pieces to send on a lane, in the order in which the session names them.
 fn pieces(peer: Arc<Peer>, link: Link) -> impl Stream<Item = Outgoing> + Send + use<> {
     let asking = Arc::clone(&peer);
     let named = stream::unfold(asking, move |peer| async move { Some((peer.next_piece(link).await?, peer)) });
     Pieces { peer, named: named.boxed(), reading: FuturesOrdered::new() }
 }
 
-/// See [`pieces`]. While the bytes of one are still to come, the next is asked for; of memory that can be
-/// read at once a lane takes no piece that another lane could send.
+/// The stream of [`pieces`]. While the bytes of one piece are still being read, the next is asked for. If
+/// memory can be read at once, a lane takes no piece that another lane could send.
 struct Pieces {
     peer: Arc<Peer>,
     named: BoxStream<'static, Piece>,
@@ -92,10 +91,10 @@ impl Stream for Pieces {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Outgoing>> {
         loop {
             match self.reading.poll_next_unpin(cx) {
-                // HOST-10: its bytes may have taken long, or the machine was suspended meanwhile.
+                // HOST-10: reading its bytes may have taken long, or the machine was suspended meanwhile.
                 Poll::Ready(Some(Some(_))) if self.peer.may_say_nothing() => return Poll::Ready(None),
                 Poll::Ready(Some(Some(piece))) => return Poll::Ready(Some(piece)),
-                // Its message was aborted.
+                // The piece's message was aborted.
                 Poll::Ready(Some(None)) => continue,
                 Poll::Ready(None) => {}
                 Poll::Pending if self.reading.len() >= READ_AHEAD => return Poll::Pending,
@@ -108,7 +107,7 @@ impl Stream for Pieces {
     }
 }
 
-/// Takes what comes on a lane, until it ends.
+/// Takes the pieces of a lane until it ends.
 async fn gather(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAddr) {
     loop {
         let next = tokio::select! {

@@ -1,18 +1,18 @@
-//! Lanes: ways for the bytes of spans from one host to the other, beside the control stream.
+//! Lanes: routes for the bytes of spans from one host to the other, beside the control stream.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `grpc` | pieces, as messages of gRPC: takes whatever there is |
-//! | `nixl` | runs, which NIXL writes from memory of a GPU into memory of another |
+//! | `grpc` | pieces, as gRPC messages: takes everything |
+//! | `nixl` | runs, which NIXL writes from memory of one GPU into memory of another |
 //! | `wire` | how the streams of both are written and read |
 //!
-//! A peer has its lanes in the order in which they are [offered](Lane::put) a span, the last of which takes
-//! all. Whoever sends a message, and whoever makes a connection, knows no more of a lane than this trait.
+//! A peer holds its lanes in the order in which they are [offered](Lane::put) a span; the last one takes
+//! everything. Code that sends a message or makes a connection knows no more of a lane than this trait.
 //!
-//! **Done and failed.** A lane tells nobody but the session: the end that receives says of each part of a
-//! span that it landed (HOST-8), and a message whose parts have all landed is whole whatever lanes they came
-//! by. What fails on a lane that is not [needed](Lane::is_needed) goes by the next one, and the end of one
-//! that is needed is the end of its connection, after which what had not landed goes again.
+//! **Completion and failure.** A lane reports only to the session. The receiving end reports each part of a
+//! span as landed (HOST-8), and a message whose parts have all landed is complete, whatever lanes they came
+//! by. Parts that fail on a lane that is not [needed](Lane::is_needed) go by the next one. The end of a
+//! needed lane ends its connection, after which parts that had not landed go again.
 //!
 //! **On the end of a connection** all its streams end, of every lane.
 
@@ -33,26 +33,27 @@ use super::peer::Peer;
 use crate::ids::Seq;
 use crate::session::{Bounds, Link, OnDevice, Session};
 
-/// See the module. One direction of it is this host's to send, and the other the peer's: both are over the
-/// same streams.
+/// A lane; see the module. This host sends in one direction and the peer in the other, both over the same
+/// streams.
 pub(super) trait Lane: Send + Sync {
-    /// The method of gRPC by which its streams are asked for.
+    /// Returns the gRPC method by which its streams are requested.
     fn method(&self) -> &'static str;
 
-    /// How many streams of it a connection has, where that many were asked for.
+    /// Returns how many streams of it a connection has, if `connections` were asked for.
     fn streams(&self, connections: u16) -> u16;
 
-    /// Whether a connection is none without it.
+    /// Returns whether a connection fails without it.
     fn is_needed(&self) -> bool;
 
-    /// Bytes of messages that may be on their way while it carries some.
+    /// Returns the bytes of messages that may be on their way while it carries some.
     fn window(&self, bounds: Bounds) -> u64;
 
-    /// Puts a span of a message that was just posted on its way, from memory of a device, in parts as large
-    /// as the lane likes best. Whether it takes it.
+    /// Sends a span of a message that was just posted, from memory of a device, in parts of the lane's own
+    /// size. Returns whether the lane takes it.
     fn put(&self, session: &mut Session, post: Seq, span: &OnDevice) -> bool;
 
-    /// A stream of it is there. What is said on it; what comes is taken until the stream ends.
+    /// Begins a stream of the lane. Returns the messages to send on it, and takes incoming ones until the
+    /// stream ends.
     fn begin(
         &self,
         peer: &Arc<Peer>,
@@ -62,12 +63,12 @@ pub(super) trait Lane: Send + Sync {
     ) -> BoxStream<'static, Outgoing>;
 }
 
-/// The lanes of a host that uses NIXL, or does not.
+/// Returns the lanes of a host that uses NIXL, or does not.
 pub(super) fn all(uses_nixl: bool) -> &'static [&'static dyn Lane] {
     if uses_nixl { &[&Nixl, &Grpc] } else { &[&Grpc] }
 }
 
-/// Whether some host has a lane by this method.
+/// Returns whether any host has a lane by this method.
 pub(super) fn is_method(method: &str) -> bool {
     all(true).iter().any(|lane| lane.method() == method)
 }
@@ -81,7 +82,7 @@ mod tests {
     use crate::ids::{ActorId, HostId, HostLife, Life};
     use crate::session::To;
 
-    /// Two sessions with a connection, of which the first has posted a message with two spans.
+    /// Makes two sessions with a connection. The first has posted a message with two spans.
     fn posted(spans: [u64; 2]) -> (Session, Link, Seq) {
         let who = |host: u16| HostLife { host: HostId(host), life: Life(70) };
         let mut sides =
@@ -99,7 +100,7 @@ mod tests {
         (first, own, post)
     }
 
-    /// The spans of the pieces that are sent by gRPC.
+    /// Returns the spans of the pieces that are sent by gRPC.
     fn by_grpc(session: &mut Session, link: Link) -> Vec<u16> {
         let mut all: Vec<_> =
             std::iter::from_fn(|| session.next_piece(link)).map(|Piece { span, .. }| span).collect();
@@ -107,15 +108,15 @@ mod tests {
         all
     }
 
-    /// What every list of lanes has to hold for a session: each span goes by the first that takes it, and
-    /// some lane takes it.
+    /// Checks every list of lanes for a session: each span goes by the first lane that takes it, and some
+    /// lane takes it.
     #[test]
     fn a_span_goes_by_the_first_lane_that_takes_it() {
         const LARGE: u64 = 4 << 20;
         for (lanes, has_bulk, expected) in [
             (all(false), false, vec![0, 1]),
             (all(true), false, vec![0, 1]),
-            // There is a stream of NIXL: the small one is not for it.
+            // There is a stream of NIXL, and the small span is not for it.
             (all(true), true, vec![1]),
         ] {
             let (mut session, link, post) = posted([LARGE, 1000]);

@@ -1,14 +1,13 @@
-//! A lane's wire: gRPC messages, written and read as the data of an HTTP/2 stream.
+//! The encoding of a lane: gRPC messages, written and read as the data of an HTTP/2 stream.
 //!
-//! Used by all lanes, and by the two ends of a connection. tonic's codecs put each message together, on
-//! either side. Most of what hosts send are pieces of tensors, so here a message goes out in the two parts
-//! that it has, and comes in the parts that HTTP/2 made of it: its bytes are copied once, to where they
-//! belong.
+//! Used by all lanes, at both ends of a connection. tonic's codecs would join each message together, on
+//! either side. Most messages between hosts are pieces of tensors, so here a message goes out in its two
+//! parts, and comes in the parts that HTTP/2 made of it. Its bytes are copied once, to their place.
 //!
 //! The format is that of [gRPC over HTTP/2](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md):
-//! before each message a byte that says whether it is compressed, and its length in 4 bytes.
+//! before each message, a byte that says whether it is compressed, and its length in 4 bytes.
 //!
-//! *What a peer may do*: a message that is longer than [`MAX_LANE_FRAME`], compressed, or in more than
+//! *Bounds for a peer*: a message that is longer than [`MAX_LANE_FRAME`], compressed, or in more than
 //! [`MAX_LANE_PARTS`] parts is an error, and no more of it is kept.
 
 use std::collections::VecDeque;
@@ -28,15 +27,15 @@ use tower_service::Service;
 use super::super::codec::Outgoing;
 use crate::limits::{MAX_LANE_FRAME, MAX_LANE_PARTS};
 
-/// Bytes before each message.
+/// The bytes before each message.
 const PREFIX: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Asks the other side for a lane on which this is said.
+/// Asks the other side for a lane, on which `said` is sent.
 ///
 /// # Errors
-/// It cannot be asked, or refuses.
+/// The other side cannot be asked, or refuses.
 pub(in crate::net) async fn call(
     mut channel: Channel,
     method: &'static str,
@@ -61,7 +60,7 @@ pub(in crate::net) async fn call(
     Ok(Incoming::new(body))
 }
 
-/// The answer to who asks for a lane: what is said on it.
+/// Answers a request for a lane with the messages to send on it.
 pub(in crate::net) fn answer(said: BoxStream<'static, Outgoing>) -> http::Response<Body> {
     let mut ok = HeaderMap::new();
     ok.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
@@ -73,9 +72,9 @@ pub(in crate::net) fn answer(said: BoxStream<'static, Outgoing>) -> http::Respon
 /// Messages as the data of a stream.
 struct Said {
     said: BoxStream<'static, Outgoing>,
-    /// Of the message whose beginning has gone.
+    /// The rest of the message whose beginning was sent.
     rest: Bytes,
-    /// What a server says behind the last.
+    /// The trailers that a server sends after the last message.
     end: Option<HeaderMap>,
 }
 
@@ -107,12 +106,12 @@ impl http_body::Body for Said {
 pub struct Parts(VecDeque<Bytes>);
 
 impl Parts {
-    /// All of them, in order.
+    /// Returns all parts in order.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.0.iter().map(|part| &part[..])
     }
 
-    /// Put together.
+    /// Joins the parts.
     pub(in crate::net) fn into_bytes(mut self) -> Bytes {
         self.copy_to_bytes(self.remaining())
     }
@@ -154,10 +153,10 @@ impl Buf for Parts {
     }
 }
 
-/// The messages of a lane as they come.
+/// The incoming messages of a lane.
 pub(in crate::net) struct Incoming {
     body: Body,
-    /// What was not taken yet.
+    /// Bytes that were not taken yet.
     came: Parts,
     bytes: usize,
 }
@@ -167,13 +166,13 @@ impl Incoming {
         Incoming { body, came: Parts::default(), bytes: 0 }
     }
 
-    /// The next message; nothing at the end.
+    /// Returns the next message; `None` at the end.
     ///
     /// # Errors
-    /// The stream breaks, or the message is none that there may be.
+    /// The stream breaks, or the message is not a valid one.
     ///
     /// # Cancel safety
-    /// Nothing is lost where it is dropped.
+    /// Nothing is lost if the future is dropped.
     pub(in crate::net) async fn message(&mut self) -> Result<Option<Parts>, Status> {
         loop {
             if let Some(length) = self.length()?
@@ -204,7 +203,7 @@ impl Incoming {
         }
     }
 
-    /// That of the message at the front, where so much has come.
+    /// Returns the length of the message at the front, if its prefix has come.
     fn length(&self) -> Result<Option<usize>, Status> {
         if self.bytes < PREFIX {
             return Ok(None);
@@ -259,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// As HTTP/2 would bring it, in these parts.
+    /// A stream as HTTP/2 would deliver it, in these parts.
     struct Came(VecDeque<Bytes>);
 
     impl http_body::Body for Came {
@@ -274,7 +273,7 @@ mod tests {
         }
     }
 
-    /// What is said with these messages, as bytes.
+    /// Encodes these messages as bytes.
     fn said(messages: Vec<(Bytes, Bytes)>) -> Vec<u8> {
         let messages = messages.into_iter().map(|(head, rest)| Outgoing { head, rest });
         let mut said = Said { said: stream::iter(messages).boxed(), rest: Bytes::new(), end: None };

@@ -1,4 +1,5 @@
-//! A session with its connections: what the gateway uses, and what the pumps of the connections share.
+//! A session with its connections: the part that the gateway uses, and the part that the loops of the
+//! connections share.
 
 mod nixl;
 
@@ -25,23 +26,23 @@ use crate::refused::{Kind, Refused};
 use crate::session::{Claim, Ended, Event, Link, OnDevice, PostError, Posted, Session, To, Violation, Wakes};
 use crate::verdict::{Agent, Head, Moment};
 
-/// Where the bytes of pieces come from and go to.
+/// The source and destination of the bytes of pieces.
 pub trait Memory: Send + Sync {
-    /// The bytes of a piece that is sent; nothing where its message was aborted. They are copied before the
-    /// lease of the message ends, so this may wait for what makes them.
+    /// Returns the bytes of a piece to send; `None` if its message was aborted. They are copied before the
+    /// lease of the message ends, so this may wait for the work that makes them.
     fn read(&self, piece: Piece) -> BoxFuture<'_, Option<Bytes>>;
 
-    /// Puts a piece where it belongs, in the parts in which it came. Its message may not have been seen yet
-    /// as [`Event::Arriving`]; then this waits for that. Whoever uses the memory after this finds the bytes
+    /// Writes a piece to its place, in the parts in which it came. If its message was not reported as
+    /// [`Event::Arriving`] yet, this waits for that. Code that uses the memory after this finds the bytes
     /// there (HOST-8).
     fn write(&self, piece: Piece, bytes: Parts) -> BoxFuture<'_, ()>;
 }
 
-/// Who counts the beats of a connection. Their locks are taken under that of the peer: whoever holds one uses
-/// no peer.
+/// The counter of a connection's beats. Its locks are taken under that of the peer, so code that holds one
+/// must use no peer.
 #[derive(Debug)]
 pub enum Pulse {
-    /// Nobody: beats only show that a connection is whole.
+    /// No supervision: beats only show that a connection works.
     Link(LinkPulse),
     /// This host is an agent, and the other side is its head.
     Agent(Arc<Mutex<Agent>>),
@@ -54,12 +55,13 @@ pub enum Pulse {
 pub struct LinkPulse {
     sent: AtomicU64,
     last: Mutex<Option<Moment>>,
-    /// What this host knows of its head.
+    /// This host's record of its head.
     agent: Option<Arc<Mutex<Agent>>>,
 }
 
 impl LinkPulse {
-    /// Of a host that this agent reaches beside its head: when its time is over, nothing goes there either.
+    /// Makes the pulse for a host that this agent reaches beside its head: when the agent's time is over,
+    /// nothing goes there either.
     pub fn of_agent(agent: Arc<Mutex<Agent>>) -> Self {
         LinkPulse { agent: Some(agent), ..LinkPulse::default() }
     }
@@ -69,7 +71,8 @@ impl Pulse {
     fn beat(&self, now: Moment) -> Option<u64> {
         match self {
             Pulse::Agent(agent) => agent.lock().beat(now),
-            // The agent's beats show it that the connection is whole, and the answers the agent.
+            // The agent's beats show the head that the connection works, and the answers show it to the
+            // agent.
             Pulse::Head(..) => None,
             Pulse::Link(pulse) => {
                 let mut last = pulse.last.lock();
@@ -82,8 +85,8 @@ impl Pulse {
         }
     }
 
-    /// Whether this host may say nothing any more, because the head may have given its actors to others
-    /// (HOST-10). A machine that wakes may run this before any timer.
+    /// Returns whether this host may send nothing any more, because the head may have given its actors to
+    /// others (HOST-10). A machine that wakes may run this before any timer.
     fn is_over(&self, now: Moment) -> bool {
         match self {
             Pulse::Agent(agent) | Pulse::Link(LinkPulse { agent: Some(agent), .. }) => {
@@ -93,7 +96,7 @@ impl Pulse {
         }
     }
 
-    /// Whether a beat that came is to be answered.
+    /// Returns whether a beat that came is to be answered.
     fn heard(&self, now: Moment) -> bool {
         match self {
             Pulse::Head(head, host) => head.lock().heard(*host, now).is_ok(),
@@ -101,7 +104,7 @@ impl Pulse {
         }
     }
 
-    /// Whether an answer is one to a beat that was sent.
+    /// Returns whether an answer belongs to a beat that was sent.
     fn answered(&self, number: u64, now: Moment) -> bool {
         match self {
             Pulse::Agent(agent) => agent.lock().answered(number, now).is_ok(),
@@ -111,24 +114,24 @@ impl Pulse {
     }
 }
 
-/// What a gateway learns of a peer.
+/// An event of a peer for its gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Happened {
-    /// What its session tells.
+    /// An event of its session.
     Event(Event),
-    /// On the head: some of the log of an agent.
+    /// On the head: records of an agent's log.
     Log {
-        /// How many records were lost, since the last were told.
+        /// How many records were lost since the last report.
         lost: u64,
-        /// What came.
+        /// The records.
         log: Log,
     },
-    /// On an agent: how far the head's clock is from this host's, as it is known now.
+    /// On an agent: the offset of the head's clock from this host's, as it is known now.
     Clock(Offset),
-    /// The session is over: by the verdict, or because the other side breaks the protocol again and again.
+    /// The session is over: by the verdict, or because the other side violated the protocol too often.
     Ended(Ended),
     /// The session is over, because the other side has this gateway now. Its host goes on: the next session
-    /// is with that one, and is another peer's.
+    /// is with that gateway, and belongs to another peer.
     Renewed(Ended, Gateway),
 }
 
@@ -139,30 +142,30 @@ pub struct Peer {
     pulse: Pulse,
     pub(super) memory: Arc<dyn Memory>,
     refused: Arc<Refused>,
-    /// In the order in which they are offered what is sent.
+    /// In the order in which spans are offered to them.
     lanes: &'static [&'static dyn lanes::Lane],
-    /// What that of NIXL has, where this host uses it.
+    /// The parts of the NIXL lane, if this host uses it.
     pub(super) nixl: Option<NixlEnds>,
-    /// Of this.
+    /// A handle on this peer itself.
     own: Weak<Peer>,
 }
 
-/// Who waits. Each is woken by what concerns it, so that a message does not wake the lanes.
+/// The waiting tasks. Each is woken by its own kind of change, so that a message does not wake the lanes.
 #[derive(Default)]
 struct Wakers {
-    /// Whoever sends frames.
+    /// Tasks that send frames.
     frames: Notify,
-    /// The lanes that send.
+    /// Lanes that send pieces.
     pieces: Notify,
-    /// The lanes with a piece that overtook its message.
+    /// Lanes that hold a piece which overtook its message.
     claims: Notify,
-    /// Whoever sends on a NIXL lane, or looks whether it takes too long.
+    /// Tasks that send on a NIXL lane, or check its deadlines.
     says: Notify,
     /// The gateway.
     events: Notify,
-    /// Whoever hears the other side, while the gateway has too much to take.
+    /// Tasks that read from the other side, while the gateway has too much to take.
     told: Notify,
-    /// Whoever waits for the end of a connection; with it, all others.
+    /// Tasks that wait for the end of a connection; with it all others are woken, too.
     links: Notify,
 }
 
@@ -199,24 +202,24 @@ struct State {
     /// This host's log, and the other's.
     sending: Sending,
     hearing: Hearing,
-    /// The head's clock, and what is new of that.
+    /// The head's clock, and its new offset that was not reported yet.
     clock: Clock,
     offset: Option<Offset>,
     violations: u32,
-    /// What it had, until that is told, and the next gateway of the other side if it was over because of
-    /// that.
+    /// The unfinished work of the ended session until it is reported, and the next gateway of the other side
+    /// if that ended it.
     ended: Option<(Ended, Option<Gateway>)>,
     over: bool,
     nixl: Option<Lane>,
 }
 
 impl Peer {
-    /// A peer without a connection.
+    /// Makes a peer without a connection.
     pub fn new(session: Session, memory: Arc<dyn Memory>, pulse: Pulse, refused: Arc<Refused>) -> Arc<Self> {
         Self::with_nixl(session, memory, pulse, refused, None)
     }
 
-    /// The same, with a [NIXL lane](crate::nixl) where the other side has one too.
+    /// Makes a peer without a connection, with a [NIXL lane](crate::nixl) if the other side has one too.
     pub fn with_nixl(
         mut session: Session,
         memory: Arc<dyn Memory>,
@@ -243,22 +246,22 @@ impl Peer {
         Arc::new_cyclic(|own| Peer { state, wakers, pulse, memory, refused, lanes, nixl, own: own.clone() })
     }
 
-    /// Whose peer it is.
+    /// Returns this side and its gateway.
     pub(super) fn own(&self) -> (HostLife, Gateway) {
         self.state.lock().session.own()
     }
 
-    /// In the order in which they are offered what is sent.
+    /// Returns the lanes in the order in which spans are offered to them.
     pub(super) fn lanes(&self) -> &'static [&'static dyn lanes::Lane] {
         self.lanes
     }
 
-    /// Takes a message, as [`Session::post`]. Where it has spans `lend` is told its number before a lane can
-    /// ask for their bytes, and offers those that lie in memory of a device: each of them goes by the first
+    /// Takes a message, as [`Session::post`] does. If it has spans, `lend` gets its number before a lane can
+    /// ask for their bytes, and offers those that lie in memory of a device. Each of them goes by the first
     /// lane that takes it, and the rest by gRPC.
     ///
     /// # Errors
-    /// As there.
+    /// See [`Session::post`].
     pub fn post(
         &self,
         to: To,
@@ -278,9 +281,9 @@ impl Peer {
         })
     }
 
-    /// The peer for the session that follows this one, whose other side has another gateway. What was told of
-    /// its log goes on. A NIXL lane begins anew, with arenas of its own: those of this one were closed when
-    /// its session ended.
+    /// Makes the peer for the session that follows this one, because the other side has another gateway. The
+    /// record of its log continues. A NIXL lane begins anew, with arenas of its own: those of this peer were
+    /// closed when its session ended.
     pub fn followed_by(
         &self,
         session: Session,
@@ -293,12 +296,12 @@ impl Peer {
         next
     }
 
-    /// Another gateway of this host has heard the other side's log before.
+    /// Records that an earlier gateway of this host has received the other side's log before.
     pub fn resumes_log(&self) {
         self.state.lock().hearing = Hearing::resuming();
     }
 
-    /// Does something with the session, under its lock: nothing that waits.
+    /// Calls `work` with the session, under its lock, so `work` must not block.
     pub fn with<T>(&self, work: impl FnOnce(&mut Session) -> T) -> T {
         let mut state = self.state.lock();
         let before = state.session.wakes();
@@ -309,10 +312,10 @@ impl Peer {
         done
     }
 
-    /// What happened next; nothing after the end was told. One task may wait here.
+    /// Returns the next event; `None` after the end was reported. One task may wait here.
     ///
     /// # Cancel safety
-    /// Nothing is lost where it is dropped.
+    /// Nothing is lost if the future is dropped.
     pub async fn next(&self) -> Option<Happened> {
         self.until(&self.wakers.events, |state| match state.session.next_event() {
             Some(event) => {
@@ -334,33 +337,33 @@ impl Peer {
         .await
     }
 
-    /// Tells the other side some of this host's log, where that is its head. It may be lost: behind all else
-    /// that is sent, and where too much waits.
+    /// Sends some of this host's log to the other side, which is its head. The log may be lost: it goes after
+    /// everything else, and is dropped if too much waits.
     pub fn tell_log(&self, log: Log) {
         self.state.lock().sending.put(log);
         self.wakers.frames.notify_waiters();
     }
 
-    /// Waits until the gateway has taken most of what happened. Nothing of the other side is heard meanwhile,
-    /// so that who says much waits, and not this host's memory (HOST-9).
+    /// Waits until the gateway has taken most of the events. The other side's frames are not read meanwhile,
+    /// so a host that sends much waits, and this host's memory does not fill (HOST-9).
     pub(super) async fn until_told(&self) {
         let told = |state: &mut State| (state.session.untold() < MAX_EVENTS || state.over).then_some(());
         self.until(&self.wakers.told, told).await;
     }
 
-    /// The verdict on the other host: final.
+    /// Ends the session by the verdict on the other host, which is final.
     pub fn end(&self) {
         self.nixl(|lane, session, now| lane.end(session, now));
         self.state.lock().end();
         self.wakers.all();
     }
 
-    /// Whether the session is over.
+    /// Returns whether the session is over.
     pub fn is_over(&self) -> bool {
         self.state.lock().over
     }
 
-    /// The connection in force.
+    /// Returns the connection in force.
     pub fn link(&self) -> Option<Link> {
         self.state.lock().session.link()
     }
@@ -374,7 +377,7 @@ impl Peer {
     async fn until<T>(&self, waker: &Notify, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         loop {
             let mut changed = std::pin::pin!(waker.notified());
-            // Before the look, so that no change falls between.
+            // Registered before the look, so that no change is missed.
             changed.as_mut().enable();
             if let Some(found) = look(&mut self.state.lock()) {
                 return found;
@@ -391,17 +394,17 @@ impl Peer {
         self.or_renew(|session| session.accept(hello))
     }
 
-    /// What this host says to a greeting that was meant for a gateway before this one.
+    /// Returns this host's answer to a greeting that was meant for an earlier gateway.
     pub(super) fn introduce(&self, hello: &Hello) -> Hello {
         self.with(|session| session.introduce(hello))
     }
 
-    /// What is said first over a lane of the connection in force.
+    /// Returns the greeting for a lane of the connection in force.
     pub(super) fn lane_hello(&self) -> Hello {
         self.with(|session| session.lane_hello())
     }
 
-    /// A greeting: where the other side has another gateway, this session is over.
+    /// Handles a greeting. If the other side has another gateway, this session is over.
     fn or_renew<T>(
         &self,
         greeting: impl FnOnce(&mut Session) -> Result<T, Violation>,
@@ -414,8 +417,8 @@ impl Peer {
                 state.ended = Some((state.session.renew(), Some(found)));
             }
             drop(state);
-            // HOST-11: the process of the gateway that this was with has ended, or there would be no next. So
-            // its agents have.
+            // HOST-11: the process of the old gateway has ended, or there would be no next one. So its agents
+            // have ended, too.
             self.nixl(|lane, session, now| lane.end(session, now));
             self.wakers.all();
         }
@@ -426,12 +429,12 @@ impl Peer {
         self.or_renew(|session| session.answered(hello))
     }
 
-    /// A connection broke.
+    /// Records that a connection broke.
     pub(super) fn cut(&self, link: Link) {
         self.with(|session| session.cut(link));
     }
 
-    /// The other side broke the protocol.
+    /// Handles a violation of the protocol by the other side.
     pub(super) fn violated(&self, link: Link, kind: Kind, from: SocketAddr, why: &dyn std::fmt::Display) {
         self.refused.note(kind, from, why);
         let mut state = self.state.lock();
@@ -450,8 +453,8 @@ impl Peer {
         self.wakers.all();
     }
 
-    /// The next frame to send over a connection; nothing once it is over. It does not come while this host
-    /// may say nothing.
+    /// Returns the next frame to send over a connection; `None` once that is over. Waits while this host may
+    /// send nothing.
     pub(super) async fn next_frame(&self, link: Link) -> Option<Frame> {
         loop {
             let look = self.until(&self.wakers.frames, |state| {
@@ -472,14 +475,14 @@ impl Peer {
                 let frame = frame.or_else(|| state.session.next_frame(link));
                 frame.or_else(|| state.sending.next(now).map(Frame::Log)).map(Some)
             });
-            // A beat is due without anything having changed.
+            // A beat becomes due without any change.
             if let Ok(found) = tokio::time::timeout(BEAT / 4, look).await {
                 return found;
             }
         }
     }
 
-    /// The next piece to send over a connection, as [`next_frame`](Self::next_frame).
+    /// Returns the next piece to send over a connection, as [`next_frame`](Self::next_frame) does.
     pub(super) async fn next_piece(&self, link: Link) -> Option<Piece> {
         self.until(&self.wakers.pieces, |state| {
             if state.session.link() != Some(link) {
@@ -493,12 +496,12 @@ impl Peer {
         .await
     }
 
-    /// Whether this host may say nothing any more (HOST-10).
+    /// Returns whether this host may send nothing any more (HOST-10).
     pub(super) fn may_say_nothing(&self) -> bool {
         self.pulse.is_over(Moment::now())
     }
 
-    /// A frame came over a connection.
+    /// Takes a frame that came over a connection.
     pub(super) fn take(&self, link: Link, frame: Frame) -> Result<(), String> {
         let lie = |violation: Violation| violation.to_string();
         match frame {
@@ -538,7 +541,7 @@ impl Peer {
         }
     }
 
-    /// Whether a piece has to be written; waits for its message.
+    /// Returns whether a piece has to be written; waits for its message.
     pub(super) async fn claim(&self, link: Link, piece: &Piece) -> Result<bool, Violation> {
         self.until(&self.wakers.claims, |state| match state.session.claim(link, piece) {
             Ok(Claim::Wait) if state.session.link() == Some(link) => None,

@@ -1,5 +1,5 @@
-//! A peer's NIXL lane: its state is under the lock of the session, whose spans it names, and what it says to
-//! be done is done without.
+//! A peer's NIXL lane. Its state is under the lock of the session, whose spans it names. The work that it
+//! orders is done without that lock.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::session::{Link, Session};
 use crate::verdict::Moment;
 
 impl Peer {
-    /// How often something of NIXL failed, so that gRPC was used.
+    /// Returns how often NIXL failed, so that gRPC was used.
     pub fn nixl_failures(&self) -> u64 {
         self.state.lock().nixl.as_ref().map_or(0, Lane::fallen_back)
     }
 
-    /// Does something with the NIXL lane, and then what is to be done for it.
+    /// Calls `work` with the NIXL lane, and carries out the orders that it returns.
     pub(in crate::net) fn nixl(&self, work: impl FnOnce(&mut Lane, &mut Session, Duration) -> Vec<Do>) {
         let _ = self.try_nixl(|lane, session, now| Ok(work(lane, session, now)));
     }
@@ -39,7 +39,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Routes over which this host writes.
+    /// Returns the number of routes over which this host writes.
     #[cfg(test)]
     pub(in crate::net) fn nixl_routes(&self) -> usize {
         self.state.lock().nixl.as_ref().map_or(0, Lane::routes_used)
@@ -55,17 +55,17 @@ impl Peer {
         self.until(&self.wakers.says, there).await;
     }
 
-    /// A frame came on the stream of the NIXL lane.
+    /// Takes a frame that came on the stream of the NIXL lane.
     pub(in crate::net) fn take_say(&self, link: Link, say: Say) -> Result<(), Lie> {
         self.try_nixl(|lane, session, now| lane.take(link, say, session, now))
     }
 
-    /// Something was done for it.
+    /// Handles the result of an order.
     pub(in crate::net) fn heard(&self, heard: Heard) {
         self.nixl(|lane, session, now| lane.heard(heard, session, now));
     }
 
-    /// The next frame to send on it, as [`next_frame`](Self::next_frame).
+    /// Returns the next frame to send on the stream, as [`next_frame`](Self::next_frame) does.
     pub(in crate::net) async fn next_say(&self, link: Link) -> Option<Say> {
         self.until(&self.wakers.says, |state| {
             let State { session, nixl: Some(lane), .. } = state else { return Some(None) };
@@ -80,7 +80,7 @@ impl Peer {
         .await
     }
 
-    /// Waits until the lane waits for something; `false` when it is not of that connection any more.
+    /// Waits until the lane has work under way; returns `false` once it is not of that connection any more.
     pub(in crate::net) async fn until_nixl_waits(&self, link: Link) -> bool {
         self.until(&self.wakers.says, |state| match &state.nixl {
             Some(lane) if lane.link() == Some(link) => lane.is_waiting().then_some(true),

@@ -14,7 +14,7 @@ fn request(life: u64, port: u16) -> Request {
     Request { life: Life(life), name: "agent".to_owned(), port, advertise: None }
 }
 
-/// A head that takes in whoever asks, and has a session for each.
+/// A head that admits every host that asks, and has a session for each.
 struct Hub {
     listener: Listener,
     verdict: Arc<Mutex<Head>>,
@@ -88,7 +88,7 @@ async fn agents_join_and_their_beats_are_answered_until_the_verdict() {
     };
     tokio::time::timeout(Duration::from_secs(20), answered).await.expect("an answer");
 
-    // The verdict, as if it had not been heard for long.
+    // The verdict, as if they had not been heard for long.
     let late = Moment::now().after(Duration::from_secs(60));
     assert_eq!(hub.verdict.lock().verdicts(late), [HostId(1), HostId(2)]);
     hub.sessions.lock()[0].end();
@@ -100,7 +100,7 @@ async fn agents_join_and_their_beats_are_answered_until_the_verdict() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_waits_for_its_head_until_the_deadline() {
-    // A port that nobody listens at yet.
+    // A port at which nobody listens yet.
     let socket = TcpListener::bind(any_port()).await.expect("a port");
     let address = socket.local_addr().expect("an address");
     drop(socket);

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::*;
 use crate::frame::Piece;
 
-/// Its thread stands still with a piece until it is let go.
+/// Memory whose writes block their thread until the test lets it go.
 struct Slow {
     began: Notify,
     let_go: Mutex<mpsc::Receiver<()>>,
@@ -32,7 +32,7 @@ impl Memory for Slow {
     }
 }
 
-/// All but the lanes is one thread here, as in a gateway.
+/// Everything but the lanes runs on one thread here, as in a gateway.
 #[tokio::test]
 async fn no_message_waits_for_the_bytes_of_a_tensor() {
     let (go, let_go) = mpsc::channel();
@@ -65,14 +65,14 @@ async fn no_message_waits_for_the_bytes_of_a_tensor() {
         let next = tokio::time::timeout(Duration::from_secs(20), zero.next()).await;
         if let Some(Happened::Event(Event::Message { post, .. })) = next.expect("a message") {
             came.push(post);
-            // Its thread waits for this, or has given it up.
+            // The lane's thread waits for this, or has given it up.
             let _ = go.send(());
         }
     }
     assert_eq!(came, [small, large]);
     assert_eq!(*slow.was_let_go.lock(), Some(true), "the message waited");
 
-    // The lane ends with its threads, and with it the connection.
+    // The lane ends with its thread, and so does the connection.
     let link = zero.link().expect("it is whole");
     drop(own);
     let cut = tokio::time::timeout(Duration::from_secs(20), zero.cut_of(link)).await;

@@ -14,7 +14,7 @@ use crate::session::Claim;
 use crate::testing::Random;
 use crate::verdict::{Agent, Moment};
 
-/// Bytes that say which message and span they are of.
+/// Returns bytes that identify their message and span.
 fn content(from: u16, number: u64, span: u64) -> Bytes {
     let mut random = Random::new(number * 64 + span * 4 + u64::from(from));
     let len = [1, 300, 70_000, 600_000][random.below(4) as usize] + random.below(9);
@@ -30,8 +30,8 @@ fn spans(from: u16, number: u64) -> Vec<Bytes> {
     (0..number % 3).map(|span| content(from, number, span)).collect()
 }
 
-/// Sends so many messages to each of two mailboxes of the other side, and takes as many; until all of both
-/// are done with.
+/// Sends `messages` messages to each of two mailboxes of the other side, and takes as many, until all of both
+/// are done.
 async fn talk(gateway: Arc<Gateway>, other: u16, messages: u64) {
     let mut sent = [0_u64; 2];
     let mut taken = [0_u64; 2];
@@ -59,7 +59,7 @@ async fn talk(gateway: Arc<Gateway>, other: u16, messages: u64) {
             }
             _ => {}
         }
-        // As much as there is room for.
+        // Sends as many as there is room for.
         for (index, sent) in sent.iter_mut().enumerate() {
             while *sent < messages {
                 let to = To::Send(actor(other, index as u64 + 1));
@@ -77,7 +77,7 @@ async fn talk(gateway: Arc<Gateway>, other: u16, messages: u64) {
     assert_eq!(gateway.memory.lent(), 0);
 }
 
-/// Two gateways through a relay, one of which dials; what breaks is up to `weather`, until both are done.
+/// Runs two gateways through a relay, one of which dials. `weather` breaks connections until both are done.
 async fn through<F: Future<Output = ()>>(
     security: &Security,
     messages: u64,
@@ -106,8 +106,8 @@ async fn through<F: Future<Output = ()>>(
     let all = async { tokio::join!(both, weather(relay, calm)) };
     tokio::time::timeout(Duration::from_secs(120), all).await.expect("in time");
     let attempts = one.peer.with(|session| session.dial().attempt) - 1;
-    // Who dials ends first. Where the listening side does, the dialling one sees its connection end, and may
-    // come back, and be refused, before its own end: that is what a verdict looks like.
+    // The dialling side ends first. If the listening side did, the dialling one would see its connection end.
+    // It could come back and be refused before its own end, which looks like a verdict.
     one.peer.end();
     dialling.await.expect("it ended").expect("nobody refused");
     zero.peer.end();
@@ -135,7 +135,7 @@ async fn broken_connections_lose_double_and_reorder_nothing() {
                 if calm.load(Relaxed) {
                     return;
                 }
-                // Each time some way into what there is to say, also into handshakes.
+                // Each time at some point of the conversation, including handshakes.
                 tokio::time::sleep(Duration::from_micros(random.below(60_000))).await;
                 let which = (random.below(3) > 0).then(|| random.next());
                 let weather = match random.below(5) {
@@ -154,16 +154,16 @@ async fn broken_connections_lose_double_and_reorder_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_open_connection_is_noticed_and_replaced() {
-    // All of it; then one lane alone, while the control stream is whole. Both wait for silence, so they wait
+    // All of it; then one lane alone, while the control stream works. Both wait for silence, so they wait
     // together.
     let through = async |which: Option<u64>| {
         let attempts = through(&Security::loopback(), 400, |relay, calm| async move {
-            // The control stream and two lanes: on a machine that is busy they take a while. Then some way
-            // into what there is to say.
+            // The control stream and two lanes take a while on a busy machine. The pause then leads some way
+            // into the conversation.
             relay.until_made(3).await;
             tokio::time::sleep(Duration::from_millis(30)).await;
             relay.change(which, Weather::HalfOpen);
-            // New connections are whole.
+            // New connections work.
             assert!(!calm.load(Relaxed), "there was nothing left to say");
         })
         .await;
@@ -172,7 +172,8 @@ async fn a_half_open_connection_is_noticed_and_replaced() {
     tokio::join!(through(None), through(Some(1)));
 }
 
-/// HOST-9: what a gateway has not taken is bounded, whoever says more waits, and nothing of it is lost.
+/// HOST-9: events that a gateway has not taken are bounded, a host that sends more waits, and nothing of it
+/// is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_more_than_is_taken_waits() {
     let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));

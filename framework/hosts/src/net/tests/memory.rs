@@ -1,4 +1,4 @@
-//! Pieces from and into host memory.
+//! Memory of tests: pieces from and into host memory.
 
 use std::collections::HashMap;
 
@@ -22,12 +22,12 @@ pub(super) struct Buffers {
 struct State {
     lent: HashMap<Seq, Vec<Bytes>>,
     coming: HashMap<Seq, Vec<Vec<u8>>>,
-    /// Messages up to this one were seen.
+    /// The highest number of a message that was expected.
     seen: Seq,
 }
 
 impl State {
-    /// Whether a piece is where it belongs, or belongs nowhere any more.
+    /// Writes a piece. Returns whether it is in its place, or belongs nowhere any more.
     fn put(&mut self, piece: &Piece, bytes: &Parts) -> bool {
         let mut at = piece.offset as usize;
         match self.coming.get_mut(&piece.post) {
@@ -64,7 +64,7 @@ impl Buffers {
         self.changed.notify_waiters();
     }
 
-    /// Waits until a message was seen.
+    /// Waits until a message was expected.
     pub(super) async fn until_seen(&self, post: Seq) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());

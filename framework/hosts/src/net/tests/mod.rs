@@ -1,4 +1,4 @@
-//! Two hosts on loopback, and whoever else comes to them.
+//! Two hosts on loopback, and the strangers that connect to them.
 
 mod joining;
 mod lanes;
@@ -100,7 +100,7 @@ impl Gateway {
         let lengths = spans.iter().map(|span| span.len() as u64).collect();
         self.peer.with(|session| {
             let posted = session.post(to, head, lengths)?;
-            // Before a lane can ask for it.
+            // Lent before a lane can ask for it.
             if !spans.is_empty() {
                 self.memory.lend(posted.post, spans.to_vec());
             }
@@ -108,7 +108,7 @@ impl Gateway {
         })
     }
 
-    /// The next event, with memory seen to.
+    /// Returns the next event, after handling its memory.
     async fn next(&self) -> Option<Event> {
         loop {
             match self.peer.next().await? {
@@ -127,7 +127,7 @@ impl Gateway {
     }
 }
 
-/// Those of all tests: lanes end with their threads, and not with who has dialled.
+/// Returns the threads of all tests. Lanes end with their threads, and not with the dialling host.
 fn threads() -> Arc<LaneThreads> {
     static THREADS: LazyLock<Arc<LaneThreads>> =
         LazyLock::new(|| LaneThreads::start(2).expect("two threads"));

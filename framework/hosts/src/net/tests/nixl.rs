@@ -1,5 +1,5 @@
-//! NIXL lanes between two hosts, with memory of the host: with a false NIXL, and with the one that
-//! `TENSORPOST_NIXL` names.
+//! NIXL lanes between two hosts, with host memory: with a fake NIXL, and with the one that `TENSORPOST_NIXL`
+//! names.
 
 #![expect(unsafe_code, reason = "memory that others write by its address, as NIXL does")]
 
@@ -20,9 +20,9 @@ use crate::nixl::{Agent, Arena, Arenas, Library, Nixl, NixlError, Part, Passing,
 
 const BOUNDS: Bounds = Bounds { window: 16 << 20, wide: 64 << 20, piece: 256 << 10, run: 1 << 20 };
 
-/// Memory of the host that is written by its address.
+/// Host memory that is written by its address.
 struct Dram {
-    /// Which nobody touches but by the address.
+    /// Accessed only by the address.
     _memory: Vec<u8>,
     region: Region,
     _counted: Arc<()>,
@@ -60,13 +60,13 @@ impl Arena for Dram {
 fn copy(from: u64, to: u64, bytes: usize) {
     let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
     let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
-    // SAFETY: the tests pass ranges of memory that is there, and that one writes at a time.
+    // SAFETY: the tests pass ranges of live memory, and only one thread writes them at a time.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
 struct HostArenas {
     memory: Arc<Buffers>,
-    /// Each arena has one more.
+    /// A clone of it in each arena counts the arenas.
     counted: Arc<()>,
 }
 
@@ -107,20 +107,20 @@ impl Arenas for HostArenas {
     }
 }
 
-/// A false NIXL: all of its agents are in this process.
+/// A fake NIXL: all of its agents are in this process.
 #[derive(Debug, Default)]
 struct False {
     memory: Mutex<HashMap<String, Region>>,
-    /// Of all agents that there ever were.
+    /// The names of all agents that ever existed.
     names: Mutex<HashSet<String>>,
     writes: AtomicUsize,
-    /// Writes that begin are in progress for as long as this is so.
+    /// While this is set, new writes stay in progress.
     stuck: AtomicBool,
-    /// Looks at writes that were in progress.
+    /// Counts polls of writes that were in progress.
     looks: AtomicUsize,
     /// Writes that were in progress when their agent ended.
     given_up: AtomicUsize,
-    /// Writes go nowhere, and are said to be done.
+    /// Writes go nowhere, and are reported as done.
     lies: AtomicBool,
 }
 
@@ -128,7 +128,7 @@ struct FalseAgent {
     name: String,
     all: Arc<False>,
     other: Option<String>,
-    /// How many are in progress.
+    /// How many writes are in progress.
     stuck: usize,
 }
 
@@ -160,10 +160,10 @@ impl Agent for FalseAgent {
 
     fn begin(&mut self, from: Region, to: Region) -> Result<u64, NixlError> {
         let all = &self.all;
-        // Held while it is copied: who deregisters waits for that.
+        // Held during the copy, so that deregistration waits for it.
         let memory = all.memory.lock();
         if !self.other.as_ref().is_some_and(|other| memory.contains_key(other)) {
-            // The other side may have heard first that their connection broke. Nothing is written there any
+            // The other side may have noticed first that their connection broke. Nothing is written there any
             // more.
             return Err(NixlError::Argument { what: "memory that was deregistered" });
         }
@@ -198,15 +198,15 @@ impl Drop for FalseAgent {
     }
 }
 
-/// What a host needs for NIXL; `counted` is had once more for each arena.
+/// Makes the parts that a host needs for NIXL; each arena holds a clone of `counted`.
 fn using(nixl: &Arc<dyn Nixl>, memory: &Arc<Buffers>, counted: &Arc<()>) -> Option<NixlUse> {
     let arenas = Arc::new(HostArenas { memory: Arc::clone(memory), counted: Arc::clone(counted) });
-    // As if there were no lane of gRPC: which one is faster on this machine, where both copy, is not the
-    // tests' concern.
+    // As if there were no gRPC lane: on this machine both lanes copy, and which one is faster does not matter
+    // to the tests.
     Some(NixlUse { nixl: Arc::clone(nixl), arenas, lanes: 0 })
 }
 
-/// Two hosts that use NIXL, the first of which dials; and who listens for it.
+/// Makes two hosts that use NIXL, the first of which listens for the second.
 async fn two(nixl: Arc<dyn Nixl>) -> (Gateway, Gateway, Listener) {
     let host = |own: u16, other: u16| {
         let pulse = Pulse::Link(LinkPulse::default());
@@ -221,7 +221,7 @@ async fn two(nixl: Arc<dyn Nixl>) -> (Gateway, Gateway, Listener) {
     (zero, one, listener)
 }
 
-/// Sends a message from `one` to `zero`, and looks whether it comes.
+/// Sends a message from `one` to `zero`, and checks that it arrives.
 async fn passes(zero: &Gateway, one: &Gateway, number: u8) {
     static ALL: LazyLock<Bytes> =
         LazyLock::new(|| (0..(5_usize << 19) + 400).map(|at| (at >> 8) as u8 ^ at as u8).collect());
@@ -256,15 +256,14 @@ async fn passes(zero: &Gateway, one: &Gateway, number: u8) {
     assert_eq!(one.memory.lent(), 0);
 }
 
-/// Sends messages until one goes by NIXL: those before have the route made.
+/// Sends messages until one goes by NIXL: the first ones have the route made.
 async fn until_used(zero: &Gateway, one: &Gateway) {
     let used = async {
         let mut number = 1;
         while one.peer.nixl_routes() == 0 {
             passes(zero, one, number).await;
             number = number.wrapping_add(1).max(1);
-            // On a machine with much to do a probe may have taken too long, which holds as long as the
-            // connection.
+            // On a busy machine a probe may have taken too long, which counts for the whole connection.
             if number.is_multiple_of(16)
                 && let Some(link) = one.peer.link()
             {
@@ -293,28 +292,28 @@ async fn tensors_go_by_nixl_once_it_was_found_to_be_faster() {
     assert_eq!(fabric.writes.load(Relaxed) - before, 3, "two slots and a part of one");
     assert_eq!((one.peer.nixl_failures(), zero.peer.nixl_failures()), (0, 0));
 
-    // A write never ends: what had not come goes by gRPC, and the next route is another.
+    // A write never ends: the rest goes by gRPC, and the next route is a new one.
     fabric.stuck.store(true, Relaxed);
     passes(&zero, &one, 8).await;
     assert_eq!((one.peer.nixl_failures(), one.peer.nixl_routes()), (1, 0));
     fabric.stuck.store(false, Relaxed);
     until_used(&zero, &one).await;
 
-    // So it is after a connection that broke.
+    // The same after a connection that broke.
     let link = one.peer.link().expect("a connection");
     one.peer.cut(link);
     until_there(&one).await;
     passes(&zero, &one, 9).await;
     until_used(&zero, &one).await;
 
-    // With the session all agents end, and with them what was registered.
+    // With the session all agents end, and their registrations with them.
     one.peer.end();
     zero.peer.end();
     until_closed(&fabric).await;
 }
 
-/// HOST-11. A device goes on with what it was told to copy when the agent has ended: so that one ends behind
-/// its writes.
+/// HOST-11. A device goes on with its copies after the agent has ended, so the agent ends only after its
+/// writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_ends_after_its_writes() {
     let fabric = Arc::new(False::default());
@@ -343,7 +342,7 @@ async fn an_agent_ends_after_its_writes() {
     assert_eq!(fabric.given_up.load(Relaxed), 0, "writes were in progress when their agent ended");
 }
 
-/// Waits until no agent is there.
+/// Waits until no agent is left.
 async fn until_closed(fabric: &False) {
     let ended = async {
         while !fabric.memory.lock().is_empty() {
@@ -353,8 +352,8 @@ async fn until_closed(fabric: &False) {
     tokio::time::timeout(Duration::from_secs(60), ended).await.expect("all agents end");
 }
 
-/// A gateway of a host in the session with this one of the other, behind another gateway of its own host or
-/// of that.
+/// Makes a gateway of a host in a session with this gateway of the other host. It follows another gateway of
+/// its own host, or of the other.
 fn next(
     nixl: &Arc<dyn Nixl>,
     (own, gateway): (u16, u32),
@@ -373,8 +372,8 @@ fn next(
     (Gateway { own, peer, memory, refused }, counted)
 }
 
-/// HOST-11. Of a gateway that dies the agents are gone with it; those of the other side end, its arenas are
-/// free then, and the next session has others.
+/// HOST-11. The agents of a gateway that dies end with it. The other side's agents end, then its arenas are
+/// free, and the next session has others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nixl_is_used_with_the_next_gateway_of_either_host() {
     let fabric = Arc::new(False::default());
@@ -383,7 +382,7 @@ async fn nixl_is_used_with_the_next_gateway_of_either_host() {
     until_there(&one).await;
     until_used(&zero, &one).await;
 
-    // The one that is written to, as when its process ends.
+    // The gateway that is written to ends, as when its process does.
     let socket = listener.socket().try_clone_to_owned().expect("a descriptor");
     drop(listener);
     zero.peer.end();
@@ -401,7 +400,7 @@ async fn nixl_is_used_with_the_next_gateway_of_either_host() {
     assert_eq!(fabric.writes.load(Relaxed) - before, 3, "two slots and a part of one");
     assert!(Arc::strong_count(&arenas) > 2, "there is an arena");
 
-    // The one that writes: it says of nothing any more that it has ended.
+    // The gateway that writes ends: it reports no more ends.
     one.peer.end();
     let (one, _) = next(&nixl, (1, 2), (0, Which::UNKNOWN), None);
     keep(&one, listener.address());

@@ -1,4 +1,4 @@
-//! Who is refused, and that all others are served meanwhile.
+//! Connections that are refused, while all others are served.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -31,7 +31,7 @@ async fn connected(gateway: &Gateway, to: &Listener, security: &Security) -> Res
     dial(to.address(), security, 1).connect(&gateway.peer).await.map(drop)
 }
 
-/// The honest can talk: a message goes to the listener's side, and is done with.
+/// Checks that honest hosts can talk: a message goes to the listener's side, and is finished.
 async fn served(zero: &Gateway, one: &Gateway) {
     let head = Bytes::from_static(b"still here");
     let posted = async {
@@ -74,8 +74,8 @@ async fn another_key_or_none_is_refused_and_counted() {
     for (wrong, times) in [(&other, 1), (&Security::loopback(), 2)] {
         let refused = connected(&intruder, &listener, wrong).await;
         assert!(matches!(refused, Err(DialError::Unreachable { .. })), "{refused:?}");
-        // Who dials with another key sees by itself that the listener's is wrong, and the listener hears of
-        // it later.
+        // A host that dials with another key sees at once that the listener's key is wrong, and the listener
+        // hears of it later.
         let counted = async {
             while zero.refused.count(Kind::Key) < times {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -83,11 +83,11 @@ async fn another_key_or_none_is_refused_and_counted() {
         };
         tokio::time::timeout(Duration::from_secs(20), counted).await.expect("it is counted");
     }
-    // Something else altogether. The listener hangs up, and has counted it before.
+    // Bytes that are not TLS. The listener counts them before it hangs up.
     let mut stream = TcpStream::connect(listener.address()).await.expect("a connection");
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("it is open");
     let mut rest = Vec::new();
-    // Its end, in order or by a reset.
+    // The stream ends, in order or by a reset.
     let _ = stream.read_to_end(&mut rest).await;
     assert_eq!(zero.refused.count(Kind::Key), 3);
     served(&zero, &one).await;
@@ -110,7 +110,7 @@ async fn another_build_host_or_life_is_refused_by_name() {
     assert!(arguments.contains("\"--fast\" as argument 1"), "{arguments}");
     assert_eq!(zero.refused.count(Kind::Build), 2);
 
-    // A host that nobody has heard of may be new: it tries again.
+    // A host that is not known here may be new: it tries again.
     let stranger = connected(&Gateway::new(7, 0), &listener, &security).await;
     assert!(
         matches!(&stranger, Err(DialError::Unreachable { why, .. }) if why.contains("host 7")),
@@ -125,7 +125,7 @@ async fn another_build_host_or_life_is_refused_by_name() {
     assert!(refused.contains("life 0000000000000001"), "{refused}");
     assert_eq!(zero.refused.count(Kind::Stranger), 2);
 
-    // The session's own beginning, once more, as somebody might have kept it.
+    // The session's own greeting once more, as an attacker might have kept it.
     let replayed = connected(&Gateway::new(1, 0), &listener, &security).await;
     assert!(
         matches!(&replayed, Err(DialError::Unreachable { why, .. }) if why.contains("replayed")),
@@ -154,7 +154,8 @@ async fn who_breaks_the_protocol_again_and_again_is_given_up_and_nobody_else() {
     while !zero.peer.is_over() {
         connected(&liar, &listener, &security).await.expect("it is not given up yet");
         let link = zero.peer.link().expect("it is connected");
-        // A grant of what was never taken: what its session would never say is put into its numbers.
+        // A grant of bytes that were never taken: a frame that its session would never send, with its next
+        // number.
         let lie = Frame::Numbered { seq: 1, body: Body::Grant { bytes: 1 } };
         let forged = zero.peer.take(link, lie).expect_err("a lie");
         zero.peer.violated(link, Kind::Forged, listener.address(), &forged);
@@ -168,7 +169,7 @@ async fn who_breaks_the_protocol_again_and_again_is_given_up_and_nobody_else() {
     served(&honest, &one).await;
 }
 
-/// HOST-9: the one that says too much pays for it.
+/// HOST-9: only the host that floods pays for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_floods_the_heads_log_is_cut_and_given_up_and_nobody_else() {
     let security = Security::loopback();
@@ -198,11 +199,11 @@ async fn an_agent_that_floods_the_heads_log_is_cut_and_given_up_and_nobody_else(
     one.peer.tell_log(log(1));
     let mut first = 1;
     while !zero.peer.is_over() {
-        // What waits of its log may end the connection before it is whole.
+        // Log frames that wait may end the connection before it is complete.
         let tried = connected(&liar, &listener, &security).await;
         let Some(link) = liar.peer.link().filter(|_| tried.is_ok()) else { continue };
         let peer = Arc::clone(&liar.peer);
-        // As fast as it can, and its own gateway does not keep it from that.
+        // As fast as it can, and its own gateway does not hold it back.
         let flood = async {
             loop {
                 peer.tell_log(log(first));
@@ -222,11 +223,11 @@ async fn an_agent_that_floods_the_heads_log_is_cut_and_given_up_and_nobody_else(
         lost += more;
     }
     assert!(heard <= MAX_QUEUED_LOG && lost > 0, "{heard} bytes, {lost} records lost");
-    // The honest one's came, and it is served.
+    // The honest one's record arrived, and it is served.
     assert_eq!(honest.peer.next().await, Some(Happened::Log { lost: 0, log: log(1) }));
     served(&honest, &one).await;
 
-    // Only a head is told of logs.
+    // Only a head accepts logs.
     let (left, right) = (Gateway::new(0, 1), Gateway::new(1, 0));
     let (link, _) = left.peer.accept(&right.peer.dial()).expect("a connection");
     assert!(left.peer.take(link, Frame::Log(log(1))).is_err_and(|lie| lie.contains("not its head")));
@@ -257,7 +258,7 @@ async fn garbage_over_a_connection_with_the_key_is_refused_and_counted() {
     served(&zero, &one).await;
 }
 
-/// An honest host whose machine was slow gives nobody up for it.
+/// An honest host whose machine was slow does not give the other up for it.
 #[tokio::test]
 async fn who_says_nothing_in_time_may_come_again() {
     let zero = Gateway::new(0, 1);
@@ -281,8 +282,7 @@ async fn who_says_nothing_in_time_may_come_again() {
     assert_eq!(zero.refused.count(Kind::Garbage), 1);
 }
 
-/// Both sides of a session end while a connection of it is being made: nobody is left to be told of the
-/// refusal.
+/// Both sides of a session end while a connection of it is being made: nobody is left to hear of the refusal.
 #[tokio::test]
 async fn who_is_refused_after_the_end_of_its_own_session_has_ended_in_order() {
     let security = Security::loopback();
@@ -293,7 +293,7 @@ async fn who_is_refused_after_the_end_of_its_own_session_has_ended_in_order() {
     let peer = Arc::clone(&one.peer);
     let dialling = tokio::spawn(async move { dial.keep(&peer).await });
     let (mut from, _) = between.accept().await.expect("it dials");
-    // Its attempt is under way, and has not come to the listener.
+    // Its attempt is under way, and has not reached the listener.
     zero.peer.end();
     one.peer.end();
     let mut to = TcpStream::connect(listener.address()).await.expect("it listens");
@@ -304,10 +304,10 @@ async fn who_is_refused_after_the_end_of_its_own_session_has_ended_in_order() {
     passing.abort();
 }
 
-/// One flood at a time: two would be measured against each other.
+/// One flood at a time: two would disturb each other's measurements.
 static ONE_FLOOD: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Strangers from a thousand addresses, four connections each, that are made anew as soon as they are closed.
+/// Strangers from a thousand addresses, four connections each, which are remade as soon as they are closed.
 struct Flood(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
 
 impl Flood {
@@ -346,23 +346,24 @@ impl Drop for Flood {
     }
 }
 
-/// A connection of one of them, which says nothing, not enough, a proof of no key, or what TLS begins with.
+/// Makes a stranger's connection, which sends nothing, too little, an invalid proof, or the start of TLS.
 fn stranger(number: usize, to: SocketAddr) -> OwnedFd {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).expect("a socket");
-    // It leaves nothing behind.
+    // It leaves no state behind in the kernel.
     set_socket_linger(&socket, Some(Duration::ZERO)).expect("an option");
     let (address, kind) = (number / 4, number % 4);
     let from = [127, 0, (address / 250) as u8, (address % 250) as u8 + 2];
     bind(&socket, &SocketAddr::from((from, 0))).expect("an address of this machine");
-    // Nothing but where the listener has gone.
+    // An error means only that the listener has gone.
     let _ = connect(&socket, &to);
     let said: &[u8] = [&[][..], b"M", &[b'L'; 49], &[0x16, 3, 1, 2, 0, 1]][kind];
     let _ = send(&socket, said, SendFlags::NOSIGNAL);
     socket
 }
 
-/// A host with the key is served within a second, and connects again within a second after each break.
+/// Checks that a host with the key is served within a second, and reconnects within a second after each
+/// break.
 async fn outlasts_a_flood(security: &Security, name: &str) {
     let _one = ONE_FLOOD.lock().await;
     let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
@@ -417,7 +418,7 @@ async fn a_flood_from_a_thousand_addresses_keeps_nobody_with_a_certificate_out()
     outlasts_a_flood(&Security::pem(&files).expect("its files"), "localhost").await;
 }
 
-/// Somebody on the way has heard a proof of the key, and says it again.
+/// An eavesdropper has heard a proof of the key, and repeats it.
 #[tokio::test]
 async fn a_proof_of_the_key_is_taken_once() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -425,11 +426,12 @@ async fn a_proof_of_the_key_is_taken_once() {
     let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
     let listener = zero.listen(&key).await;
     let proof = key.prover().expect("a key").prove(b'M').expect("random numbers");
-    // That of one mark is none of another's. After the proof comes TLS, and nothing is none.
+    // A proof for one mark is not valid for another. After the proof TLS has to follow, and zeros are not
+    // TLS.
     for (mark, key, replayed) in [(b'L', 1, 0), (b'M', 2, 0), (b'M', 2, 1)] {
         let mut stream = TcpStream::connect(listener.address()).await.expect("a connection");
         stream.write_all(&[&[mark], &proof[..], &[0; 64]].concat()).await.expect("it is open");
-        // Its end, in order or by a reset.
+        // The stream ends, in order or by a reset.
         let _ = stream.read_to_end(&mut Vec::new()).await;
         assert_eq!((zero.refused.count(Kind::Key), zero.refused.count(Kind::Replayed)), (key, replayed));
     }

@@ -1,5 +1,5 @@
-//! Stands between two hosts, and breaks their connections. The tests of nodes on two hosts
-//! (`tests/tests/hosts`) have it too.
+//! A relay that stands between two hosts, and breaks their connections. The tests of nodes on two hosts
+//! (`tests/tests/hosts`) use it too.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What happens to what passes.
+/// The treatment of passing bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weather {
     Fair,
-    /// Each chunk waits so long.
+    /// Each chunk waits this long.
     Slow(Duration),
-    /// Nothing passes, and nobody is told.
+    /// Nothing passes, and neither side is told.
     HalfOpen,
-    /// The connection ends; with a reset, or in order.
+    /// The connection ends, with a reset or in order.
     Cut {
         reset: bool,
     },
@@ -26,7 +26,7 @@ pub(super) enum Weather {
 
 pub(super) struct Relay {
     pub(super) address: SocketAddr,
-    /// Of each connection that was made.
+    /// The weather of each connection that was made.
     connections: Arc<Mutex<Vec<watch::Sender<Weather>>>>,
 }
 
@@ -49,7 +49,7 @@ impl Relay {
         Relay { address, connections }
     }
 
-    /// Waits until so many connections live.
+    /// Waits until this many connections live.
     pub(super) async fn until_made(&self, count: usize) {
         while self.live() < count {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -62,12 +62,12 @@ impl Relay {
         all.len()
     }
 
-    /// For one connection of those that live, chosen by a number, or for all.
+    /// Changes the weather of one live connection, chosen by a number, or of all.
     pub(super) fn change(&self, which: Option<u64>, weather: Weather) {
         let len = self.live() as u64;
         for (index, connection) in self.connections.lock().iter().enumerate() {
             if which.is_none_or(|which| which % len.max(1) == index as u64) {
-                // A connection that has ended needs no weather.
+                // An error means that the connection has ended.
                 let _ = connection.send(weather);
             }
         }
@@ -88,7 +88,7 @@ async fn pass(from: TcpStream, to: TcpStream, mut weather: watch::Receiver<Weath
     if reset {
         let whole = from_read.reunite(from_write).ok().zip(to_read.reunite(to_write).ok());
         let (from, to) = whole.expect("the halves belong together");
-        // Closed with this, a socket sends a reset.
+        // A socket that is closed with this sends a reset.
         from.set_zero_linger().and_then(|()| to.set_zero_linger()).expect("sockets");
     }
 }
@@ -107,7 +107,7 @@ async fn copy(
         let now = *weather.borrow_and_update();
         match now {
             Weather::Slow(time) => tokio::time::sleep(time).await,
-            // What was read is gone, as in a network that went away.
+            // The bytes that were read are lost, as in a network that went away.
             Weather::HalfOpen => {
                 let _ = weather.wait_for(|weather| matches!(weather, Weather::Cut { .. })).await;
                 return Ok(());

@@ -1,4 +1,4 @@
-//! A gateway of either side is replaced: the session with it ends at the other, which goes on with the next.
+//! A gateway of either side is replaced: the other side's session with it ends, and goes on with the next.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use crate::ids::Gateway as Which;
 use crate::refused::Kind;
 use crate::session::Ended;
 
-/// Another gateway of the same host, which knows nothing, or with which of the other's the session is to be.
+/// Makes another gateway of the same host. It knows nothing, except maybe the other side's gateway for its
+/// session.
 fn next(own: (u16, u32), other: (u16, Which)) -> Gateway {
     let memory = Arc::new(Buffers::default());
     let refused = Arc::new(Refused::default());
@@ -18,7 +19,7 @@ fn next(own: (u16, u32), other: (u16, Which)) -> Gateway {
     Gateway { own: own.0, peer, memory, refused }
 }
 
-/// Waits for the end of a session, and says with what it ended.
+/// Waits for the end of a session, and returns its unfinished work and the next gateway.
 pub(super) async fn renewed(gateway: &Gateway) -> (Ended, Which) {
     let end = async {
         loop {
@@ -32,7 +33,7 @@ pub(super) async fn renewed(gateway: &Gateway) -> (Ended, Which) {
     tokio::time::timeout(Duration::from_secs(20), end).await.expect("it notices")
 }
 
-/// A message goes from one to the other, with its bytes.
+/// Sends a message with its bytes from one gateway to the other.
 async fn goes(from: &Gateway, to: &Gateway) {
     let head = Bytes::from_static(b"on");
     let sent = async {
@@ -90,7 +91,7 @@ async fn another_gateway_of_either_side_begins_anew_and_the_socket_stays() {
     let asked = one.peer.with(|session| session.post(To::Ask(actor(0, 1)), Bytes::new(), vec![]));
     let asked = asked.expect("a place").correlation.expect("an ask");
 
-    // Who listens dies. Who connects meanwhile waits for the next.
+    // The listening gateway dies. Connections made meanwhile wait for the next one.
     let outlives = listener.socket().try_clone_to_owned().expect("a descriptor");
     drop((listener, peers, socket));
     zero.peer.end();
@@ -103,7 +104,7 @@ async fn another_gateway_of_either_side_begins_anew_and_the_socket_stays() {
     keep(&one, at);
     goes(&one, &zero).await;
 
-    // Who dials dies.
+    // The dialling gateway dies.
     let open = one.post(To::Send(actor(0, 1)), Bytes::new(), &[]).expect("a place");
     let came = async {
         while !matches!(zero.next().await.expect("an event"), Event::Message { post, .. } if post == open) {}

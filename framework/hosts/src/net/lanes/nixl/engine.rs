@@ -1,4 +1,4 @@
-//! The thread of one end of a route: an agent of NIXL, and its arena. It ends when it is told so, or when its
+//! The thread of one end of a route, with an agent of NIXL and its arena. It ends on an order, or when its
 //! peer is gone.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,31 +12,30 @@ use super::Way;
 use crate::limits::NIXL_DEADLINE;
 use crate::nixl::{Agent, Arena, At, Heard, NixlError, NixlUse, Offer, Part, Region, Sizes, Took, Wrote};
 
-/// What such a thread is told.
+/// An order for such a thread.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// An arena that is written.
+    /// Make an arena that the other side writes to.
     Make { device: u8 },
-    /// One that is read, and writes to the other; and probe it.
+    /// Make an arena to read from, connect to the other side's, and probe it.
     Connect { device: u8, offer: Offer },
-    /// From a slot to where the other's memory begins, plus `to`.
+    /// Write from a slot to the start of the other side's memory plus `to`.
     Write { slot: u8, to: u64, bytes: u64 },
     /// End.
     Close,
 }
 
-/// So long after something has happened a thread asks without a break whether a write is complete, or there
-/// is another: a slot over NVLink takes less, however many are before it, and to be woken costs a third of
-/// that.
+/// For this long after the last event a thread polls without pause for a complete write or a new order. A
+/// slot over NVLink takes less than that, however many are before it, and a wake-up costs a third of it.
 const EAGER: Duration = Duration::from_millis(1);
-/// Then it sleeps between.
+/// How long the thread sleeps between polls after that.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Starts one, with its first order.
+/// Starts a thread with its first order.
 pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
     let Some(ends) = &peer.nixl else { return };
     let (orders, told) = mpsc::channel();
-    // It is read by the thread that begins now.
+    // The thread that begins now will read it.
     let _ = orders.send(first);
     ends.engines.lock().insert((way, at.route), orders);
     let name = name(peer, way);
@@ -58,7 +57,7 @@ pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
         };
         engine.run(&told);
         engine.settle();
-        // The agent before its memory, and both before that is said.
+        // The agent is dropped before its memory, and both before the end is reported.
         drop(engine);
         if let Some(peer) = weak.upgrade() {
             ended(&peer, way, at);
@@ -73,8 +72,8 @@ pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
     }
 }
 
-/// A name that no other agent has, nor had: of this process, of the gateway before it, or of another host. At
-/// most 64 characters.
+/// Returns a name that no other agent has or had: of this process, of the gateway before it, or of another
+/// host. At most 64 characters.
 fn name(peer: &Peer, way: Way) -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     let ((own, gateway), number) = (peer.own(), NUMBER.fetch_add(1, Relaxed));
@@ -82,7 +81,7 @@ fn name(peer: &Peer, way: Way) -> String {
     format!("tensorpost-{}-{:x}-{:x}-{number:x}-{end}", own.host.0, own.life.0, gateway.0)
 }
 
-/// An agent is not there any more.
+/// Reports that an agent has ended.
 pub(super) fn ended(peer: &Arc<Peer>, way: Way, at: At) {
     if way == Way::Out
         && let Some(ends) = &peer.nixl
@@ -103,22 +102,22 @@ struct Engine {
     way: Way,
     at: At,
     name: String,
-    // Before the arena: with it the memory is deregistered.
+    // Dropped before the arena, because that deregisters the memory.
     agent: Option<Box<dyn Agent>>,
     arena: Option<Arc<dyn Arena>>,
-    /// The other's.
+    /// The other side's arena.
     to: Option<Region>,
     writes: Vec<Write>,
-    /// When it was told something, or a write ended.
+    /// When the last order came, or the last write ended.
     happened: Instant,
 }
 
 /// A write that is under way.
 struct Write {
-    /// What it is called.
+    /// NIXL's number for it.
     number: u64,
     slot: u8,
-    /// When it was begun, and how long that took.
+    /// When it was begun, and how long the call took.
     since: Instant,
     begin: Duration,
 }
@@ -159,7 +158,7 @@ impl Engine {
         }
     }
 
-    /// The agent with its memory.
+    /// Makes the agent with its memory.
     fn begin(&mut self, device: u8) -> Result<(&mut dyn Agent, Arc<dyn Arena>), EngineError> {
         let bytes = self.sizes.arena();
         let arena = self.using.arenas.reserve(device, bytes).map_err(EngineError)?;
@@ -183,7 +182,7 @@ impl Engine {
         Ok(Offer { memory: arena.memory(), name, metadata: agent.metadata()? })
     }
 
-    /// What the second write of a probe took.
+    /// Returns the time of the second write of a probe.
     fn connect(&mut self, device: u8, offer: &Offer) -> Result<Took, EngineError> {
         let (at, slot) = (self.at, self.sizes.slot);
         let (agent, arena) = self.begin(device)?;
@@ -191,7 +190,7 @@ impl Engine {
         arena.fill(0, &pattern(at, slot)).map_err(EngineError)?;
         let (from, to) = (arena.memory().part(0, slot), offer.memory.part(0, slot));
         let mut took = Took::ZERO;
-        // The first makes what connections there are.
+        // The first write makes the connections that are needed.
         for _ in 0..2 {
             let since = Instant::now();
             let write = agent.begin(from, to)?;
@@ -226,15 +225,15 @@ impl Engine {
         }
     }
 
-    /// HOST-11. Waits for the writes that nobody waits for any more: an agent that ends gives them up, but
-    /// what a device was told to copy it copies all the same, into an arena that is used again once this end
-    /// has said that it is gone.
+    /// HOST-11. Waits for the writes that were abandoned. An agent that ends gives them up, but a device
+    /// still does the copies that it was told to do. They go into an arena that is used again once this end
+    /// has reported that it is gone.
     fn settle(&mut self) {
         let Some(agent) = &mut self.agent else { return };
         let since = Instant::now();
         loop {
             self.writes.retain(|write| matches!(agent.is_done(write.number), Ok(false)));
-            // What takes longer than that is stuck, and nobody says whether it ever ends.
+            // A write that takes longer than this is stuck, and may never end.
             if self.writes.is_empty() || since.elapsed() > NIXL_DEADLINE {
                 return;
             }
@@ -242,7 +241,7 @@ impl Engine {
         }
     }
 
-    /// Tells of writes that are complete. Whether there were some.
+    /// Reports writes that are complete. Returns whether there were some.
     fn progress(&mut self) -> bool {
         let Some(agent) = &mut self.agent else { return false };
         let mut ended = Vec::new();
@@ -266,7 +265,7 @@ impl Engine {
     }
 }
 
-/// Between two looks, of which the first was made then: NIXL tells nobody that something has happened.
+/// Pauses between two polls, of which the first was made at `since`: NIXL has no notification.
 fn rest(since: Instant) {
     if since.elapsed() < EAGER { thread::yield_now() } else { thread::sleep(NAP) }
 }
@@ -287,14 +286,14 @@ impl From<NixlError> for EngineError {
     }
 }
 
-/// What a probe writes: other bytes for each arena.
+/// Returns the bytes that a probe writes, which differ for each arena.
 fn pattern(at: At, bytes: u64) -> Vec<u8> {
     let seed = u64::from(at.epoch) << 8 | u64::from(at.route);
     let word = |index: u64| (index ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     (0..bytes / 8).flat_map(word).collect()
 }
 
-/// Whether a probe was written to slot 0.
+/// Returns whether a probe was written to slot 0.
 pub(super) fn has_pattern(arena: &dyn Arena, at: At, bytes: u64) -> bool {
     let mut found = vec![0; bytes as usize];
     let read = arena.enter().and_then(|()| arena.read(0, &mut found));

@@ -1,11 +1,11 @@
-//! The stream of a [NIXL lane](crate::nixl), and what is done for it: copies, and calls of NIXL.
+//! The stream of a [NIXL lane](crate::nixl), and the work for it: copies, and calls of NIXL.
 //!
-//! The stream is one more connection beside the lanes, and ends with its link; that it is not there ends
-//! nothing. The state is the peer's, under the lock of its session. Each end of a route has a thread
-//! ([`engine`]), because NIXL may wait for whatever it likes; copies run where the stream does.
+//! The stream is one more connection beside the lanes, and ends with its link; its end alone ends nothing
+//! else. The state belongs to the peer, under the lock of its session. Each end of a route has a thread
+//! ([`engine`]), because NIXL may block at will; copies run where the stream does.
 //!
-//! *When the stream ends*, what goes by NIXL goes by gRPC, and the arenas are closed. *When the peer is
-//! dropped*, agents end with their threads, and have their arenas until then.
+//! *When the stream ends*, spans that went by NIXL go by gRPC, and the arenas are closed. *When the peer is
+//! dropped*, agents end with their threads, and keep their arenas until then.
 
 mod engine;
 
@@ -32,11 +32,11 @@ use crate::nixl::{Arena, At, Do, Heard, NixlUse, Say, Sizes, decode, encode};
 use crate::refused::Kind;
 use crate::session::{Bounds, Link, OnDevice, Session};
 
-/// How often it is looked whether something takes too long.
+/// How often the lane checks whether something takes too long.
 const LOOK: Duration = Duration::from_millis(50);
 const _: () = assert!(LOOK.as_millis() * 10 < NIXL_DEADLINE.as_millis());
 
-/// See the module.
+/// The NIXL lane; see the module.
 pub(super) struct Nixl;
 
 impl Lane for Nixl {
@@ -57,7 +57,7 @@ impl Lane for Nixl {
     }
 
     fn put(&self, session: &mut Session, post: Seq, span: &OnDevice) -> bool {
-        // To ask for a slot takes longer than what is small.
+        // Asking for a slot takes longer than sending a small span.
         span.bytes >= NIXL_LEAST && session.widen(post, span.span, span.device)
     }
 
@@ -72,24 +72,24 @@ impl Lane for Nixl {
     }
 }
 
-/// What a peer has for its NIXL lane beside its state.
+/// The parts of a peer's NIXL lane beside its state.
 pub(in crate::net) struct NixlEnds {
     pub(super) using: NixlUse,
     pub(in crate::net) sizes: Sizes,
-    /// Orders for the threads, by the arena; whether it is this host's.
+    /// The order queues of the threads, by end and route.
     engines: Mutex<HashMap<(Way, u8), mpsc::Sender<Order>>>,
     /// Arenas that others write, and those of this host that are read.
     arenas: Mutex<HashMap<(Way, At), Arc<dyn Arena>>>,
-    /// Where copies run: of the last stream.
+    /// The runtime for copies: that of the last stream.
     runtime: Mutex<Option<Handle>>,
 }
 
-/// Which end of a route.
+/// The end of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Way {
-    /// This host is written to.
+    /// The end that the other host writes to.
     In,
-    /// It writes.
+    /// The end that writes.
     Out,
 }
 
@@ -111,7 +111,7 @@ impl NixlEnds {
     }
 }
 
-/// The stream is there: what is said on it.
+/// Begins the stream. Returns the frames to send on it.
 fn begin(peer: &Arc<Peer>, link: Link, from: Incoming, address: SocketAddr) -> BoxStream<'static, Outgoing> {
     if let Some(ends) = &peer.nixl {
         *ends.runtime.lock() = Handle::try_current().ok();
@@ -122,7 +122,7 @@ fn begin(peer: &Arc<Peer>, link: Link, from: Incoming, address: SocketAddr) -> B
     stream::unfold(Arc::clone(peer), move |peer| async move {
         let said = peer.next_say(link).await?;
         let rest = match &said {
-            // As slow to encrypt and send as anything.
+            // Real bytes, so that encryption and sending are as slow as for a tensor.
             Say::Ballast { bytes, .. } => Bytes::from(vec![0; *bytes as usize]),
             _ => Bytes::new(),
         };
@@ -131,7 +131,7 @@ fn begin(peer: &Arc<Peer>, link: Link, from: Incoming, address: SocketAddr) -> B
     .boxed()
 }
 
-/// Takes what comes, until it ends.
+/// Takes the frames of the stream until it ends.
 async fn hear(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAddr) {
     let cut = |peer: &Arc<Peer>| peer.nixl(|lane, session, now| lane.cut(link, session, now));
     loop {
@@ -148,7 +148,7 @@ async fn hear(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAd
                 Err(error) => Box::new(error),
             },
             Err(status) if status.code() == Code::OutOfRange => Box::new(status.message().to_owned()),
-            // The others of its connection may be whole.
+            // The other streams of its connection may be fine.
             Ok(None) | Err(_) => return cut(&peer),
         };
         cut(&peer);
@@ -156,7 +156,7 @@ async fn hear(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAd
     }
 }
 
-/// Looks for what takes too long, while something is waited for.
+/// Checks for work that takes too long, while any is under way.
 async fn look(peer: Arc<Peer>, link: Link) {
     while peer.until_nixl_waits(link).await {
         tokio::time::sleep(LOOK).await;
@@ -164,7 +164,7 @@ async fn look(peer: Arc<Peer>, link: Link) {
     }
 }
 
-/// Does what is to be done. Nothing here waits.
+/// Carries out the lane's orders. Nothing here blocks.
 pub(in crate::net) fn carry_out(peer: &Arc<Peer>, dos: Vec<Do>) {
     let Some(ends) = &peer.nixl else { return };
     for todo in dos {
@@ -177,7 +177,7 @@ pub(in crate::net) fn carry_out(peer: &Arc<Peer>, dos: Vec<Do>) {
             Do::CloseOut { at } => close(peer, Way::Out, at),
             Do::Release { at } => drop(ends.arenas.lock().remove(&(Way::In, at))),
             Do::Write { at, slot, to, bytes } => {
-                // HOST-10.
+                // HOST-10: nothing leaves a host whose time is over.
                 if peer.may_say_nothing() || !ends.order(Way::Out, at, Order::Write { slot, to, bytes }) {
                     let written = Err("this host may send nothing now".to_owned());
                     peer.heard(Heard::Written { at, slot, written });
@@ -190,7 +190,7 @@ pub(in crate::net) fn carry_out(peer: &Arc<Peer>, dos: Vec<Do>) {
 
 fn close(peer: &Arc<Peer>, way: Way, at: At) {
     let Some(ends) = &peer.nixl else { return };
-    // Behind all that it was told; it says itself when it has ended.
+    // Queued behind all earlier orders; the thread itself reports its end.
     let engine = ends.engines.lock().remove(&(way, at.route));
     if engine.is_none_or(|engine| engine.send(Order::Close).is_err()) {
         engine::ended(peer, way, at);
@@ -198,7 +198,7 @@ fn close(peer: &Arc<Peer>, way: Way, at: At) {
 }
 
 fn spawn_copy(peer: &Arc<Peer>, ends: &NixlEnds, todo: Do) {
-    // There was a stream, or there is nothing to copy.
+    // Without a stream there is nothing to copy.
     let Some(runtime) = ends.runtime.lock().clone() else { return };
     let peer = Arc::clone(peer);
     runtime.spawn(async move {
