@@ -144,6 +144,8 @@ pub(super) async fn start(
     stream: DeviceStream,
     to: UnboundedSender<Command>,
 ) -> Result<Running, String> {
+    // Everything that can fail without the network comes first, so that a wrong setting is reported before
+    // this host listens or joins.
     let settings = &beginning.settings;
     let security = match &settings.key_file {
         Some(path) => Security::key_file(path),

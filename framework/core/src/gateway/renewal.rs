@@ -79,17 +79,21 @@ impl Gateway {
     fn end_session(&mut self, mut before: Remote, next: &mut Remote, ended: &Ended) {
         let host = before.member.who.host.0;
         before.store.clear();
+        // These counts are about the host, and outlive its gateway.
         (next.log_lost, next.owes_log) = (before.log_lost, before.owes_log);
         next.renewals = std::mem::take(&mut before.renewals);
         next.left_behind = std::mem::take(&mut before.left_behind);
         for actor in &ended.open {
             *next.left_behind.entry(ActorId(actor.0)).or_default() += 1;
         }
+        // A mailbox may have taken its messages before this session was reported as ended: then the count is
+        // 0 now.
         next.left_behind.retain(|_, count| *count != 0);
         let why = Refusal::GatewayEnded(format!(
             "{} has another gateway; whether the message was handled there, nobody knows",
             before.shown()
         ));
+        // Before the asks are drained, because it counts them.
         self.no_more_under_way(&before);
         for (_, asked) in before.asks.drain() {
             if let Some(mailbox) = self.mailboxes.get_mut(&asked.actor) {

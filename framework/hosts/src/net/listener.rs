@@ -79,6 +79,7 @@ impl Listener {
         security.allows(at).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
         socket.set_nonblocking(true)?;
         rustix::net::listen(&socket, ACCEPT_BACKLOG)?;
+        // For `socket`: the doors own the other descriptor.
         let outlives = OwnedFd::from(socket.try_clone()?);
         let address = at;
         if security.server().is_none() {
@@ -109,6 +110,7 @@ impl Listener {
             });
             Way { runtime: runtime.clone(), ready }
         };
+        // The servers start before the doors, which pass connections to them.
         let messages = serve(&Handle::current());
         let lanes = threads.all().map(serve).collect();
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));

@@ -75,6 +75,7 @@ pub(super) fn check(
     if metadata.len() > MAX_NIXL_METADATA {
         return Err(BadMetadata::TooLong { bytes: metadata.len() });
     }
+    // The order of the fields is that in which NIXL writes them.
     let one = 1_u64.to_le_bytes();
     let mut fields = Fields(metadata);
     fields.skip(MARK, "mark")?;

@@ -134,6 +134,7 @@ impl Inbound {
 
     /// Takes a message that has come.
     pub(super) fn take(&mut self, seq: Seq, post: Post) -> Result<Follows, Violation> {
+        // All checks come before the first change: a violation changes nothing.
         let charge = charge(self.bounds, &post);
         if self.taken > 0 && self.taken + charge > self.window {
             return Err(Violation::OverWindow {

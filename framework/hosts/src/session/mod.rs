@@ -450,6 +450,8 @@ impl Session {
         if !self.is_up(link) || self.ended.is_some() {
             return Ok(());
         }
+        // Only `taken` counts the frame as received. Each arm checks before it changes, so a violation
+        // changes nothing, and the next connection gets the frame again.
         self.numbering.expect(seq)?;
         let mut follows = Follows::default();
         match body {
@@ -460,6 +462,7 @@ impl Session {
                 };
                 self.outbound.asks(correlation)?;
                 follows = self.inbound.take(seq, post)?;
+                // Answered last: `inbound` may still refuse the reply.
                 self.outbound.answered(correlation);
             }
             Body::Landed { post, whole } => follows.events = self.outbound.landed(post, whole)?,

@@ -9,7 +9,7 @@ pub(crate) enum Step {
     Margin,
     /// An agent whose time is over sends no beats.
     StopBeating,
-    /// A host on which the verdict was spoken gets no answer.
+    /// A host on which the verdict was given gets no answer.
     Final,
     /// Time goes on while a machine is suspended. (Only in the model; in programs
     /// [`Moment::now`](super::Moment::now) does it.)

@@ -508,6 +508,7 @@ impl Peer {
             Frame::Numbered { seq, body } => self.with(|session| session.take(link, seq, body)).map_err(lie),
             Frame::Ack { received } => self.with(|session| session.acked(link, received)).map_err(lie),
             Frame::Beat { number } => {
+                // The pulse decides first: after the verdict on a host its beats get no answer (HOST-10).
                 if self.pulse.heard(Moment::now()) {
                     let mut state = self.state.lock();
                     state.answers.push_back(number);
