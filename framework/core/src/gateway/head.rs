@@ -20,7 +20,7 @@ pub(super) struct Head {
     pub(super) tensors: Vec<Outline>,
 }
 
-/// Where the body is.
+/// The place of the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HeadBody {
     Here(Bytes),

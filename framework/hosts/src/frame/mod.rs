@@ -154,7 +154,7 @@ pub enum Body {
     },
     /// Bytes of the window that are free again.
     Grant {
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
     /// There will be no reply.

@@ -62,7 +62,7 @@ pub enum SecurityError {
     /// The key has another length.
     #[error("the key in {} has {found} bytes, and has to have 32: write it with `head -c 32 /dev/urandom`", path.display())]
     Length {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The number of its bytes.
         found: u64,
@@ -70,13 +70,13 @@ pub enum SecurityError {
     /// Others can read the key, or another user wrote it.
     #[error("{} can be read or written by others than its user, or is neither this user's nor root's: `chmod 600` it", path.display())]
     Open {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
     /// A PEM file lacks something that it should have.
     #[error("{} has no {what}: {why}", path.display())]
     Pem {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The missing part.
         what: &'static str,

@@ -82,7 +82,7 @@ pub enum Violation {
     OtherHost {
         /// The actor.
         actor: ActorId,
-        /// This host.
+        /// The host on which it should live.
         own: HostId,
     },
     /// A message to a mailbox that was never offered.

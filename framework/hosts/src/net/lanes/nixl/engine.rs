@@ -21,7 +21,7 @@ pub(super) enum Order {
     Connect { device: u8, offer: Offer },
     /// Write from a slot to the start of the other side's memory plus `to`.
     Write { slot: u8, to: u64, bytes: u64 },
-    /// End.
+    /// End the thread.
     Close,
 }
 
