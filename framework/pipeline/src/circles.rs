@@ -1,23 +1,23 @@
 //! Refuses pipelines that could wait for themselves, before a process starts: no deadline would end such a
 //! wait.
 //!
-//! Three things let a sender go on only when an earlier item is done with: the bound of a loop,
-//! `max_bytes_in_flight`, and the number of items that at-least-once delivery lets a source have
-//! unacknowledged. A batch or a window keeps items until it has enough of them, and a `join` until a partner
-//! comes. `check` sums what all of them behind one such bound can keep, and refuses the pipeline if the sum
-//! can reach the bound.
+//! Three bounds let a sender go on only when an earlier item has been handled: the bound of a loop,
+//! `max_bytes_in_flight`, and the number of items that a source may have unacknowledged under at-least-once
+//! delivery. A batch or a window keeps items until it has enough of them, and a `join` until a partner comes.
+//! `check` adds up the items that all of them behind one such bound can keep, and refuses the pipeline if the
+//! sum can reach the bound.
 //!
-//! Circles are refused here and not detected at run time, but for one: a `join` at least once keeps halves
-//! whose partners may never come, and only while it runs can it be seen that they do not. Each source says
-//! when it makes nothing more before something is acknowledged, and what it has under way
-//! (`worker/fork_tracker`); the join adds that up.
+//! Circles are refused here and not detected at run time, with one exception. Under at-least-once delivery a
+//! `join` keeps halves whose partners may never come, and only at run time can it tell that they do not. Each
+//! source reports when it makes nothing more before something is acknowledged, with the items that it has
+//! under way (`worker/fork_tracker`). The join combines these reports.
 
 use super::error::Mistake;
 use super::plan::{Plan, RESULTS};
 use super::worker::args::Select;
 
 impl Plan {
-    /// Every circle.
+    /// Returns a mistake for every circle.
     pub(super) fn circles(&self) -> Vec<Mistake> {
         let mut mistakes = Vec::new();
         for stage in 0..self.stages.len() {
@@ -40,27 +40,29 @@ impl Plan {
         Mistake::Conflict { stage: self.stages[stage].name.clone(), why }
     }
 
-    /// Items that a stage keeps until another comes, however long that takes.
+    /// How many items a stage keeps until another comes, however long that takes.
     fn keeps_for_ever(&self, stage: usize) -> u32 {
         let stage = &self.stages[stage];
         stage.keeps.filter(|_| !stage.times_out).map_or(0, |keeps| keeps.saturating_sub(1))
     }
 
-    /// Whether some fork tells a stage that pairs, on both sides, which items of a source do not come there.
+    /// Whether forks tell a stage that pairs, for both of its sides, which items of a source do not come
+    /// there.
     fn is_told_of(&self, stage: usize, source: usize) -> bool {
         let forks = || (0..self.stages.len()).filter(|fork| *fork == source || self.reaches(source, *fork));
         let told: Vec<_> = forks()
             .flat_map(|fork| self.partners(fork, RESULTS).into_iter().map(move |partner| (fork, partner)))
             .filter(|(_, partner)| partner.stage == stage)
             .collect();
-        // Of the same branches for both sides, it says of neither whether the other comes.
+        // A fork that uses the same branches for both sides cannot tell for either whether the other half
+        // comes.
         let of = |left: bool| told.iter().filter(move |(_, partner)| partner.left == left);
         of(true).any(|(fork, left)| {
             of(false).any(|(other, right)| (fork, &left.branches) != (other, &right.branches))
         })
     }
 
-    /// Whether a stage, if it pairs, hears of each half that has no partner.
+    /// Whether a stage, if it pairs, learns of each half that has no partner.
     fn is_told(&self, stage: usize) -> bool {
         let Some(pairs) = self.stages[stage].pairs else { return true };
         let mut sources = pairs.sides.iter().flat_map(|side| self.sources_of(*side));
@@ -117,7 +119,7 @@ impl Plan {
         None
     }
 
-    /// A sender that may have so many bytes under way waits for their answers.
+    /// Checks `max_bytes_in_flight`: a sender with so many bytes under way waits for their answers.
     fn waits_for_bytes(&self, stage: usize) -> Option<&'static str> {
         self.stages[stage].max_bytes?;
         if self.stages[stage].depth > 0 {
@@ -127,7 +129,7 @@ impl Plan {
             );
         }
         let answers_for = |other: usize| match self.at_least_once {
-            // Down to the sinks.
+            // An item is answered when everything down to the sinks was.
             Some(_) => other == stage || self.reaches(stage, other),
             None => other == stage || self.answers_for(stage, other),
         };
@@ -141,7 +143,7 @@ impl Plan {
         )
     }
 
-    /// Whether a stage is done with an item only when another in its worker is.
+    /// Whether a stage has handled an item only when another in its worker has.
     fn answers_for(&self, stage: usize, other: usize) -> bool {
         let pairs = self.stages[stage].pairs.is_some();
         let mut next =
@@ -149,11 +151,12 @@ impl Plan {
         !pairs && next.any(|edge| edge.to == other || self.answers_for(edge.to, other))
     }
 
-    /// At least once, a source makes nothing more when so many of its items are kept.
+    /// Checks the bound of at-least-once delivery: a source makes nothing more when so many of its items are
+    /// kept.
     fn keeps_too_many(&self, source: usize) -> Option<Mistake> {
         let most = u64::from(self.at_least_once?);
-        // Each branch of a fork at the source has so many of its own; a source that gives each item to one of
-        // them waits for the one that is full.
+        // Each branch of a fork at the source has this bound for itself. A source that gives each item to one
+        // branch waits for the branch that is full.
         let output = &self.stages[source].outputs[usize::from(RESULTS)];
         let edges = self.edges_from(source, RESULTS);
         let alone = output.branches > 1 && output.select != Select::All;
@@ -175,15 +178,15 @@ impl Plan {
         })
     }
 
-    /// Items of sources that a stage can keep unacknowledged, all replicas together: in front of a batch of
-    /// batches wait whole batches, and behind an `unbatch` a part keeps all of its batch.
+    /// How many items of sources a stage can keep unacknowledged, all replicas together. Whole batches wait
+    /// in front of a batch of batches, and behind an `unbatch` one part keeps its whole batch unacknowledged.
     fn retained(&self, stage: usize) -> u64 {
         let each = self.kept(stage, stage, u64::from(self.keeps_for_ever(stage)), &mut Vec::new());
         each.saturating_mul(u64::from(self.stages[stage].replicas))
     }
 
-    /// Whether parts of one batch, from an `unbatch`, may go to others than a stage that keeps some. Where
-    /// they do not they come one behind the other, and what is kept is of few batches.
+    /// Whether parts of one batch, from an `unbatch`, may go to other receivers than the stage that keeps
+    /// some of them. If not, the parts come one behind the other, and the kept parts belong to few batches.
     fn parts_are_spread(&self, unbatch: usize, keeper: usize) -> bool {
         let between = |stage: &usize| *stage == unbatch || self.reaches(unbatch, *stage);
         let mut stages = (0..self.stages.len()).filter(between).filter(|stage| self.reaches(*stage, keeper));
@@ -194,8 +197,8 @@ impl Plan {
             })
     }
 
-    /// The stage that makes the batches that come to an `unbatch`, and how many parts a whole one has, where
-    /// nothing stands between that could leave any out, as a stage of the user's could.
+    /// Returns the stage that makes the batches that come to an `unbatch`, and how many parts a whole batch
+    /// has. `None` if a stage between the two, such as one of the user's, could leave parts out.
     fn batches_of(&self, unbatch: usize) -> Option<(usize, u64)> {
         let mut before = self.edges_to(unbatch).map(|(_, edge)| edge.from.stage);
         let first = before.next().filter(|first| self.stages[*first].packs)?;
@@ -203,7 +206,8 @@ impl Plan {
         Some((first, u64::from(parts)))
     }
 
-    /// Whether parts that a batch, window, zip or join may keep come there without one of them left out.
+    /// Whether all parts reach the batch, window, zip or join that may keep them, with none left out on the
+    /// way.
     fn all_parts_come(&self, unbatch: usize, keeper: usize) -> bool {
         let between =
             |stage: &usize| *stage != keeper && self.reaches(unbatch, *stage) && self.reaches(*stage, keeper);
@@ -214,8 +218,8 @@ impl Plan {
         })
     }
 
-    /// The most items of sources that are unacknowledged while `keeper` has the last so many that came to a
-    /// stage.
+    /// The most items of sources that are unacknowledged while `keeper` holds the last `count` items that
+    /// came to a stage.
     fn kept(&self, stage: usize, keeper: usize, count: u64, on_the_way: &mut Vec<usize>) -> u64 {
         if count == 0 || on_the_way.contains(&stage) {
             return count; // Around a loop, in which nothing is kept for ever.
@@ -229,8 +233,8 @@ impl Plan {
                 && !self.parts_are_spread(from, keeper)
                 && let Some((batch, parts)) = self.batches_of(from)
             {
-                // They come one behind the other, and those that are kept are of few batches: the last ones,
-                // where each is whole.
+                // The parts come one behind the other, and those that are kept belong to few batches: the
+                // last ones, if each is whole.
                 return if self.stages[batch].times_out {
                     self.kept(batch, keeper, count.saturating_add(parts - 1), on_the_way)
                 } else {
@@ -240,7 +244,7 @@ impl Plan {
             let of_each = match (here.keeps, here.pairs) {
                 (Some(keeps), _) if here.packs => count.saturating_mul(u64::from(keeps)),
                 (_, Some(pairs)) if !pairs.by_id => count.saturating_mul(2),
-                // Of parts each is of another batch.
+                // Each part may belong to another batch.
                 _ => count,
             };
             self.kept(from, keeper, of_each, on_the_way)

@@ -1,10 +1,10 @@
 //! Follows a running pipeline, from the start of its sources to its report, on a thread of its own.
 //!
 //! The conductor asks every actor to run. Each answers with its counts when it is done, so the last answer is
-//! the end. An ask that fails is a death: the conductor stops the sources and tells those behind the dead
-//! that nothing more comes from it, so that everything else is finished and counted.
+//! the end. An ask that fails is a death: the conductor stops the sources and tells the stages behind the
+//! dead actor that nothing more comes from it, so that everything else is finished and counted.
 //!
-//! The conductor never waits for one thing alone: it drives what it sends beside the answers that it waits
+//! The conductor never waits for one thing alone: it polls its sends together with the answers that it waits
 //! for. A send may stand in a queue behind an ask of the conductor's own, which moves only when it is polled.
 
 use std::collections::{HashMap, HashSet};
@@ -45,15 +45,16 @@ use orders::{Order, Orders};
 use scaling::Scaling;
 use tellers::Tellers;
 
-/// When nothing has moved for so long, members are told again what one that has begun anew may not know.
+/// When nothing has moved for so long, the conductor repeats to the members the orders that a new life may
+/// not know.
 const REMIND: Duration = Duration::from_secs(2);
 
-/// What the program says to a running pipeline.
+/// A command of the program to a running pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
-    /// Stop the sources, finish what is under way.
+    /// Stop the sources, finish the items under way.
     Cancel,
-    /// Stop the sources, finish what is under way, and do not wait longer than until then.
+    /// Stop the sources, finish the items under way, and do not wait longer than until then.
     Finish(Instant),
     /// Do not wait any longer.
     Kill,
@@ -61,24 +62,24 @@ pub(super) enum Command {
     Scale(usize, u32),
 }
 
-/// How a pipeline is followed.
+/// The settings with which a pipeline is followed.
 pub(super) struct Follow {
     pub(super) progress: Progress,
     pub(super) every: Duration,
     pub(super) trace: Option<PathBuf>,
-    /// Whether what is lost or left over is an error, whatever explains it.
+    /// Whether lost or left-over items are an error, even if a death explains them.
     pub(super) complete: bool,
-    /// A run in which nothing has moved for so long is reported.
+    /// When nothing has moved for so long, the log reports it.
     pub(super) hang_limit: Duration,
-    /// How often actors tell how far they are.
+    /// How often actors report their progress.
     pub(super) told_every: Duration,
     /// Whether Ctrl-C and `SIGTERM` cancel it.
     pub(super) signals: bool,
-    /// Why its workers take turns on a GPU that several of them are on.
+    /// Why its workers take turns on a GPU that several of them use.
     pub(super) time_slices: Option<String>,
-    /// Whether its workers end with it, on a node that goes on.
+    /// Whether the node goes on, and only the pipeline's workers end with it.
     pub(super) lets_go: bool,
-    /// The keeper of its workers.
+    /// The supervisor of its workers.
     pub(super) supervisor: Arc<Supervisor>,
     /// Knows when the node shuts down.
     pub(super) registry: Registry,
@@ -89,33 +90,32 @@ struct Conductor {
     plan: Plan,
     members: Vec<Member>,
     counts: Vec<Option<Counts>>,
-    /// What members told of themselves, and earlier lives of them.
+    /// The reports of members, of this life and of earlier ones.
     told: Told,
     tellers: Tellers,
     deaths: Vec<Death>,
-    /// Those of them that do not say why.
+    /// The deaths whose error does not tell the cause, by index.
     causeless: Vec<usize>,
-    /// Of members on other hosts: the last of them.
+    /// The last death of each member on another host.
     elsewhere: Elsewhere,
-    /// Members that have died and do not come back, each with the process that it was in, where that is
-    /// known.
+    /// Members that have died and do not come back, each with the process that it was in, if that is known.
     exited: HashMap<usize, Option<ProcessId>>,
-    /// The first death that nobody makes up for.
+    /// The first death after which no other life or replica took over.
     fatal_death: Option<Death>,
     failure: Option<Failure>,
     cancelled: bool,
     /// Whether the sources were told to stop.
     stopping: bool,
     killed: bool,
-    /// Why it stands still, if it was killed for that.
+    /// Why the pipeline stands still, if it was killed for that.
     stands_still: Option<String>,
     /// When Ctrl-C or `SIGTERM` came.
     signalled: Option<Instant>,
-    /// When it is killed, if it has not ended.
+    /// When the pipeline is killed, if it has not ended by then.
     kill_at: Option<Instant>,
-    /// Whether the node shuts down. Whoever it kills then has not stopped in time.
+    /// Whether the node shuts down. A member that the node kills then has not stopped in time.
     node_stops: bool,
-    /// What members stood in when the first of them was killed.
+    /// What members waited for when the first of them was killed.
     stood_in: Option<Vec<Waiting>>,
     began: Instant,
     supervisor: Arc<Supervisor>,
@@ -124,10 +124,10 @@ struct Conductor {
     stillness: Stillness,
     /// See [`Report::time_slices`].
     time_slices: Option<String>,
-    /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox
-    /// may wait behind a [`Run`], which takes its own only when it is polled.
+    /// Orders on their way to members. They are polled together with everything else: a send that waits for
+    /// its place in a mailbox may wait behind a [`Run`], which takes its own place only when it is polled.
     sends: FuturesUnordered<LocalBoxFuture<'static, ()>>,
-    /// The sources that are told to stop: which has heard it.
+    /// The orders to stop on their way to sources; each resolves to the source that has heard it.
     stops: FuturesUnordered<LocalBoxFuture<'static, Option<usize>>>,
     heard_stop: HashSet<usize>,
     scaling: Scaling,
@@ -174,7 +174,8 @@ pub(super) async fn conduct(
         plan,
         members,
     };
-    // Sources last: by then every stage is asked, and an end cannot come before its receiver follows the run.
+    // Sources last: every stage is asked by then, so no end can come before its receiver takes part in the
+    // run.
     let mut runs = FuturesUnordered::new();
     let sources_last = [false, true];
     for sources in sources_last {
@@ -205,7 +206,8 @@ pub(super) async fn conduct(
                     }
                 }
             },
-            // Polled and nothing more: a member that does not come back, or has ended, need not hear it.
+            // The result does not matter: a member that does not come back, or has ended, need not hear the
+            // order.
             Some(_) = conductor.sends.next() => {}
             Some(heard) = conductor.stops.next() => conductor.heard_stop.extend(heard),
             () = reached(conductor.kill_at) => conductor.command(Command::Kill),
@@ -225,8 +227,8 @@ pub(super) async fn conduct(
     drop(runs);
     conductor.scale_no_more().await;
     conductor.count_again(&mut events, &mut orders).await;
-    // An actor tells everything before it answers, so all events of members that answered are in the channel
-    // by now.
+    // An actor sends all its events before it answers, so all events of members that answered are in the
+    // channel by now.
     while let Some((from, event)) = events.try_recv_from() {
         conductor.event(from, event);
     }
@@ -245,7 +247,7 @@ pub(super) async fn conduct(
     conductor.outcome(settings.complete)
 }
 
-/// Resolves when it is that late; never without a time.
+/// Resolves at this time; never without one.
 async fn reached(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -260,14 +262,14 @@ async fn run(
     ask: Ask<Run>,
 ) -> (usize, Result<Counts, AskError<Run>>) {
     for send in before {
-        // One that does not come back does not answer either.
+        // A member that does not come back fails the ask below too.
         let _ = send.await;
     }
     (index, ask.await)
 }
 
 impl Conductor {
-    /// The last counts of each actor, or the latest that are known.
+    /// Returns the final counts of each actor, or the latest that are known.
     fn known_counts(&self) -> impl Iterator<Item = &Counts> {
         let last = self.members.iter().zip(&self.counts).filter_map(|(member, counts)| {
             let latest = || self.told.latest(member.stage as u16, member.replica);
@@ -280,13 +282,13 @@ impl Conductor {
         self.known_counts().cloned().collect()
     }
 
-    /// Tells how far it is.
+    /// Shows the progress.
     fn tell(&self, reporter: &mut Reporter, last: bool) {
         let replicas = self.scaling.replicas(&self.plan);
         reporter.tell(&self.plan, self.began.elapsed(), &self.all_counts(), &replicas, last);
     }
 
-    /// The members that have not ended.
+    /// Returns the members that have not ended.
     fn unfinished(&self) -> Vec<(u16, u16)> {
         let members = self.members.iter().enumerate();
         let unfinished = |index: usize| self.counts[index].is_none() && !self.exited.contains_key(&index);
@@ -302,8 +304,8 @@ impl Conductor {
         if self.signalled.is_some_and(|at| self.stillness.is_over(at, now)) {
             return self.kill();
         }
-        // Items between two hosts move without a word of any stage, and a replica that starts is no member
-        // yet.
+        // Items between two hosts move although no stage reports it, and a replica that starts is not a
+        // member yet.
         let may_go_on = self.members.iter().any(|member| member.worker.is_of_another_host());
         if !may_go_on
             && !self.scaling.starts()
@@ -322,21 +324,21 @@ impl Conductor {
         }
     }
 
-    /// Nothing moves. Tells members again what a new life may not know. A member that had ended may have died
-    /// since and come back, which no answer says; it then waits for ends that nobody sends. Or a restorer
-    /// waits for items that went with a life.
+    /// Repeats to members the orders that a new life may not know, when nothing moves. A member that had
+    /// ended may have died since and come back, and no answer reports that; it then waits for ends that no
+    /// sender sends. Or a restorer waits for items that were lost with a life.
     fn remind(&self) {
         for (index, member) in self.members.iter().enumerate() {
             for exited in self.over_before(index).chain(self.empty_before(index)) {
-                // One that has no room now is told the next time.
+                // A member that has no room now is told the next time.
                 let _ = member.control.try_send(exited);
             }
             let _ = member.control.try_send(Control::GoOn { after_a_death: !self.deaths.is_empty() });
         }
     }
 
-    /// For each member before this one that has ended, or does not come back: the word that nothing more
-    /// comes from it.
+    /// Returns, for each sender of a member that has ended or does not come back, the order which says that
+    /// nothing more comes from it.
     fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
         let is_over = |other: &usize| self.exited.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
@@ -346,7 +348,7 @@ impl Conductor {
     fn order(&mut self, order: Order) {
         match order {
             Order::Command(command) => self.command(command),
-            // The second one means it.
+            // The second signal kills the pipeline.
             Order::Signal if self.cancelled => self.command(Command::Kill),
             Order::Signal => {
                 self.signalled = Some(Instant::now());
@@ -374,12 +376,12 @@ impl Conductor {
         }
     }
 
-    /// Ends it now. What members stand in is noted before they are gone.
+    /// Ends the pipeline now. Notes what members wait for before they are gone.
     fn kill(&mut self) {
         self.killed = true;
         let (unfinished, now) = (self.unfinished(), Instant::now());
         let deaf = self.members.iter().enumerate().filter(|(index, member)| {
-            // Told, and in no state to hear it: it stands in the code of the source.
+            // It was told to stop and has not heard it: it stands in the code of the source.
             member.source && self.stopping && !self.heard_stop.contains(index)
         });
         let deaf: Vec<_> = deaf.map(|(_, member)| (member.stage as u16, member.replica)).collect();
@@ -390,17 +392,18 @@ impl Conductor {
         self.stopping = true;
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| member.source) {
             let stop = member.control.ask(Control::Stop);
-            // One that ends before it answers need not hear it.
+            // A source that ends before it answers need not hear it.
             self.stops.push(async move { stop.await.is_ok().then_some(index) }.boxed_local());
-            // One that is in its own code hears it from another thread.
+            // A source that is in a call learns of it by `Env::is_stopping`, which another thread sets.
             self.supervisor.ask_to_stop(member.worker);
         }
     }
 
-    /// Notes a death; true if the actor comes back.
+    /// Notes a death, and tells the stages behind the dead member. Returns whether the actor comes back.
     fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
         if self.node_stops && is_killed_by_the_node(error) {
-            // Not the first that dies is to blame, but whoever the shutdown has waited for in vain.
+            // The members that the shutdown has waited for in vain are to blame, not the first that dies. So
+            // all that have not ended are noted now.
             self.kill();
             return false;
         }
@@ -418,17 +421,17 @@ impl Conductor {
         let takes_items = |other: &&Member| self.scaling.takes_items(other.stage, other.replica);
         let others = self.members.iter().filter(|other| other.stage == of && other.replica != replica);
         let mut others = others.filter(takes_items);
-        // Those who sent to it send again, to another; a source has nobody who would.
+        // Its senders send again, to another replica; a source has no senders.
         let replaced =
             self.plan.at_least_once.is_some() && !member.source && others.any(|other| !dead(other.replica));
-        // Where nobody knows yet, the next ask is not sent if there is no next life.
+        // If it is not known yet, the next ask tells: it fails if there is no next life.
         let comes_back = match error {
             AskError::NoReply(AskFailure::ProcessExited(exited)) => exited.restarts,
             AskError::NoReply(_) => true,
             AskError::NotSent(_) | AskError::TimedOut => false,
         };
         let restarts = comes_back && self.plan.restart(of) != Restart::never();
-        // Of a restart the node says one line, with the worker's name and the reason.
+        // The node already logs a line about each restart, with the worker's name and the reason.
         macro_rules! say {
             ($level:ident) => {
                 tracing::$level!(target: "tensorpost::pipeline", stage, replica, why, "a stage died")
@@ -444,12 +447,12 @@ impl Conductor {
             self.told.ended(of as u16, replica);
             return true;
         }
-        // Where an actor died and its process goes on, the answer does not say which that is.
+        // If an actor died and its process goes on, the answer does not say which process that is.
         let lives = || self.supervisor.worker(self.members[index].worker).map(|worker| worker.process);
         self.exited.insert(index, process_of(error).or_else(lives));
         self.scaling.gone(of, replica);
-        // A life that the shutdown has kept from beginning is no failure: what it would have had is named as
-        // lost.
+        // If the shutdown has kept the next life from beginning, that is no failure: the items for that life
+        // are named as lost.
         if !replaced && !is_kept_from_its_next_life(error) {
             self.fatal_death.get_or_insert(death);
             self.stop_sources();
@@ -457,7 +460,7 @@ impl Conductor {
         for other in 0..self.members.len() {
             let waits = self.counts[other].is_none() && !self.exited.contains_key(&other);
             if waits && self.sends_to(index, other) {
-                // One that has died too is noticed by itself; its next life is told when it begins.
+                // If it has died too, its own ask reports that, and its next life is told when it begins.
                 self.tell_exited(index, other);
             }
         }
@@ -465,12 +468,13 @@ impl Conductor {
         false
     }
 
-    /// A member is done: all its items and ends were answered.
+    /// Notes that a member is done: all its items and ends were answered.
     fn finished(&mut self, index: usize, counts: Counts) {
         let counts = self.as_of(index, counts);
         self.told.is_at(&counts);
         self.counts[index] = Some(counts);
-        // An end was answered by a life that may have died since; the next one would wait for it.
+        // A receiver's life that had answered the end may have died since; its next life would wait for that
+        // end.
         for (other, member) in self.members.iter().enumerate() {
             if self.counts[other].is_none() && self.sends_to(index, other) && self.has_died(other) {
                 self.send(member.control.send(self.exited(index, other)));
@@ -479,19 +483,19 @@ impl Conductor {
         self.may_have_left(index);
     }
 
-    /// Whether any life of a member has ended before its time.
+    /// Whether any life of a member has died.
     fn has_died(&self, index: usize) -> bool {
         let member = &self.members[index];
         let stage = &self.plan.stages[member.stage].name;
         self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica)
     }
 
-    /// The word to a member that nothing more comes from another.
+    /// Returns the order that tells a member that nothing more comes from another.
     fn exited(&self, index: usize, to: usize) -> Control {
         let member = &self.members[index];
         let dead = self.exited.get(&index);
         let (orphans, with) = (dead.is_some() && self.leaves_orphans(index), dead.copied().flatten());
-        // HOST-1: on another host that number is another process's.
+        // HOST-1: on another host that number belongs to another process.
         let with = with.filter(|_| !self.members[to].worker.is_of_another_host());
         Control::Exited { lanes: member.lanes.clone(), orphans, with }
     }
@@ -502,20 +506,20 @@ impl Conductor {
         self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == to)
     }
 
-    /// What a member's new life must be told before it runs: its earlier life knew it, or had it in its
-    /// mailbox.
+    /// Returns the orders that a member's new life must get before it runs: its earlier life knew them, or
+    /// had them in its mailbox.
     fn brief(&self, index: usize) -> Vec<Send<Control>> {
         let member = &self.members[index];
-        // A source that is to make nothing more must not begin anew.
+        // A source that was told to stop must not begin anew.
         let stop = (self.stopping && member.source).then_some(Control::Stop);
-        // From these no end comes, which it would wait for.
+        // These senders send no end, and the new life would wait for one.
         let over = self.over_before(index).chain(self.empty_before(index));
         let all = stop.into_iter().chain(self.places_behind(index)).chain(over);
         all.map(|control| member.control.send(control)).collect()
     }
 
-    /// What a member must be told before it counts again: as [`brief`](Self::brief), and what nobody makes
-    /// again.
+    /// Returns the orders that a member must get before it counts again: those of [`brief`](Self::brief), and
+    /// which items no source makes again.
     fn last_brief(&self, index: usize) -> Vec<Send<Control>> {
         let mut brief = self.brief(index);
         let control = &self.members[index].control;
@@ -523,14 +527,14 @@ impl Conductor {
         brief
     }
 
-    /// After a death, asks those who are done for their counts again: what was sent again came after their
-    /// answers. One that begins anew may take as long as a run, so all is driven and heard here as it was
-    /// there.
+    /// After a death, asks the members that are done for their counts again: items that were sent again may
+    /// have come after their answers. A member that begins anew may take as long as a run, so sends, events
+    /// and orders are handled here as during the run.
     async fn count_again(&mut self, events: &mut Channel<Event>, orders: &mut Orders<'_>) {
         if self.deaths.is_empty() || self.killed {
             return;
         }
-        // One that has died since it was done begins anew, and is told that all others are done too.
+        // A member that has died since it was done begins anew, and is told that all others are done too.
         let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
         let mut asks: FuturesUnordered<_> =
             asks.map(|(index, member)| run(index, self.last_brief(index), member.run.ask(Run))).collect();
@@ -548,10 +552,10 @@ impl Conductor {
                     }
                 }
                 Some(_) = self.sends.next() => {}
-                // A source that died since it was done has not heard it, and its next life takes nothing
-                // before that.
+                // A source that died since it was done has not heard the order, and its next life takes no
+                // other message before it.
                 Some(heard) = self.stops.next() => self.heard_stop.extend(heard),
-                // Without that they fill their channel, and whoever has spans to tell does not end.
+                // If the channel filled up, an actor that has spans to report could not end.
                 Ok((from, event)) = events.recv_from() => self.event(from, event),
                 () = reached(self.kill_at) => self.command(Command::Kill),
                 order = orders.next() => self.order(order),
@@ -559,7 +563,8 @@ impl Conductor {
         }
     }
 
-    /// `complete`: whether what is lost or left over is an error, whatever explains it.
+    /// Makes the result of the run. `complete` says whether lost or left-over items are an error even if a
+    /// death explains them.
     fn outcome(mut self, complete: bool) -> Result<Report, PipelineError> {
         self.name_causes();
         #[cfg(feature = "hosts")]
@@ -581,14 +586,15 @@ impl Conductor {
         if self.killed && self.stands_still.is_none() {
             return Err(PipelineError::Killed { report });
         }
-        // A death first: what fails after it, fails because of it.
+        // A death comes first: failures after it are caused by it.
         if let Some(Death { stage, replica, why, .. }) = self.fatal_death {
             return Err(PipelineError::Died { stage, replica, why, report });
         }
         match (self.failure.or(fatal), self.stands_still) {
             (Some(failure), _) => Err(PipelineError::Failed { failure, report }),
             (None, Some(why)) => Err(PipelineError::StandsStill { why, report }),
-            // A loss that nothing explains is a defect, of a message type or of this library, and no success.
+            // A loss that no death explains is a defect, of a message type or of this library, and no
+            // success.
             (None, None) if report.lost_unexplained > 0 || (complete && !report.is_complete()) => {
                 Err(PipelineError::Incomplete { report })
             }
@@ -597,13 +603,13 @@ impl Conductor {
     }
 }
 
-/// How the program speaks to the conductor.
+/// The program's handle to the conductor.
 #[derive(Clone, Debug)]
 pub(super) struct Handle(pub(super) Arc<Inert<mpsc::UnboundedSender<Command>>>);
 
 impl Handle {
     pub(super) fn give(&self, command: Command) {
-        // In a forked child of the program it is its parent's.
+        // In a forked child of the program the channel belongs to the parent.
         if !self.0.is_inherited() {
             // A pipeline that has ended needs no command.
             let _ = self.0.send(command);

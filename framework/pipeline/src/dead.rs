@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::item::Item;
 
-/// An item on which a stage failed, for whoever takes its dead letters.
+/// An item on which a stage failed, for the stage that takes its dead letters.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Dead<T: Item> {
@@ -12,7 +12,7 @@ pub struct Dead<T: Item> {
     pub item: T,
     /// The stage.
     pub stage: String,
-    /// What the stage said, with its causes.
+    /// The stage's error, with its causes.
     pub why: String,
     /// How often it was tried.
     pub attempts: u32,

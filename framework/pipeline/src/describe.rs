@@ -9,7 +9,7 @@ use super::plan::{DEAD, Edge, Kind, Plan, StagePlan};
 use super::worker::args::Select;
 use super::worker::branch::overflow::Drops;
 
-/// A pipeline to look at: [`Display`](fmt::Display) is text, and there are diagrams.
+/// The description of a pipeline: [`Display`](fmt::Display) writes it as text, and there are diagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     name: String,
@@ -18,7 +18,7 @@ pub struct Description {
 }
 
 impl Pipeline {
-    /// What it looks like, also while it is not complete.
+    /// Describes the pipeline, also while it is not complete.
     pub fn describe(&self) -> Description {
         Description::of(&self.draft.borrow().plan.clone().complete())
     }
@@ -35,7 +35,7 @@ impl Description {
         }
     }
 
-    /// A [Mermaid](https://mermaid.js.org) flow chart.
+    /// Returns a [Mermaid](https://mermaid.js.org) flow chart.
     pub fn mermaid(&self) -> String {
         let mut text = "flowchart LR\n".to_owned();
         for (index, (name, about, kind)) in self.stages.iter().enumerate() {
@@ -58,7 +58,7 @@ impl Description {
         text
     }
 
-    /// A graph for [Graphviz](https://graphviz.org).
+    /// Returns a graph for [Graphviz](https://graphviz.org).
     pub fn dot(&self) -> String {
         let mut text = format!("digraph {} {{\n    rankdir=LR;\n", dot_text(&self.name));
         for (index, (name, about, kind)) in self.stages.iter().enumerate() {
@@ -103,7 +103,7 @@ impl fmt::Display for Description {
     }
 }
 
-/// What is special about a stage.
+/// Returns the settings of a stage that are not the default, in words.
 fn about(plan: &Plan, stage: &StagePlan) -> String {
     let mut about = Vec::new();
     if stage.label != stage.name && !stage.helper {
@@ -144,7 +144,7 @@ fn about(plan: &Plan, stage: &StagePlan) -> String {
     about.join(", ")
 }
 
-/// What is special about an edge.
+/// Returns the label of an edge.
 fn flowing(plan: &Plan, edge: &Edge) -> String {
     let output = &plan.stages[edge.from.stage].outputs[usize::from(edge.from.output)];
     let dead = (edge.from.output == DEAD).then_some("dead letters");

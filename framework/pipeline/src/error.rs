@@ -11,15 +11,15 @@ use super::worker::meter::Failure;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mistake {
-    /// Nothing begins it.
+    /// The pipeline has no source.
     #[error("it has no source; begin it with `.source::<…>(…)`")]
     NoSource,
-    /// Something is made that nobody takes.
+    /// A stage makes something that no stage takes.
     #[error("nothing takes {what} of stage `{stage}`; end the flow with `.sink::<…>(…)`, or take it out")]
     Unconnected {
         /// The stage.
         stage: String,
-        /// What it makes.
+        /// The output that is not taken.
         what: String,
     },
     /// Two stages have the same name.
@@ -35,7 +35,7 @@ pub enum Mistake {
         stage: String,
         /// The device as it was written.
         device: String,
-        /// What is wrong with it.
+        /// The reason.
         source: DeviceError,
     },
     /// A number is out of range.
@@ -45,15 +45,15 @@ pub enum Mistake {
         stage: String,
         /// Which number.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
         /// The least that it may be.
         least: u64,
         /// The most that it may be.
         most: u64,
     },
-    /// Batches and windows that may together keep all that at-least-once delivery lets a source have under
-    /// way.
+    /// Batches and windows that may together keep all items that a source may have under way under
+    /// at-least-once delivery.
     #[error(
         "{}`{stage}` may keep {retained} items of a source until more come, and at most {most} may be unacknowledged, so it may \
          wait for ever; let at least {} be (`at_least_once({})`), or give batches a time with `within`",
@@ -66,15 +66,15 @@ pub enum Mistake {
         retained: u64,
         /// Items of it that may be unacknowledged.
         most: u64,
-        /// How many they are.
+        /// How many batches and windows there are.
         stages: usize,
     },
-    /// Things that do not go together.
+    /// Settings that do not go together.
     #[error("stage `{stage}`: {why}")]
     Conflict {
         /// The stage.
         stage: String,
-        /// What does not go together, and what to do.
+        /// The settings that do not go together, and the remedy.
         why: &'static str,
     },
 }
@@ -83,18 +83,18 @@ pub enum Mistake {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
-    /// It was not written down right; no process was started.
+    /// The pipeline has mistakes; no process was started.
     #[error("pipeline `{pipeline}` cannot run: {}", list(.mistakes))]
     Graph {
         /// Its name.
         pipeline: String,
-        /// Everything that is wrong.
+        /// All mistakes.
         mistakes: Vec<Mistake>,
     },
     /// The node did not start.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// This process was forked from the program's, where the pipeline runs.
+    /// This process was forked from the program in which the pipeline runs.
     #[error("{INHERITED}")]
     Forked,
     /// A stage's worker did not start.
@@ -102,7 +102,7 @@ pub enum PipelineError {
     Worker {
         /// The stage.
         stage: String,
-        /// What the worker did instead.
+        /// The reason.
         source: SpawnError,
     },
     /// A stage could not be made.
@@ -110,52 +110,53 @@ pub enum PipelineError {
     Start {
         /// The stage.
         stage: String,
-        /// What is wrong.
+        /// The reason.
         source: ActorError,
     },
-    /// The system refused the thread that follows the pipeline, or something that it needs.
+    /// The system refused the thread that follows the pipeline, or a resource that the thread needs.
     #[error("the pipeline cannot be followed: {0}")]
     System(#[from] std::io::Error),
-    /// A stage failed on an item, and its errors fail the pipeline. What was under way in other stages was
+    /// A stage failed on an item, and its errors fail the pipeline. Items under way in other stages were
     /// finished.
     #[error("stage `{}` failed on {}: {}{}", .failure.stage, item(.failure), .failure.why, lost(.report))]
     Failed {
         /// The stage, the item and the error.
         failure: Failure,
-        /// What was done until then.
+        /// The report until then.
         report: Box<Report>,
     },
-    /// A stage's process, or its actor, ended. What was under way in other stages was finished.
+    /// A stage's process, or its actor, ended. Items under way in other stages were finished.
     #[error("{}`{stage}` (replica {replica}) died: {why}{}{}", what_died(.report, .stage), hint(.report, .stage, *.replica), lost(.report))]
     Died {
         /// The stage.
         stage: String,
-        /// Which of its replicas.
+        /// The number of the replica.
         replica: u16,
-        /// What is known.
+        /// The known cause.
         why: String,
-        /// What was done until then; it names the items that were lost.
+        /// The report until then; it names the items that were lost.
         report: Box<Report>,
     },
-    /// It ran to its end and not everything came there: items were lost though no death explains that, or
-    /// [`require_complete`](super::Pipeline::require_complete) was asked for and the report
-    /// [is not complete](Report::is_complete).
+    /// The pipeline ran to its end, but not every item came there. Either items were lost and no death
+    /// explains that, or the program asked for [`require_complete`](super::Pipeline::require_complete) and
+    /// the report [is not complete](Report::is_complete).
     #[error("pipeline `{}` is not complete: {}", .report.pipeline, .report.incomplete().unwrap_or_default())]
     Incomplete {
-        /// What was done, and which items did not come to their end.
+        /// The report, with the items that did not come to their end.
         report: Box<Report>,
     },
-    /// [`Running::scale`](super::Running::scale) asked for what cannot be. The pipeline goes on as it was.
+    /// [`Running::scale`](super::Running::scale) asked for a number that is not allowed. The pipeline goes on
+    /// as it was.
     #[error("the number of replicas of stage `{stage}` stays as it is: {why}")]
     Scale {
         /// The stage.
         stage: String,
-        /// Why, and what to do.
+        /// The reason, and the remedy.
         why: String,
     },
-    /// Nothing moved any more and nobody was at work, so it was ended: some of its stages wait for others
-    /// that wait for them, or for what a limit keeps away. A failure or a death before that is the error
-    /// instead.
+    /// Nothing moved any more and no stage was at work, so the pipeline was ended: some of its stages wait
+    /// for each other, or for items that a limit keeps away. If a failure or a death came before that, it is
+    /// the error instead.
     #[error("the pipeline stands still: {why}{}", waiting(.report))]
     StandsStill {
         /// The cause, and what to change.
@@ -163,16 +164,16 @@ pub enum PipelineError {
         /// The report until then; [`Report::waiting`] says what each replica waited for.
         report: Box<Report>,
     },
-    /// It was told to end at once, or did not end when it was told to.
+    /// The pipeline was told to end at once, or did not end when it was told to.
     #[error("the pipeline was killed{}", waiting(.report))]
     Killed {
-        /// What was done until then, as far as it is known.
+        /// The report until then, as far as it is known.
         report: Box<Report>,
     },
 }
 
 impl PipelineError {
-    /// The report of a pipeline that ran and did not finish.
+    /// Returns the report of a pipeline that ran and did not finish.
     pub fn report(&self) -> Option<&Report> {
         match self {
             PipelineError::Failed { report, .. }
@@ -186,7 +187,7 @@ impl PipelineError {
 }
 
 impl PipelineError {
-    /// Whether its workers were not waited for.
+    /// Whether the pipeline ended without waiting for its workers.
     pub(super) fn is_cut_short(&self) -> bool {
         let cut_short = |report: &Report| !report.waiting.is_empty();
         matches!(self, PipelineError::Killed { .. }) || self.report().is_some_and(cut_short)
@@ -206,7 +207,7 @@ fn what_died(report: &Report, stage: &str) -> &'static str {
     if is_source(report, stage) { "source " } else { "stage " }
 }
 
-/// The remedy for a death that nobody makes up for.
+/// Returns the remedy for a death after which no other life or replica took over.
 fn hint(report: &Report, stage: &str, replica: u16) -> String {
     let lost = report.lost_hosts.iter().find(|(of, at, _)| of == stage && *at == replica);
     if let Some((_, _, host)) = lost {
@@ -235,7 +236,7 @@ fn item(failure: &Failure) -> String {
 }
 
 fn waiting(report: &Report) -> String {
-    // Whoever stands in its own code is to blame, and not those who wait for it.
+    // A replica that stands in its own code is to blame, and not those that wait for it.
     let blamed = report.waiting.iter().any(|waiting| waiting.in_call);
     let waiting: Vec<_> = report.waiting.iter().filter(|waiting| waiting.in_call || !blamed).collect();
     let texts: Vec<_> = waiting.iter().take(8).map(ToString::to_string).collect();

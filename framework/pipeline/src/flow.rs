@@ -1,4 +1,4 @@
-//! Writing a pipeline down: typed flows over the untyped plan.
+//! Typed flows over the untyped plan, with which a pipeline is written down.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -32,16 +32,16 @@ pub(super) struct Draft {
     pub(super) settings: Settings,
 }
 
-/// A pipeline: what runs where, and what flows between. Write it down with [`source`](Self::source) and the
-/// methods of [`Flow`], then [`run`](Self::run) it. See the [module](super).
+/// A pipeline: its stages, where they run, and the items that flow between them. Write it down with
+/// [`source`](Self::source) and the methods of [`Flow`], then [`run`](Self::run) it. See the [module](super).
 #[derive(Clone)]
 pub struct Pipeline {
     pub(super) draft: Rc<RefCell<Draft>>,
 }
 
-/// Items of type `T`, on their way from the stages that make them to the one that is written down next. `At`
-/// says which stage the methods that tune one are about: [`AfterSource`], [`After`], or none. A flow that
-/// nobody takes is a mistake that keeps the pipeline from running.
+/// Items of type `T`, on their way from the stages that make them to the stage that is written down next.
+/// `At` says which stage the tuning methods apply to: [`AfterSource`], [`After`], or none. A flow that no
+/// stage takes is a mistake that keeps the pipeline from running.
 pub struct Flow<T, At = Plain> {
     pub(super) draft: Rc<RefCell<Draft>>,
     pub(super) taps: Vec<Tap>,
@@ -50,7 +50,7 @@ pub struct Flow<T, At = Plain> {
     types: PhantomData<fn() -> (T, At)>,
 }
 
-/// A flow that comes from several stages, or is one of several of a stage.
+/// A flow that comes from several stages, or is one of several flows out of a stage.
 pub enum Plain {}
 /// A flow behind the source that makes it, which can be tuned.
 pub enum AfterSource {}
@@ -75,7 +75,7 @@ impl Tuned for AfterSource {}
 impl<I> Tuned for After<I> {}
 
 impl Pipeline {
-    /// An empty one.
+    /// Makes an empty pipeline.
     pub fn new(name: impl Into<String>) -> Self {
         let draft = Draft { plan: Plan::new(name.into()), works: Vec::new(), settings: Settings::default() };
         Pipeline { draft: Rc::new(RefCell::new(draft)) }
@@ -91,8 +91,8 @@ impl Pipeline {
         With { to: self.clone(), args }
     }
 
-    /// Adds a source from an iterator, which `make` makes in the source's worker. It captures nothing; what
-    /// it needs of this process it is given by [`with`](Self::with).
+    /// Adds a source from an iterator, which `make` makes in the source's worker. `make` captures nothing;
+    /// [`with`](Self::with) gives it values of this process.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -129,7 +129,7 @@ impl Draft {
         self.plan.add(stage, taps)
     }
 
-    /// The typed part of a stage of the completed plan.
+    /// Returns the typed part of a stage of the completed plan.
     pub(super) fn work(works: &[Rc<dyn Work>], plan: &Plan, stage: usize) -> Rc<dyn Work> {
         match plan.stages[stage].relays {
             Some(relayed) => works[relayed].relay(),
@@ -149,11 +149,11 @@ impl<T, At> Flow<T, At> {
     }
 
     /// Gives the next closure arguments. A closure of a pipeline runs in other processes, so it captures
-    /// nothing; if it did, the program would not compile. It gets what it needs of this process here, as its
-    /// first parameter. The arguments are serialised once, with the start of the stage, so that every replica
-    /// and every restart gets the same. They are the state of one replica too: in `map` and its like a
-    /// closure may change them from item to item, and begins again with what is given here when its process
-    /// is restarted.
+    /// nothing; if it did, the program would not compile. It gets values of this process here, as its first
+    /// parameter. The arguments are serialised once, with the start of the stage, so that every replica and
+    /// every restart gets the same. They are also the state of one replica: in `map` and its like a closure
+    /// may change them from item to item. A replica whose process is restarted begins again with the
+    /// arguments given here.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -185,7 +185,7 @@ impl<T, At> Flow<T, At> {
         With { to: self, args }
     }
 
-    /// The pipeline that this is a part of.
+    /// Returns the pipeline that this flow belongs to.
     pub fn pipeline(&self) -> Pipeline {
         Pipeline { draft: Rc::clone(&self.draft) }
     }
@@ -202,8 +202,8 @@ impl<T: Item, At> Flow<T, At> {
         self.then(short::<S>(), Rc::new(StageWork::<AsSink<S>>(args)), Kind::Sink)
     }
 
-    /// Turns each item into another. The closure captures nothing, as all of a pipeline; [`with`](Self::with)
-    /// gives it arguments and state.
+    /// Turns each item into another. The closure captures nothing, like all closures of a pipeline;
+    /// [`with`](Self::with) gives it arguments and state.
     pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, After<T>>
     where
         F: FnMut(T) -> anyhow::Result<O> + 'static,
@@ -231,7 +231,7 @@ impl<T: Item, At> Flow<T, At> {
         self.with(()).flat_map(name, move |(), item| map(item))
     }
 
-    /// Host code for each item, with the stage's device (`env.stream()`), in a worker of its own.
+    /// Runs host code on each item, with the stage's device (`env.stream()`), in a worker of its own.
     pub fn apply<O: Item, F>(self, name: &str, mut apply: F) -> Flow<O, After<T>>
     where
         F: FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + 'static,
@@ -251,10 +251,11 @@ impl<T: Item, At> Flow<T, At> {
 
     /// Ends the flow in an actor outside of the pipeline, or in a
     /// [channel](tensorpost_core::api::node::Node::channel) of the program: each item is a message to it. The
-    /// pipeline waits for room in its mailbox, and an item is done with when the actor is. While the actor is
-    /// restarted, items wait; what it had, its death takes, and the report names it. An actor that does not
-    /// come back is an error on the next item, which [`on_error`](Self::on_error) decides about. Reports call
-    /// the stage `to an actor` unless [`named`](Self::named) says otherwise.
+    /// pipeline waits for room in its mailbox, and an item is handled when the actor has handled it. While
+    /// the actor is restarted, items wait; the items that it had are lost with it, and the report names them.
+    /// An actor that does not come back is an error on the next item, and [`on_error`](Self::on_error)
+    /// decides what happens then. Reports call the stage `to an actor` unless [`named`](Self::named) says
+    /// otherwise.
     ///
     /// ```no_run
     /// # use tensorpost::prelude::*;
@@ -282,14 +283,14 @@ impl<T: Item, At> Flow<T, At> {
         Flow::of(&self.draft, stage)
     }
 
-    /// A stage of the pipeline's own, in the worker of the stage before where that is one.
+    /// Adds a stage of the pipeline's own, in the worker of the stage before if that stage has one worker.
     pub(super) fn helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, After<T>> {
         let before = self.taps[0].stage;
         let flow: Flow<S::Out, After<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
         {
             let plan = &mut flow.draft.borrow_mut().plan;
             plan.stages[flow.stage].helper = true;
-            // Not behind a loop: what has left it is not to be answered for by a stage in it.
+            // Not behind a loop: no stage in a loop may answer for an item that has left it.
             let together = plan.stages[before].most_replicas() == 1
                 && plan.stages[before].depth <= plan.loops
                 && plan.stages[before].python.is_none();
@@ -298,14 +299,14 @@ impl<T: Item, At> Flow<T, At> {
         flow
     }
 
-    /// A stage of the pipeline's own, in a worker of its own.
+    /// Adds a stage of the pipeline's own, in a worker of its own.
     pub(super) fn own_helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, After<T>> {
         let flow: Flow<S::Out, After<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
         flow.draft.borrow_mut().plan.stages[flow.stage].helper = true;
         flow
     }
 
-    /// The stage that the flow comes from, in the plan.
+    /// Returns the number, in the plan, of the stage that the flow comes from.
     pub(super) fn index(&self) -> usize {
         self.stage
     }
@@ -314,7 +315,7 @@ impl<T: Item, At> Flow<T, At> {
         &self.draft
     }
 
-    /// Merges two flows: the items of both, as they come.
+    /// Merges two flows into one, with the items of both as they come.
     pub fn merge<B>(self, other: Flow<T, B>) -> Flow<T> {
         let taps = self.taps.iter().chain(&other.taps).copied().collect();
         self.at(taps)
@@ -330,7 +331,7 @@ impl<T: Item, At> Flow<T, At> {
         self.fork(Select::RoundRobin)
     }
 
-    /// Sends each item to the flow with the fewest items that are not done with.
+    /// Sends each item to the flow with the fewest unfinished items.
     pub fn least_loaded<const N: usize>(self) -> [Flow<T>; N] {
         self.fork(Select::LeastLoaded)
     }
@@ -359,7 +360,7 @@ impl<T: Item, At> Flow<T, At> {
         std::array::from_fn(|index| flow.at(vec![taps[index]]))
     }
 
-    /// The flow as the whole output of one stage.
+    /// Returns the flow as the whole output of one stage.
     pub(super) fn single(self) -> Flow<T> {
         let whole = |tap: &Tap| {
             let plan = &self.draft.borrow().plan;
@@ -375,8 +376,9 @@ impl<T: Item, At> Flow<T, At> {
         relay.at(relay.taps.clone())
     }
 
-    /// A loop: items go through the stages that `body` adds, and again for as long as `again` is true of the
-    /// result. Items for which `again` is false leave the loop. `body` is called here, and may capture.
+    /// Adds a loop: items go through the stages that `body` adds, and again for as long as `again` is true
+    /// for the result. Items for which `again` is false leave the loop. `body` is called here, and may
+    /// capture.
     ///
     /// At most `bound` items are in the loop at a time; others wait in front of it. An item that a stage of
     /// the loop drops has left it.
@@ -424,7 +426,8 @@ pub(super) fn hash(key: &impl Hash) -> u64 {
 }
 
 impl<T, I> Flow<T, After<I>> {
-    /// Notes that the stage keeps so many items before it makes one, of all of them if it `packs`.
+    /// Notes that the stage keeps so many items before it makes one; if it `packs`, it makes one of all of
+    /// them.
     pub(super) fn batch_bound(self, batch: super::many::Batch, packs: bool) -> Self {
         {
             let stage = &mut self.draft.borrow_mut().plan.stages[self.stage];
@@ -434,7 +437,7 @@ impl<T, I> Flow<T, After<I>> {
         self
     }
 
-    /// Notes that the stage takes apart what others have put together.
+    /// Notes that the stage takes batches apart.
     pub(super) fn taking_apart(self) -> Self {
         self.draft.borrow_mut().plan.stages[self.stage].takes_apart = true;
         self
@@ -449,52 +452,54 @@ impl<T, At: Tuned> Flow<T, At> {
 }
 
 impl<T> Flow<T, AfterSource> {
-    /// Asks the source for an item at fixed times: the first at once, each other `time` after the time of the
-    /// one before it, or as soon after that as the pipeline has taken that one. So the rate holds however
-    /// long a call takes, while that is less than `time`. What is late is not made up for: each time at which
-    /// none could be asked for counts as missed ([`StageReport::missed`](super::StageReport::missed)). A
-    /// source that is stopped stops at once.
+    /// Asks the source for an item at fixed times. The first time is at once, and each other is `time` after
+    /// the one before it. If the pipeline has not taken the item before by then, the source is asked as soon
+    /// as it has. So the rate holds however long a call takes, as long as it takes less than `time`. Late
+    /// items are not made up for: each time at which the source could not be asked counts as missed
+    /// ([`StageReport::missed`](super::StageReport::missed)). A source that is stopped stops at once.
     pub fn every(self, time: Duration) -> Self {
         self.tune(|stage| stage.pace = Some(time))
     }
 
-    /// What happens when the source's process ends: with a policy the source is made again from its
-    /// arguments, and begins anew, with item 0. So what it makes comes again, from its beginning; only what
-    /// it had not sent yet is lost, if it does not make that again. Without a policy the pipeline fails.
+    /// Sets what happens when the source's process ends. With a policy the source is made again from its
+    /// arguments, and begins anew, with item 0. So its items come again, from the first one; only items that
+    /// it had not sent yet are lost, if it does not make them again. Without a policy the pipeline fails.
     ///
-    /// A source that is to go on where it was has to remember that where its process's end does not take it:
-    /// in a file, or in an actor.
+    /// A source that should go on where it was has to store its position outside its process: in a file, or
+    /// in an actor.
     pub fn restart(self, policy: Restart) -> Self {
         self.tune(|stage| stage.restart = Some(policy))
     }
 }
 
 impl<T, I: Item> Flow<T, After<I>> {
-    /// How many items wait in front of the stage, per sending process;
+    /// Sets how many items wait in front of the stage, per sending process;
     /// [`DEFAULT_MAILBOX`](super::limits::DEFAULT_MAILBOX) unless said otherwise.
     pub fn mailbox(self, items: u32) -> Self {
         self.tune(|stage| stage.mailbox = Some(items))
     }
 
-    /// Drops what has waited longest where more than [`mailbox`](Self::mailbox) items wait for the stage: for
-    /// live sources, whose newest items are wanted, and which nothing may hold up. Every sender of the stage
-    /// keeps so many items; none of them waits for the stage. `mailbox(1)` keeps the newest. How old an item
-    /// is in the end also depends on the stages behind this one, each of which has a mailbox of its own.
+    /// Drops the item that has waited longest when more than [`mailbox`](Self::mailbox) items wait for the
+    /// stage. This is for live sources, whose newest items are wanted, and which nothing may hold up. Every
+    /// sender of the stage keeps so many items; no sender waits for the stage. `mailbox(1)` keeps the newest.
+    /// How old an item is in the end also depends on the stages behind this one, each of which has a mailbox
+    /// of its own.
     ///
-    /// What is dropped is no loss. It is counted apart, in the report
-    /// ([`StageReport::dropped`](super::StageReport::dropped)) and the progress, and gives its tensors back
+    /// Dropped items are not lost items. They are counted apart, in the report
+    /// ([`StageReport::dropped`](super::StageReport::dropped)) and the progress, and give their tensors back
     /// at once.
     pub fn drop_oldest(self) -> Self {
         self.tune(|stage| stage.drops = Some(Drops::Oldest))
     }
 
-    /// As [`drop_oldest`](Self::drop_oldest), but drops what has just come: what waits is not given up.
+    /// As [`drop_oldest`](Self::drop_oldest), but drops the item that has just come: items that wait are
+    /// kept.
     pub fn drop_newest(self) -> Self {
         self.tune(|stage| stage.drops = Some(Drops::Newest))
     }
 
-    /// How many bytes of tensors and message bodies each sender may have on the way to the stage that it is
-    /// not done with. An item that is larger goes alone.
+    /// Sets how many bytes of tensors and message bodies each sender may have on the way to the stage, or
+    /// unfinished there. An item that is larger goes alone.
     pub fn max_bytes_in_flight(self, bytes: u64) -> Self {
         self.tune(|stage| stage.max_bytes = Some(bytes))
     }
@@ -522,11 +527,11 @@ impl<T, I: Item> Flow<T, After<I>> {
         self.tune(|stage| stage.select = Select::By(number))
     }
 
-    /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and
-    /// goes on with what comes then. Items that it had are lost, and named in the report, unless delivery is
-    /// [at least once](super::Pipeline::at_least_once); what the stage remembered is gone. Without a policy
-    /// the pipeline fails. Stages in the same worker come back together; a source among them only if it has a
-    /// policy itself.
+    /// Sets what happens when a replica's process ends. With a policy it is started again from its arguments,
+    /// and goes on with the items that come then. Items that it had are lost, and named in the report, unless
+    /// delivery is [at least once](super::Pipeline::at_least_once); the state of the stage is gone. Without a
+    /// policy the pipeline fails. Stages in the same worker come back together; a source among them comes
+    /// back only if it has a policy itself.
     pub fn restart(self, policy: Restart) -> Self {
         self.tune(|stage| stage.restart = Some(policy))
     }
@@ -537,19 +542,19 @@ impl<T, I: Item> Flow<T, After<I>> {
     }
 
     /// Allows up to `most` replicas, so that [`Running::scale`](super::Running::scale) can change their
-    /// number while the pipeline runs. It begins with those of [`replicas`](Self::replicas), one unless said
-    /// otherwise.
+    /// number while the pipeline runs. The stage begins with the number given to
+    /// [`replicas`](Self::replicas), one unless said otherwise.
     ///
     /// Order, where it is [restored](Self::ordered), and delivery are as with a fixed number. A replica that
-    /// leaves calls the stage's `finish`, and what that gives goes on. Not for a stage with
-    /// [`by_key`](Self::by_key) or [`to_all`](Self::to_all), in a loop, or in the worker of another.
+    /// leaves calls the stage's `finish`, and sends the results. This is not allowed for a stage with
+    /// [`by_key`](Self::by_key) or [`to_all`](Self::to_all), in a loop, or in the worker of another stage.
     pub fn replicas_up_to(self, most: u32) -> Self {
         self.tune(|stage| stage.scale = Some(Scale { least: 1, most, auto: false }))
     }
 
-    /// Has the pipeline itself keep so many replicas as the stage needs, within these bounds. It adds some
-    /// when all that are there are at work, more waits for each, and none waits for the next stages; and
-    /// takes one away when the others would have been enough for a second. As for
+    /// Lets the pipeline itself choose the number of replicas, within these bounds. It adds some when all
+    /// existing replicas are at work, more items wait for each, and none waits for the next stages. It takes
+    /// one away when the others would have been enough for a second. All else is as for
     /// [`replicas_up_to`](Self::replicas_up_to).
     ///
     /// ```
@@ -589,7 +594,7 @@ impl<T, I: Item> Flow<T, After<I>> {
     }
 }
 
-/// The last part of a type's path, without its arguments.
+/// Returns the last part of a type's path, without its arguments.
 fn short<S>() -> &'static str {
     let name = std::any::type_name::<S>();
     let end = name.find('<').unwrap_or(name.len());

@@ -23,14 +23,14 @@ use super::stages::SendTo;
 use super::work::{Site, StageWork, Starter, Work};
 
 /// The items of a flow that ends in the program: an iterator (`for item in &mut results`) and a [`Stream`].
-/// Items that nobody takes wait, and the pipeline with them. There are no more when the pipeline has ended,
-/// for whatever reason; [`wait`](Self::wait) says which. Dropping it cancels the pipeline, as dropping
+/// Items that the program does not take wait, and the pipeline with them. The items end when the pipeline has
+/// ended, whatever the reason; [`wait`](Self::wait) tells it. Dropping it cancels the pipeline, as dropping
 /// [`Running`] does.
 #[must_use = "dropping it cancels the pipeline"]
 pub struct Results<T: Item> {
-    /// Before the pipeline, which waits for nobody then.
+    /// Dropped before the pipeline, which then does not wait for the program.
     channel: Channel<T>,
-    /// Until it has.
+    /// Resolves when the pipeline has ended; `None` after that.
     ended: Option<BoxFuture<'static, ()>>,
     running: Running,
 }
@@ -59,7 +59,7 @@ impl<T: Item, At> Flow<T, At> {
         self.results(|flow| flow.pipeline().start())
     }
 
-    /// As [`start_here`](Self::start_here), on a node that is there.
+    /// As [`start_here`](Self::start_here), on an existing node.
     ///
     /// # Errors
     /// As for [`run_pipeline`](RunPipeline::run_pipeline).
@@ -67,11 +67,11 @@ impl<T: Item, At> Flow<T, At> {
         self.results(|flow| node.run_pipeline(&flow.pipeline()))
     }
 
-    /// Runs the pipeline on a node of its own, and calls `consume` in this program for each item; it may
-    /// capture whatever it likes.
+    /// Runs the pipeline on a node of its own, and calls `consume` in this program for each item; `consume`
+    /// may capture.
     ///
     /// # Errors
-    /// Those of the pipeline, and the first of `consume`, which cancels it.
+    /// Errors of the pipeline, and the first error of `consume`, which cancels the pipeline.
     pub fn for_each_here(self, mut consume: impl FnMut(T) -> anyhow::Result<()>) -> anyhow::Result<Report> {
         let mut results = self.start_here()?;
         for item in &mut results {
@@ -103,7 +103,7 @@ impl<T: Item, At> Flow<T, At> {
     }
 }
 
-/// A sink of the program: it sends to a channel that is made with it.
+/// A sink in the program: it sends to a channel that is made with it.
 struct Here<T: Item>(RefCell<Option<Channel<T>>>);
 
 impl<T: Item> Work for Here<T> {
@@ -119,12 +119,12 @@ impl<T: Item> Work for Here<T> {
 }
 
 impl<T: Item> Results<T> {
-    /// The pipeline.
+    /// Returns the running pipeline.
     pub fn running(&self) -> &Running {
         &self.running
     }
 
-    /// Lets the items go that nobody has taken, and waits for the end as [`Running::wait`] does.
+    /// Drops the items that were not taken, and waits for the end as [`Running::wait`] does.
     ///
     /// # Errors
     /// The cause, with the report.
@@ -141,7 +141,7 @@ impl<T: Item> Results<T> {
             ready!(ended.poll_unpin(task));
             self.ended = None;
         }
-        // All that has come was put there before it ended.
+        // All items were put into the channel before the pipeline ended.
         Poll::Ready(self.channel.try_recv())
     }
 }
@@ -154,7 +154,7 @@ impl<T: Item> Stream for Results<T> {
     }
 }
 
-/// Its iterator blocks the thread.
+/// The iterator blocks the thread.
 impl<'r, T: Item> IntoIterator for &'r mut Results<T> {
     type Item = T;
     type IntoIter = Box<dyn Iterator<Item = T> + 'r>;

@@ -1,9 +1,9 @@
-//! On which hosts the workers of a pipeline start.
+//! Chooses the hosts on which the workers of a pipeline start.
 //!
-//! Used by `launch`, once for each pipeline, before anything of it has started. A node that is alone, or a
-//! program without the feature `hosts`, has one host, and nothing is looked up.
+//! Used by `launch`, once for each pipeline, before any of its processes has started. A node that is alone,
+//! or a program without the feature `hosts`, has one host, and nothing is looked up.
 //!
-//! **On the loss** of a host meanwhile the start fails with an error that names it.
+//! ***If a host is lost** meanwhile, the start fails with an error that names it.
 
 #[cfg(feature = "hosts")]
 use std::collections::HashMap;
@@ -24,8 +24,7 @@ use super::limits::HOST_DEADLINE;
 use super::location::On;
 use super::plan::Plan;
 
-/// A worker that was started for a replica, and the device there that it works on, where its host has said
-/// which.
+/// A worker that was started for a replica, and the device that it works on, if another host has chosen it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Home {
     pub(super) worker: WorkerId,
@@ -43,20 +42,20 @@ pub(super) struct Placed {
 #[derive(Clone)]
 pub(super) enum Where {
     Here,
-    /// On this host, and this device of it.
+    /// On this host, and on this device there.
     #[cfg(feature = "hosts")]
     Host(u16, Option<DeviceId>),
-    /// On the host with the fewest actors at that moment, on the device that it calls so. One that has joined
-    /// meanwhile is as good.
+    /// On the host with the fewest actors at that moment, on its device with this name. Hosts that have
+    /// joined meanwhile count too.
     #[cfg(feature = "hosts")]
     Anywhere(AllComing, Option<String>),
 }
 
-/// How many replicas are on their way to each host, where their actors are not counted yet.
+/// How many replicas are on their way to each host: their actors are not counted there yet.
 #[cfg(feature = "hosts")]
 type AllComing = Arc<Mutex<HashMap<u16, usize>>>;
 
-/// One of them, until it is dropped.
+/// A replica on its way to a host; it counts until this is dropped.
 #[cfg(feature = "hosts")]
 struct Coming(u16, AllComing);
 
@@ -69,20 +68,20 @@ impl Drop for Coming {
     }
 }
 
-/// The hosts of workers, by stage and replica; of those that are not here.
+/// The hosts of workers that are not on this host, by stage and replica.
 pub(super) struct Hosts {
     #[cfg(feature = "hosts")]
     of: HashMap<(usize, u16), u16>,
-    /// The devices of stages that name one of such a host, of any stage in its worker.
+    /// The devices of stages that name a device of such a host.
     #[cfg(feature = "hosts")]
     devices: HashMap<(usize, u16), DeviceId>,
 }
 
 impl Where {
-    /// Starts a worker there; it blocks.
+    /// Starts a worker at this place; it blocks.
     ///
     /// # Errors
-    /// [`ActorError`] names the host, where it is another one.
+    /// [`ActorError`] names the host, if it is another one.
     pub(super) fn start(
         &self,
         supervisor: &Supervisor,
@@ -120,8 +119,8 @@ impl Placed {
     }
 }
 
-/// The host with the fewest actors, those that come included. One at a time, so that several do not find the
-/// same.
+/// Returns the host with the fewest actors, replicas on their way included. The lock is held meanwhile, so
+/// that several threads do not find the same host.
 #[cfg(feature = "hosts")]
 fn least_loaded(supervisor: &Supervisor, all: &AllComing) -> Result<Coming, ActorError> {
     let mut coming = all.lock();
@@ -134,7 +133,7 @@ fn least_loaded(supervisor: &Supervisor, all: &AllComing) -> Result<Coming, Acto
 }
 
 impl Hosts {
-    /// Starts a worker where it is to be.
+    /// Starts a worker on the host that was chosen for it.
     pub(super) fn start_worker(
         &self,
         supervisor: &Supervisor,
@@ -154,7 +153,7 @@ impl Hosts {
         }
     }
 
-    /// The device of a stage's replica, where it is another host's.
+    /// Returns the device of a stage's replica, if it is a device of another host.
     pub(super) fn device(&self, at: (usize, u16)) -> Option<DeviceId> {
         #[cfg(feature = "hosts")]
         return self.devices.get(&at).copied();
@@ -165,7 +164,7 @@ impl Hosts {
         }
     }
 
-    /// As [`Plan::spares`], of the worker of a replica.
+    /// As [`Plan::spares`], for the worker of a replica.
     pub(super) fn spares(&self, plan: &Plan, (home, replica): (usize, u16)) -> (u32, DeviceId) {
         let (count, device) = plan.spares(home);
         let inside = (0..plan.stages.len()).filter(|stage| plan.home(*stage) == home);
@@ -178,7 +177,8 @@ impl Hosts {
         Where::Here
     }
 
-    /// Where further replicas of a stage start: on the host that is named, or on the best one at that time.
+    /// Returns where further replicas of a stage start: on the host that is named, or on the best one at that
+    /// time.
     #[cfg(feature = "hosts")]
     pub(super) fn further(&self, plan: &Plan, stage: usize) -> Where {
         let on = &plan.stages[stage].on;
@@ -198,14 +198,14 @@ impl Hosts {
         Ok(Hosts {})
     }
 
-    /// Finds them all; those that have not joined yet are waited for.
+    /// Finds the hosts of all stages, and waits for hosts that have not joined yet.
     #[cfg(feature = "hosts")]
     pub(super) fn find(node: &Node, plan: &Plan) -> Result<Self, PipelineError> {
         let until = Instant::now() + HOST_DEADLINE;
         let mut of = HashMap::new();
         let mut loads = None;
         for (index, stage) in plan.stages.iter().enumerate().filter(|(_, stage)| stage.on.is_host()) {
-            // One in the worker of another stage is where that one is.
+            // A stage in the worker of another is on the host of that one.
             if plan.home(index) != index {
                 continue;
             }
@@ -221,7 +221,7 @@ impl Hosts {
                                 none.insert(now.map_err(|error| closed(error.into()))?)
                             }
                         };
-                        // Those that start now count too.
+                        // Replicas that start now count too.
                         let Some(least) = loads.iter_mut().min() else { continue };
                         least.0 += 1;
                         least.1
@@ -236,7 +236,7 @@ impl Hosts {
     }
 }
 
-/// The devices that stages name of other hosts, each asked for once of its host.
+/// Returns the devices of other hosts that stages name, and asks each host once for each device.
 #[cfg(feature = "hosts")]
 fn devices_of(
     node: &Node,
@@ -264,14 +264,14 @@ fn devices_of(
     Ok(devices)
 }
 
-/// The number of a host that is named, as soon as it is of the node.
+/// Returns the number of a host that is named, as soon as it has joined the node.
 #[cfg(feature = "hosts")]
 fn find(node: &Node, on: &On, until: Instant) -> Result<u16, ActorError> {
     let closed = |closed: tensorpost_core::api::node::Closed| ActorError::Start(closed.into());
     let mut hosts = node.hosts().map_err(closed)?;
     loop {
         let found = hosts.iter().find(|host| match on {
-            // It was of the node, and numbers are not given twice.
+            // The host was part of the node, and numbers are not given twice.
             On::Host(wanted) => host.number == wanted.number,
             On::HostNumber(number) => host.number == *number,
             On::HostNamed(name) => host.name == *name,
@@ -290,7 +290,8 @@ fn find(node: &Node, on: &On, until: Instant) -> Result<u16, ActorError> {
                 "it has not joined this node; are its program and its key the same?"
             }
             _ => {
-                // Others, and not more of them: one may go before the wanted one joins.
+                // Waits until the hosts are others, and not until there are more: one may leave before the
+                // wanted one joins.
                 let left = until.saturating_duration_since(Instant::now());
                 hosts = node.await_other_hosts(hosts, left).map_err(closed)?;
                 continue;
@@ -300,20 +301,20 @@ fn find(node: &Node, on: &On, until: Instant) -> Result<u16, ActorError> {
     }
 }
 
-/// Whether it is a host, and nothing of it.
+/// Whether it is a host, and not a device of one.
 fn names_a_host(on: &On) -> bool {
     on.is_host() && on.host() == on
 }
 
 impl Plan {
-    /// Whether items that go to the stage, or what the pipeline says to it, may come from other hosts: then
-    /// one process, the gateway of its host, sends for several.
+    /// Whether items for the stage, or orders of the pipeline to it, may come from other hosts: then one
+    /// process, the gateway of its host, sends for several.
     pub(super) fn hears_other_hosts(&self, stage: usize) -> bool {
         let on = |stage: usize| Some(&self.stages[self.home(stage)].on).filter(|on| on.is_host());
         on(stage).is_some() || self.edges_to(stage).any(|(_, edge)| on(edge.from.stage).is_some())
     }
 
-    /// What is wrong with a stage that may be on another host.
+    /// Returns the mistakes in a stage that may be on another host.
     pub(super) fn host_mistakes(&self, index: usize) -> Vec<Mistake> {
         let (stage, home) = (&self.stages[index], &self.stages[self.home(index)]);
         if !(stage.on.is_host() || home.on.is_host()) {
@@ -369,7 +370,7 @@ mod tests {
         };
         let one = DEFAULT_MAILBOX;
         assert_eq!(mailboxes([On::default(), On::default(), On::default()]), [one, one]);
-        // One sender, three senders, and each time the program.
+        // One sender and three senders, and in both cases the program.
         assert_eq!(mailboxes([On::default(), Anywhere.into(), On::default()]), [2 * one, 4 * one]);
         assert_eq!(mailboxes([On::HostNumber(1), On::default(), On::default()]), [2 * one, one]);
         assert_eq!(mailboxes([On::default(), On::default(), On::HostNumber(1)]), [one, 4 * one]);

@@ -1,12 +1,13 @@
 //! Items that the program sends into a pipeline.
 //!
-//! In the worker of the source are an actor, which takes the items, and the pipeline's source, which is asked
-//! for the next one; between the two is a queue. An item is answered when the source has taken it, so the
-//! actor's mailbox is all that is ahead.
+//! The worker of the source holds an actor, which takes the items, and the pipeline's source, which the
+//! pipeline asks for the next one. Between the two is a queue. An item is answered when the source has taken
+//! it, so only the actor's mailbox is ahead of the source.
 //!
-//! **Locks.** The table's and the queue's, for as long as a look takes; a source that waits lets go of it.
-//! **On a crash** of the worker its sender is told, as every sender is, and the source begins anew by its
-//! policy. **On cancellation** the source ends, and gives back what it has not taken.
+//! ***Locks.** The table's and the queue's, each held for as long as a look takes; a source that waits
+//! releases the queue's. ***On a crash** of the worker the sender gets an error, as every sender does, and
+//! the source begins anew if its policy says so. **On cancellation** the source ends, and drops the items
+//! that it has not taken.
 
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -29,10 +30,10 @@ use super::stages::Identity;
 use super::traits::Source;
 use super::work::{Site, SourceWork, StageWork, Starter, Work};
 
-/// Items ahead of the source, in its actor's mailbox, of each process that sends.
+/// Items that wait ahead of the source, in its actor's mailbox, per sending process.
 const AHEAD: u32 = 16;
 
-/// Between two looks at whether the pipeline was cancelled.
+/// The time between two checks of whether the pipeline was cancelled.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Sends items into a pipeline: see [`Pipeline::input`]. The source ends when all clones have been dropped.
@@ -43,7 +44,7 @@ struct Sending<T: Item> {
 }
 
 impl Pipeline {
-    /// Adds a source that is fed by this program. `send` waits while the pipeline has as much as it takes.
+    /// Adds a source that this program feeds. `send` waits while the pipeline is full.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -70,8 +71,8 @@ impl<T: Item> Input<T> {
     /// Sends an item when there is room.
     ///
     /// # Errors
-    /// With the item: there is [no such actor](SendFailure::NoSuchActor) before the pipeline is started, nor
-    /// when the source has ended.
+    /// Gives the item back: there is [no such actor](SendFailure::NoSuchActor) before the pipeline is
+    /// started, nor after the source has ended.
     ///
     /// # Cancel safety
     /// Dropping the future may lose the item.
@@ -83,7 +84,7 @@ impl<T: Item> Input<T> {
         }
     }
 
-    /// [`send`](Self::send) that blocks the thread.
+    /// As [`send`](Self::send), but blocks the thread.
     ///
     /// # Errors
     /// As for [`send`](Self::send).
@@ -95,15 +96,15 @@ impl<T: Item> Input<T> {
 impl<T: Item> Drop for Sending<T> {
     fn drop(&mut self) {
         if let Some((_, ended)) = self.to.get_mut().take() {
-            // It waits for room as items do, and nobody here is to wait for that. Without a thread the
-            // pipeline has to be cancelled.
+            // The message waits for room as items do, and a drop must not wait for that. If the thread cannot
+            // be started, the program has to cancel the pipeline.
             let telling = move || drop(block_on(ended.send(Ended)));
             let _ = std::thread::Builder::new().name("tensorpost-input".to_owned()).spawn(telling);
         }
     }
 }
 
-/// Nothing more comes.
+/// Says that no more items come.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core)]
 struct Ended;
@@ -132,7 +133,7 @@ impl<T: Item> Work for InputWork<T> {
     }
 }
 
-/// Between the actor and the source.
+/// The queue between the actor and the source.
 struct Queue<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
@@ -141,11 +142,11 @@ struct Queue<T> {
 struct State<T> {
     items: VecDeque<(T, oneshot::Sender<()>)>,
     ended: bool,
-    /// The source has gone: what comes now is let go.
+    /// The source has been dropped: items that come now are dropped too.
     left: bool,
 }
 
-/// Of this worker, by the numbers of their sources.
+/// The queues of this worker, by the numbers of their sources.
 static QUEUES: LazyLock<Mutex<HashMap<u64, Box<dyn std::any::Any + Send>>>> = LazyLock::new(Mutex::default);
 
 fn queue<T: Item>(number: u64) -> anyhow::Result<Arc<Queue<T>>> {
@@ -177,7 +178,7 @@ impl<T: Item> Source for Fed<T> {
         let mut state = self.queue.state.lock();
         loop {
             if let Some((item, taken)) = state.items.pop_front() {
-                // Its sender may have gone.
+                // Its sender may have ended.
                 let _ = taken.send(());
                 return Ok(Some(item));
             }
@@ -208,7 +209,7 @@ impl<T: Item> actix::Actor for Feeder<T> {
 }
 
 impl<T: Item> RemoteActor for Feeder<T> {
-    /// Whether it has ended before it began.
+    /// The number of the source, and whether the input had ended before the pipeline started.
     type Args = (u64, bool);
 
     fn create((number, ended): (u64, bool), _: &Env) -> anyhow::Result<Self> {
@@ -238,7 +239,7 @@ impl<T: Item> actix::Handler<T> for Feeder<T> {
         drop(refused);
         self.0.changed.notify_all();
         Box::pin(async move {
-            // An error is the end of the source.
+            // An error means that the source has ended.
             let _ = was_taken.await;
         })
     }

@@ -1,4 +1,4 @@
-//! What flows through a pipeline, and how the pipeline tells one item from another.
+//! The items that flow through a pipeline, and how the pipeline tells one item from another.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::api::observe::TraceContext;
 
-/// What can flow through a pipeline: any message without a reply that can be cloned. (Cloning a tensor clones
-/// a handle, not the memory.) Nobody implements this; deriving [`GpuMessage`](derive@GpuMessage) and `Clone`
-/// does.
+/// A type that can flow through a pipeline: any message without a reply that can be cloned. (Cloning a tensor
+/// clones a handle, not the memory.) You do not implement this trait; deriving
+/// [`GpuMessage`](derive@GpuMessage) and `Clone` does.
 ///
 /// Items are cloned only where the pipeline has to keep one: for several receivers, for another attempt, or
-/// until it is acknowledged. Elsewhere they are moved, and a stage can write into the memory that it was
-/// handed ([`Tensor::into_mut`](tensorpost_core::api::tensor::Tensor::into_mut)).
+/// until it is acknowledged. Elsewhere they are moved, and a stage can write into the memory that it received
+/// ([`Tensor::into_mut`](tensorpost_core::api::tensor::Tensor::into_mut)).
 pub trait Item: GpuMessage<Reply = ()> + Clone {}
 
 impl<T: GpuMessage<Reply = ()> + Clone> Item for T {}
 
-/// The item of a source that something came from. Reports name items so.
+/// The id of an item: its source, and its number there. Reports name items by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ItemId {
     /// The source, counted from 0 in the order in which the pipeline was written down.
@@ -42,8 +42,8 @@ impl fmt::Display for ItemId {
 pub(super) struct Order {
     /// The sender that numbered it.
     pub(super) lane: u32,
-    /// When that life of the sender began, on the clock of the machine: each begins with number 0, and so
-    /// does whoever takes the place of a replica that has left.
+    /// When that life of the sender began, on the clock of the machine. Each life begins with number 0, and
+    /// so does a new replica in the place of one that has left.
     pub(super) life: u64,
     /// Its number.
     pub(super) number: u64,
@@ -62,30 +62,30 @@ impl Order {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tag {
     pub(super) id: ItemId,
-    /// The other items that are in it, where several became one.
+    /// The other items that are in it, if several became one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) also: Vec<ItemId>,
-    /// How the items that became this one share those ids, in order. Empty where each has one.
+    /// How the items that became this one share those ids, in order. Empty if each has one id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) parts: Vec<Shape>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) order: Option<Order>,
-    /// The loops that it is in, from the outermost on: the name that the stage at the loop's beginning gave
-    /// it.
+    /// For each loop that it is in, from the outermost on: the name that the stage at the loop's beginning
+    /// gave it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) rounds: Vec<u64>,
-    /// Where items are sent again: edge and replica of the sender.
+    /// If items are sent again: edge and replica of the sender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) lane: Option<u32>,
     /// 0 unless it was sent again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) attempt: u32,
-    /// Of the call that made it.
+    /// The trace context of the call that made it.
     #[serde(default, skip_serializing_if = "TraceContext::is_none")]
     pub(super) span: TraceContext,
 }
 
-/// What an item was made of, in numbers of ids: a pair has two, a batch of pairs has parts of two each.
+/// How an item was composed, in numbers of ids: a pair has two, a batch of pairs has parts of two each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Shape {
     pub(super) ids: u32,
@@ -111,12 +111,12 @@ impl Tag {
         }
     }
 
-    /// Of what was made without an item.
+    /// Returns the tag of a result that was made without an item.
     pub(super) fn of_nothing() -> Self {
         Tag::of(ItemId { source: 0, number: 0 })
     }
 
-    /// All items that are in it.
+    /// Returns the ids of all items that are in it.
     pub(super) fn ids(&self) -> impl Iterator<Item = ItemId> + '_ {
         std::iter::once(self.id).chain(self.also.iter().copied())
     }
@@ -125,7 +125,8 @@ impl Tag {
         Shape { ids: 1 + self.also.len() as u32, parts: self.parts.clone() }
     }
 
-    /// The tags of what this was made of, if it is `count` items and says how they share its ids.
+    /// Returns the tags of the items that this one was made of, if there are `count` of them and it says how
+    /// they share its ids.
     pub(super) fn taken_apart(&self, count: usize) -> Option<Vec<Tag>> {
         let single = Shape { ids: 1, parts: Vec::new() };
         let all = vec![single; if self.parts.is_empty() { count } else { 0 }];
@@ -152,13 +153,13 @@ impl Tag {
 pub(super) enum EdgeMessage<T: Item> {
     /// An item.
     Item(Tag, T),
-    /// Nothing came of the item with this place in the order: nobody need wait for it.
+    /// Nothing came of the item with this place in the order: the restorer need not wait for it.
     Gap(Order),
     /// Nothing more comes from this sender on this edge.
     End {
         /// Edge and replica of the sender.
         lane: u32,
-        /// Whose end it is.
+        /// The reason of the end.
         of: EndOf,
     },
 }
@@ -166,18 +167,18 @@ pub(super) enum EdgeMessage<T: Item> {
 /// Why nothing more comes from a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum EndOf {
-    /// All that the sender makes has come.
+    /// Everything that the sender makes has come.
     Flow,
-    /// The receiver leaves its stage, and others go on with what comes from here.
+    /// The receiver leaves its stage, and other replicas take the sender's further items.
     Receiver,
-    /// The sender leaves its stage, and others go on with what came to it. Nobody waits here for what that
-    /// means to others: it is answered at once.
+    /// The sender leaves its stage, and other replicas take the items that would have gone to it. The
+    /// receiver answers this end at once, without waiting for its own end.
     Sender,
 }
 
-/// Makes a generic container of items an item; the derive would not check the tensors of what is inside. It
-/// is told from others on the wire by its full type, so the name and the definition can be those that people
-/// know.
+/// Makes a generic container of items an item; the derive would not check the tensors of the items inside. On
+/// the wire its full type tells it from others, so the name and the definition can be those of the item
+/// inside.
 macro_rules! message {
     ($container:ident<$($item:ident),+>, |$this:ident| $check:expr) => {
         impl<$($item: $crate::Item),+> ::actix::Message for $container<$($item),+> {

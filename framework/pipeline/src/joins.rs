@@ -1,4 +1,4 @@
-//! Flows that combine: several items into one, two flows into one.
+//! Flows that combine several items into one, or two flows into one.
 
 use std::hash::Hash;
 use std::marker::PhantomData;
@@ -12,14 +12,15 @@ use super::pairs::Pairs;
 use super::stages::{AsMany, Batcher, Gathered, Lift, Unbatch, Windows, Zip};
 
 impl<T: Item, At> Flow<T, At> {
-    /// Puts several items into one message; the last batch may be smaller. In the worker of the stage before.
+    /// Puts several items into one message; the last batch may be smaller. It runs in the worker of the stage
+    /// before.
     pub fn batch(self, batch: Batch) -> Flow<Many<T>, After<T>> {
         let flow = self.helper::<Batcher<T, AsMany>>("batch", batch);
         flow.batch_bound(batch, true)
     }
 
-    /// So many items as one whose tensors are gathered, on the device of the stage (see
-    /// [`on`](Flow::on), the host unless said otherwise). In the worker of the stage before.
+    /// Combines several items into one whose tensors are gathered, on the device of the stage (see
+    /// [`on`](Flow::on); the host unless said otherwise). It runs in the worker of the stage before.
     pub fn gather(self, batch: Batch) -> Flow<T::Gathered, After<T>>
     where
         T: Gather,
@@ -28,26 +29,27 @@ impl<T: Item, At> Flow<T, At> {
         flow.batch_bound(batch, true)
     }
 
-    /// Each item together with the `count - 1` before it; the first of these comes with item `count`.
+    /// Emits each item together with the `count - 1` items before it; the first window comes with item
+    /// `count`.
     pub fn window(self, count: u32) -> Flow<Many<T>, After<T>> {
         let flow = self.helper::<Windows<T>>("window", count);
         flow.batch_bound(Batch::of(count), false)
     }
 
-    /// Pairs of items that have the same id: those that come from the same item of a source, such as the two
-    /// branches of a [`broadcast`](Flow::broadcast). Those that find no partner before the end are dropped,
-    /// and named in the report as [left over](super::Report::left_over). Under
-    /// [at-least-once](super::Pipeline::at_least_once) delivery, which they would hold up, that happens as
-    /// soon as their fork knows that no partner will come.
+    /// Pairs items that have the same id: those that come from the same item of a source, such as the two
+    /// branches of a [`broadcast`](Flow::broadcast). Items that find no partner before the end are dropped,
+    /// and the report names them as [left over](super::Report::left_over). Under
+    /// [at-least-once](super::Pipeline::at_least_once) delivery, which such items would hold up, that happens
+    /// as soon as their fork knows that no partner will come.
     ///
-    /// An item waits for its partner here, in memory without a bound of its own: as far as one flow gets
-    /// ahead of the other.
+    /// An item waits here for its partner. The memory for that has no bound of its own: it grows with the
+    /// distance by which one flow gets ahead of the other.
     pub fn zip<B: Item, X>(self, other: Flow<B, X>) -> Flow<Pair<T, B>, After<Either<T, B>>> {
         self.pair(other, None)
     }
 
-    /// Pairs of items with the same key; of several with one key, the first with the first. As
-    /// [`zip`](Self::zip) otherwise, but no fork knows of a key whether it comes: under at-least-once
+    /// Pairs items with the same key; among several with one key, the first with the first. It works as
+    /// [`zip`](Self::zip) otherwise, but no fork knows whether a key still comes: under at-least-once
     /// delivery the oldest item is left over when neither side can go on.
     pub fn join<B: Item, X, K: Hash, L, R>(
         self,
@@ -79,8 +81,8 @@ impl<T: Item, At> Flow<T, At> {
 }
 
 impl<T: Item, At> Flow<Many<T>, At> {
-    /// Takes batches apart: their items one by one, known by their own ids again. In the worker of the stage
-    /// before.
+    /// Takes batches apart: their items go on one by one, known by their own ids again. It runs in the worker
+    /// of the stage before.
     pub fn unbatch(self) -> Flow<T, After<Many<T>>> {
         self.helper::<Unbatch<T>>("unbatch", PhantomData).taking_apart()
     }

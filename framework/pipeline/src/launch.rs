@@ -1,8 +1,8 @@
-//! From a plan to running actors.
+//! Starts the workers and actors of a plan.
 //!
-//! All workers start first, at once. Then the actors start, from the sinks to the sources, and each is told
-//! the addresses of those it sends to. The addresses are arguments, so a stage that is restarted knows its
-//! receivers. Only an edge that leads back into a loop is looked up by name.
+//! All workers start first, at once. Then the actors start, from the sinks to the sources, and each gets the
+//! addresses of its receivers. The addresses are arguments, so a stage that is restarted knows its receivers.
+//! Only the receiver of an edge that leads back into a loop is looked up by name.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -30,9 +30,9 @@ pub(super) struct Member {
     pub(super) worker: WorkerId,
     pub(super) run: Address<Run>,
     pub(super) control: Address<Control>,
-    /// Of the actor that takes the items.
+    /// The address of the actor that takes the items.
     pub(super) inlet: Option<Address<Control>>,
-    /// Edge and replica, for each way out of it.
+    /// Edge and replica, for each edge out of it.
     pub(super) lanes: Vec<u32>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Launched {
     pub(super) workers: Vec<WorkerId>,
 }
 
-/// Starts the workers and actors of a checked plan. If that fails, nothing of it stays.
+/// Starts the workers and actors of a checked plan. If that fails, no worker of it stays.
 pub(super) fn launch(
     node: &Node,
     plan: &Plan,
@@ -73,7 +73,7 @@ pub(super) fn launch(
             Ok(Launched { members, further, event_channel, workers: workers.into_values().collect() })
         }
         Err(error) => {
-            // Nobody else closes those that have started.
+            // Nothing else ends the workers that have started.
             workers.into_values().for_each(|worker| node.supervisor().retire(worker));
             Err(error)
         }
@@ -117,14 +117,14 @@ fn start_actors(
     Ok((members, further))
 }
 
-/// Streams of the workers in which a stage and others are.
+/// Returns the number of streams of a worker: those of all stages in it.
 fn streams_of(plan: &Plan, home: usize) -> usize {
     let inside = plan.stages.iter().enumerate().filter(|(stage, _)| plan.home(*stage) == home);
     inside.fold(0, |sum: usize, (_, stage)| sum.saturating_add(stage.streams.max(1)))
 }
 
-/// Why a stage did not start, in the words of who wrote the pipeline down: with the stage's type, and not the
-/// actor's around it.
+/// Makes the error of a stage that did not start. It names the stage's type, which the author of the pipeline
+/// knows, and not the type of the actor around it.
 fn not_started(stage: &StagePlan, mut source: ActorError) -> PipelineError {
     let (name, label) = (stage.name.clone(), stage.label.clone());
     match &mut source {
@@ -139,7 +139,7 @@ fn not_started(stage: &StagePlan, mut source: ActorError) -> PipelineError {
     PipelineError::Start { stage: name, source }
 }
 
-/// The last part of the path of what a pipeline's actor is around.
+/// Returns the last part of the path of the type inside a pipeline's actor.
 fn in_words(actor: &'static str) -> &'static str {
     let end = actor.find('<').unwrap_or(actor.len());
     let name = actor[..end].rsplit("::").next().unwrap_or(actor);
@@ -151,7 +151,7 @@ fn in_words(actor: &'static str) -> &'static str {
     }
 }
 
-/// The name of the worker of a replica.
+/// Returns the name of the worker of a replica.
 fn worker_name(stage: &StagePlan, replica: u16) -> String {
     let name = &stage.name;
     if stage.replicas == 1 { name.clone() } else { format!("{name}.{replica}") }
@@ -168,7 +168,7 @@ pub(super) struct Further {
 }
 
 impl Further {
-    /// What starts a worker for a place; it blocks.
+    /// Returns a function that starts a worker for a place; it blocks.
     pub(super) fn worker(
         &self,
         supervisor: &Arc<Supervisor>,
@@ -181,14 +181,14 @@ impl Further {
         move || place.start(&supervisor, (&name, streams, python.as_ref()))
     }
 
-    /// What starts the replica in it; it blocks.
+    /// Returns a function that starts the replica in its worker; it blocks.
     pub(super) fn replica(
         &self,
         place: u16,
         placed: Placed,
     ) -> impl FnOnce() -> Result<Started, ActorError> + Send + use<> {
         let starter = Arc::clone(&self.starters[usize::from(place)]);
-        // Until it has started it counts where it will be.
+        // `placed` is kept until the replica has started: it counts the replica on its host.
         move || starter(placed.home)
     }
 }
@@ -266,7 +266,7 @@ fn site<'s>(
     started: &'s Replicas,
 ) -> Result<Site<'s>, PipelineError> {
     let here = &plan.stages[stage];
-    // It was found when the plan was checked; it can only have gone since.
+    // The device was found when the plan was checked; it can only have gone since.
     let device = here.on.find().map_err(|error| PipelineError::Start {
         stage: here.name.clone(),
         source: ActorError::from(StartError::Create {
@@ -312,7 +312,7 @@ fn name_of(plan: &Plan, stage: usize, replica: u16) -> String {
     format!("{}/{}/{replica}", plan.name, plan.stages[stage].name)
 }
 
-/// The first part of the ids of a source's items: sources and their replicas, counted.
+/// Returns the first part of the ids of a source's items: sources and their replicas, counted.
 pub(super) fn source_number(plan: &Plan, stage: usize, replica: u16) -> u16 {
     let before = plan.stages[..stage].iter().filter(|stage| stage.kind == Kind::Source);
     before.map(|stage| stage.replicas as u16).sum::<u16>() + replica
@@ -327,7 +327,7 @@ pub(super) fn lanes_from(plan: &Plan, stage: usize, replica: u16) -> Vec<u32> {
     edges.map(|(edge, _)| lane(edge, replica)).collect()
 }
 
-/// All senders whose end the stage waits for. The way back of a loop has no end of its own.
+/// Returns all senders whose end the stage waits for. The edge back into a loop has no end of its own.
 fn lanes_to(plan: &Plan, stage: usize) -> Vec<u32> {
     let edges = plan.edges_to(stage).filter(|(_, edge)| !edge.feedback);
     let lanes = edges.flat_map(|(index, edge)| {
@@ -336,7 +336,7 @@ fn lanes_to(plan: &Plan, stage: usize) -> Vec<u32> {
     lanes.collect()
 }
 
-/// What a `zip` or `join` needs to know to see that nobody can send it anything more.
+/// Returns the facts by which a `zip` or `join` can tell that no sender can send it anything more.
 fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
     let pairs = plan.stages[stage].pairs.filter(|_| plan.at_least_once.is_some())?;
     let sides = pairs.sides.map(|side| {
@@ -358,8 +358,8 @@ fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s 
     let branches = plan.edges_from(stage, output).into_iter().map(|(index, edge)| {
         let to = &plan.stages[edge.to];
         let doors = match started.get(&edge.to) {
-            // Of these that come and go, only the first is there for good; a life that begins is told of the
-            // others.
+            // If replicas come and go, only the first is there for good. The conductor tells each new life of
+            // the sender about the others.
             Some(replicas) if to.scales() => {
                 let first = replicas.iter().take(1).filter_map(|to| to.inlet.as_ref().map(Door::At));
                 let others = (1..to.replicas).map(|_| Door::Nobody);
@@ -390,7 +390,7 @@ fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s 
             to: doors,
         }
     });
-    // A stage that is not started yet is behind this one by a way back into a loop only.
+    // A stage that is not started yet is behind this one only by an edge back into a loop.
     let tell = plan.partners(stage, output).into_iter().filter_map(|Partner { stage, left, branches }| {
         let to = started.get(&stage)?.iter().map(|pair| pair.control.clone()).collect();
         Some(PartnerArgs { to, left, branches })

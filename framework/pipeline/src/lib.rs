@@ -1,9 +1,9 @@
-//! Pipelines: sources, stages and sinks in processes of their own, and what flows between them.
+//! Pipelines: sources, stages and sinks in processes of their own, and the items that flow between them.
 //!
-//! A pipeline is written down with types, so that an edge between things that do not fit does not compile;
-//! everything else that can be wrong with it is found before a process starts. It is bounded everywhere: a
-//! sink that is slow slows its source down. It ends when its sources end, or are stopped, and everything that
-//! they made is done with.
+//! A pipeline is written down with types, so an edge between stages whose types differ does not compile.
+//! Every other mistake in it is found before a process starts. It is bounded everywhere: a slow sink slows
+//! its source down. The pipeline ends when its sources have ended or were stopped, and everything that they
+//! made has been handled.
 //!
 //! ```standalone_crate
 //! use tensorpost::prelude::*;
@@ -45,7 +45,7 @@
 //! }
 //! ```
 //!
-//! What does not fit does not compile:
+//! An edge between different types does not compile:
 //!
 //! ```compile_fail,E0271
 //! # use tensorpost::prelude::*;
@@ -63,18 +63,17 @@
 //! ```
 //!
 //! # Where to read on
-//! [`Source`], [`Stage`] and [`Sink`] are what you write, with the attribute `#[stage]` or by hand; [`Flow`]
-//! has all that can be done with items on the way: replicas and their order, closures, forks and joins,
-//! batches and windows, loops, errors and restarts. [`Pipeline`] runs: on a node of its own
-//! ([`run`](Pipeline::run)), or on one that is there ([`Node::run_pipeline`](RunPipeline::run_pipeline)). A
-//! pipeline can be [described](Pipeline::describe) as text and as diagrams, tells [how far it
-//! is](Pipeline::progress), and returns a [`Report`]. What is promised about order, ends, errors and deaths
-//! is in `PIPELINES.md`.
+//! You write [`Source`], [`Stage`] and [`Sink`], with the attribute `#[stage]` or by hand. [`Flow`] has the
+//! operations on items between them: replicas and their order, closures, forks and joins, batches and
+//! windows, loops, errors and restarts. A [`Pipeline`] runs on a node of its own ([`run`](Pipeline::run)), or
+//! on an existing one ([`Node::run_pipeline`](RunPipeline::run_pipeline)). A pipeline can be
+//! [described](Pipeline::describe) as text and as diagrams, reports [its progress](Pipeline::progress), and
+//! returns a [`Report`]. `PIPELINES.md` says what is promised about order, ends, errors and deaths.
 //!
-//! **In a worker** nothing of `main` runs. Code is found by what the program links: a pipeline may be written
-//! down anywhere and at any time, in a loop, on any thread, before or after its node. A closure captures
-//! nothing, or the program does not compile; [`with`](Flow::with) gives it arguments, such as an actor's
-//! address.
+//! ***In a worker** nothing of `main` runs. The worker finds code among what the program links, so a pipeline
+//! may be written down anywhere and at any time: in a loop, on any thread, before or after its node. A
+//! closure captures nothing; if it does, the program does not compile. [`with`](Flow::with) gives it
+//! arguments, such as an actor's address.
 
 mod circles;
 mod conduct;
@@ -135,7 +134,7 @@ pub use traits::{Sink, Source, Stage};
 pub use with::With;
 pub use worker::meter::{Failure, Lost};
 
-/// For the package for Python. Nothing of it is stable.
+/// Used by the package for Python. Nothing in it is stable.
 #[cfg(feature = "foreign")]
 #[doc(hidden)]
 pub mod foreign {

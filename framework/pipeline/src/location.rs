@@ -4,20 +4,20 @@ use tensorpost_core::api::device::{Device, DeviceError};
 #[cfg(feature = "hosts")]
 use tensorpost_core::api::hosts::{Anywhere, Host};
 
-/// The device of a stage: a [`Device`], or the name of one (`"host"`, `"cuda:0"`, `"best"`). A name is looked
-/// up when the pipeline starts, and in the program that starts it alone; a worker does not look for GPUs that
+/// The device of a stage: a [`Device`], or the name of one (`"host"`, `"cuda:0"`, `"best"`). Only the program
+/// that starts the pipeline looks a name up, when the pipeline starts; a worker does not look for GPUs that
 /// it does not use.
 ///
 /// With the feature `hosts` it may be another host of the node: `.on(&host)` with one of `Node::hosts`,
-/// `.on(Anywhere)`, or by its number or name where the pipeline is written down before the node starts, as
-/// one with closures has to be. The stage works on that host's own memory, or with `.on((&host, "cuda:0"))`
-/// on a device of that host, which looks the name up when the pipeline starts.
+/// `.on(Anywhere)`, or by its number or name if the pipeline is written down before the node starts, as one
+/// with closures has to be. The stage works on that host's own memory, or, with `.on((&host, "cuda:0"))`, on
+/// a device of that host. That host looks the name up when the pipeline starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum On {
-    /// This one.
+    /// This device.
     Device(Device),
-    /// The one with this name.
+    /// The device with this name.
     Named(String),
     /// On this host of the node.
     #[cfg(feature = "hosts")]
@@ -27,11 +27,11 @@ pub enum On {
     /// in which they join.
     #[cfg(feature = "hosts")]
     HostNumber(u16),
-    /// As [`HostNumber`](Self::HostNumber), on the host that calls itself so; of several, the one with the
-    /// lowest number.
+    /// As [`HostNumber`](Self::HostNumber), on the host that has this name; if there are several, the one
+    /// with the lowest number.
     #[cfg(feature = "hosts")]
     HostNamed(String),
-    /// On the host with the fewest actors, this one included: each replica by itself.
+    /// On the host with the fewest actors, this one included; each replica is placed by itself.
     #[cfg(feature = "hosts")]
     Anywhere,
     /// On the device with this name of such a host.
@@ -40,7 +40,7 @@ pub enum On {
 }
 
 impl On {
-    /// Whether it may be on another host.
+    /// Whether the stage may be on another host.
     pub(super) fn is_host(&self) -> bool {
         !matches!(self, On::Device(_) | On::Named(_))
     }
@@ -58,7 +58,7 @@ impl On {
         }
     }
 
-    /// Without the device of another host.
+    /// Returns the host alone, without the device on it.
     pub(super) fn host(&self) -> &On {
         match self {
             #[cfg(feature = "hosts")]
@@ -112,7 +112,8 @@ impl From<Anywhere> for On {
     }
 }
 
-/// A device of another host: `(&host, "cuda:0")`, `(Anywhere, "cuda:0")`, `(On::HostNumber(1), "cuda:0")`.
+/// Makes a device of another host: `(&host, "cuda:0")`, `(Anywhere, "cuda:0")`,
+/// `(On::HostNumber(1), "cuda:0")`.
 #[cfg(feature = "hosts")]
 impl<H: Into<On>> From<(H, &str)> for On {
     fn from((host, device): (H, &str)) -> Self {

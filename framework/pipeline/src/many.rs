@@ -37,7 +37,7 @@ pub struct Many<T: Item> {
 
 super::item::message!(Many<T>, |many| many.items.iter().try_for_each(T::check));
 
-/// One of two: the item of a stage with two inputs.
+/// The item of a stage with two inputs: an item of one of them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub enum Either<A: Item, B: Item> {
@@ -98,15 +98,15 @@ pub trait Gather: Item {
     /// Gathers at least one item, on the device of `stream`.
     ///
     /// # Errors
-    /// Tensors that do not fit together, or no memory. All items of the batch have failed then.
+    /// The tensors do not fit together, or there is no memory. All items of the batch have failed then.
     fn gather(items: Vec<Self>, stream: &DeviceStream) -> anyhow::Result<Self::Gathered>;
 }
 
-/// Tensors of one dtype and shape as one tensor with an axis more in front: one copy for each, on the stream
-/// of `stream`.
+/// Gathers tensors of one dtype and shape into one tensor with one more axis in front: one copy for each, on
+/// `stream`.
 ///
 /// # Errors
-/// [`GatherError`]; there is none, they differ, or there is no memory.
+/// [`GatherError`]: there is no tensor, the tensors differ, or there is no memory.
 pub fn gather_tensors<'t>(
     stream: &DeviceStream,
     tensors: impl IntoIterator<Item = &'t Tensor>,
@@ -132,7 +132,7 @@ pub enum GatherError {
         "tensors of one dtype and shape can be gathered; number {index} is {other}, and the first {first}"
     )]
     Differ {
-        /// Which one differs.
+        /// The index of the tensor that differs.
         index: usize,
         /// The first.
         first: String,

@@ -1,20 +1,20 @@
-//! What happens when a stage fails on an item.
+//! The policies for errors of a stage.
 
 use serde::{Deserialize, Serialize};
 
-/// What happens when a stage returns an error for an item.
+/// The policy that decides what happens when a stage returns an error for an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnError {
-    /// The pipeline stops its sources, drops what is under way and fails with this error.
+    /// The pipeline stops its sources, drops the items under way and fails with this error.
     #[default]
     Fail,
     /// The item is dropped; the report names it.
     Skip,
-    /// Calls the stage again with a clone of the item, so many times; then the pipeline fails.
+    /// Calls the stage again with a clone of the item, up to so many times; then the pipeline fails.
     Retry(u32),
     /// As `Retry`, but the item is dropped in the end.
     RetryThenSkip(u32),
-    /// The item goes to whoever takes the stage's dead letters, with the error; where nobody does, it is as
+    /// The item goes to the stage that takes the dead letters, with the error; if none does, this is as
     /// `Skip`.
     DeadLetter,
     /// As `Retry`, but the item becomes a dead letter in the end.
@@ -22,7 +22,7 @@ pub enum OnError {
 }
 
 impl OnError {
-    /// How many more attempts there are after the first.
+    /// Returns how many more attempts there are after the first.
     pub fn retries(self) -> u32 {
         match self {
             OnError::Retry(n) | OnError::RetryThenSkip(n) | OnError::RetryThenDeadLetter(n) => n,

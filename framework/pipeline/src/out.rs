@@ -1,4 +1,4 @@
-//! Where a stage puts its results, and how it says what became of the items it has not passed on yet.
+//! The collector of a stage's results, and the handles of items that the stage has not passed on yet.
 
 use std::fmt;
 
@@ -10,8 +10,8 @@ use super::push::{Pushed, ToAccept, ToAnswer};
 use super::worker::ack_guard::{AckGuard, AckGuards};
 use super::worker::retained::{Retained, RetainedItem};
 
-/// Where a stage puts its results. They are sent when the stage's call has returned; until then they are kept
-/// here, so one call should not make more than fit into memory.
+/// Collects the results of a stage. They are sent when the stage's call has returned; until then they are
+/// kept here, so one call should not make more than fit into memory.
 ///
 /// To try a stage without a pipeline:
 ///
@@ -35,34 +35,34 @@ pub struct Out<T> {
     current: Option<Current>,
     retained: Retained,
     left_over: Vec<(Tag, String)>,
-    /// What is to be sent to actors.
+    /// Messages to be sent to actors.
     pushed: Vec<Pushed<T>>,
 }
 
-/// The item whose call this is.
+/// The item that the stage is called with.
 pub(super) struct Current {
     pub(super) tag: Tag,
     pub(super) ack_guard: AckGuard,
-    /// Whether a held item is not done with for its sender either.
+    /// Whether an item that the stage holds is not answered to its sender.
     pub(super) holds: bool,
 }
 
-/// A result that is to be sent.
+/// A result to be sent.
 #[derive(Clone)]
 pub(super) struct Emitted<T> {
     pub(super) tag: Tag,
     pub(super) item: T,
-    /// The items that are done with when this one is.
+    /// The items that are answered when this one is.
     pub(super) ack_guard: AckGuards,
 }
 
-/// An item that a stage keeps beyond its call: it counts as being worked on, and is part of the result that
-/// it is given to with [`Out::emit_for`]. Dropping it says that nothing comes of it; in a call that fails,
-/// that it failed with that call.
+/// An item that a stage keeps beyond its call: it counts as being worked on, and becomes part of the result
+/// that it is given to with [`Out::emit_for`]. Dropping it says that nothing comes of it. Dropping it in a
+/// call that fails says that it failed with that call.
 #[must_use = "dropping it says that nothing comes of the item"]
 pub struct Held {
     id: ItemId,
-    /// In what its stage keeps.
+    /// Its number among the items that its stage keeps.
     number: u64,
     retained: Retained,
 }
@@ -74,7 +74,7 @@ impl<T> Default for Out<T> {
 }
 
 impl<T> Out<T> {
-    /// Makes an empty one, for trying a stage out.
+    /// Makes an empty collector, for trying a stage out.
     pub fn new() -> Self {
         Out::during(None, &Retained::default())
     }
@@ -90,23 +90,23 @@ impl<T> Out<T> {
         self.emitted.push(Emitted { tag, item, ack_guard: ack_guard.into_iter().collect() });
     }
 
-    /// Emits a result that is known by `id`, the id of one of the items that went into the one at hand.
+    /// Emits a result that is known by `id`, the id of one of the items that went into the current item.
     pub fn emit_as(&mut self, id: ItemId, item: T) {
         let (mut tag, ack_guard) = self.here();
         (tag.id, tag.also, tag.parts) = (id, Vec::new(), Vec::new());
         self.emitted.push(Emitted { tag, item, ack_guard: ack_guard.into_iter().collect() });
     }
 
-    /// Emits a result of items that were held. It is known by the first of them; reports name all.
+    /// Emits a result of held items. It is known by the id of the first; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
         let (here, here_ack_guard) = self.here();
         let (mut ids, mut shapes) = (Vec::new(), Vec::new());
         let (mut ack_guard, mut rounds) = (AckGuards::new(), None);
-        // Of a call without an item, that of the first item that has one.
+        // In a call without an item, the span is that of the first held item that has one.
         let mut span = here.span;
         let mut newest: Option<Order> = None;
         for held in parts {
-            // One that was given up is done with, but still a part of what it is in.
+            // An item that was given up has been answered, but its id is still part of the result.
             let part = held.take();
             let mut part =
                 part.unwrap_or_else(|id| RetainedItem { tag: Tag::of(id), ack_guard: AckGuards::new() });
@@ -118,8 +118,8 @@ impl<T> Out<T> {
             ack_guard.append(&mut part.ack_guard);
         }
         if ack_guard.is_empty() {
-            // At most once, what was held is done with. The item at hand is not before its result has gone
-            // on.
+            // Under at-most-once delivery the held items have been answered. The current item is answered
+            // only when its result has gone on.
             ack_guard.extend(here_ack_guard);
         }
         let mut ids = ids.into_iter();
@@ -130,19 +130,19 @@ impl<T> Out<T> {
         }
         let newest = newest.map(|order| Order { last: false, ..order });
         let order = if self.retained.keeps_places() {
-            // It is open, so what came behind it waits for this.
+            // The place is still open, so later items wait for this result.
             newest.or(here.order)
         } else {
-            // With an item at hand the result has its place. Without one it has that of the newest item in
-            // it, which was told to be over when the item was kept, and so passes none that came here before.
+            // If the stage is called with an item, the result has that item's place. Otherwise it has the
+            // place of the newest item in it. That place was closed when the item was kept, so the result
+            // passes no item that came here before.
             here.order.or(newest)
         };
         let tag = Tag { id, also: ids.collect(), parts: shapes, order, rounds, lane: None, attempt: 0, span };
         self.emitted.push(Emitted { tag, item, ack_guard });
     }
 
-    /// The results of an item that is taken apart into those it was made of, each known by its own ids again
-    /// where that is known.
+    /// Emits the parts of an item that is taken apart, each known by its own ids again if the tag has them.
     pub(super) fn emit_apart(&mut self, items: Vec<T>) {
         let (tag, ack_guard) = self.here();
         let tags = tag.taken_apart(items.len());
@@ -152,17 +152,17 @@ impl<T> Out<T> {
         }
     }
 
-    /// Sends a message to an actor outside of the pipeline, with backpressure: it goes when the call has
-    /// returned without an error, before the results of the call, and the stage takes no other item before
-    /// the actor's mailbox has accepted it. The stage ends when all answers have come; at least once, the
-    /// item is acknowledged only then.
+    /// Sends a message to an actor outside of the pipeline, with backpressure. The message goes when the call
+    /// has returned without an error, before the results of the call. The stage takes no other item before
+    /// the actor's mailbox has accepted the message. The stage ends when all answers have come; under
+    /// at-least-once delivery the item is acknowledged only then.
     ///
-    /// What the actor had when it died is named in the report as lost, or sent again where delivery is at
-    /// least once. An actor that is gone for good is an error of the stage on this item, as is a message that
-    /// cannot be sent. [`OnError`](super::OnError) says whether that fails the pipeline; the call is not
-    /// repeated.
+    /// If the actor dies, the report names the messages that it had as lost; under at-least-once delivery
+    /// they are sent again. An actor that is gone for good is an error of the stage on this item, as is a
+    /// message that cannot be sent. [`OnError`](super::OnError) says whether that fails the pipeline; the
+    /// call is not repeated.
     ///
-    /// A future of the address cannot be waited for in a stage's call, which this is for.
+    /// Use this in a stage's call, which cannot wait for a future of the address.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -179,10 +179,10 @@ impl<T> Out<T> {
         self.pushed.push(Pushed { at, of, push: Box::new(ToAccept { address, message }) });
     }
 
-    /// Asks an actor outside of the pipeline, and emits what `then` makes of the reply: one result
-    /// (`Some(..)`), none, or several, in their place among those of the call. As [`send`](Self::send), but
-    /// the stage takes no other item, and none of the results of the call go on, before the reply is there:
-    /// several replicas ask at the same time.
+    /// Asks an actor outside of the pipeline, and emits the results that `then` makes of the reply: one
+    /// (`Some(..)`), none, or several, in their place among those of the call. It works as
+    /// [`send`](Self::send), but the stage takes no other item, and none of the results of the call go on,
+    /// before the reply has come. Use several replicas to ask at the same time.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -212,9 +212,9 @@ impl<T> Out<T> {
         self.current.as_ref().map(|current| (current.tag.clone(), current.ack_guard.clone()))
     }
 
-    /// Keeps the item that the stage is called with: it is not done with when the call returns. Under
-    /// [`ordered`](super::Flow::ordered) it keeps its place too, and what comes behind it waits until it is
-    /// passed on or dropped.
+    /// Keeps the item that the stage is called with beyond the return of the call. Under
+    /// [`ordered`](super::Flow::ordered) it keeps its place too, and later items wait until it is passed on
+    /// or dropped.
     pub fn hold(&mut self) -> Held {
         let (tag, ack_guard) = self.here();
         let holds = self.current.as_ref().is_some_and(|current| current.holds);
@@ -225,25 +225,26 @@ impl<T> Out<T> {
         Held { id, number, retained: self.retained.clone() }
     }
 
-    /// Drops an item that was held, and names it in the report as left over, with the reason: nothing went
-    /// wrong, but what it waited for did not come.
+    /// Drops a held item, and names it in the report as left over, with the reason: nothing went wrong, but
+    /// the item that it waited for did not come.
     pub fn leave_over(&mut self, held: Held, why: impl Into<String>) {
         if let Ok(item) = held.take() {
             self.left_over.push((item.tag, why.into()));
         }
     }
 
-    /// The item that the stage is called with; `None` if it is called for another reason.
+    /// Returns the id of the item that the stage is called with; `None` if it is called for another reason.
     pub fn id(&self) -> Option<ItemId> {
         self.current.as_ref().map(|current| current.tag.id)
     }
 
-    /// All items that went into the one that the stage is called with, in order: several where a batch is.
+    /// Returns the ids of all items that went into the one that the stage is called with, in order: several
+    /// if it is a batch.
     pub fn ids(&self) -> Vec<ItemId> {
         self.current.iter().flat_map(|current| current.tag.ids()).collect()
     }
 
-    /// How often this item was tried before.
+    /// Returns how often this item was tried before.
     pub fn attempt(&self) -> u32 {
         self.current.as_ref().map_or(0, |current| current.tag.attempt)
     }
@@ -257,7 +258,7 @@ impl<T> Out<T> {
 }
 
 impl<T> Out<T> {
-    /// For a call with an item, or for another reason.
+    /// Makes the collector for a call with an item, or for a call for another reason.
     pub(super) fn during(current: Option<Current>, retained: &Retained) -> Self {
         let retained = retained.clone();
         Out { emitted: Vec::new(), current, retained, left_over: Vec::new(), pushed: Vec::new() }
@@ -277,19 +278,19 @@ impl<T> Out<T> {
         self.emitted.splice(at..at, emitted);
     }
 
-    /// Takes back what a failed call has emitted, with all items that were in it.
+    /// Takes back the results that a failed call has emitted, with all items that were in them.
     pub(super) fn withdraw(&mut self) -> impl Iterator<Item = RetainedItem> + '_ {
         self.emitted.drain(..).map(|Emitted { tag, ack_guard, .. }| RetainedItem { tag, ack_guard })
     }
 
-    /// The items that were left over, each with the reason.
+    /// Takes the items that were left over, each with the reason.
     pub(super) fn take_left_over(&mut self) -> Vec<(Tag, String)> {
         std::mem::take(&mut self.left_over)
     }
 
-    /// The results, and the places in the order of which nothing more comes: that of the item at hand, unless
-    /// the stage keeps that, and those of what it keeps no longer. The last result with such a place says
-    /// that it is.
+    /// Returns the results, and the places in the order with which nothing more comes: that of the current
+    /// item, unless the stage keeps the item, and those of items that it keeps no longer. If results have
+    /// such a place, the last of them closes it, and the place is not among those returned.
     pub(super) fn finish(self) -> (Vec<Emitted<T>>, Vec<Order>) {
         let Out { mut emitted, current, retained, .. } = self;
         let mut over = retained.left();
@@ -309,22 +310,22 @@ impl<T> Out<T> {
 }
 
 impl Held {
-    /// Which item it is.
+    /// Returns the id of the item.
     pub fn id(&self) -> ItemId {
         self.id
     }
 
-    /// All items that are in it: several where it is a batch.
+    /// Returns the ids of all items that are in it: several if it is a batch.
     pub(super) fn ids(&self) -> Vec<ItemId> {
         self.retained.ids(self.number)
     }
 
-    /// Items that are held later have a higher number.
+    /// Returns its age: items that are held later have a higher number.
     pub(super) fn age(&self) -> u64 {
         self.number
     }
 
-    /// This one, which the other is a part of too: for two that have the same id.
+    /// Merges another held item into this one, for two that have the same id.
     #[must_use = "dropping it says that nothing comes of either"]
     pub fn with(mut self, other: Held) -> Held {
         if let (Some(mut this), Ok(mut other)) = (self.retained.take(self.number), other.take()) {
@@ -334,7 +335,7 @@ impl Held {
         self
     }
 
-    /// The item that is kept, or only its id if it was given up.
+    /// Returns the item that is kept, or only its id if it was given up.
     fn take(self) -> Result<RetainedItem, ItemId> {
         self.retained.take(self.number).ok_or(self.id)
     }
@@ -385,7 +386,7 @@ mod tests {
         out.emit_for(1, held);
         let (emitted, gap) = out.finish();
         assert_eq!((emitted[0].tag.order, gap), (Some(place(7, false)), vec![]));
-        // With an item at hand, it has that one's.
+        // In a call with an item, the result has that item's place.
         let held = call(8, &retained).hold();
         let mut out = call(9, &retained);
         out.emit_for(2, [held]);
@@ -403,7 +404,7 @@ mod tests {
             held
         });
         let [four, six, seven] = held;
-        // Both in the call of another, which has a result of its own.
+        // Both results are emitted in the call of another item, which has a result of its own.
         let mut out = call(8, &retained);
         out.emit_for(1, [four]);
         out.emit(2);
@@ -412,7 +413,7 @@ mod tests {
         let orders: Vec<_> = emitted.iter().map(|emitted| emitted.tag.order.unwrap()).collect();
         assert_eq!(orders, [place(4, true), place(8, true), place(7, true)]);
         assert_eq!(over, [place(6, true)], "it went with a newer one");
-        // Dropped, and kept again in a call of its own.
+        // An item that is dropped in its own call, and one that is kept.
         let mut out = call(9, &retained);
         drop(out.hold());
         assert_eq!(out.finish().1, [place(9, true)]);

@@ -1,4 +1,4 @@
-//! Which stages can know that a half in a `zip` or `join` gets no partner, as far as the plan says.
+//! Finds, from the plan alone, the stages that can know that a half in a `zip` or `join` gets no partner.
 
 use super::item::ItemId;
 use super::plan::{Edge, Kind, Plan};
@@ -9,42 +9,42 @@ use super::worker::args::{Pairing, Select};
 pub(super) struct Pairs {
     /// The stages before it, left and right.
     pub(super) sides: [usize; 2],
-    /// Whether those belong together that have one id.
+    /// Whether items with the same id belong together; otherwise items with the same key do.
     pub(super) by_id: bool,
 }
 
-/// Where a fork reports to: a `zip` or `join`, and one of its sides.
+/// The receiver of a fork's reports: a `zip` or `join`, and one of its sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Partner {
     /// The stage that pairs.
     pub(super) stage: usize,
-    /// Whether the fork knows about its left side.
+    /// Whether the reports are about its left side.
     pub(super) left: bool,
     /// The fork's branches without which no item reaches that side.
     pub(super) branches: Vec<u16>,
 }
 
-/// What a stage that pairs is told about those that it has halves of.
+/// News for a stage that pairs, about the items whose halves it may hold.
 pub struct PartnerNews<'n>(pub(super) Partners<'n>);
 
 pub(super) enum Partners<'n> {
-    /// Before anything else.
+    /// The first news.
     Begin(Pairing),
-    /// Nothing more comes of these on one side; `again` where they come again, on both.
+    /// Nothing more of these items comes on one side; with `again` they come again, on both sides.
     Alone { left: bool, ids: &'n [ItemId], again: bool },
-    /// A source makes nothing more before one of these, which are all of its items that are under way, is
-    /// acknowledged.
+    /// A source makes nothing more before one of these items is acknowledged. They are all that it has under
+    /// way.
     Still { source: u16, ids: &'n [ItemId] },
     /// Nothing moves in the whole pipeline.
     Standstill,
-    /// Nothing more comes on one side, unless it is sent again.
+    /// Nothing more comes on one side, except items that are sent again.
     Ended { left: bool },
 }
 
 impl Plan {
-    /// Whom one way out of a stage tells that a partner will not come: of an item that is settled on branches
-    /// without which nothing of it comes to one side of them. Where all branches are settled, there is
-    /// nothing left to tell.
+    /// Returns the stages that one output of a fork tells that a partner will not come. The fork reports an
+    /// item once it is settled on branches without which nothing of it can reach one side of such a stage. If
+    /// it is settled on all branches, there is nothing left to report.
     pub(super) fn partners(&self, fork: usize, output: u8) -> Vec<Partner> {
         let edges = self.edges_from(fork, output);
         let copied = self.stages[fork].select == Select::All && self.stages[fork].replicas > 1;
@@ -80,7 +80,7 @@ impl Plan {
         partners
     }
 
-    /// The sources whose items can reach a stage.
+    /// Returns the sources whose items can reach a stage.
     pub(super) fn sources_of(&self, stage: usize) -> impl Iterator<Item = usize> + '_ {
         self.sources().filter(move |source| self.reaches(*source, stage))
     }
@@ -89,8 +89,8 @@ impl Plan {
         (0..self.stages.len()).filter(|stage| self.stages[*stage].kind == Kind::Source)
     }
 
-    /// The stages that pair items of a source, under at-least-once delivery: what waits there may keep the
-    /// source waiting.
+    /// Returns the stages that pair items of a source under at-least-once delivery: halves that wait there
+    /// may keep the source waiting.
     pub(super) fn pairing(&self, source: usize) -> Vec<usize> {
         if self.at_least_once.is_none() {
             return Vec::new();
@@ -99,7 +99,7 @@ impl Plan {
         pairs.filter(|stage| self.reaches(source, *stage)).collect()
     }
 
-    /// Whether there is a way.
+    /// Whether a path of edges leads from one stage to another.
     pub(super) fn reaches(&self, from: usize, to: usize) -> bool {
         let (mut seen, mut next) = (vec![false; self.stages.len()], vec![from]);
         while let Some(stage) = next.pop() {
@@ -110,7 +110,7 @@ impl Plan {
         seen[to]
     }
 
-    /// Whether an item of a source can come to a stage along edges that may be used. A pair of one id needs
+    /// Whether an item of a source can come to a stage along the edges that `may` allows. A pair by id needs
     /// both halves.
     fn comes(&self, source: usize, to: usize, may: impl Fn(&Edge) -> bool) -> bool {
         let mut comes = vec![false; self.stages.len()];
@@ -141,7 +141,7 @@ mod tests {
         (stage, Tap { stage, output: RESULTS, branch: 0 })
     }
 
-    /// A source with two branches, and what they become in pairs.
+    /// A source with two branches, which are paired again.
     fn zipped(past: bool) -> (Plan, usize, usize) {
         let mut plan = Plan::new("zipped".to_owned());
         plan.at_least_once = Some(4);
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn who_can_be_passed_by_tells_nothing() {
         let (mut plan, source, zip) = zipped(false);
-        // From the right branch to the left side, behind another fork.
+        // Connects the right branch to the left side, behind another fork.
         let Pairs { sides: [left, right], .. } = plan.stages[zip].pairs.expect("it pairs");
         plan.connect(Tap { stage: right, output: RESULTS, branch: 1 }, left, false);
         let told = plan.partners(source, RESULTS);
@@ -192,8 +192,8 @@ mod tests {
         );
     }
 
-    /// What a pair needs, the side needs to which the pair goes, although there is a way past it for the
-    /// other half.
+    /// The side to which a pair goes needs both halves of that pair, although the other side can be reached
+    /// past it.
     #[test]
     fn a_pair_of_pairs_needs_all_of_their_halves() {
         let (mut plan, source, zip) = zipped(false);

@@ -1,4 +1,4 @@
-//! A pipeline as it was written down: stages, and what flows between them. No types, no processes.
+//! A pipeline as it was written down: its stages, and the edges between them. No types, no processes.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -24,17 +24,17 @@ pub(super) struct Plan {
     pub(super) name: String,
     pub(super) stages: Vec<StagePlan>,
     pub(super) edges: Vec<Edge>,
-    /// What nobody takes yet.
+    /// Outputs that no stage takes yet.
     pub(super) open: Vec<Tap>,
     /// Items of each source that may be unacknowledged, under at-least-once delivery.
     pub(super) at_least_once: Option<u32>,
-    /// In how many loops a stage is that is written down now.
+    /// The number of loops around a stage that is written down now.
     pub(super) loops: usize,
-    /// What workers run that are not a stage's of Python, where the program is an interpreter itself.
+    /// The interpreter that workers without a stage of Python run, if the program is an interpreter itself.
     pub(super) interpreter: Option<Python>,
 }
 
-/// What a stage is for.
+/// The kind of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Source,
@@ -49,66 +49,67 @@ pub(super) struct StagePlan {
     /// Its type, for people.
     pub(super) label: String,
     pub(super) kind: Kind,
-    /// The most that it can have, once the plan is complete.
+    /// The most replicas that it can have, once the plan is complete.
     pub(super) replicas: u32,
-    /// Those that it begins with, once the plan is complete.
+    /// The replicas that it begins with, once the plan is complete.
     pub(super) begins_with: u32,
     /// How their number may change while the pipeline runs.
     pub(super) scale: Option<Scale>,
     pub(super) on: On,
-    /// In the worker of another stage.
+    /// The stage in whose worker it runs.
     pub(super) beside: Option<usize>,
     pub(super) own_thread: bool,
-    /// Of the device, for itself.
+    /// The number of streams of the device that it has for itself.
     pub(super) streams: usize,
-    /// Processes that wait for the end of each worker of it.
+    /// Spare processes that wait for the end of each of its workers.
     pub(super) spares: u32,
     pub(super) mailbox: Option<u32>,
-    /// What it does without that it has no room for.
+    /// Which items it drops when it has no room.
     pub(super) drops: Option<Drops>,
-    /// Of a source: the least time between two items.
+    /// For a source: the least time between two items.
     pub(super) pace: Option<Duration>,
-    /// Which of its replicas takes an item.
+    /// How the replica that takes an item is chosen.
     pub(super) select: Select,
     pub(super) ordered: bool,
     pub(super) max_bytes: Option<u64>,
-    /// Items on their way from one sender that it is not done with.
+    /// Items of one sender that may be on the way to it, or unfinished there.
     pub(super) window: Option<u32>,
     pub(super) restart: Option<Restart>,
     /// Items that it keeps before it makes one of them.
     pub(super) keeps: Option<u32>,
-    /// Whether it makes one of fewer when it has waited long enough.
+    /// Whether it makes one of fewer items when it has waited long enough.
     pub(super) times_out: bool,
-    /// Whether all that it keeps goes into the one that it makes of it, and whether it takes such apart.
+    /// Whether all items that it keeps go into the one that it makes (`packs`), and whether it takes such an
+    /// item apart (`takes_apart`).
     pub(super) packs: bool,
     pub(super) takes_apart: bool,
-    /// Whether it makes one result of each item, where it makes no error of it.
+    /// Whether it makes one result of each item, unless it returns an error.
     pub(super) one_of_each: bool,
     /// Whether it can keep nothing beyond a call.
     pub(super) holds_nothing: bool,
     pub(super) on_error: OnError,
     /// Whether it is there for the pipeline's own needs.
     pub(super) helper: bool,
-    /// In how many loops it is.
+    /// The number of loops around it.
     pub(super) depth: usize,
     pub(super) outputs: [Output; 2],
-    /// For one that pairs: what.
+    /// For a stage that pairs: its two sides.
     pub(super) pairs: Option<Pairs>,
-    /// The stage whose results it passes on, for one that was put in by [`Plan::complete`].
+    /// For a stage that [`Plan::complete`] added: the stage whose results it passes on.
     pub(super) relays: Option<usize>,
-    /// For one that is written in Python: what its workers run.
+    /// For a stage that is written in Python: the interpreter and the object that its workers run.
     pub(super) python: Option<Python>,
 }
 
-/// One of the two ways out of a stage: results, and dead letters.
+/// One of the two outputs of a stage: results, and dead letters.
 #[derive(Clone, Debug)]
 pub(super) struct Output {
     pub(super) select: Select,
-    /// How many take it; 0 for dead letters that nobody takes.
+    /// How many stages take it; 0 for dead letters that no stage takes.
     pub(super) branches: u16,
 }
 
-/// Something that a stage makes and the next takes.
+/// A branch of a stage's output, which another stage takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tap {
     pub(super) stage: usize,
@@ -116,12 +117,12 @@ pub(super) struct Tap {
     pub(super) branch: u16,
 }
 
-/// What flows from a stage to another.
+/// A connection from a stage to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Edge {
     pub(super) from: Tap,
     pub(super) to: usize,
-    /// Back into a loop.
+    /// Whether it leads back into a loop.
     pub(super) feedback: bool,
 }
 
@@ -181,7 +182,8 @@ impl Plan {
         }
     }
 
-    /// Adds a stage that takes what is at `taps`. Its name gets a number if it is not the first of that name.
+    /// Adds a stage that takes the items of `taps`. Its name gets a number if it is not the first of that
+    /// name.
     pub(super) fn add(&mut self, mut stage: StagePlan, taps: &[Tap]) -> usize {
         let index = self.stages.len();
         let taken: HashSet<&str> = self.stages.iter().map(|stage| stage.name.as_str()).collect();
@@ -206,7 +208,7 @@ impl Plan {
         self.edges.push(Edge { from, to, feedback });
     }
 
-    /// Has an output go to `count` receivers.
+    /// Splits an output among `count` receivers.
     pub(super) fn fork(&mut self, tap: Tap, count: u16, select: Select) -> Vec<Tap> {
         self.open.retain(|open| *open != tap);
         self.stages[tap.stage].outputs[usize::from(tap.output)] = Output { select, branches: count };
@@ -215,7 +217,7 @@ impl Plan {
         taps
     }
 
-    /// The edges out of one output, by branch.
+    /// Returns the edges out of one output, by branch.
     pub(super) fn edges_from(&self, stage: usize, output: u8) -> Vec<(usize, Edge)> {
         let edges = self.edges.iter().copied().enumerate();
         let mut edges: Vec<_> =
@@ -228,19 +230,20 @@ impl Plan {
         self.edges.iter().copied().enumerate().filter(move |(_, edge)| edge.to == stage)
     }
 
-    /// Whether the stage's replicas lose the order of what they take, and it is to be restored after them.
+    /// Whether the stage's replicas lose the order of the items that they take, and it must be restored
+    /// behind them.
     pub(super) fn loses_order(&self, stage: usize) -> bool {
         let plan = &self.stages[stage];
         plan.ordered && plan.replicas > 1 && plan.kind != Kind::Sink
     }
 
-    /// Whether the stage restores the order of what it takes.
+    /// Whether the stage restores the order of the items that it takes.
     pub(super) fn restores_order(&self, stage: usize) -> bool {
         self.edges_to(stage).any(|(_, edge)| edge.from.output == RESULTS && self.loses_order(edge.from.stage))
     }
 
-    /// The stages whose replicas lose an order that this stage restores, with the number of actors that send
-    /// to each.
+    /// Returns the stages whose replicas lose an order that this stage restores, with the number of actors
+    /// that send to each.
     fn numberers(&self, stage: usize) -> impl Iterator<Item = (usize, u32)> + '_ {
         let from = self.edges_to(stage).filter(|(_, edge)| edge.from.output == RESULTS);
         let from = from.map(|(_, edge)| edge.from.stage).filter(|from| self.loses_order(*from));
@@ -249,8 +252,8 @@ impl Plan {
         })
     }
 
-    /// Whether the stage may hold items beyond a call, which then keep their places in an order. A batch, or
-    /// what pairs, has the place of the item that completes it.
+    /// Whether the stage may hold items beyond a call, which then keep their places in an order. A batch or a
+    /// pair has the place of the item that completes it.
     pub(super) fn may_hold(&self, stage: usize) -> bool {
         let here = &self.stages[stage];
         here.kind == Kind::Stage
@@ -260,8 +263,9 @@ impl Plan {
             && here.pairs.is_none()
     }
 
-    /// Items of a stage with so many senders that may come too early to the restorer of its order. Held items
-    /// keep others waiting there, although their senders have their answers.
+    /// Returns how many items of a stage with `senders` senders may come too early to the restorer of its
+    /// order. Held items keep others waiting there, although the senders of the held items have their
+    /// answers.
     fn early(&self, stage: usize, senders: u32) -> u32 {
         let ahead = self.ahead(stage).saturating_mul(senders);
         if self.may_hold(stage) {
@@ -271,24 +275,25 @@ impl Plan {
         }
     }
 
-    /// How far ahead of its oldest item that is not answered a sender to an ordered stage may be: enough to
+    /// Returns how far ahead of its oldest unanswered item a sender to an ordered stage may be: enough to
     /// keep all replicas at work.
     pub(super) fn ahead(&self, stage: usize) -> u32 {
         let busy = (self.mailbox(stage).saturating_add(2)).saturating_mul(self.stages[stage].replicas);
         busy.min(ORDER_WINDOW)
     }
 
-    /// Whether the stage, which restores an order, must not do so for items whose number or bytes in flight
-    /// are bounded. Of two numberings, one replica may have sent a later item of the first and then have an
-    /// earlier one of the second, and another replica the other way round: with no room for one more, neither
-    /// order goes on. Of one numbering each replica sends its oldest item first, unless it holds that.
+    /// Whether the stage must not restore an order because the number or the bytes of its items in flight are
+    /// bounded. Suppose that two senders number the items. One replica may have sent a later item of the
+    /// first numbering and then have an earlier item of the second, and another replica the other way round.
+    /// With no room for one more item, neither order goes on. With one numbering each replica sends its
+    /// oldest item first, unless it holds that item.
     fn orders_what_is_bounded(&self, stage: usize) -> bool {
         let here = &self.stages[stage];
         (here.max_bytes.is_some() || here.drops.is_some())
             && self.numberers(stage).any(|(of, senders)| senders > 1 || self.may_hold(of))
     }
 
-    /// Whether a single stage restores the order that the replicas of this one lose, and can.
+    /// Whether a single stage can restore the order that the replicas of this stage lose.
     fn order_is_restored(&self, stage: usize) -> bool {
         match self.edges_from(stage, RESULTS)[..] {
             [(_, edge)] => self.stages[edge.to].replicas == 1 && !self.orders_what_is_bounded(edge.to),
@@ -296,9 +301,9 @@ impl Plan {
         }
     }
 
-    /// Puts a stage that restores the order behind replicas, wherever no single stage does, or can, and one
-    /// that chooses by closures behind a stage whose program has none. To be called once, before the plan is
-    /// used.
+    /// Completes the plan with helper stages. It puts a stage that restores the order behind replicas,
+    /// wherever no single stage can. It puts a stage that chooses by closures behind a stage whose program
+    /// has no closures. Called once, before the plan is used.
     pub(super) fn complete(mut self) -> Self {
         self.stages.iter_mut().for_each(StagePlan::complete);
         for stage in 0..self.stages.len() {
@@ -331,11 +336,11 @@ impl Plan {
         self
     }
 
-    /// The stage in whose workers a stage runs.
+    /// Returns the stage in whose workers a stage runs.
     pub(super) fn home(&self, stage: usize) -> usize {
         let mut home = stage;
-        // A stage is beside an earlier one or, at a loop, beside the next; the bound is for the sake of
-        // certainty.
+        // A stage is beside an earlier one or, at a loop, beside the next; the bound makes sure that this
+        // ends.
         for _ in 0..self.stages.len() {
             match self.stages[home].beside {
                 Some(beside) => home = beside,
@@ -345,7 +350,8 @@ impl Plan {
         home
     }
 
-    /// Whether several workers are on one GPU. A device that cannot be found is on none: the start says so.
+    /// Whether several workers are on one GPU. A device that cannot be found is on no GPU; the start reports
+    /// it.
     pub(super) fn shares_a_gpu(&self) -> bool {
         let mut on = Vec::new();
         for (number, stage) in self.stages.iter().enumerate() {
@@ -358,8 +364,8 @@ impl Plan {
         })
     }
 
-    /// What becomes of the stage when its process ends: those in one worker come back together. A source,
-    /// which begins anew then, only does if that was asked for.
+    /// Returns the restart policy of a stage: stages in one worker come back together. A source begins anew
+    /// then, so it comes back only if it has a policy itself.
     pub(super) fn restart(&self, stage: usize) -> Restart {
         let home = self.home(stage);
         let mut together = (0..self.stages.len()).filter(|other| self.home(*other) == home);
@@ -368,26 +374,26 @@ impl Plan {
         policy.filter(|_| here.kind != Kind::Source || here.restart.is_some()).unwrap_or_default()
     }
 
-    /// Processes that wait for the end of a worker in which this stage and others are, and the device that
-    /// they open.
+    /// Returns how many spare processes wait for the end of a worker that this stage shares with others, and
+    /// the device that they open.
     pub(super) fn spares(&self, home: usize) -> (u32, DeviceId) {
         let inside = || self.stages.iter().enumerate().filter(|(stage, _)| self.home(*stage) == home);
         let count = inside().map(|(_, stage)| stage.spares).max().unwrap_or(0);
-        // One that cannot be found has kept the pipeline from starting.
+        // A device that cannot be found has already kept the pipeline from starting.
         let devices = inside().filter_map(|(_, stage)| stage.on.find().ok());
         let device = devices.map(|device| device.id()).find(|device| *device != DeviceId::HOST);
         (count, device.unwrap_or(DeviceId::HOST))
     }
 
-    /// Whether an item that the stage keeps is answered only when it is done with, so that its sender can
-    /// name it if it is lost. An item that waits for its partner is answered at once: halves without one
-    /// would fill the mailbox.
+    /// Whether an item that the stage keeps is answered only when the stage has released it, so that its
+    /// sender can name it if it is lost. An item that waits for its partner is answered at once: halves
+    /// without a partner would fill the mailbox.
     pub(super) fn holds(&self, stage: usize) -> bool {
         self.keeps(stage) > 0 && self.stages[stage].pairs.is_none()
     }
 
-    /// The most actors in one process that send to the stage. The end of each keeps its place in the stage's
-    /// mailbox until the stage has all ends.
+    /// Returns the most actors in one process that send to the stage. The end of each keeps its place in the
+    /// stage's mailbox until the stage has all ends.
     fn lanes_of_a_process(&self, stage: usize) -> u32 {
         let homes = (0..self.stages.len()).filter(|home| self.home(*home) == *home);
         let lanes = homes.map(|home| {
@@ -401,11 +407,12 @@ impl Plan {
         lanes.max().unwrap_or(0)
     }
 
-    /// Items that the stage may keep, with those that it is answered for by stages in its worker.
+    /// Returns how many items the stage may keep, with those that stages behind it in the same worker keep:
+    /// the stage answers for these too.
     pub(super) fn keeps(&self, stage: usize) -> u32 {
         let here = self.stages[stage].keeps.unwrap_or(0);
         let from = self.edges.iter().filter(|edge| edge.from.stage == stage && self.restarts_together(edge));
-        // Of what is kept behind a batch, each is as many as the batch has.
+        // Each batch that is kept behind this stage holds as many items as the batch has.
         let each = if self.stages[stage].packs { here.max(1) } else { 1 };
         from.fold(here, |sum, edge| {
             let inside = self.stages[edge.to].window.unwrap_or(0);
@@ -413,14 +420,15 @@ impl Plan {
         })
     }
 
-    /// Whether both ends of an edge are in one worker. An item is not done with then before the second has
-    /// passed it on: when the worker ends, only who sent to the first can name what was lost.
+    /// Whether both ends of an edge are in one worker. The first stage then answers an item only when the
+    /// second has passed it on: when the worker ends, only the sender to the first stage can name the lost
+    /// items.
     pub(super) fn restarts_together(&self, edge: &Edge) -> bool {
         !edge.feedback && self.home(edge.from.stage) == self.home(edge.to)
     }
 
-    /// Whether the end goes along an edge after all answers. It cannot where the receiver answers only after
-    /// the end, and must where the answers mean that nothing is left in a loop.
+    /// Whether the end goes along an edge after all answers. It cannot if the receiver answers only after the
+    /// end, and it must if the answers mean that nothing is left in a loop.
     pub(super) fn settles_first(&self, stage: usize, edge: &Edge) -> bool {
         let into_loop = self.stages[edge.to].window.is_some() && !edge.feedback;
         let in_loop = self.stages[stage].depth > 0 && self.stages[edge.to].depth > 0;
@@ -428,21 +436,21 @@ impl Plan {
         into_loop || !(chain || self.keeps(edge.to) > 0)
     }
 
-    /// Items of all sources that may be unacknowledged behind them and in front of the stage, under
+    /// Returns how many items of all sources may be unacknowledged on the way to the stage, under
     /// at-least-once delivery.
     fn unacknowledged(&self, stage: usize) -> u32 {
         let most = self.at_least_once.unwrap_or(0);
         let sources = self.sources().filter(|source| *source == stage || self.reaches(*source, stage));
         sources.fold(0_u32, |sum, source| {
             let here = &self.stages[source];
-            // A fork at a source has so many for each branch.
+            // A fork at a source has this bound for each branch.
             let forks = here.outputs[0].select != Select::All;
             let branches = if forks { u32::from(here.outputs[0].branches.max(1)) } else { 1 };
             sum.saturating_add(most.saturating_mul(here.replicas).saturating_mul(branches))
         })
     }
 
-    /// How many processes send to the stage.
+    /// Returns how many processes send to the stage.
     pub(super) fn processes_before(&self, stage: usize) -> u32 {
         let homes = (0..self.stages.len()).filter(|home| self.home(*home) == *home);
         let homes =
@@ -450,32 +458,33 @@ impl Plan {
         homes.map(|home| self.stages[home].replicas).sum()
     }
 
-    /// Items that one sending process may have waiting for a stage.
+    /// Returns how many items of one sending process may wait for a stage.
     pub(super) fn mailbox(&self, stage: usize) -> u32 {
         self.places_needed(stage).min(MAX_MAILBOX)
     }
 
-    /// Items that wait in front of a stage that drops others, with one sender.
+    /// Returns how many items of one sender wait in front of a stage that drops items.
     pub(super) fn waits_for(&self, stage: usize) -> u32 {
         self.stages[stage].mailbox.unwrap_or(DEFAULT_MAILBOX)
     }
 
-    /// Items of one sender that a stage which drops others has at a time: one for each replica, and what it
-    /// keeps.
+    /// Returns how many items of one sender a stage that drops items has at a time: one for each replica, and
+    /// those that it keeps.
     pub(super) fn under_way(&self, stage: usize) -> u32 {
         self.keeps(stage).saturating_add(1).saturating_mul(self.stages[stage].replicas)
     }
 
-    /// Places that a mailbox in front of the stage needs for one sending process, so that nothing waits for a
-    /// place that only what comes behind it could free. A plan in which it cannot have them is refused.
+    /// Returns how many places a mailbox in front of the stage needs for one sending process, so that no
+    /// message waits for a place that only a later message could free. A plan that needs more than a mailbox
+    /// can have is refused.
     fn places_needed(&self, stage: usize) -> u32 {
         let plan = &self.stages[stage];
         let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
-        // One for the question that is answered at the end, and one for what else the program says.
+        // One for the `Run` that is answered at the end, and one for other messages of the program.
         mailbox = mailbox.max(self.lanes_of_a_process(stage)).max(2);
-        // Those that are kept have no place for others.
+        // Items that the stage keeps occupy their places.
         mailbox = mailbox.saturating_add(self.keeps(stage));
-        // Nor have those that wait here for a stage which drops what it has no room for.
+        // So do items that wait here for a stage that drops items when it has no room.
         let waiting = self.edges.iter().filter(|edge| edge.from.stage == stage);
         for edge in waiting.filter(|edge| self.stages[edge.to].drops.is_some()) {
             let at_once = if self.restarts_together(edge) { self.under_way(edge.to) } else { 1 };
@@ -486,7 +495,7 @@ impl Plan {
             let unanswered = self.unacknowledged(stage);
             mailbox = mailbox.max(unanswered.saturating_add(2));
             if plan.pairs.is_some() {
-                // Both sides may come from one process, and what is told of partners is not to wait for them.
+                // Both sides may come from one process, and news of partners must not wait for their items.
                 mailbox = mailbox.max(unanswered.saturating_mul(2).saturating_add(8));
             }
         }
@@ -494,19 +503,19 @@ impl Plan {
             let windows = self.stages.iter().filter_map(|stage| stage.window);
             mailbox = mailbox.max(windows.max().unwrap_or(0).saturating_mul(2).saturating_add(2));
         }
-        // What comes too early keeps its place until its turn has come; what is late must never wait for such
-        // a place.
+        // An item that comes too early keeps its place until its turn has come; a late item must never wait
+        // for such a place.
         let early: u32 = self.numberers(stage).map(|(stage, lanes)| self.early(stage, lanes)).sum();
         mailbox = mailbox.max(early.saturating_add(u32::from(early > 0) * 2));
         if self.hears_other_hosts(stage) {
-            // What comes from there comes from one process, which sends for all of them, the pipeline's own
-            // program among them.
+            // Messages from another host come from one process, the gateway. It sends for all processes
+            // there, and for the pipeline's own program.
             mailbox = mailbox.saturating_mul(self.processes_before(stage).saturating_add(1));
         }
         mailbox
     }
 
-    /// Everything that is wrong with it.
+    /// Returns every mistake in the plan.
     pub(super) fn mistakes(&self) -> Vec<Mistake> {
         let mut mistakes = Vec::new();
         if !self.stages.iter().any(|stage| stage.kind == Kind::Source) {
@@ -601,7 +610,8 @@ impl Plan {
         Err(PipelineError::Graph { pipeline: self.name.clone(), mistakes })
     }
 
-    /// Stages in an order in which each comes after those that it sends to, except back into a loop.
+    /// Returns the stages in an order in which each comes after its receivers, except those that it sends
+    /// back into a loop.
     pub(super) fn sinks_first(&self) -> Vec<usize> {
         let mut left: Vec<usize> = (0..self.stages.len()).collect();
         let mut sorted = Vec::new();

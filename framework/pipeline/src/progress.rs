@@ -21,17 +21,17 @@ pub enum Progress {
     Auto,
     /// Plain lines on standard error.
     Lines,
-    /// Each snapshot goes to a function, on the pipeline's thread.
+    /// Calls a function with each snapshot, on the pipeline's thread.
     To(Arc<dyn Fn(&Snapshot) + Send + Sync>),
 }
 
 /// A snapshot of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Since its sources were started.
+    /// The time since its sources were started.
     pub elapsed: Duration,
-    /// How long its sources go on, at the rate so far, if all of them know how many items they make. `None`
-    /// before there is a rate.
+    /// How long its sources still go on, at the rate so far, if all of them know how many items they make.
+    /// `None` before there is a rate.
     pub left: Option<Duration>,
     /// Its stages, in the order in which they were written down.
     pub stages: Vec<StageSnapshot>,
@@ -44,13 +44,13 @@ pub struct StageSnapshot {
     pub stage: String,
     /// The number of its replicas now.
     pub replicas: u32,
-    /// Items that it has taken; of a source, made.
+    /// Items that it has taken; for a source, items that it has made.
     pub items: u64,
-    /// Of a source: how many it makes in all, if it knows.
+    /// For a source: how many items it makes in all, if it knows.
     pub of: Option<u64>,
     /// Items a second, since the last snapshot.
     pub rate: f64,
-    /// Items that it has sent and the next stages are not done with.
+    /// Items that it has sent and the next stages have not handled yet.
     pub in_flight: u64,
     /// Their bytes, where the next stage bounds them.
     pub bytes_in_flight: u64,
@@ -60,7 +60,7 @@ pub struct StageSnapshot {
     pub lost: u64,
     /// Items dropped in front of it so far, because it had no room.
     pub dropped: u64,
-    /// Of a source with a rate: times that passed without an item so far.
+    /// For a source with a rate: times that passed without an item so far.
     pub missed: u64,
     /// Items left over in it so far.
     pub left_over: u64,
@@ -70,13 +70,13 @@ pub struct StageSnapshot {
     pub waiting: f64,
     /// Waits that were put on its streams so far, because a tensor was not ready.
     pub stream_waits: u64,
-    /// Share of the time since the last snapshot that its streams stood in such waits. `None` where the
-    /// device does not tell: a GPU's stream.
+    /// Share of the time since the last snapshot that its streams stood in such waits. `None` if the device
+    /// does not tell, as for a GPU's stream.
     pub stream_waiting: Option<f64>,
 }
 
 impl Progress {
-    /// To a function, on the pipeline's thread.
+    /// Calls a function with each snapshot, on the pipeline's thread.
     pub fn to(tell: impl Fn(&Snapshot) + Send + Sync + 'static) -> Self {
         Progress::To(Arc::new(tell))
     }
@@ -118,8 +118,8 @@ impl Reporter {
         Reporter { progress, writer, before: (Duration::ZERO, Vec::new()) }
     }
 
-    /// The latest counts of each actor, `elapsed` after the start, and the replicas of each stage; `last`:
-    /// none will come after them.
+    /// Shows the latest counts of each actor, `elapsed` after the start, and the replicas of each stage.
+    /// `last` says that no more counts come.
     pub(super) fn tell(
         &mut self,
         plan: &Plan,
@@ -167,7 +167,7 @@ fn snapshot(
             stage: stage.name.clone(),
             replicas,
             items: sum(now.1, taken) as u64,
-            // Each replica makes all that it says.
+            // Each replica of a source makes as many items as it says.
             of: told
                 .then(|| here().try_fold(0_u64, |sum, counts| Some(sum.saturating_add(counts.length?))))
                 .flatten(),
@@ -188,12 +188,12 @@ fn snapshot(
     });
     let stages: Vec<_> = stages.collect();
     let sources = plan.stages.iter().zip(&stages).filter(|(stage, _)| stage.kind == Kind::Source);
-    // The sources run beside each other, so the last of them says when all have ended.
+    // The sources run side by side, so the one that takes longest determines the end.
     let left = sources.map(|(_, source)| left(source, now.0)).reduce(|one, other| Some(one?.max(other?)));
     Snapshot { elapsed: now.0, left: left.flatten(), stages }
 }
 
-/// How long a source goes on at the rate that it has had.
+/// Returns how long a source still goes on at its rate so far.
 fn left(source: &StageSnapshot, elapsed: Duration) -> Option<Duration> {
     let (of, made) = (source.of?, source.items);
     let seconds = elapsed.as_secs_f64() * of.saturating_sub(made) as f64 / made as f64;
@@ -215,7 +215,7 @@ fn shown(plan: &Plan, snapshot: Snapshot) -> Shown {
     Shown { title: plan.name.clone() + &left, stages: stages.collect(), bytes_in_flight }
 }
 
-/// What a pipeline knows of a stage beyond its rate.
+/// Returns a stage's figures beyond its rate, in words.
 fn note(stage: &StageSnapshot) -> String {
     let mut note = format!("busy {:.0}%, waiting {:.0}%", stage.busy * 100.0, stage.waiting * 100.0);
     if let Some(share) = stage.stream_waiting {
@@ -241,7 +241,7 @@ mod tests {
     use super::super::worker::meter::Toward;
     use super::*;
 
-    /// Two sources, to one stage.
+    /// Two sources that send to one sink.
     fn plan() -> Plan {
         let mut plan = Plan::new("films".to_owned());
         let sources = ["one", "other"].map(|name| plan.add(StagePlan::new(Kind::Source, name), &[]));

@@ -1,7 +1,8 @@
-//! Messages of a stage to actors outside of its pipeline: asks of any type, behind one that has none.
+//! Messages of a stage to actors outside of its pipeline: asks of any type, behind an interface without
+//! types.
 //!
-//! Every such message is an ask, like every hop of a pipeline: its answer says that the actor is done with
-//! it, and a death of the actor fails it, so that what was lost is known.
+//! Every such message is an ask, like every hop of a pipeline. Its answer says that the actor has handled it.
+//! If the actor dies, the ask fails, so the stage knows what was lost.
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use tensorpost_core::api::actor::{Address, Ask, AskError, AskFailure, Refusal, SendFailure};
@@ -11,18 +12,18 @@ use super::item::Tag;
 use super::worker::ack_guard::AckGuard;
 use super::worker::meter::Cause;
 
-/// What a stage wants to be sent, until its call has returned.
+/// A message that a stage wants to send when its call has returned.
 pub(super) struct Pushed<T> {
-    /// So many results were emitted before it.
+    /// The number of results that were emitted before it.
     pub(super) at: usize,
     /// The item whose call it was, if there was one.
     pub(super) of: Option<(Tag, AckGuard)>,
     pub(super) push: Box<dyn Push<T>>,
 }
 
-/// A message to an actor. `T` is what its stage makes.
+/// A message to an actor. `T` is the type of the stage's results.
 pub(super) trait Push<T> {
-    /// The actor, for people.
+    /// Returns the name of the actor, for people.
     fn to(&self) -> String;
 
     /// Sends it, and resolves when the stage need not wait for it any longer.
@@ -40,7 +41,8 @@ pub(super) enum Taken<T> {
 /// Why nothing comes of a message.
 pub(super) struct Unserved {
     pub(super) why: String,
-    /// Under which it counts as lost; `None` if nobody could take it at all, which is an error of the stage.
+    /// The cause under which it counts as lost; `None` if no actor could take it at all, which is an error of
+    /// the stage.
     pub(super) lost: Option<Cause>,
 }
 
@@ -74,7 +76,7 @@ impl<M: GpuMessage, T> Push<T> for ToAccept<M> {
     }
 }
 
-/// Resolves when the actor is done with what it has accepted. What it replies is nobody's.
+/// Resolves when the actor has handled the message that it accepted. Its reply is dropped.
 async fn handled<M: GpuMessage>(ask: Ask<M>) -> Result<(), Unserved> {
     match ask.await {
         Ok(_) | Err(AskError::NoReply(AskFailure::BadReply(_))) => Ok(()),

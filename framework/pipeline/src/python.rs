@@ -1,15 +1,15 @@
-//! Stages that are written in Python: what a program in Rust knows of them.
+//! Stages that are written in Python, as a program in Rust sees them.
 //!
 //! Their workers are Python interpreters, which know neither the program's types nor its closures. They run
-//! the same actors around a stage as any worker, of the package for Python: there the stage calls Python, and
-//! its items are core's `RawItem`s. So deliveries, ends, losses, restarts and reports are the same, in the
-//! same code. What differs is told here, and in the plan:
+//! the same actors around a stage as any worker, from the package for Python: there the stage calls Python,
+//! and its items are core's `RawItem`s. So deliveries, ends, losses, restarts and reports are the same, in
+//! the same code. This module and the plan handle the differences:
 //!
 //! * the actor is started under a name of its own ([`STAGE`], [`SOURCE`]), because its type is another one
 //!   there;
-//! * it sends with the keys that its receivers know (`BranchArgs::key`), and takes any: the schemas
-//!   of what it takes and makes are compared before it starts;
-//! * nothing of this program runs beside it, and what chooses by a closure is put into a stage behind it.
+//! * it sends with the keys that its receivers know (`BranchArgs::key`), and takes any key: the schemas of
+//!   its items are compared before it starts;
+//! * no stage of this program runs beside it, and a choice by a closure is made in a stage behind it.
 
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -32,18 +32,18 @@ pub const STAGE: &str = "tensorpost.python.stage";
 /// The name of the actor around a source.
 pub const SOURCE: &str = "tensorpost.python.source";
 
-/// What a worker is told of a stage.
+/// The description of a stage for its worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
-    /// Which, and what it is called with.
+    /// The stage, and the arguments that it is called with.
     pub python: Python,
-    /// The schema of what it takes; of a source, none.
+    /// The schema of the items that it takes; none for a source.
     pub takes: Option<String>,
-    /// The schema of what it makes; of a sink, none.
+    /// The schema of the items that it makes; none for a sink.
     pub makes: Option<String>,
 }
 
-/// Stands for a stage of Python where its types are known.
+/// Stands for a stage of Python in the program that knows its types.
 struct StageThere<I, O>(PhantomData<(I, O)>);
 
 /// The same for a source.
@@ -82,15 +82,15 @@ impl<O: Item> Source for SourceThere<O> {
     }
 }
 
-/// The last part of `app.stages:Detect`.
+/// Returns the last part of `app.stages:Detect`.
 fn short(python: &Python) -> &str {
     let name = python.named();
     name.rsplit([':', '.']).next().unwrap_or(name)
 }
 
 impl Pipeline {
-    /// Adds a source that is written in Python: what `@tp.stage` stands on in a module, in a worker that is
-    /// an interpreter. See [`Flow::python`].
+    /// Adds a source that is written in Python: a class or function of a module that is decorated with
+    /// `@tp.stage`, in a worker that is an interpreter. See [`Flow::python`].
     pub fn python_source<O: Item + Portable>(&self, source: Python) -> Flow<O, AfterSource> {
         let name = short(&source).to_owned();
         let order = Order { python: source.clone(), takes: None, makes: Some(O::schema()) };
@@ -100,11 +100,11 @@ impl Pipeline {
 }
 
 impl<T: Item + Portable, At> Flow<T, At> {
-    /// Sends the items to a stage that is written in Python: what `@tp.stage` stands on in a module, in a
-    /// worker that is an interpreter with the package `tensorpost`. Both sides' definitions of the items are
-    /// compared before the pipeline starts. All else is as for a stage of Rust: an exception is an error of
-    /// the stage, which [`on_error`](Flow::on_error) decides about, and the end of its interpreter is a
-    /// death.
+    /// Sends the items to a stage that is written in Python: a class or function of a module that is
+    /// decorated with `@tp.stage`, in a worker that is an interpreter with the package `tensorpost`. Both
+    /// sides' definitions of the items are compared before the pipeline starts. All else is as for a stage of
+    /// Rust: an exception is an error of the stage, to which [`on_error`](Flow::on_error) applies, and the
+    /// end of its interpreter is a death.
     ///
     /// ```no_run
     /// use tensorpost::actor::Python;
@@ -162,17 +162,17 @@ impl<T, At: Tuned> Flow<T, At> {
     fn in_python(self, python: Python) -> Self {
         self.tune(|stage| {
             stage.label = python.named().to_owned();
-            // The interpreter holds it up, and the process's reader is never to wait for that.
+            // The interpreter may hold the stage up, and the process's reader must never wait for that.
             stage.own_thread = true;
             stage.python = Some(python);
         })
     }
 }
 
-/// Pipelines that are written in Python: all of their types are those of the package there.
+/// Pipelines that are written in Python: all of their types are those of the package for Python.
 #[cfg(feature = "foreign")]
 impl Pipeline {
-    /// All workers run this interpreter, where no stage says another.
+    /// Sets the interpreter of all workers whose stages name no other.
     #[doc(hidden)]
     pub fn in_interpreter(self, python: Python) -> Self {
         self.draft.borrow_mut().plan.interpreter = Some(python);
@@ -203,7 +203,7 @@ impl<T: Item, At> Flow<T, At> {
         flow.in_python(python)
     }
 
-    /// Sends every item to so many flows.
+    /// Sends every item to `count` flows.
     #[doc(hidden)]
     pub fn foreign_broadcast(self, count: u16) -> Vec<Flow<T>> {
         let flow = self.single();
@@ -211,7 +211,7 @@ impl<T: Item, At> Flow<T, At> {
         taps.into_iter().map(|tap| flow.at(vec![tap])).collect()
     }
 
-    /// Without what it can be tuned by.
+    /// Returns the flow without its tuning methods.
     #[doc(hidden)]
     pub fn plain(self) -> Flow<T> {
         self.at(self.taps.clone())
@@ -219,12 +219,12 @@ impl<T: Item, At> Flow<T, At> {
 }
 
 impl Plan {
-    /// What the stage's workers run, if that is an interpreter.
+    /// Returns the interpreter that the stage's workers run, if they run one.
     pub(super) fn interpreter_of(&self, stage: usize) -> Option<&Python> {
         self.stages[stage].python.as_ref().or(self.interpreter.as_ref())
     }
 
-    /// Whether closures choose who takes what the stage makes, and its program has none.
+    /// Whether closures choose the receivers of the stage's items, and its program has no closures.
     pub(super) fn chooses_elsewhere(&self, stage: usize, output: u8) -> bool {
         let by = |select: &Select| matches!(select, Select::By(_));
         self.is_elsewhere(&self.stages[stage])
@@ -236,7 +236,8 @@ impl Plan {
         stage.python.is_some()
     }
 
-    /// What a stage of Python cannot do that others can, or others beside it.
+    /// Returns the mistake of a stage of Python, or of one beside it, that asks for something that only other
+    /// stages can do.
     pub(super) fn python_mistake(&self, stage: usize) -> Option<&'static str> {
         let here = &self.stages[stage];
         let beside = here.beside.map(|beside| &self.stages[beside]);
@@ -279,7 +280,7 @@ mod tests {
         let text = pipeline.describe().to_string();
         assert!(text.contains("stage twice (app.stages:twice) -> twice relay\n"), "{text}");
         assert!(text.contains("stage twice relay -> same (chosen), twice 2 (chosen)\n"), "{text}");
-        // What is taken in turns needs none.
+        // Replicas that take turns need no relay.
         let plain = Pipeline::new("turns");
         numbers(&plain).python::<Number>(stage()).replicas(2).for_each("drop", |_| Ok(()));
         assert!(!plain.describe().to_string().contains("relay"));

@@ -22,49 +22,49 @@ pub struct Report {
     pub cancelled: bool,
     /// Its stages, in the order in which they were written down.
     pub stages: Vec<StageReport>,
-    /// Items on which stages failed; of many, the first of each replica.
+    /// Items on which stages failed; if there are many, the first of each replica.
     pub failures: Vec<Failure>,
     /// Items that were lost with a process that died, in it or because they depended on work that it had not
-    /// done; of many, the first of each sender.
+    /// done; if there are many, the first of each sender.
     pub lost: Vec<Lost>,
-    /// All that were lost.
+    /// The number of all lost items.
     pub lost_count: u64,
-    /// How many of them no death explains. If there is one, [`run`](super::Pipeline::run) is an error.
+    /// How many of them no death explains. If there is one, [`run`](super::Pipeline::run) returns an error.
     #[serde(default)]
     pub lost_unexplained: u64,
-    /// Items that were left over in stages that work, because what they waited for did not come: the partners
-    /// that a `zip` or `join` had kept them for. Of many, the first of each replica.
+    /// Items that were left over in stages that work, because the partners for which a `zip` or `join` had
+    /// kept them did not come. If there are many, the first of each replica.
     #[serde(default)]
     pub left_over: Vec<Lost>,
-    /// All that were left over.
+    /// The number of all items left over.
     #[serde(default)]
     pub left_over_count: u64,
     /// Replicas that died.
     pub deaths: Vec<Death>,
-    /// What replicas waited for when the pipeline was killed.
+    /// For each replica that had not ended when the pipeline was killed: what it waited for.
     #[serde(default)]
     pub waiting: Vec<Waiting>,
-    /// Why stages in several workers took turns on one GPU; `None` where their kernels overlapped, or no GPU
-    /// had several. See [`Sharing`](tensorpost_core::api::node::Sharing).
+    /// Why stages in several workers took turns on one GPU; `None` if their kernels overlapped, or no GPU had
+    /// several workers. See [`Sharing`](tensorpost_core::api::node::Sharing).
     #[serde(default)]
     pub time_slices: Option<String>,
-    /// Replicas that died for good with their host: stage, replica and the number of the host. For the words
-    /// of an error.
+    /// Replicas that died for good with their host: stage, replica and the number of the host. An error's
+    /// text uses them.
     #[serde(skip)]
     pub(super) lost_hosts: Vec<(String, u16, u16)>,
 }
 
-/// What an unfinished replica waited for.
+/// A replica that had not finished, and what it waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     /// The stage.
     pub stage: String,
-    /// Which of its replicas.
+    /// The number of the replica.
     pub replica: u16,
-    /// Whether it stood in a call of its own, the code of the stage: then others wait for it.
+    /// Whether it stood in a call of the stage's own code: then others wait for it.
     #[serde(default)]
     pub in_call: bool,
-    /// What for: whose end, whose answers, room where; in words, with the names of stages.
+    /// The end, the answers or the room that it waited for, in words, with the names of stages.
     pub what: String,
 }
 
@@ -78,13 +78,14 @@ pub struct StageReport {
     /// Whether it is a source.
     #[serde(default)]
     pub is_source: bool,
-    /// The number of its replicas; where that changes, those that it had in the end.
+    /// The number of its replicas; if that changes, the number in the end.
     pub replicas: u32,
     /// The most that it had at one time.
     #[serde(default)]
     pub most_replicas: u32,
-    /// Whether its counts may be too low, because a replica died: of its last moments the report has what it
-    /// had told as progress, and what its neighbours know. The display marks such counts: `60+`.
+    /// Whether its counts may be too low, because a replica died: about the last moments of that replica the
+    /// report only knows the progress that it had reported, and the counts of its neighbours. The display
+    /// marks such counts: `60+`.
     #[serde(default)]
     pub at_least: bool,
     /// Items that came.
@@ -104,18 +105,18 @@ pub struct StageReport {
     /// that came.
     #[serde(default)]
     pub dropped: u64,
-    /// Of a source with a rate ([`every`](super::Flow::every)): whole times that passed without an item,
-    /// because the source, or who takes from it, was late.
+    /// For a source with a rate ([`every`](super::Flow::every)): whole times that passed without an item,
+    /// because the source or its receiver was late.
     #[serde(default)]
     pub missed: u64,
     /// Items that were sent again after a death.
     pub resent: u64,
     /// Items a second, from the first to the last.
     pub rate: f64,
-    /// Half of its calls took no longer, in microseconds, right to an eighth. What they put on a stream goes
-    /// on after the call.
+    /// Half of its calls took no longer, in microseconds, accurate to an eighth. Work that a call puts on a
+    /// stream goes on after the call and is not counted.
     pub p50_us: f64,
-    /// 99 of 100 calls took no longer, in microseconds, right to an eighth.
+    /// 99 of 100 calls took no longer, in microseconds, accurate to an eighth.
     pub p99_us: f64,
     /// Seconds in its calls, of all replicas together.
     pub busy: f64,
@@ -124,13 +125,13 @@ pub struct StageReport {
     /// Waits that were put on its streams, because a tensor was not ready when it came or was used.
     #[serde(default)]
     pub stream_waits: u64,
-    /// Seconds for which its streams stood in these waits, of all replicas together. `None` where the device
-    /// does not tell: a GPU's stream.
+    /// Seconds for which its streams stood in these waits, of all replicas together. `None` if the device
+    /// does not tell, as for a GPU's stream.
     #[serde(default)]
     pub stream_waited: Option<f64>,
-    /// Bytes of tensors that its workers handed to other processes, each tensor with all the memory that it
-    /// lies in, without copying them. Those of several stages in one worker are at the stage that the others
-    /// are beside.
+    /// Bytes of tensors that its workers handed to other processes without copying them; each tensor counts
+    /// with all the memory that it lies in. The bytes of several stages in one worker are counted at the
+    /// stage that the others are beside.
     #[serde(default)]
     pub bytes_not_copied: u64,
 }
@@ -140,11 +141,12 @@ pub struct StageReport {
 pub struct Death {
     /// The stage.
     pub stage: String,
-    /// Which of its replicas.
+    /// The number of the replica.
     pub replica: u16,
-    /// What is known.
+    /// The known cause.
     pub why: String,
-    /// Whether it was started again. Of what its earlier life did, the report has what that told as progress.
+    /// Whether it was started again. The report knows the work of its earlier life only from the progress
+    /// that it had reported.
     pub restarted: bool,
 }
 
@@ -190,7 +192,7 @@ impl Report {
             }
             line.dropped = dropped;
             line.at_least = deaths.iter().any(|death| death.stage == stage.name);
-            // A death does not take what its senders know.
+            // The senders' counts survive a death.
             line.items_in = if line.at_least { line.items_in.max(handled) } else { line.items_in };
             line.stream_waited =
                 stream_waited(counts.iter().filter(|counts| usize::from(counts.stage) == index));
@@ -201,8 +203,8 @@ impl Report {
             report.stages.push(line);
         }
         report.count_what_arrived(plan);
-        // A receiver that ended is explained by its death; tainted data, and what an actor outside had, by a
-        // death here or elsewhere on the node.
+        // The death of a receiver explains its losses. A death here or elsewhere on the node explains tainted
+        // data, and items that an actor outside had.
         let ended = report.lost_count.saturating_sub(unread).saturating_sub(explained);
         report.lost_unexplained = unread.saturating_add(if report.deaths.is_empty() { ended } else { 0 });
         report.failures.truncate(MAX_NAMED);
@@ -213,12 +215,13 @@ impl Report {
         report
     }
 
-    /// Of a stage that died, what its one receiver has had of it is more than nothing: it made that.
+    /// Raises the count of a stage that died to the number of items that its only receiver got from it: the
+    /// stage has made at least those.
     fn count_what_arrived(&mut self, plan: &Plan) {
         if plan.at_least_once.is_some() {
-            return; // what was sent again has arrived twice
+            return; // items that were sent again have arrived twice
         }
-        // From the sinks on: what arrived there tells of those before.
+        // From the sinks on: the counts there correct those of the stages before.
         for index in plan.sinks_first() {
             let [(_, edge)] = plan.edges_from(index, RESULTS)[..] else { continue };
             let to = &plan.stages[edge.to];
@@ -231,13 +234,14 @@ impl Report {
         }
     }
 
-    /// Whether all that the sources made came to its end: nothing was lost, and nothing left over. What
-    /// stages dropped themselves, or skipped on an error as their policy says, has come to its end.
+    /// Whether all items that the sources made came to their end: nothing was lost, and nothing left over.
+    /// Items that stages dropped themselves, or skipped on an error as their policy says, count as having
+    /// come to their end.
     pub fn is_complete(&self) -> bool {
         self.lost_count == 0 && self.left_over_count == 0
     }
 
-    /// Why it is not complete, in one line; `None` if it is.
+    /// Says in one line why the run is not complete; `None` if it is.
     pub(super) fn incomplete(&self) -> Option<String> {
         if self.is_complete() {
             return None;
@@ -261,25 +265,25 @@ impl Report {
         Some(parts.join("; "))
     }
 
-    /// The stage with this name.
+    /// Returns the report of the stage with this name.
     pub fn stage(&self, name: &str) -> Option<&StageReport> {
         self.stages.iter().find(|stage| stage.stage == name)
     }
 
-    /// All of it as JSON, in one line. Its fields are those of this type.
+    /// Returns all of it as JSON, in one line. Its fields are those of this type.
     pub fn to_json(&self) -> String {
-        // Numbers, texts and lists of them are always JSON.
+        // Numbers, texts and lists of them can always be written as JSON.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// A worker says the numbers, and one is no larger than the largest.
+/// Adds a number that a worker has reported, without overflow.
 fn add(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
-/// Seconds in which streams waited; `None` if one of them is on a device that does not tell, or there is
-/// none.
+/// Adds up the seconds in which streams waited; `None` if one of them is on a device that does not tell, or
+/// there is none.
 pub(super) fn stream_waited<'c>(counts: impl Iterator<Item = &'c Counts>) -> Option<f64> {
     counts
         .map(|counts| counts.stream_waited.map(|waited| waited.as_secs_f64()))
@@ -287,7 +291,7 @@ pub(super) fn stream_waited<'c>(counts: impl Iterator<Item = &'c Counts>) -> Opt
 }
 
 impl StageReport {
-    /// A count as it is shown.
+    /// Formats a count for the display.
     fn count(&self, count: u64) -> String {
         format!("{count}{}", if self.at_least { "+" } else { "" })
     }
@@ -393,7 +397,8 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Columns as wide as their widest cell; the first to the left, the others to the right.
+/// Writes a table with columns as wide as their widest cell; the first is aligned to the left, the others to
+/// the right.
 fn table<const N: usize>(f: &mut fmt::Formatter<'_>, rows: &[[String; N]]) -> fmt::Result {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);

@@ -1,4 +1,4 @@
-//! Runs a pipeline, on a node of its own or on one that is there.
+//! Runs a pipeline, on a node of its own or on an existing one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use super::plan::Scale;
 use super::progress::Progress;
 use super::report::Report;
 
-/// A pipeline that runs. Dropping it cancels the pipeline and waits for its end; a node that it has of its
-/// own is then shut down.
+/// A running pipeline. Dropping it cancels the pipeline and waits for its end; a node of its own is then shut
+/// down.
 #[must_use = "dropping it cancels the pipeline"]
 pub struct Running {
     handle: Handle,
     thread: Option<Inert<JoinHandle<Result<Report, PipelineError>>>>,
-    /// Its stages, with how the number of their replicas may change.
+    /// Its stages, and how the number of their replicas may change.
     stages: Vec<(String, Option<Scale>)>,
     /// Closed when it has ended.
     ended: watch::Receiver<()>,
     deadline: Duration,
-    /// When it is to have ended.
+    /// The deadline given to [`finish`](Self::finish).
     until: Option<Instant>,
-    /// Last: its actors are told to end before.
+    /// Dropped last: the actors are told to end before.
     node: Option<Node>,
 }
 
-/// What a node has for its own end after a pipeline that ended just before its deadline.
+/// The time that a node has for its own end after a pipeline that ended just before its deadline.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
 /// Cancels a pipeline, from anywhere.
@@ -45,12 +45,14 @@ pub struct Canceller(Handle);
 impl Pipeline {
     /// Runs the pipeline on a node of its own, to its end.
     ///
-    /// Ctrl-C and `SIGTERM` cancel it: the sources stop, and what is under way is finished. A second one
-    /// kills it, and so does the [`hang_limit`](Self::hang_limit) when nothing has moved for so long since
-    /// the first. From then on these signals no longer end the program by themselves.
+    /// Ctrl-C and `SIGTERM` cancel it: the sources stop, and items under way are finished. A second signal
+    /// kills it. It is also killed when nothing has moved for the [`hang_limit`](Self::hang_limit) since the
+    /// first signal. Once a pipeline has been run like this, these signals no longer end the program by
+    /// themselves.
     ///
     /// # Errors
-    /// [`PipelineError`]: what is wrong with the pipeline or kept it from starting, or what made it fail, with the report.
+    /// [`PipelineError`]: the mistakes in the pipeline, or the reason why it did not start, or the cause of
+    /// its failure, with the report.
     pub fn run(&self) -> Result<Report, PipelineError> {
         self.start_with(true)?.wait()
     }
@@ -76,70 +78,72 @@ impl Pipeline {
         Ok(running)
     }
 
-    /// Checks whether it can run, as [`run`](Self::run) does before it starts a process.
+    /// Checks whether the pipeline can run, as [`run`](Self::run) does before it starts a process.
     ///
     /// # Errors
-    /// [`PipelineError::Graph`] with everything that is wrong.
+    /// [`PipelineError::Graph`] with all mistakes.
     pub fn check(&self) -> Result<(), PipelineError> {
         self.draft.borrow().plan.clone().complete().check()
     }
 
-    /// Every item is delivered at least once: a sender keeps a clone until the item was acknowledged, which
-    /// is when all that came of it was handled down to the sinks, and sends it again when a replica dies
-    /// while others of it are left. At most `unacknowledged` items of each replica of a source are under way;
-    /// [`DEFAULT_UNACKNOWLEDGED`](super::limits::DEFAULT_UNACKNOWLEDGED) is a good number.
+    /// Delivers every item at least once: a sender keeps a clone until the item is acknowledged, and sends it
+    /// again when a replica dies while others of its stage are left. An item is acknowledged when everything
+    /// that came of it was handled, down to the sinks. At most `unacknowledged` items of each replica of a
+    /// source are under way; [`DEFAULT_UNACKNOWLEDGED`](super::limits::DEFAULT_UNACKNOWLEDGED) is a good
+    /// number.
     ///
     /// Without this, an item is delivered at most once.
     pub fn at_least_once(self, unacknowledged: u32) -> Self {
         self.tune(|draft| draft.plan.at_least_once = Some(unacknowledged.max(1)))
     }
 
-    /// Makes it an error if an item was lost or left over, also where a death under a restart policy explains
-    /// it: the report of such a run comes in [`PipelineError::Incomplete`]. Without this such a run is `Ok`,
-    /// and says so in the log, on the display of the report and by [`Report::is_complete`].
+    /// Makes it an error if an item was lost or left over, even if a death under a restart policy explains
+    /// it: the report of such a run comes in [`PipelineError::Incomplete`]. Without this such a run is `Ok`;
+    /// the log, the display of the report and [`Report::is_complete`] tell that it is incomplete.
     pub fn require_complete(self) -> Self {
         self.tune(|draft| draft.settings.complete = true)
     }
 
-    /// After how long without any movement, and with no stage in a call, the log says what each stage waits
-    /// for; 30 s unless said otherwise. A pipeline of one host in which no stage can go on by itself, because
-    /// all wait for each other or for what a limit keeps away, ends after a fifth of that, and not before
-    /// [`STANDSTILL`](super::limits::STANDSTILL), with [`PipelineError::StandsStill`]. A stage that waits for
-    /// an actor outside of the pipeline may go on.
+    /// Sets after how long without any movement, and with no stage in a call, the log says what each stage
+    /// waits for; 30 s unless said otherwise. In a pipeline of one host it may happen that no stage can go on
+    /// by itself, because all wait for each other or for items that a limit keeps away. Such a pipeline ends
+    /// with [`PipelineError::StandsStill`] after a fifth of that time, and not before
+    /// [`STANDSTILL`](super::limits::STANDSTILL). A stage that waits for an actor outside of the pipeline may
+    /// go on.
     pub fn hang_limit(self, limit: Duration) -> Self {
         self.tune(|draft| draft.settings.hang_limit = limit)
     }
 
-    /// Tells how far it is while it runs.
+    /// Shows the progress while the pipeline runs.
     pub fn progress(self, progress: Progress) -> Self {
         self.tune(|draft| draft.settings.progress = progress)
     }
 
-    /// How often it tells; twice a second unless said otherwise.
+    /// Sets how often the progress is shown; twice a second unless said otherwise.
     pub fn progress_every(self, every: Duration) -> Self {
         self.tune(|draft| draft.settings.every = every)
     }
 
-    /// Writes a trace of the run, for <https://ui.perfetto.dev>. Of long runs it has the beginning of each
-    /// actor ([`MAX_TRACED`](super::limits::MAX_TRACED)). Where it cannot be written the log says so, and the
-    /// run counts all the same.
+    /// Writes a trace of the run, for <https://ui.perfetto.dev>. A trace of a long run has the first events
+    /// of each actor ([`MAX_TRACED`](super::limits::MAX_TRACED)). If it cannot be written, the log says so,
+    /// and the result of the run is the same.
     pub fn trace(self, path: impl Into<PathBuf>) -> Self {
         self.tune(|draft| draft.settings.trace = Some(path.into()))
     }
 
-    /// How long the shutdown of a node of its own may take.
+    /// Sets how long the shutdown of the pipeline's own node may take.
     pub fn shutdown_deadline(self, deadline: Duration) -> Self {
         self.tune(|draft| draft.settings.deadline = deadline)
     }
 
-    /// Changes the settings of a node of its own: sharing, budgets, telemetry.
+    /// Changes the settings of the pipeline's own node: sharing, budgets, telemetry.
     pub fn node(self, adjust: impl Fn(NodeBuilder) -> NodeBuilder + 'static) -> Self {
         self.tune(|draft| draft.settings.node = Some(Arc::new(adjust)))
     }
 }
 
 impl<I: Item> Ending<I> {
-    /// [`Pipeline::run`].
+    /// As [`Pipeline::run`].
     ///
     /// # Errors
     /// As for [`Pipeline::run`].
@@ -153,12 +157,12 @@ mod sealed {
     impl Sealed for super::Node {}
 }
 
-/// Pipelines on a [`Node`] that is there.
+/// Runs pipelines on an existing [`Node`].
 pub trait RunPipeline: sealed::Sealed {
     /// Starts a pipeline on this node.
     ///
-    /// The pipeline's workers end when it has: they finish what they have put on their streams, and tensors
-    /// that came out of it stay valid. The node goes on.
+    /// The pipeline's workers end when the pipeline has ended: they finish the work on their streams, and
+    /// tensors that came out of the pipeline stay valid. The node goes on.
     ///
     /// # Errors
     /// [`PipelineError`], if it does not start.
@@ -171,7 +175,7 @@ impl RunPipeline for Node {
     }
 }
 
-/// `alone`: the node ends with the pipeline, and its workers with it.
+/// Starts a pipeline on a node. `alone` says that the node ends with the pipeline, and its workers with it.
 fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result<Running, PipelineError> {
     let (plan, works, settings) = {
         let draft = pipeline.draft.borrow();
@@ -204,7 +208,7 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
         for worker in workers.into_iter().filter(|_| !alone) {
             supervisor.let_go(worker);
             if killed {
-                // After that, so that nothing comes back.
+                // Only after `let_go`, so that no worker is restarted.
                 supervisor.kill_worker(worker);
             }
         }
@@ -223,23 +227,23 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
 }
 
 impl Running {
-    /// Stops the sources; what is under way is finished, and the report comes as usual.
+    /// Stops the sources; items under way are finished, and the report comes as usual.
     pub fn cancel(&self) {
         self.handle.give(Command::Cancel);
     }
 
-    /// A handle that cancels it, for other threads.
+    /// Returns a handle that cancels the pipeline, for other threads.
     pub fn canceller(&self) -> Canceller {
         Canceller(self.handle.clone())
     }
 
-    /// Has the stage with this name go on with `replicas` replicas, which its
-    /// [`replicas_up_to`](super::Flow::replicas_up_to) or [`autoscale`](super::Flow::autoscale) allows; the
-    /// latter goes on from there by itself. Returns at once. A new replica takes items when its process has
-    /// started and its `create` and `prepare` are done. One that leaves takes no more items, finishes those
+    /// Sets the number of replicas of the stage with this name, within the bounds of its
+    /// [`replicas_up_to`](super::Flow::replicas_up_to) or [`autoscale`](super::Flow::autoscale); the latter
+    /// goes on from there by itself. Returns at once. A new replica takes items when its process has started
+    /// and its `create` and `prepare` are done. A replica that leaves takes no more items, finishes those
     /// that it has and ends. [`StageSnapshot::replicas`](super::StageSnapshot::replicas) says how many there
-    /// are. Where a replica cannot be started, the log says why, and the others go on. A pipeline that ends,
-    /// or is stopped, does not change any more.
+    /// are. If a replica cannot be started, the log says why, and the others go on. A pipeline that ends, or
+    /// is stopped, does not change any more.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -256,7 +260,8 @@ impl Running {
     /// ```
     ///
     /// # Errors
-    /// [`PipelineError::Scale`]: there is no such stage, or the number of its replicas cannot change, or not to this.
+    /// [`PipelineError::Scale`]: there is no such stage, or the number of its replicas cannot change, or
+    /// cannot be this.
     pub fn scale(&self, stage: &str, replicas: u32) -> Result<(), PipelineError> {
         let refused = |why: String| Err(PipelineError::Scale { stage: stage.to_owned(), why });
         let Some(index) = self.stages.iter().position(|(name, _)| name == stage) else {
@@ -288,17 +293,17 @@ impl Running {
         Ok(())
     }
 
-    /// Kills its workers at once, and a node of its own with them. Nothing is finished.
+    /// Kills the pipeline's workers at once, and its own node with them. Nothing is finished.
     pub fn kill(&self) {
         self.handle.give(Command::Kill);
     }
 
-    /// Waits for the end. Of a pipeline with a node of its own ([`Pipeline::start`]) no process is left when
-    /// this returns.
+    /// Waits for the end. If the pipeline has a node of its own ([`Pipeline::start`]), no process of it is
+    /// left when this returns.
     ///
-    /// On a node that was there before ([`RunPipeline::run_pipeline`]) all items are done with, but workers
-    /// may still be ending: they finish what they have put on their streams, and tensors that came out of the
-    /// pipeline wait for that as always. [`Supervisor::await_end`] waits for a worker, by its
+    /// On an existing node ([`RunPipeline::run_pipeline`]) all items have been handled, but workers may still
+    /// be ending. They finish the work on their streams, and the receivers of tensors that came out of the
+    /// pipeline wait for that work as always. [`Supervisor::await_end`] waits for a worker, by its
     /// [`WorkerStatus`] in [`Node::workers`].
     ///
     /// # Errors
@@ -310,40 +315,40 @@ impl Running {
         self.end()
     }
 
-    /// Ends it: stops the sources, finishes what is under way, and kills what has not ended `deadline` from
-    /// now. A source whose `next` takes long ends soon if it looks at
+    /// Ends the pipeline: stops the sources, finishes the items under way, and kills workers that have not
+    /// ended `deadline` from now. A source whose `next` takes long ends soon if it checks
     /// [`Env::is_stopping`](tensorpost_core::api::actor::Env::is_stopping).
     ///
     /// # Errors
-    /// The cause, with the report. [`PipelineError::Killed`] when the deadline came: the error, and
-    /// [`Report::waiting`], name who did not stop and what it stood in.
+    /// The cause, with the report. [`PipelineError::Killed`] if the deadline passed: the error, and
+    /// [`Report::waiting`], name the replicas that did not stop, and the calls that they stood in.
     pub fn finish(mut self, deadline: Duration) -> Result<Report, PipelineError> {
         let now = Instant::now();
-        // A deadline past the end of time is none; a year will do.
+        // A deadline that the clock cannot represent becomes one in a year.
         let until = now.checked_add(deadline).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         self.handle.give(Command::Finish(until));
         self.until = Some(until);
         self.end()
     }
 
-    /// Resolves when it has ended; [`wait`](Self::wait) has its report then.
+    /// Resolves when the pipeline has ended; [`wait`](Self::wait) then returns its report.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut ended = self.ended.clone();
         async move {
-            // Nothing is ever sent: the error is the end.
+            // Nothing is ever sent: the error means the end.
             while ended.changed().await.is_ok() {}
         }
     }
 
-    /// Whether it has ended.
+    /// Whether the pipeline has ended.
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(|thread| thread.is_inherited() || thread.is_finished())
     }
 
-    /// The node that it runs on, if that is its own.
+    /// Returns the node that the pipeline runs on, if that is its own.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
@@ -356,7 +361,7 @@ impl Running {
             let killed = result.as_ref().is_err_and(PipelineError::is_cut_short);
             let left = |until: Instant| until.saturating_duration_since(Instant::now()).max(LAST_MOMENT);
             let deadline = self.until.map_or(self.deadline, |until| self.deadline.min(left(until)));
-            // Whatever is not done by then is killed, and was not a part of the pipeline.
+            // A worker that has not ended by then is killed; it is not part of the pipeline.
             let _ = node.shutdown(if killed { Duration::ZERO } else { deadline });
         }
         result
@@ -377,7 +382,7 @@ impl Drop for Running {
 }
 
 impl Canceller {
-    /// Stops the sources; what is under way is finished.
+    /// Stops the sources; items under way are finished.
     pub fn cancel(&self) {
         self.0.give(Command::Cancel);
     }

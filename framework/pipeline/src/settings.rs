@@ -20,7 +20,7 @@ pub(super) struct Settings {
     pub(super) deadline: Duration,
     /// How long nothing may move before the log says so.
     pub(super) hang_limit: Duration,
-    /// Whether what is lost or left over is an error, whatever explains it.
+    /// Whether lost or left-over items are an error, even if a death explains them.
     pub(super) complete: bool,
     pub(super) node: Option<Arc<Adjust>>,
 }

@@ -13,12 +13,13 @@ mod standstill;
 /// The last reports of the actors, by stage and replica.
 pub(super) struct Stillness {
     limit: Duration,
-    /// How often actors report. One that has been silent for longer is in a call, or its process is stopped.
+    /// How often actors report. An actor that has been silent for longer is in a call, or its process is
+    /// stopped.
     every: Duration,
     told: HashMap<(u16, u16), Told>,
     /// When anything last moved.
     moved: Instant,
-    /// When the log is to say so; never, where the limit is that long.
+    /// When the log reports it; `None` if the limit is so long that this is never.
     due: Option<Instant>,
 }
 
@@ -52,7 +53,7 @@ impl Stillness {
         }
     }
 
-    /// Another replica takes the place of this one, which has left.
+    /// Forgets a replica that has left: another takes its place.
     pub(super) fn forget(&mut self, member: (u16, u16)) {
         self.told.remove(&member);
     }
@@ -71,14 +72,14 @@ impl Stillness {
         self.due = self.moved.checked_add(self.limit);
     }
 
-    /// What each of `members`, which have not ended, waits for, if it is time to say so: nothing has moved
-    /// for the limit, and none of them goes on by itself.
+    /// Returns what each of `members`, which have not ended, waits for, if it is time to say so: nothing has
+    /// moved for the limit, and none of them goes on by itself.
     pub(super) fn report(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Option<Vec<Waiting>> {
         let due = self.due.is_some_and(|due| now >= due) && !members.is_empty();
         (due && !self.any_goes_on(members, now)).then(|| self.waiting(plan, members, &[], now))
     }
 
-    /// For how long nothing has moved, where none of `members`, which have not ended, goes on by itself.
+    /// Returns how long nothing has moved; zero if one of `members`, which have not ended, goes on by itself.
     pub(super) fn still_for(&self, members: &[(u16, u16)], now: Instant) -> Duration {
         if self.any_goes_on(members, now) {
             return Duration::ZERO;
@@ -86,8 +87,8 @@ impl Stillness {
         now.saturating_duration_since(self.moved)
     }
 
-    /// Whether any is in a call, or waits for a time: that of a source's next item, or at which a stage is
-    /// called without one.
+    /// Whether any member is in a call, or waits for a time: that of a source's next item, or the time at
+    /// which a stage is called without an item.
     fn any_goes_on(&self, members: &[(u16, u16)], now: Instant) -> bool {
         let waits_for_a_time = |told: &Told| told.waits.contains(&Wait::Time);
         let goes_on = |member: &(u16, u16)| {
@@ -96,7 +97,7 @@ impl Stillness {
         members.iter().any(goes_on)
     }
 
-    /// Notes that the log has said so. It says so again only after twice the time.
+    /// Notes that the log has reported it. It reports again only after twice the time.
     pub(super) fn said(&mut self, now: Instant) -> Duration {
         let still = now.saturating_duration_since(self.moved);
         self.due = now.checked_add(still);
@@ -110,10 +111,10 @@ impl Stillness {
         })
     }
 
-    /// What each of `members` waits for, as far as it has reported.
+    /// Returns what each of `members` waits for, as far as it has reported.
     ///
-    /// First those that are in a call of their own: the others wait for them, or for others who do. `deaf`
-    /// are in one because they have not heard what they were told.
+    /// Members that are in a call of their own come first: the others wait for them, directly or indirectly.
+    /// The members in `deaf` have not heard an order, so they are in a call too.
     pub(super) fn waiting(
         &self,
         plan: &Plan,
@@ -142,12 +143,13 @@ impl Stillness {
     }
 }
 
-/// What an actor tells names stages of the plan that it was started by; what else it may tell is none.
+/// Returns the name of a stage. A correct actor reports only stages of its plan; any other number is shown as
+/// `?`.
 fn name(plan: &Plan, stage: usize) -> String {
     plan.stages.get(stage).map_or("?", |stage| stage.name.as_str()).to_owned()
 }
 
-/// The call in which a stage stands.
+/// Returns the name of the call in which a stage stands.
 fn call_of(plan: &Plan, stage: usize) -> &'static str {
     match plan.stages.get(stage).map(|stage| stage.kind) {
         Some(Kind::Source) => "next",
@@ -218,7 +220,7 @@ mod tests {
         );
         stillness.told(&counts(2, 0, 3), vec![Wait::Retained(2), ends.clone()]);
         assert_eq!(stillness.report(&plan, &members, begin + limit / 2), None, "it is not time");
-        // Both go on telling, and have done nothing.
+        // Both go on reporting, and have done nothing.
         let late = Instant::now() + limit;
         for told in stillness.told.values_mut() {
             told.at = late;
@@ -284,7 +286,7 @@ mod tests {
         for (stage, waits) in [(2, vec![Wait::Senders(vec![1 << 16])]), (1, Vec::new()), (0, Vec::new())] {
             stillness.told(&counts(stage, 0, 1), waits);
         }
-        // It has not heard that it is to stop; all the others have told something just now.
+        // It has not heard the order to stop; all the others have just reported.
         let waiting = stillness.waiting(&plan, &members, &[(0, 0)], Instant::now());
         let texts: Vec<_> = waiting.iter().map(ToString::to_string).collect();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! For tests: a stage that lies to whoever follows its pipeline. Nothing of it is stable.
+//! For tests: a stage that lies to the conductor of its pipeline. Nothing in it is stable.
 
 use std::time::Duration;
 
@@ -9,28 +9,28 @@ use crate::item::ItemId;
 use crate::worker::args::Event;
 use crate::worker::meter::{Counts, Failure, Lost, Span, Spanned, Toward};
 
-/// Whom the actors of this process tell.
+/// The address to which the actors of this process report.
 static EVENTS: Mutex<Option<Address<Event>>> = Mutex::new(None);
 
 pub(crate) fn note(events: &Address<Event>) {
     *EVENTS.lock() = Some(events.clone());
 }
 
-/// What a lie is about.
+/// The subject of a lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// How far a replica is, in the life that began then: further than there are numbers.
+    /// The progress of a replica, in the life that began then: every count is the largest number.
     Progress {
         /// When the life began.
         life: u64,
     },
     /// That a stage has failed.
     Failed,
-    /// What a replica has done, and when.
+    /// The calls of a replica, and their times.
     Spans,
 }
 
-/// Tells it of a stage, by its number and its name; whether there was room for it.
+/// Tells a lie about a stage, by its number and its name. Returns whether there was room for the event.
 pub fn tell(stage: u16, name: &str, replica: u16, lie: Lie) -> bool {
     let events = EVENTS.lock().clone().expect("an actor of a pipeline is in this process");
     let (id, most) = (ItemId { source: u16::MAX, number: u64::MAX }, u64::MAX);

@@ -1,6 +1,6 @@
-//! A run as a file in the Chrome trace format, which <https://ui.perfetto.dev> and `chrome://tracing` open:
-//! one process per worker, one track per actor for its calls and its waiting, one for what is leased to the
-//! next stages, and an arrow from each send to the call that takes it.
+//! Writes a run as a file in the Chrome trace format, which <https://ui.perfetto.dev> and `chrome://tracing`
+//! open. It has a process per worker, a track per actor for its calls and waits, a track for the tensors that
+//! are leased to the next stages, and an arrow from each send to the call that takes the item.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -19,12 +19,12 @@ use super::worker::meter::{Span, Spanned};
 pub(super) struct Trace {
     actors: Vec<(u16, u16, u32)>,
     spans: Vec<(usize, Span)>,
-    /// By stage and replica: lives that have told spans, and how many spans.
+    /// By stage and replica: how many of its lives have reported spans, and how many spans.
     told: HashMap<(u16, u16), (usize, usize)>,
 }
 
 impl Trace {
-    /// Adds what a replica has told; past its bounds it is left out (MBX-2).
+    /// Adds the spans that a replica has reported; spans past its bounds are left out (MBX-2).
     pub(super) fn add(&mut self, stage: u16, replica: u16, pid: u32, spans: Vec<Span>) {
         let actor = (stage, replica, pid);
         let (lives, count) = self.told.entry((stage, replica)).or_default();
@@ -94,7 +94,8 @@ impl Trace {
         events
     }
 
-    /// The names of the processes and their rows. Several actors may share a process, which has one name.
+    /// Returns the names of the processes and their rows. Several actors may share a process, which has one
+    /// name.
     fn names(&self, plan: &Plan) -> Vec<Event> {
         let mut processes: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         let mut threads = Vec::new();
@@ -108,8 +109,8 @@ impl Trace {
         processes.into_iter().map(process).chain(threads).collect()
     }
 
-    /// The arrow that each span begins or ends: from the one send of an item to a stage to the one call with
-    /// it there. Items that come to a stage more than once have none.
+    /// Returns the arrow that each span begins or ends: from the one send of an item to a stage, to the one
+    /// call with it there. Items that come to a stage more than once have no arrow.
     fn arrows(&self) -> HashMap<usize, u64> {
         let mut sends: HashMap<(u16, ItemId), Vec<usize>> = HashMap::new();
         let mut calls = sends.clone();
@@ -123,8 +124,8 @@ impl Trace {
         }
         let mut arrows = HashMap::new();
         for (key, send) in sends {
-            // Clocks of processes agree well enough for all but the shortest ways; an arrow back in time is
-            // none.
+            // The processes' clocks agree well enough for all but the fastest deliveries; an arrow back in
+            // time is left out.
             if let ([send], Some([call])) = (&send[..], calls.get(&key).map(Vec::as_slice))
                 && self.spans[*send].1.from < self.spans[*call].1.from
             {

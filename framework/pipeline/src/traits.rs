@@ -1,10 +1,10 @@
-//! What a user of pipelines writes: sources, stages and sinks. The attribute `#[stage]` writes the impls of
-//! these traits from the methods of an `impl` block.
+//! The traits that a user of pipelines implements: sources, stages and sinks. The attribute `#[stage]` writes
+//! the impls of these traits from the methods of an `impl` block.
 //!
-//! `create` makes each in its worker process, and `prepare` may wait there for what it needs before its first
-//! item. Its other methods run there too, on the thread of that process's actors, one call at a time. They
-//! are plain code: nothing is awaited. While a call runs, the process reads no messages; what it put on a
-//! stream goes on by itself.
+//! `create` makes each of them in its worker process, and `prepare` may wait there for anything that the
+//! stage needs before its first item. The other methods run there too, on the thread of that process's
+//! actors, one call at a time. They are plain code: nothing is awaited. While a call runs, the process reads
+//! no messages; work that the call put on a stream goes on by itself.
 
 use std::time::Instant;
 
@@ -49,22 +49,22 @@ use super::pairs::PartnerNews;
 /// }
 /// ```
 pub trait Source: Sized + 'static {
-    /// What `create` needs; every replica gets a clone.
+    /// The arguments of `create`; every replica gets a clone.
     type Args: Serialize + DeserializeOwned + Clone + 'static;
-    /// What it makes.
+    /// The type of the items that it makes.
     type Out: Item;
 
     /// Makes the source, in its process.
     ///
     /// # Errors
-    /// Whatever keeps it from working; starting the pipeline reports it.
+    /// Any error that keeps it from working; starting the pipeline reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
 
-    /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
-    /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
+    /// Prepares it in each of its lives, after `create` and before its first item. It may wait here, as [an
+    /// actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
     ///
-    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here
-    /// must come from elsewhere, or from behind.
+    /// The pipeline starts from its sinks to its sources, one after the other. So this may wait only for
+    /// events from outside the pipeline, or from the stages behind this one.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -73,27 +73,27 @@ pub trait Source: Sized + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// The next item, or `None` at the end. Called when the pipeline has taken the one before, and not any
-    /// more once the pipeline was cancelled. One that may wait for long, such as a camera, looks at
+    /// Returns the next item, or `None` at the end. Called when the pipeline has taken the item before, and
+    /// no more once the pipeline was cancelled. A source that may wait for long, such as a camera, checks
     /// [`Env::is_stopping`] meanwhile.
     ///
     /// # Errors
-    /// What the stage's [`OnError`](super::OnError) decides about; after `Skip` this is called again.
+    /// The stage's [`OnError`](super::OnError) decides what happens then; after `Skip` this is called again.
     fn next(&mut self) -> anyhow::Result<Option<Self::Out>>;
 
     /// As [`Stage::ELSEWHERE`].
     #[doc(hidden)]
     const ELSEWHERE: Option<&'static str> = None;
 
-    /// How many items it makes in all, if it knows: for the progress, which says then how long it will take.
-    /// Asked once, before the first item.
+    /// Returns how many items it makes in all, if it knows. The progress then shows how long the rest will
+    /// take. Called once, before the first item.
     fn length(&self) -> Option<u64> {
         None
     }
 }
 
-/// What becomes of items: any number of results for each. `#[stage]` on an `impl` block with `process` writes
-/// this; by hand it is
+/// Turns items into results, any number for each. `#[stage]` on an `impl` block with `process` writes this;
+/// by hand it is
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -128,24 +128,24 @@ pub trait Source: Sized + 'static {
 /// }
 /// ```
 pub trait Stage: Sized + 'static {
-    /// What `create` needs; every replica gets a clone.
+    /// The arguments of `create`; every replica gets a clone.
     type Args: Serialize + DeserializeOwned + Clone + 'static;
-    /// What it takes.
+    /// The type of the items that it takes.
     type In: Item;
-    /// What it makes.
+    /// The type of the items that it makes.
     type Out: Item;
 
     /// Makes the stage, in its process.
     ///
     /// # Errors
-    /// Whatever keeps it from working; starting the pipeline reports it.
+    /// Any error that keeps it from working; starting the pipeline reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
 
-    /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
-    /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
+    /// Prepares it in each of its lives, after `create` and before its first item. It may wait here, as [an
+    /// actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
     ///
-    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here
-    /// must come from elsewhere, or from behind.
+    /// The pipeline starts from its sinks to its sources, one after the other. So this may wait only for
+    /// events from outside the pipeline, or from the stages behind this one.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -154,19 +154,21 @@ pub trait Stage: Sized + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// Takes an item. What it gives to `out` is sent when it returns without an error, in the same order.
+    /// Takes an item. The results that it gives to `out` are sent when it returns without an error, in the
+    /// same order.
     ///
     /// # Errors
-    /// What the stage's [`OnError`](super::OnError) decides about. What it had given to `out` is dropped.
+    /// The stage's [`OnError`](super::OnError) decides what happens then. The results that the call had given
+    /// to `out` are dropped.
     fn process(&mut self, item: Self::In, out: &mut Out<Self::Out>) -> anyhow::Result<()>;
 
-    /// When [`wake`](Self::wake) should be called; asked after every call. For stages that do not wait for
-    /// items for ever, such as a batch that is sent on although it is not full.
+    /// Returns when [`wake`](Self::wake) should be called; asked after every call. It is for stages that do
+    /// not wait for items for ever, such as a batch that is sent on although it is not full.
     fn wake_at(&self) -> Option<Instant> {
         None
     }
 
-    /// The moment named by [`wake_at`](Self::wake_at) has passed.
+    /// Called when the moment named by [`wake_at`](Self::wake_at) has passed.
     ///
     /// # Errors
     /// Fails the pipeline, unless errors of the stage are skipped.
@@ -175,10 +177,10 @@ pub trait Stage: Sized + 'static {
         Ok(())
     }
 
-    /// All items have come; what it still has can go to `out`.
+    /// Called when all items have come. The stage can give the items that it still has to `out`.
     ///
-    /// After a death more may come behind the end, sent again or by a source that began anew. It is called
-    /// again after each.
+    /// After a death more items may come behind the end, sent again or made by a source that began anew. This
+    /// is called again after each of them.
     ///
     /// # Errors
     /// Fails the pipeline, unless errors of the stage are skipped.
@@ -187,16 +189,15 @@ pub trait Stage: Sized + 'static {
         Ok(())
     }
 
-    /// The name under which its actor is known in the program that its worker runs, where that is another
-    /// one.
+    /// The name under which the worker's program knows the stage's actor, where that is another program.
     #[doc(hidden)]
     const ELSEWHERE: Option<&'static str> = None;
 
-    /// Whether the types of its items are other programs' alone.
+    /// Whether only other programs know the types of its items.
     #[doc(hidden)]
     const TAKES_ANY: bool = false;
 
-    /// For the pipeline's own stages.
+    /// Tells a stage of the pipeline's own about the halves that it holds.
     #[doc(hidden)]
     fn partners(&mut self, notice: PartnerNews<'_>, out: &mut Out<Self::Out>) {
         let _ = (notice, out);
@@ -235,22 +236,22 @@ pub trait Stage: Sized + 'static {
 /// }
 /// ```
 pub trait Sink: Sized + 'static {
-    /// What `create` needs; every replica gets a clone.
+    /// The arguments of `create`; every replica gets a clone.
     type Args: Serialize + DeserializeOwned + Clone + 'static;
-    /// What it takes.
+    /// The type of the items that it takes.
     type In: Item;
 
     /// Makes the sink, in its process.
     ///
     /// # Errors
-    /// Whatever keeps it from working; starting the pipeline reports it.
+    /// Any error that keeps it from working; starting the pipeline reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
 
-    /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
-    /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
+    /// Prepares it in each of its lives, after `create` and before its first item. It may wait here, as [an
+    /// actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
     ///
-    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here
-    /// must come from elsewhere, or from behind.
+    /// The pipeline starts from its sinks to its sources, one after the other. So this may wait only for
+    /// events from outside the pipeline, or from the stages behind this one.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -262,10 +263,11 @@ pub trait Sink: Sized + 'static {
     /// Takes an item.
     ///
     /// # Errors
-    /// What the stage's [`OnError`](super::OnError) decides about.
+    /// The stage's [`OnError`](super::OnError) decides what happens then.
     fn consume(&mut self, item: Self::In) -> anyhow::Result<()>;
 
-    /// All items have come. After a death more may come, and it is called again after each.
+    /// Called when all items have come. After a death more may come, and this is called again after each of
+    /// them.
     ///
     /// # Errors
     /// Fails the pipeline, unless errors of the stage are skipped.

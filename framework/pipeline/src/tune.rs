@@ -5,8 +5,7 @@ use super::location::On;
 use super::on_error::OnError;
 
 impl<T, At: Tuned> Flow<T, At> {
-    /// Names the stage, in reports and diagrams and as its worker's name. Without this it has the name of its
-    /// type.
+    /// Names the stage, for reports, diagrams and its worker. Without this it has the name of its type.
     pub fn named(self, name: impl Into<String>) -> Self {
         self.tune(|stage| stage.name = name.into())
     }
@@ -17,8 +16,8 @@ impl<T, At: Tuned> Flow<T, At> {
         self.tune(|stage| stage.replicas = count)
     }
 
-    /// The device that the stage works on; the host unless said otherwise. With the feature `hosts` it may be
-    /// another host of the node. See [`On`].
+    /// Sets the device that the stage works on; the host unless said otherwise. With the feature `hosts` it
+    /// may be on another host of the node. See [`On`].
     pub fn on(self, device: impl Into<On>) -> Self {
         self.tune(|stage| stage.on = device.into())
     }
@@ -33,28 +32,28 @@ impl<T, At: Tuned> Flow<T, At> {
         self.tune(|stage| stage.beside = before)
     }
 
-    /// Gives the stage a thread of its own in its worker, which reads messages on another meanwhile. For
-    /// calls that take long, next to other stages in one worker.
+    /// Gives the stage a thread of its own in its worker, which reads messages on another thread meanwhile.
+    /// This is for calls that take long, next to other stages in one worker.
     pub fn own_thread(self) -> Self {
         self.tune(|stage| stage.own_thread = true)
     }
 
-    /// How many streams the stage has on a GPU, from 1 to 30: 1 unless said otherwise, which is that of its
-    /// `Env`. More are for those that it makes with `DeviceStream::with_new_stream`. Each makes the start of
-    /// its worker longer.
+    /// Sets how many streams the stage has on a GPU, from 1 to 30. The default is 1, the stream of its `Env`.
+    /// Set more if the stage makes streams with `DeviceStream::with_new_stream`. Each makes the start of its
+    /// worker longer.
     pub fn streams(self, count: usize) -> Self {
         self.tune(|stage| stage.streams = count)
     }
 
-    /// Keeps `count` processes waiting for each replica that have started and opened its device, so that
-    /// after a death it goes on in one of them at once: see
-    /// [`Spawn::spares`](tensorpost_core::api::node::Spawn::spares). Only with a policy for
-    /// [restarts](Self::restart). Stages in one worker share theirs.
+    /// Keeps `count` spare processes for each replica, which have started and opened its device, so that
+    /// after a death the replica goes on in one of them at once: see
+    /// [`Spawn::spares`](tensorpost_core::api::node::Spawn::spares). It needs a policy for
+    /// [restarts](Self::restart). Stages in one worker share their spares.
     pub fn spares(self, count: u32) -> Self {
         self.tune(|stage| stage.spares = count)
     }
 
-    /// What happens when the stage fails on an item; unless said otherwise the pipeline fails.
+    /// Sets what happens when the stage fails on an item; unless said otherwise the pipeline fails.
     pub fn on_error(self, on_error: OnError) -> Self {
         self.tune(|stage| stage.on_error = on_error)
     }

@@ -17,7 +17,7 @@ use super::work::{SourceWork, StageWork};
 use super::worker::args::Select;
 use super::worker::pick::number;
 
-/// A flow, or a pipeline, whose next closure is given arguments: see [`Flow::with`].
+/// A flow, or a pipeline, whose next closure gets arguments: see [`Flow::with`].
 #[must_use = "the method that takes the closure comes behind it"]
 pub struct With<To, A> {
     pub(super) to: To,
@@ -25,7 +25,7 @@ pub struct With<To, A> {
 }
 
 impl<A: Serialize + DeserializeOwned + 'static> With<Pipeline, A> {
-    /// As [`Pipeline::items`]; `make` gets the arguments in each life of the source.
+    /// As [`Pipeline::items`]; each life of the source calls `make` with the arguments.
     pub fn items<T, I, F>(self, name: &str, make: F) -> Flow<T, AfterSource>
     where
         T: Item,

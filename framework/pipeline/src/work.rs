@@ -1,4 +1,4 @@
-//! The typed part of a stage: starts its actor with the addresses of those it sends to.
+//! The typed part of a stage: starts its actor with the addresses of its receivers.
 
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -20,27 +20,27 @@ use super::worker::args::{
 use super::worker::branch::overflow::OverflowArgs;
 use super::worker::{SourceActor, StageActor};
 
-/// The typed work for a stage, behind an interface without types.
+/// The typed part of a stage, behind an interface without types.
 pub(super) trait Work {
-    /// Says how a replica is started, in which worker is said then: for those that come later on another
-    /// thread, which has no arguments of its own.
+    /// Returns a function that starts a replica in a worker that is named later. Replicas that are added
+    /// later start on another thread, which does not have the arguments.
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError>;
 
-    /// A stage that passes on what this one makes.
+    /// Returns a stage that passes on the items that this one makes.
     fn relay(&self) -> Rc<dyn Work>;
 }
 
-/// Starts a replica in a worker. Each call starts one.
+/// Starts a replica in a worker. Each call starts another one.
 pub(super) type Starter = Box<dyn Fn(Home) -> Result<Started, ActorError> + Send + Sync>;
 
-/// How a replica is started.
+/// The parameters with which a replica is started.
 pub(super) struct Site<'s> {
     pub(super) node: &'s Node,
     pub(super) device: Device,
     pub(super) mailbox: u32,
     pub(super) own_thread: bool,
     pub(super) restart: Restart,
-    /// The name under which others find it.
+    /// The name under which its senders look it up.
     pub(super) name: Option<String>,
     pub(super) config: Config,
     pub(super) results: Way<'s>,
@@ -78,10 +78,10 @@ pub(super) struct WayTo<'s> {
 
 /// The way to a replica.
 pub(super) enum Door<'s> {
-    /// Of the actor that takes the items.
+    /// The address of the actor that takes the items.
     At(&'s Address<Control>),
     Named(String),
-    /// The place has no replica that would be known for good.
+    /// The place has no replica, or one that may come and go.
     Nobody,
 }
 
@@ -90,7 +90,7 @@ pub(super) enum Door<'s> {
 pub(super) struct Started {
     pub(super) run: Address<Run>,
     pub(super) control: Address<Control>,
-    /// Of the actor that takes the items; none for sources.
+    /// The address of the actor that takes the items; none for sources.
     pub(super) inlet: Option<Address<Control>>,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct SourceWork<S: Source>(pub(super) S::Args);
 /// A stage.
 pub(super) struct StageWork<S: Stage>(pub(super) S::Args);
 
-/// Adds what runs a stage of Python to a worker's program.
+/// Adds the actor that runs a stage of Python to a worker's program.
 #[cfg(feature = "foreign")]
 pub fn stage_of_python<S: Stage<Args = crate::python::Order>>(builder: NodeBuilder) -> NodeBuilder {
     builder.actor_named::<StageActor<S>>(crate::python::STAGE)
@@ -161,7 +161,7 @@ fn spawn<'s, A: RemoteActor>(site: &Site<'s>, args: A::Args) -> Spawn<'s, A> {
 fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs {
     let receiver = |door: &Door<'_>| match door {
         Door::Named(name) => Receiver::Named(name.clone()),
-        // Flows are typed, so it takes what goes there.
+        // Flows are typed, so this receiver takes the items of the flow.
         Door::At(address) => Receiver::At((*address).clone()),
         Door::Nobody => Receiver::Nobody,
     };

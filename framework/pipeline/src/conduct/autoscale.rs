@@ -1,10 +1,10 @@
-//! Decides how many replicas a stage needs, from what it and its senders tell. No I/O.
+//! Decides how many replicas a stage needs, from the reports of the stage and its senders. No I/O.
 //!
-//! Used by the conductor, at each of its looks. There are to be more when all replicas are at work, more
-//! items wait than there are replicas, and none of that because the next stages have no room: several looks
-//! in a row, so that a burst changes nothing. There is to be one less when the others would have been enough
-//! for all work of a longer time, with some room, so that the next look does not bring it back. After each
-//! change all is forgotten.
+//! Used by the conductor, at each of its looks. The stage gets more replicas when all are at work, more items
+//! wait than there are replicas, and the cause is not that the next stages have no room. This must hold for
+//! several looks in a row, so that a burst changes nothing. The stage loses a replica when the others would
+//! have been enough for all work of a longer time, with some room to spare, so that the next look does not
+//! bring it back. After each change the earlier looks are forgotten.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 use crate::limits::{BUSY_WHEN_SHRUNK, LOOKS_TO_GROW, LOOKS_TO_SHRINK};
 use crate::plan::Scale;
 
-/// What is seen of a stage at one look.
+/// The figures of a stage at one look.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) at: Instant,
-    /// Those that take items.
+    /// Replicas that take items.
     pub(super) replicas: u32,
     /// Items that wait for it, with their senders and in its mailboxes.
     pub(super) backlog: u64,
-    /// Time in calls so far, of all replicas.
+    /// Time in calls so far, of all replicas together.
     pub(super) busy: Duration,
-    /// Replicas that have been in one call for longer than they are silent: it is in no sum yet.
+    /// Replicas that are silent because they are in a long call: `busy` does not contain that call yet.
     pub(super) in_calls: u32,
     /// Replicas that wait for room at the next stages.
     pub(super) held_up: u32,
@@ -32,7 +32,7 @@ pub(super) struct Look {
 #[derive(Debug)]
 pub(super) struct Autoscale {
     scale: Scale,
-    /// Looks in a row at which more were needed.
+    /// Looks in a row at which more replicas were needed.
     short: u32,
     /// The last looks since the number changed.
     looks: VecDeque<Look>,
@@ -43,13 +43,13 @@ impl Autoscale {
         Autoscale { scale, short: 0, looks: VecDeque::new() }
     }
 
-    /// The number has changed, or is about to.
+    /// Forgets the looks: the number has changed, or is about to.
     pub(super) fn begin_anew(&mut self) {
         self.short = 0;
         self.looks.clear();
     }
 
-    /// Returns how many there are to be, where that is another number.
+    /// Returns the wanted number of replicas, if it differs from the current one.
     pub(super) fn look(&mut self, look: Look) -> Option<u32> {
         if self.looks.back().is_some_and(|before| before.replicas != look.replicas) {
             self.begin_anew();
@@ -60,7 +60,7 @@ impl Autoscale {
         let is_short = all_at_work && look.backlog >= u64::from(look.replicas);
         self.short = if is_short { self.short + 1 } else { 0 };
         let to = if self.short >= LOOKS_TO_GROW {
-            // By half, so that many are not added one after the other.
+            // The number grows by half, so that many replicas are not added one after the other.
             look.replicas + (look.replicas / 2).max(1)
         } else if self.looks.len() > LOOKS_TO_SHRINK {
             self.looks.pop_front();
@@ -77,7 +77,7 @@ impl Autoscale {
         Some(to)
     }
 
-    /// How many replicas were in calls, on average.
+    /// Returns how many replicas were in calls, on average.
     fn busy(&self) -> f64 {
         let (Some(first), Some(last)) = (self.looks.front(), self.looks.back()) else { return 0.0 };
         let (worked, time) = (last.busy.saturating_sub(first.busy), last.at - first.at);
@@ -92,7 +92,7 @@ mod tests {
 
     const LOOK: Duration = Duration::from_millis(100);
 
-    /// Looks at a stage with so many replicas for `looks` looks, of which `busy` are at work, until the
+    /// Looks at a stage with `replicas` replicas, of which `busy` are at work, for `looks` looks or until the
     /// number changes.
     fn watch(auto: &mut Autoscale, looks: u32, replicas: u32, busy: f64, backlog: u64) -> Option<(u32, u32)> {
         let begin = Instant::now();

@@ -1,7 +1,7 @@
-//! Why members died, as the node knows it.
+//! The causes of deaths, as the node knows them.
 //!
-//! An ask that a panic cuts off says only that no answer comes; the reason is known a moment later, and the
-//! node keeps it.
+//! The error of an ask that a panic cuts off says only that no answer comes. The node learns the cause a
+//! moment later, and keeps it.
 
 use std::collections::HashMap;
 
@@ -13,18 +13,18 @@ use super::{Conductor, Death};
 use crate::limits::VERDICT_IS_TOLD;
 use crate::worker::args::Run;
 
-/// Whether an ask that failed like this does not say why.
+/// Whether the error of a failed ask does not tell the cause.
 fn says_nothing(error: &AskError<Run>) -> bool {
     matches!(error, AskError::NoReply(AskFailure::Refused(_)))
 }
 
-/// Whether an ask that failed like this tells of no end: a gateway between two hosts has ended, and the
-/// member is asked again.
+/// Whether the error of a failed ask does not mean the end of the member: a gateway between two hosts has
+/// ended, and the member is asked again.
 pub(super) fn is_lost_on_the_way(error: &AskError<Run>) -> bool {
     matches!(error, AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_))))
 }
 
-/// Whether an ask that failed like this came to no life of its member, and so tells of the end of none.
+/// Whether a failed ask had reached no life of its member, and so does not mean the end of one.
 fn came_to_nobody(error: &AskError<Run>) -> bool {
     match error {
         AskError::NoReply(AskFailure::Refused(refusal)) => {
@@ -35,9 +35,9 @@ fn came_to_nobody(error: &AskError<Run>) -> bool {
     }
 }
 
-/// Whether an ask that failed like this, behind one that said nothing, tells of the same end: no other life
-/// of the member had taken it. A panic is told to the ask that it cuts off, and that the actor is gone to the
-/// next.
+/// Whether the error of a failed ask, after an error without a cause, reports the same end: no other life of
+/// the member had taken the ask. A panic fails the ask that it cuts off, and the next ask fails because the
+/// actor is gone.
 fn tells_of_a_panic_again(error: &AskError<Run>) -> bool {
     let is_of_an_actor = |reason: &EndReason| {
         matches!(reason, EndReason::HandlerPanic(_) | EndReason::Linked(_) | EndReason::Normal)
@@ -54,14 +54,15 @@ fn tells_of_a_panic_again(error: &AskError<Run>) -> bool {
     }
 }
 
-/// The last death of each member on another host. Whether another life follows only that host knows, so a
-/// member is asked again, and what fails then may tell of the same end: once or several times, of what
-/// crosses the word that the actor is gone.
+/// The last death of each member on another host. Only that host knows whether another life follows, so the
+/// member is asked again. The asks that fail then may report the same end, once or several times, if they
+/// cross the news that the actor is gone.
 #[derive(Debug, Default)]
 pub(super) struct Elsewhere(HashMap<usize, usize>);
 
 impl Elsewhere {
-    /// The death that is heard of again. Otherwise it is one of its own, and has the number `next`.
+    /// Returns the death that is reported again. Otherwise the error means a new death, which has the number
+    /// `next`.
     fn heard_again(&mut self, index: usize, error: &AskError<Run>, next: usize) -> Option<usize> {
         let before = self.0.get(&index).copied().filter(|_| came_to_nobody(error));
         if before.is_none() {
@@ -71,7 +72,7 @@ impl Elsewhere {
     }
 }
 
-/// The process that a member has died with.
+/// Returns the process that a member has died with.
 pub(super) fn process_of(error: &AskError<Run>) -> Option<ProcessId> {
     match error {
         AskError::NoReply(AskFailure::ProcessExited(exited)) => Some(exited.process),
@@ -98,7 +99,7 @@ pub(super) fn is_kept_from_its_next_life(error: &AskError<Run>) -> bool {
 }
 
 impl Conductor {
-    /// Notes the death of a member. Of one life that is one death, however often it is heard of.
+    /// Notes the death of a member. One life has one death, however often it is reported.
     pub(super) fn note_death(&mut self, index: usize, error: &AskError<Run>, death: Death) -> Death {
         if self.members[index].worker.is_of_another_host() {
             if let Some(at) = self.elsewhere.heard_again(index, error, self.deaths.len()) {
@@ -116,20 +117,20 @@ impl Conductor {
         death
     }
 
-    /// The last death of a replica, if that said nothing.
+    /// Returns the last death of a replica, if its error did not tell the cause.
     fn panic_before(&self, death: &Death) -> Option<usize> {
         let same = |other: &Death| other.stage == death.stage && other.replica == death.replica;
         let last = self.deaths.iter().rposition(same)?;
         self.causeless.contains(&last).then_some(last)
     }
 
-    /// Has the deaths that said nothing, and were followed by another life, say what the node knows, and
-    /// those that nobody has heard of be there.
+    /// Adds what the node knows: the causes of deaths whose error did not tell one and after which another
+    /// life followed, and deaths that no ask has reported.
     pub(super) fn name_causes(&mut self) {
         if self.causeless.is_empty() {
             return;
         }
-        // A node that has shut down has it in its own report.
+        // A node that has shut down has the causes in its own report.
         let Ok((restarts, _)) = self.supervisor.report() else { return };
         for member in &self.members {
             let Some(past) = restarts.iter().find(|past| past.worker == member.worker) else { continue };
@@ -150,11 +151,11 @@ impl Conductor {
             let deaths = self.deaths.iter_mut().enumerate();
             let mut deaths: Vec<_> =
                 deaths.filter(|(_, death)| (death.stage.as_str(), death.replica) == of).collect();
-            // Of the last the node says nothing where no policy is for it.
+            // The node's report leaves out the last death if no policy applies to it.
             if deaths.len() == past.ends.len() + 1 {
                 deaths.pop_if(|(_, death)| !death.restarted);
             }
-            // The node keeps so many; where they are not all there, nobody knows which is which.
+            // The node keeps a bounded number of ends; if some are missing, it is not known which is which.
             if deaths.len() != past.ends.len() {
                 continue;
             }
@@ -167,9 +168,9 @@ impl Conductor {
     }
 }
 
-/// A life that ends before it was asked tells nobody: the ask waits for the next. Where the node knows of
-/// more ends of a member than were heard of, and of all, the others come before the last that was heard of,
-/// as `causeless` as those.
+/// Adds deaths that no ask has reported: if a life ends before it was asked, the ask waits for the next life.
+/// If the node knows all ends of a member, and they are more than were reported, the missing ones are added
+/// before the last that was reported, and are `causeless` too.
 fn add_unheard(
     deaths: &mut Vec<Death>,
     causeless: &mut Vec<usize>,
@@ -192,7 +193,7 @@ fn add_unheard(
 
 #[cfg(feature = "hosts")]
 impl Conductor {
-    /// The members that died for good on a host that is not of the node any more: stage, replica and host.
+    /// Returns the members that died for good on a host that has left the node: stage, replica and host.
     pub(super) fn on_lost_hosts(&self) -> Vec<(String, u16, u16)> {
         let dead = self.members.iter().filter_map(|member| {
             let (host, stage) = (member.worker.host()?, &self.plan.stages[member.stage].name);
@@ -223,7 +224,7 @@ mod tests {
         AskError::NotSent(SendError { message: Run, reason: SendFailure::GaveUp(reason) })
     }
 
-    /// How many deaths are counted of what one member's asks came to.
+    /// Returns how many deaths are counted for these errors of one member's asks.
     fn deaths(errors: &[AskError<Run>]) -> usize {
         let (mut elsewhere, mut count) = (Elsewhere::default(), 0);
         for error in errors {
@@ -237,11 +238,11 @@ mod tests {
         let lost = || refused(Refusal::OutOfReach("host 1 is lost".to_owned()));
         let not_sent = || refused(Refusal::NotPassedOn("host 1 is lost".to_owned()));
         let gone = || gave_up(EndReason::OutOfReach("host 1 is lost".to_owned()));
-        // The verdict: the next ask goes to the gateway before the node has spoken, or while the mailbox
+        // A host is lost: the next ask goes to the gateway before the node reports it, or while the mailbox
         // there closes, or not at all.
         assert_eq!(deaths(&[lost(), gone()]), 1);
         assert_eq!(deaths(&[lost(), not_sent(), not_sent(), refused(Refusal::NoSuchActor), gone()]), 1);
-        // It had not been asked.
+        // The member had not been asked.
         assert_eq!(deaths(&[refused(Refusal::NoSuchActor), gone()]), 1);
         // Restarts that are used up, of processes and of a panic.
         let ended = || refused(Refusal::OutOfReach("its worker has ended".to_owned()));
@@ -253,7 +254,7 @@ mod tests {
             deaths(&[refused(Refusal::Panicked(String::new())), not_sent(), gave_up(EndReason::Exit(1))]),
             1
         );
-        // A life that had told nothing before the next end.
+        // A life that had reported nothing before the next end.
         assert_eq!(deaths(&[ended(), lost(), gone()]), 2);
     }
 
@@ -272,8 +273,8 @@ mod tests {
         let shown: Vec<_> = deaths.iter().map(|death| (death.replica, death.restarted)).collect();
         assert_eq!(shown, [(0, true), (1, true), (0, true), (0, false), (1, true)]);
         assert_eq!(causeless, [0, 1, 4, 2]);
-        // All were heard of, or the node has forgotten some, or it has ended the last life itself, or it is
-        // of another.
+        // All deaths were reported, or the node has forgotten some, or it has ended the last life itself, or
+        // the deaths are another replica's.
         for (of, ends, restarts) in [(0, 2, 1), (0, 32, 40), (1, 3, 2), (2, 3, 2)] {
             let (mut deaths, mut causeless) = heard();
             add_unheard(&mut deaths, &mut causeless, ("obey", of), ends, restarts);

@@ -1,8 +1,9 @@
-//! The end of a pipeline's actors, when all is over.
+//! Ends the actors of a pipeline, when all is over.
 //!
 //! Used by the conductor, last. **Order.** First the node lets the workers go, then the actors are told to
-//! end: one that dies with this word, or that a policy would bring back, has no next life, which nobody would
-//! tell. One on another host is told until it has heard it, because a gateway may take the word along.
+//! end. So an actor that dies on this order, or that a policy would bring back, has no next life, which would
+//! not be told to end. An actor on another host is told again until it has heard the order, because the order
+//! is lost if a gateway ends.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,17 +18,17 @@ use crate::worker::args::Control;
 /// How long members may take to hear that all is over.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// How long to wait before one is told again whom nobody could tell for the moment.
+/// How long to wait before telling a member again that could not be reached.
 const AGAIN: Duration = Duration::from_millis(50);
 
 impl Member {
-    /// Tells it to end, at once. Resolves when it need not be told again.
+    /// Sends the order to end at once. Resolves when the member need not be told again.
     pub(super) fn close(&self) -> LocalBoxFuture<'static, ()> {
         let control = self.control.clone();
         if !self.worker.is_of_another_host() {
             let close = control.send(Control::Close);
             return async move {
-                // One that has ended need not hear it.
+                // A member that has ended need not hear it.
                 let _ = close.await;
             }
             .boxed_local();
@@ -48,22 +49,22 @@ impl Member {
 }
 
 impl Conductor {
-    /// Ends the members. Those that were killed need no word.
+    /// Tells the members to end. Members that are killed need no order.
     pub(super) async fn close(&mut self) {
-        // An order to stop that nobody has heard by now is of no use, and would keep the last word waiting
-        // behind it.
+        // An order to stop that was not heard by now is of no use, and the order to close would wait behind
+        // it.
         self.stops.clear();
         if self.lets_go {
             self.members.iter().for_each(|member| self.supervisor.let_go(member.worker));
         }
         if self.killed {
             if self.lets_go {
-                // After that, so that nothing comes back.
+                // Only after `let_go`, so that no worker is restarted.
                 self.members.iter().for_each(|member| self.supervisor.kill_worker(member.worker));
             }
             return;
         }
-        // All of them: one that seemed to be gone may be there, and would keep its worker.
+        // All members are told: one that seemed to be gone may still be there, and would keep its worker.
         let mut untold: HashSet<_> = (0..self.members.len()).collect();
         let tell = |index: usize| {
             let told = self.members[index].close();
@@ -77,7 +78,7 @@ impl Conductor {
             while !untold.is_empty() {
                 tokio::select! {
                     Some(index) = closes.next() => drop(untold.remove(&index)),
-                    // They may stand in the queue before it.
+                    // These sends may stand in the queue before the order to close.
                     Some(_) = self.sends.next() => {}
                 }
             }

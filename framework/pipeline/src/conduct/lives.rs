@@ -1,9 +1,9 @@
-//! What members tell of themselves, life by life.
+//! The counts that members report, life by life.
 //!
-//! Used by the conductor. Counts of a life that has ended are kept beside those of the one that runs, and
-//! still change: where a process outlives the panic of one of its actors, what that had sent is followed
-//! there to its end; and the last word of a process may be read after its end. Each life counts once. The
-//! first of many are added up (MBX-2).
+//! Used by the conductor. Counts of a life that has ended are kept beside those of the running life, and may
+//! still change. If a process outlives the panic of one of its actors, it follows the items of that actor to
+//! their end. And the last report of a process may be read after its end. Each life counts once. If there are
+//! many lives, the counts of the first are added up (MBX-2).
 
 use std::collections::HashMap;
 
@@ -13,23 +13,23 @@ use crate::worker::meter::Counts;
 /// See the module.
 #[derive(Default)]
 pub(super) struct Told {
-    /// Of the life that runs, as far as anybody knows, by stage and replica.
+    /// The latest counts of the running life, as far as is known, by stage and replica.
     latest: HashMap<(u16, u16), Counts>,
-    /// The last life of each that has answered, or told anything.
+    /// The last life of each member that has answered or reported.
     lives: HashMap<(u16, u16), u64>,
-    /// Of lives that have ended.
+    /// The counts of lives that have ended.
     past: Vec<Counts>,
-    /// Of replicas that have left, and of lives past the first [`MAX_LIVES`], one sum for each place, with
-    /// the last life in it.
+    /// One sum for each place: the counts of replicas that have left, and of lives past the first
+    /// [`MAX_LIVES`]. `life` is the last life in it.
     left: HashMap<(u16, u16), Counts>,
 }
 
 impl Told {
-    /// Notes the progress of a life. Returns it if that is the one that runs.
+    /// Notes the progress of a life. Returns it if that is the running life.
     pub(super) fn note(&mut self, counts: Counts) -> Option<&Counts> {
         let member = (counts.stage, counts.replica);
         if self.left.get(&member).is_some_and(|left| left.life >= counts.life) {
-            return None; // its last word is in the sum
+            return None; // its last counts are in the sum
         }
         self.is_at(&counts);
         if self.lives[&member] > counts.life || self.is_past(&counts) {
@@ -39,7 +39,7 @@ impl Told {
         Some(self.latest.entry(member).insert_entry(counts).into_mut())
     }
 
-    /// A life has answered or told something, so those before it have ended.
+    /// Notes that a life has answered or reported, so the lives before it have ended.
     pub(super) fn is_at(&mut self, counts: &Counts) {
         let member = (counts.stage, counts.replica);
         let life = self.lives.entry(member).or_default();
@@ -50,14 +50,14 @@ impl Told {
         }
     }
 
-    /// The life that runs has ended.
+    /// Notes that the running life has ended.
     pub(super) fn ended(&mut self, stage: u16, replica: u16) {
         if let Some(latest) = self.latest.remove(&(stage, replica)) {
             self.keep(latest);
         }
     }
 
-    /// A replica has left and these are its last counts: another may take its place.
+    /// Notes the last counts of a replica that has left: another may take its place.
     pub(super) fn left(&mut self, counts: Counts) {
         self.latest.remove(&(counts.stage, counts.replica));
         self.add_up(counts.of_the_past());
@@ -74,11 +74,11 @@ impl Told {
         }
     }
 
-    /// Keeps what is known of a life that has ended.
+    /// Keeps the counts of a life that has ended.
     pub(super) fn keep(&mut self, counts: Counts) {
         let counts = counts.of_the_past();
         match self.past.iter_mut().find(|past| is_same(past, &counts)) {
-            // What its process has not copied is no more its own from its end on.
+            // From its end on, the bytes that its process has not copied are no longer its own.
             Some(past) => *past = Counts { bytes_not_copied: past.bytes_not_copied, ..counts },
             None => {
                 let member = (counts.stage, counts.replica);
@@ -95,12 +95,12 @@ impl Told {
         }
     }
 
-    /// The last that the life that runs has told.
+    /// Returns the last counts that the running life has reported.
     pub(super) fn latest(&self, stage: u16, replica: u16) -> Option<&Counts> {
         self.latest.get(&(stage, replica))
     }
 
-    /// The last of each life that has ended.
+    /// Returns the last counts of each life that has ended.
     pub(super) fn past(&self) -> impl Iterator<Item = &Counts> {
         self.past.iter().chain(self.left.values())
     }
@@ -122,7 +122,7 @@ mod tests {
         Counts { stage: 1, life, items_in, ..Counts::default() }
     }
 
-    /// What is known: of the life that runs, and of each that has ended.
+    /// The known counts of items: of the running life, and of each that has ended.
     fn known(told: &Told) -> (Option<u64>, Vec<u64>) {
         let past = told.past().map(|counts| counts.items_in).collect();
         (told.latest(1, 0).map(|counts| counts.items_in), past)
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(known(&told), (None, vec![200]));
     }
 
-    /// MBX-2: a worker that makes lives up tells of no more items than it says, and takes no more room.
+    /// MBX-2: a worker that makes lives up counts no more items than it reports, and takes no more room.
     #[test]
     fn of_many_lives_the_first_are_added_up() {
         let mut told = Told::default();
@@ -164,7 +164,7 @@ mod tests {
         let (latest, past) = known(&told);
         assert_eq!(latest.unwrap_or(0) + past.iter().sum::<u64>(), 10_000);
         assert!(past.len() <= MAX_LIVES + 1, "{}", past.len());
-        // Backwards too, where each is told of after its end.
+        // The same backwards: each life is reported after its end.
         let mut told = Told::default();
         for life in (0..10_000).rev() {
             told.note(counts(life, u64::MAX));
@@ -176,7 +176,7 @@ mod tests {
     fn a_life_that_had_told_nothing_when_it_ended_counts_too() {
         let mut told = Told::default();
         told.ended(1, 0);
-        // As nobody knows that there was a life before.
+        // It is taken for the running life: it is not known that this life has ended.
         assert!(told.note(counts(0, 6)).is_some());
         assert!(told.note(counts(1, 1)).is_some());
         assert_eq!(known(&told), (Some(1), vec![6]));

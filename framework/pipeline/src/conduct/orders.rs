@@ -1,4 +1,4 @@
-//! What the outside says to a pipeline that runs: the program, the person at its terminal, the node.
+//! Orders to a running pipeline from outside: from the program, from its terminal, from the node.
 //!
 //! Used by the conductor, from the start of the sources to the last answer. **On cancellation** of a wait no
 //! order is lost.
@@ -14,7 +14,7 @@ use super::Command;
 /// An order from outside.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The program's.
+    /// A command of the program.
     Command(Command),
     /// Ctrl-C or `SIGTERM`.
     Signal,
@@ -25,9 +25,9 @@ pub(super) enum Order {
 /// See the module.
 pub(super) struct Orders<'o> {
     commands: mpsc::UnboundedReceiver<Command>,
-    /// Where they are waited for.
+    /// `None` if signals do not count.
     signals: Option<(Signal, Signal)>,
-    /// Until it has come.
+    /// Resolves when the node shuts down; `None` after that.
     node_stops: Option<Pin<Box<dyn Future<Output = ()> + 'o>>>,
 }
 
@@ -44,7 +44,7 @@ impl<'o> Orders<'o> {
         Ok(Orders { commands, signals, node_stops: Some(Box::pin(node_stops)) })
     }
 
-    /// The next one. A program that has let go of the pipeline says nothing more.
+    /// Waits for the next order. A program that has dropped its handle gives no more commands.
     pub(super) async fn next(&mut self) -> Order {
         let Orders { commands, signals, node_stops } = self;
         let signals = async {

@@ -1,5 +1,5 @@
-//! What the dead had sent, and nobody is left to send again: whoever had it from them names what it has lost
-//! of it.
+//! Orphans: items that dead members had sent, and that no sender is left to send again. Their receivers name
+//! those that they have lost.
 
 use std::collections::HashSet;
 
@@ -12,13 +12,14 @@ use crate::launch::source_number;
 use crate::worker::args::Control;
 
 impl Conductor {
-    /// Tells a member something, without waiting for it here.
+    /// Sends a member an order, without waiting for it here.
     pub(super) fn send(&self, sending: Send<Control>) {
-        // One that has ended need not hear it.
+        // A member that has ended need not hear it.
         self.sends.push(async move { drop(sending.await) }.boxed_local());
     }
 
-    /// Tells a member that nothing more comes from another that has died, behind the last that comes.
+    /// Tells a member that nothing more comes from another that has died. The order arrives behind the last
+    /// item of the dead member.
     pub(super) fn tell_exited(&self, dead: usize, to: usize) {
         let (worker, control) = (self.members[dead].worker, &self.members[to].control);
         let exited = self.exited(dead, to);
@@ -26,14 +27,14 @@ impl Conductor {
         if !self.scaling.scales(self.members[dead].stage) {
             return self.sends.push(self.supervisor.send_behind(worker, control, exited));
         }
-        // The next replica at its place, on this host, is told of over the same way.
+        // The order about the next replica at this place, on this host, goes the same way.
         let _ = worker;
         self.send(control.send(exited));
     }
 
-    /// Nobody is left, perhaps only since this death, who could send again what others that have died had
-    /// sent. Who had it from these may have been told before that nothing more comes from them; now it names
-    /// what it has lost of theirs.
+    /// Tells the receivers of dead members that no sender is left, perhaps only since this death, which could
+    /// send their items again. These receivers may have been told before that nothing more comes from those
+    /// members; now they name the items of theirs that they have lost.
     pub(super) fn tell_of_orphans(&mut self, index: usize) {
         let others = self.exited.keys().filter(|other| **other != index && self.leaves_orphans(**other));
         for other in others {
@@ -45,8 +46,8 @@ impl Conductor {
         }
     }
 
-    /// Whether a member has died, does not come back, and nobody sends again what it had sent: it is a
-    /// source, or the same holds for one of those that it had its items from.
+    /// Whether a member has died, does not come back, and its items are not sent again: it is a source, or
+    /// the same holds for one of its senders.
     pub(super) fn leaves_orphans(&self, index: usize) -> bool {
         let (mut found, mut next) = (HashSet::from([index]), vec![index]);
         while let Some(index) = next.pop() {
@@ -62,9 +63,9 @@ impl Conductor {
         false
     }
 
-    /// For a member, when all is over: what earlier lives before it had sent and the last ones did not make
-    /// again. A source that begins anew is stopped where the others are, after a cancel for example, and may
-    /// not have got so far.
+    /// Returns, when all is over, the orders that tell a member which items earlier lives of its senders had
+    /// sent and their last lives did not make again. A source that begins anew is stopped together with the
+    /// others, after a cancel for example, and may not have made as many items as its earlier life.
     pub(super) fn not_made_again(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
         let senders = (0..self.members.len()).filter(move |other| self.sends_to(*other, index));
         senders.filter_map(|sender| {
@@ -73,9 +74,9 @@ impl Conductor {
         })
     }
 
-    /// The sources that have ended after a death, of whose items a member had sent some in an earlier life:
-    /// the member itself, or one from which only members that have died too lead to it. With each, how many
-    /// items its last life has made.
+    /// Returns the sources that have ended after a death and whose items an earlier life of this member had
+    /// sent, each with the number of items that its last life has made. Such a source is the member itself,
+    /// or a source from which only members that have died too lead to it.
     fn made_before(&self, index: usize) -> Vec<(u16, u64)> {
         let (mut found, mut next, mut made) = (HashSet::from([index]), vec![index], Vec::new());
         while let Some(index) = next.pop() {
@@ -92,8 +93,8 @@ impl Conductor {
         made
     }
 
-    /// Whether a member has died and does not come back. Of those that end with one process, each is noticed
-    /// by itself.
+    /// Whether a member has died and does not come back. The ends of several members of one process are
+    /// noticed one by one, so this also looks at the others in its worker.
     fn is_gone(&self, index: usize) -> bool {
         let member = &self.members[index];
         let with_it = |(other, process): (&usize, &Option<ProcessId>)| {

@@ -1,32 +1,33 @@
 //! Replicas that are added and removed while the pipeline runs.
 //!
-//! Used by the conductor, which alone decides: no actor does. A stage whose number of replicas changes has a
-//! place for each that it may have (`plan/scale.rs`), and each place goes through these states:
+//! Used by the conductor, which alone decides. A stage whose number of replicas changes has a place for each
+//! replica that it may have (`plan/scale.rs`), and each place goes through these states:
 //!
-//! 1. *Empty*: no process. Who sends to the stage knows nothing of it; who takes from the stage counts its
-//!    end as said.
-//! 2. *Starting*: a worker, then the actor in it, is started on a thread beside, because that blocks.
-//! 3. *Opening*: it runs, and those behind it are told that something comes from it after all. Nobody sends
-//!    to it before they have heard that: they must not end while it works.
-//! 4. *Open*: those before it are told, and send to it.
-//! 5. *Leaving*: those before it are told. Each says its end to it, behind the last item that it sent there,
-//!    and chooses it no more. So the replica ends as any does: it finishes what it has, and says its end
-//!    behind its last result. When it has answered the conductor, its place is empty again, and its process
-//!    ends.
+//! 1. **Empty*: no process. Senders to the stage know nothing of this place; receivers count its end as said.
+//! 2. **Starting*: a worker, then the actor in it, is started on another thread, because that blocks.
+//! 3. **Opening*: the replica runs, and its receivers are told that something comes from it after all. No
+//!    sender sends to it before they have heard that: they must not end while it works.
+//! 4. **Open*: its senders are told, and send to it.
+//! 5. **Leaving*: its senders are told. Each sends it an end, behind the last item that it sent there, and
+//!    chooses it no more. So the replica ends as any does: it finishes the items that it has, and sends its
+//!    end behind its last result. When it has answered the conductor, its place is empty again, and its
+//!    process ends.
 //!
-//! What is sent again, numbered or acknowledged is the same for all numbers of replicas: an order is that of
-//! the *senders'* numbers, and a replica that leaves is waited for until all that it had was answered. The
-//! first place never leaves: a later life of a sender knows it from its arguments, and is told of the others
-//! before it is asked to run. Nor does the last one that is open, where the first has died for good.
+//! Resending, numbering and acknowledging do not depend on the number of replicas: an order is that of the
+//! *senders'* numbers, and a replica that leaves is waited for until all its items were answered. The replica
+//! at the first place never leaves: a later life of a sender knows it from its arguments, and is told of the
+//! others before it is asked to run. If the first has died for good, the last open replica does not leave
+//! either.
 //!
-//! **On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its
-//! next life goes on in the same state. Without one its place is gone, and is not used again; and where no
-//! other is open, which alone takes what the dead had, the run fails: one that leaves takes nothing more, and
-//! one that only opens is not known yet. A replica that does not start leaves its place empty; the log says
-//! why, and nobody tries again before the number is changed.
+//! ***On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its
+//! next life goes on in the same state. Without one its place is gone, and is not used again. Only another
+//! open replica can take the items of the dead one, so if there is none, the run fails: a replica that leaves
+//! takes no more items, and one that opens is not known to the senders yet. A replica that does not start
+//! leaves its place empty; the log says why, and the conductor does not try again before the number is
+//! changed.
 //!
-//! **At the end**, also by Ctrl-C or a death, a replica that opens hears the end from its senders and ends;
-//! one that only starts is taken back.
+//! ***At the end**, also by Ctrl-C or a death, a replica that opens gets the end from its senders and ends;
+//! the start of one that is starting is undone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -50,9 +51,9 @@ use crate::worker::args::{Control, Place};
 /// The stages whose number of replicas changes.
 pub(super) struct Scaling {
     stages: BTreeMap<usize, Scaled>,
-    /// What is under way to add replicas.
+    /// The steps under way to add replicas.
     steps: FuturesUnordered<LocalBoxFuture<'static, Step>>,
-    /// All members have ended, and nobody looks at what is under way any more.
+    /// All members have ended, so steps under way do not matter any more.
     over: bool,
 }
 
@@ -60,18 +61,18 @@ pub(super) struct Scaling {
 struct Scaled {
     further: Further,
     places: Vec<State>,
-    /// How many there are to be.
+    /// The wanted number of replicas.
     target: u32,
-    /// The most that there were at one time.
+    /// The most replicas that there were at one time.
     most: u32,
     auto: Option<Autoscale>,
 }
 
-/// What is at a place.
+/// The state of a place.
 #[derive(Clone, Debug)]
 enum State {
     Empty,
-    /// With its worker, when there is one.
+    /// With its worker, once that has started.
     Starting(Option<WorkerId>),
     Opening(Address<Control>),
     Open(Address<Control>),
@@ -80,16 +81,16 @@ enum State {
     Gone,
 }
 
-/// A step to another replica is done.
+/// A finished step on the way to another replica.
 pub(super) enum Step {
     Worker(usize, u16, Result<Result<Placed, ActorError>, JoinError>),
     Replica(usize, u16, Home, Result<Result<Started, ActorError>, JoinError>),
-    /// Those behind it know that something comes from it.
+    /// Its receivers know that something comes from it.
     Announced(usize, u16),
 }
 
 impl Scaled {
-    /// Those that take items, or are about to.
+    /// Returns how many replicas take items, or are about to.
     fn count(&self) -> u32 {
         let counts =
             |state: &&State| matches!(state, State::Starting(_) | State::Opening(_) | State::Open(_));
@@ -111,7 +112,7 @@ impl Scaled {
         self.places.iter().any(on_its_way)
     }
 
-    /// As those who send to the stage are told.
+    /// Returns the places as the senders to the stage are told.
     fn told(&self) -> Vec<Place> {
         let place = |state: &State| match state {
             State::Open(address) => Place::Open(address.clone()),
@@ -139,7 +140,7 @@ impl Scaling {
         Scaling { stages: stages.collect(), steps: FuturesUnordered::new(), over: false }
     }
 
-    /// The next step that is done; none while nothing is under way.
+    /// Returns the next step that is done; `None` if no step is under way.
     pub(super) async fn next(&mut self) -> Option<Step> {
         self.steps.next().await
     }
@@ -161,7 +162,7 @@ impl Scaling {
         self.stages.contains_key(&stage)
     }
 
-    /// A replica died for good.
+    /// Notes that a replica died for good.
     pub(super) fn gone(&mut self, stage: usize, place: u16) {
         if let Some(scaled) = self.stages.get_mut(&stage) {
             scaled.places[usize::from(place)] = State::Gone;
@@ -173,7 +174,7 @@ impl Scaling {
         self.stages.values().any(Scaled::starts)
     }
 
-    /// How many replicas each stage has.
+    /// Returns how many replicas each stage has.
     pub(super) fn replicas(&self, plan: &Plan) -> Vec<u32> {
         let stages = plan.stages.iter().enumerate();
         stages.map(|(index, stage)| self.stages.get(&index).map_or(stage.replicas, Scaled::open)).collect()
@@ -200,7 +201,7 @@ impl Scaling {
 }
 
 impl Conductor {
-    /// Has a stage go on with so many replicas.
+    /// Sets the wanted number of a stage's replicas.
     pub(super) fn scale(&mut self, stage: usize, count: u32) {
         if let Some(scaled) = self.scaling.stages.get_mut(&stage) {
             scaled.target = count.clamp(1, scaled.places.len() as u32);
@@ -209,17 +210,16 @@ impl Conductor {
         }
     }
 
-    /// Adds or removes replicas where there are not so many as there are to be. What is under way already
-    /// counts.
+    /// Adds or removes replicas until there are as many as wanted. Replicas that are starting already count.
     fn reach_target(&mut self, stage: usize) {
-        // What is under way is finished by those who are there.
+        // While the pipeline stops, the existing replicas finish the items under way.
         if self.stopping || self.killed || self.scaling.over {
             return;
         }
         let Some(scaled) = self.scaling.stages.get_mut(&stage) else { return };
         while scaled.count() < scaled.target {
             let Some(place) = scaled.places.iter().position(|state| matches!(state, State::Empty)) else {
-                break; // all that can be are there, or have just to leave first
+                break; // no place is empty; perhaps a replica has to leave first
             };
             scaled.places[place] = State::Starting(None);
             let place = place as u16;
@@ -229,9 +229,9 @@ impl Conductor {
         }
         let mut leaves = false;
         while scaled.count() > scaled.target {
-            // The first never does, and, where that has died for good, the last one that is open: nobody
-            // could send to those that only come. One that is still on its way is looked at again when it has
-            // come.
+            // The first replica never leaves. If it has died for good, the last open one does not leave
+            // either: no sender could send to replicas that are still starting. When one of these has opened,
+            // this is called again.
             let last = scaled.places.iter().rposition(|state| matches!(state, State::Open(_)));
             let Some(last) = last.filter(|last| *last > 0 && scaled.open() > 1) else { break };
             if let State::Open(address) = &scaled.places[last] {
@@ -244,14 +244,14 @@ impl Conductor {
         }
     }
 
-    /// Tells all who send to a stage which replicas it has.
+    /// Tells all senders to a stage which replicas it has.
     fn tell_places(&self, stage: usize) {
         let Some(scaled) = self.scaling.stages.get(&stage) else { return };
         let sends_there =
             |from: usize| self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == stage);
         for (index, member) in self.members.iter().enumerate() {
-            // One that has ended may have to say its end to a newcomer; one that has left is not there any
-            // more.
+            // A sender that has ended may have to send its end to a new replica; a sender that has left is
+            // not there any more.
             let is_there = self.scaling.is_there(member.stage, member.replica);
             if sends_there(member.stage) && is_there && !self.exited.contains_key(&index) {
                 let places = Control::Places { stage: stage as u16, places: scaled.told() };
@@ -260,7 +260,7 @@ impl Conductor {
         }
     }
 
-    /// What a life that begins has to know of the stages behind it.
+    /// Returns the orders that tell a new life which replicas the stages behind it have.
     pub(super) fn places_behind(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
         let from = self.members[index].stage;
         let behind = self.scaling.stages.iter().filter(move |(stage, _)| {
@@ -269,7 +269,7 @@ impl Conductor {
         behind.map(|(stage, scaled)| Control::Places { stage: *stage as u16, places: scaled.told() })
     }
 
-    /// For the places before a member that are empty: the word that nothing comes from there.
+    /// Returns the orders that tell a member that nothing comes from empty places before it.
     pub(super) fn empty_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
         let to = self.members[index].stage;
         let before = self.scaling.stages.iter().filter(move |(stage, _)| {
@@ -283,7 +283,8 @@ impl Conductor {
         })
     }
 
-    /// A step to another replica is done. Returns the member that is to run, if that was its start.
+    /// Handles a finished step on the way to another replica. If the step was its start, returns the member,
+    /// which must be asked to run.
     pub(super) fn scaled(&mut self, step: Step) -> Option<usize> {
         match step {
             Step::Worker(stage, place, Ok(Ok(placed))) => {
@@ -310,7 +311,7 @@ impl Conductor {
                 self.not_started(stage, place, &error)
             }
             Step::Announced(stage, place) => {
-                // It may have died meanwhile.
+                // The replica may have died meanwhile.
                 if let Some(State::Opening(address)) = self.scaling.state(stage, place).cloned() {
                     self.scaling.set(stage, place, State::Open(address));
                     self.tell_places(stage);
@@ -321,7 +322,8 @@ impl Conductor {
         }
     }
 
-    /// No replica could be started at a place. Nobody tries again before the number is changed.
+    /// Notes that no replica could be started at a place. The conductor does not try again before the number
+    /// is changed.
     fn not_started(&mut self, stage: usize, place: u16, error: &dyn std::fmt::Display) -> Option<usize> {
         self.scaling.set(stage, place, State::Empty);
         if let Some(scaled) = self.scaling.stages.get_mut(&stage) {
@@ -336,7 +338,7 @@ impl Conductor {
         None
     }
 
-    /// A replica runs: those behind it are told that something comes from it.
+    /// Adds a replica that runs, and tells its receivers that something comes from it.
     fn opens(&mut self, stage: usize, place: u16, home: Home, started: &Started) -> usize {
         let member = Member::new(&self.plan, (stage, place), home.worker, started);
         let (count, device) = self.plan.spares(stage);
@@ -368,13 +370,13 @@ impl Conductor {
         let told =
             behind.map(|other| self.members[other].control.ask(Control::Opens { lanes: lanes.clone() }));
         let told: Vec<_> = told.collect();
-        // One that dies hears it when it begins anew.
+        // A receiver that dies is told when it begins anew.
         let step = join_all(told).map(move |_| Step::Announced(stage, place));
         self.scaling.steps.push(step.boxed_local());
         index
     }
 
-    /// A member is done. If it was to leave, its place is empty, and those behind it need not wait for it.
+    /// Empties the place of a member that is done, if it was leaving. Its receivers need not wait for it.
     pub(super) fn may_have_left(&mut self, index: usize) {
         let member = &self.members[index];
         let (stage, place) = (member.stage, member.replica);
@@ -390,7 +392,7 @@ impl Conductor {
                 self.send(member.control.send(self.exited(index, other)));
             }
         }
-        // First that, so that nothing comes back.
+        // Before the order to close, so that the worker is not restarted.
         self.supervisor.let_go(worker);
         self.sends.push(self.members[index].close());
         self.scaling.set(stage, place, State::Empty);
@@ -398,11 +400,11 @@ impl Conductor {
         self.reach_target(stage);
     }
 
-    /// Changes the number of replicas where it changes by itself.
+    /// Looks at the backlogs of the stages with automatic scaling, and changes their number of replicas.
     pub(super) fn scale_by_backlog(&mut self) {
         let now = Instant::now();
         let looks = self.scaling.stages.iter().filter(|(_, scaled)| {
-            // While it changes, what is seen says nothing.
+            // While the number changes, a look tells nothing.
             scaled.auto.is_some() && !scaled.changes()
         });
         let looks: Vec<_> = looks.map(|(stage, scaled)| (*stage, self.look(*stage, scaled, now))).collect();
@@ -437,13 +439,13 @@ impl Conductor {
                 held_up += u32::from(waits);
             }
         }
-        // What was lost in a mailbox was accepted and never taken: the stage's replicas have to be at work
-        // too.
+        // Items that were lost in a mailbox were accepted and never taken, so a backlog alone does not count:
+        // the stage's replicas must be at work too.
         let backlog = waiting.saturating_add(accepted.saturating_sub(taken));
         Look { at: now, replicas: scaled.open(), backlog, busy, in_calls, held_up }
     }
 
-    /// Takes back what only starts: there is nothing left for it to do.
+    /// Undoes the start of replicas that are starting: there is nothing left for them to do.
     pub(super) async fn scale_no_more(&mut self) {
         self.scaling.over = true;
         for scaled in self.scaling.stages.values_mut() {

@@ -1,11 +1,10 @@
-//! What members tell, and whether it is theirs to tell.
+//! Handles the events of members, and checks that each comes from the member that it is about.
 //!
-//! Used by the conductor for each event and each answer. An event says of which stage and replica it is; it
-//! counts where it came from a process of that member's worker (WIRE-1). So a worker can be wrong about
-//! itself, and about nobody else.
+//! Used by the conductor for each event and each answer. An event names a stage and a replica; it counts only
+//! if it came from a process of that member's worker (WIRE-1). So a worker can report wrong facts about
+//! itself, but not about another.
 //!
-//! **On a crash** of a worker the processes that it had stay known: their last words may be read after their
-//! end.
+//! ***On a crash** of a worker its processes stay known: their last events may be read after their end.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,16 +15,16 @@ use super::Conductor;
 use crate::worker::args::Event;
 use crate::worker::meter::Counts;
 
-/// Which worker each process is, or was, a life of.
+/// For each process, the worker that it is, or was, a life of.
 #[derive(Default)]
 pub(super) struct Tellers {
     workers: HashMap<ProcessId, WorkerId>,
-    /// Those that told what is not theirs to tell, which is said once of each.
+    /// Processes that reported facts about another member; each is logged once.
     liars: HashSet<ProcessId>,
 }
 
 impl Tellers {
-    /// Whether `process` is, or was, a life of `worker`; `now` lists all that are.
+    /// Whether `process` is, or was, a life of `worker`; `now` lists all current lives.
     fn is_life_of(
         &mut self,
         process: ProcessId,
@@ -33,7 +32,7 @@ impl Tellers {
         now: impl FnOnce() -> Vec<(ProcessId, WorkerId)>,
     ) -> bool {
         if self.workers.get(&process) != Some(&worker) {
-            // It has begun since, or the process has taken that worker's place.
+            // The life has begun since, or a spare process has taken that worker's place.
             self.workers.extend(now());
         }
         self.workers.get(&process) == Some(&worker)
@@ -46,7 +45,7 @@ impl Conductor {
             Event::Progress(counts, waits) => {
                 let Some(index) = self.teller(from, counts.stage, counts.replica) else { return };
                 let counts = self.as_of(index, *counts);
-                // What a life that has ended still tells says nothing of the one that goes on.
+                // Reports of a life that has ended tell nothing about the running one.
                 if let Some(counts) = self.told.note(counts) {
                     self.stillness.told(counts, waits);
                 }
@@ -73,7 +72,7 @@ impl Conductor {
         }
     }
 
-    /// The member that is this replica, if the word came from it.
+    /// Returns the member that is this replica, if the event came from it.
     fn teller(&mut self, from: ProcessId, stage: u16, replica: u16) -> Option<usize> {
         let is_it = |index: &usize| {
             let member = &self.members[*index];
@@ -89,8 +88,8 @@ impl Conductor {
         told
     }
 
-    /// Whether `from` is a process of the member's worker. A host speaks for its own, by way of this one's
-    /// gateway, and no worker of this pipeline does.
+    /// Whether `from` is a process of the member's worker. Events of a member on another host come through
+    /// this host's gateway, and never from a worker of this pipeline.
     fn is_told_by(&mut self, from: ProcessId, index: usize) -> bool {
         let worker = self.members[index].worker;
         let supervisor = &self.supervisor;
@@ -115,7 +114,7 @@ impl Conductor {
         );
     }
 
-    /// Counts that a member has told: they are its own, as far as they can be anybody's.
+    /// Makes the counts that a member has reported its own, and bounds them.
     pub(super) fn as_of(&self, index: usize, mut counts: Counts) -> Counts {
         let member = &self.members[index];
         (counts.stage, counts.replica) = (member.stage as u16, member.replica);
@@ -139,7 +138,7 @@ mod tests {
         let now = || vec![(id(1, 0), one), (id(2, 0), other)];
         assert!(tellers.is_life_of(id(1, 0), one, now));
         assert!(!tellers.is_life_of(id(1, 0), other, now) && !tellers.is_life_of(id(3, 0), other, now));
-        // The next life is another process, and what the last one had said is read later.
+        // The next life is another process, and reports of the last one are read later.
         assert!(tellers.is_life_of(id(1, 1), one, || vec![(id(1, 1), one)]));
         assert!(tellers.is_life_of(id(1, 0), one, Vec::new));
         // A spare has taken a worker's place.

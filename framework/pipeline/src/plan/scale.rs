@@ -1,8 +1,8 @@
 //! Stages whose number of replicas changes while the pipeline runs.
 //!
-//! A plan has a place for each replica that such a stage may have: mailboxes, lanes and orders are sized for
-//! all of them, once. Only so many places as it begins with have a replica at first. The first place always
-//! has one.
+//! A plan has a place for each replica that such a stage may have: mailboxes, lanes and orders are sized
+//! once, for all of them. At first only the places of the replicas that it begins with are taken. The first
+//! place always has a replica.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::worker::args::Select;
 pub(crate) struct Scale {
     pub(crate) least: u32,
     pub(crate) most: u32,
-    /// Whether the pipeline does it by itself, from the backlog.
+    /// Whether the pipeline changes the number by itself, from the backlog.
     pub(crate) auto: bool,
 }
 
@@ -27,7 +27,7 @@ impl StagePlan {
         self.scale.map_or(self.replicas, |scale| scale.most)
     }
 
-    /// To be called once.
+    /// Fills in the numbers of replicas. Called once.
     pub(super) fn complete(&mut self) {
         self.begins_with = self.replicas;
         if let Some(scale) = self.scale {
@@ -45,14 +45,15 @@ impl StagePlan {
 }
 
 impl Plan {
-    /// How often actors report: where their number changes by itself, often enough for that.
+    /// How often actors report: if the number of any stage's replicas changes by itself, often enough for
+    /// that.
     pub(crate) fn told_every(&self, settings: &Settings) -> Duration {
         let told_every = settings.told_every();
         let by_itself = self.stages.iter().any(|stage| stage.scale.is_some_and(|scale| scale.auto));
         if by_itself { told_every.min(SCALE_LOOK) } else { told_every }
     }
 
-    /// What is wrong with the number of a stage's replicas where that changes.
+    /// Returns the mistakes in the number of a stage's replicas, if that number changes.
     pub(super) fn scale_mistakes(&self, index: usize) -> Vec<Mistake> {
         let stage = &self.stages[index];
         let Some(scale) = stage.scale else { return Vec::new() };

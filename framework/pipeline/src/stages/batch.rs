@@ -11,15 +11,15 @@ use crate::{Batch, Gather, Held, Item, Many, Out, Stage};
 
 /// How the items of a batch are combined.
 pub(crate) trait Packing<T: Item>: 'static {
-    /// The combined item.
+    /// The type of the combined item.
     type Packed: Item;
-    /// Makes it.
+    /// Combines the items.
     fn pack(items: Vec<T>, stream: &DeviceStream) -> anyhow::Result<Self::Packed>;
 }
 
-/// As they are, side by side.
+/// Packs the items as they are, side by side.
 pub(crate) struct AsMany;
-/// Their tensors as one.
+/// Packs the items with their tensors gathered into one.
 pub(crate) struct Gathered;
 
 impl<T: Item> Packing<T> for AsMany {
@@ -107,10 +107,10 @@ impl<T: Item> Stage for Unbatch<T> {
     }
 }
 
-/// The last items again with each new one.
+/// Emits the last items again with each new one.
 pub(crate) struct Windows<T> {
     count: usize,
-    /// Each is done with when it has been in its last window, or at the end.
+    /// Each item is released when it has been in its last window, or at the end.
     items: VecDeque<(T, Option<Held>)>,
 }
 
@@ -132,8 +132,8 @@ impl<T: Item> Stage for Windows<T> {
         Ok(())
     }
 
-    /// The items stay: after a death more may come behind the end, one by one, and each makes a window with
-    /// them.
+    /// Releases the items but keeps their values: after a death more items may come behind the end, one by
+    /// one, and each makes a window with these.
     fn finish(&mut self, _: &mut Out<Many<T>>) -> anyhow::Result<()> {
         self.items.iter_mut().for_each(|(_, held)| *held = None);
         Ok(())

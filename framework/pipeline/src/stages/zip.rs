@@ -1,4 +1,4 @@
-//! Two flows that become one, item by item.
+//! Pairs the items of two flows.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -13,7 +13,7 @@ use crate::worker::args::Pairing;
 use crate::worker::pick::NumberOf;
 use crate::{Either, Held, Item, ItemId, Out, Pair, Stage};
 
-/// Says from which flow an item is.
+/// Marks each item with the flow that it comes from.
 pub(crate) struct Lift<A, B, const LEFT: bool>(PhantomData<(A, B)>);
 
 impl<A: Item, B: Item> Stage for Lift<A, B, true> {
@@ -46,37 +46,37 @@ impl<A: Item, B: Item> Stage for Lift<A, B, false> {
     }
 }
 
-/// What two items have in common that belong together.
+/// The id or key that two items share if they belong together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Bond {
     Id(ItemId),
     Key(u64),
 }
 
-/// Puts those together that have the same bond.
+/// Pairs the items that have the same bond.
 pub(crate) struct Zip<A: Item, B: Item> {
     key: Option<NumberOf<Either<A, B>>>,
     waiting: Waiting<(A, Held), (B, Held)>,
-    /// Under at-least-once delivery: who waits for what waits here.
+    /// Under at-least-once delivery: the senders and sources that wait for the halves that wait here.
     pairing: Option<Pairing>,
-    /// Of each source that makes nothing more before something is acknowledged: all that it has under way.
-    /// Its word is kept until it may have gone on, because a half was let go or something newer came. It says
-    /// so again while it stands.
+    /// For each source that makes nothing more before something is acknowledged: all items that it has under
+    /// way. The report of a source is kept until the source may have gone on, because a half was let go or
+    /// something newer came. A source repeats its report while it stands still.
     still: HashMap<u16, HashSet<ItemId>>,
-    /// Where items are paired by key, left and right: those of which a fork says that nothing more comes
-    /// there.
+    /// If items are paired by key, left and right: the items of which a fork says that nothing more comes on
+    /// that side.
     settled: [Recent; 2],
-    /// Those that were let go at a standstill. Their source may hear of it late: in a batch, they are done
-    /// with when others are.
+    /// The items that were let go at a standstill. Their source may hear of it late: an item in a batch is
+    /// acknowledged only with the others.
     let_go: Recent,
-    /// Left and right: whether nothing more comes.
+    /// Left and right: whether that side has ended.
     ended: [bool; 2],
     /// How often the whole pipeline has stood still since the last pair.
     standstills: u32,
 }
 
-/// Items of late. What is older than the newest [`MAX_WAITING`] is forgotten (MBX-2): a standstill over it is
-/// noticed when the whole pipeline stands still.
+/// The newest [`MAX_WAITING`] ids. Older ones are forgotten (MBX-2): a standstill because of one is noticed
+/// when the whole pipeline stands still.
 #[derive(Default)]
 struct Recent {
     ids: HashSet<ItemId>,
@@ -115,7 +115,7 @@ struct Waiting<A, B> {
 }
 
 impl<A, B> Waiting<A, B> {
-    /// A new left item: its partner, if that waits.
+    /// Adds a left item, or takes its partner out if that waits.
     fn left(&mut self, bond: Bond, item: A) -> Option<(A, B)> {
         match take_first(&mut self.right, bond) {
             Some(partner) => self.paired((item, partner)),
@@ -145,7 +145,7 @@ impl<A, B> Waiting<A, B> {
 }
 
 impl<A, B> Waiting<(A, Held), (B, Held)> {
-    /// Those that wait on one side.
+    /// Returns the halves that wait on one side.
     fn held(&self, left: bool) -> Box<dyn Iterator<Item = &Held> + '_> {
         if left {
             Box::new(self.left.values().flatten().map(|(_, held)| held))
@@ -154,7 +154,7 @@ impl<A, B> Waiting<(A, Held), (B, Held)> {
         }
     }
 
-    /// Takes out those of one side that are of a kind.
+    /// Takes out the halves of one side that `which` selects.
     fn remove(&mut self, left: bool, bond: Option<Bond>, which: impl Fn(&Held) -> bool) -> Vec<Held> {
         let removed = if left {
             remove_from(&mut self.left, bond, which)
@@ -165,7 +165,7 @@ impl<A, B> Waiting<(A, Held), (B, Held)> {
         removed
     }
 
-    /// All that still wait.
+    /// Takes out all halves that still wait.
     fn drain(&mut self) -> Vec<Held> {
         self.count = 0;
         let left = self.left.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
@@ -174,9 +174,9 @@ impl<A, B> Waiting<(A, Held), (B, Held)> {
     }
 }
 
-/// How many of the halves that wait go at a standstill: one in eight, so that what can go on by itself keeps
-/// its partners. Twice as many at the next one, where there was no pair in between: a standstill is noticed
-/// late, and flows whose halves seldom match would take that long for each.
+/// How many of the waiting halves are let go at a standstill: one in eight, so that halves whose flows can go
+/// on keep their partners. It is twice as many at the next standstill if no pair was made in between: a
+/// standstill is noticed late, and flows whose halves seldom match would take that long for each half.
 fn share(waiting: usize, standstills: u32) -> usize {
     waiting.div_ceil(8 >> standstills.min(3))
 }
@@ -190,7 +190,7 @@ fn take_first<K: Hash + Eq, T>(waiting: &mut HashMap<K, VecDeque<T>>, key: K) ->
     first
 }
 
-/// Takes out those of a kind, of one bond where that is known.
+/// Takes out the halves that `which` selects, of one bond if that is known.
 fn remove_from<T>(
     waiting: &mut HashMap<Bond, VecDeque<(T, Held)>>,
     bond: Option<Bond>,
@@ -228,7 +228,7 @@ impl<A: Item, B: Item> Zip<A, B> {
         }
     }
 
-    /// An item came. A source that did not name it when it stood still has made more since then.
+    /// Notes that an item came. A source that did not name it when it stood still has made more since then.
     fn came(&mut self, held: &Held) {
         if self.still.is_empty() {
             return;
@@ -240,14 +240,14 @@ impl<A: Item, B: Item> Zip<A, B> {
         }
     }
 
-    /// Whether a half is part of what its sources wait for, as far as they have said so. What is newer than
-    /// their word may have a partner on the way, which they could not know of.
+    /// Whether a half is one of the items that its sources wait for, as far as they have reported. A half
+    /// that is newer than their reports may have a partner on the way, which they could not know of.
     fn is_waited_for(&self, held: &Held) -> bool {
         held.ids().iter().any(|id| self.still.get(&id.source).is_none_or(|under_way| under_way.contains(id)))
     }
 
-    /// Whether nothing comes on one side any more, as things are: each of its sources waits until something
-    /// is acknowledged of which all waits here.
+    /// Whether nothing more can come on one side as things are: each of its sources waits for an
+    /// acknowledgement, and everything that it has under way waits here.
     fn stands(&self, left: bool, pairing: &Pairing, waiting: &[HashSet<ItemId>; 2]) -> bool {
         let side = usize::from(!left);
         let is_full = self.waiting.held(left).count() >= pairing.sides[side].room as usize;
@@ -265,8 +265,8 @@ impl<A: Item, B: Item> Zip<A, B> {
         sources.all(|source| self.still.get(source).is_some_and(|ids| ids.iter().all(here)))
     }
 
-    /// Where neither side can go on, because each waits for partners that only the other could bring, the
-    /// oldest half goes.
+    /// Lets the oldest half go if neither side can go on, because each waits for partners that only the other
+    /// could bring.
     fn end_standstill(&mut self, out: &mut Out<Pair<A, B>>) {
         let Some(pairing) = &self.pairing else { return };
         if self.waiting.count == 0 {
@@ -279,8 +279,8 @@ impl<A: Item, B: Item> Zip<A, B> {
         self.let_go_oldest(1, Self::is_waited_for, out);
     }
 
-    /// Lets so many halves of a kind go, those that have waited longest, of a side that has not ended where
-    /// any waits there: its sender may go on then.
+    /// Lets the `count` halves that `which` selects and that have waited longest go. If halves wait on a side
+    /// that has not ended, only halves of such a side go: its sender may go on then.
     fn let_go_oldest(&mut self, count: usize, which: fn(&Self, &Held) -> bool, out: &mut Out<Pair<A, B>>) {
         let this = &*self;
         let goes_on =
@@ -296,9 +296,9 @@ impl<A: Item, B: Item> Zip<A, B> {
         for (age, left) in oldest.into_iter().take(count) {
             for held in self.waiting.remove(left, None, |held| held.age() == age) {
                 let ids = held.ids();
-                // The standstill is over: its sources may go on, and a second half that goes could be the
-                // partner of what they make. News of forks, and words of sources from before they heard of
-                // this, come all the same.
+                // The standstill is over: the half's sources may go on, and a second half that is let go now
+                // could be the partner of their next item. News of forks may still come, and reports that
+                // sources made before they heard of this.
                 for id in &ids {
                     self.still.remove(&id.source);
                 }
@@ -310,7 +310,7 @@ impl<A: Item, B: Item> Zip<A, B> {
 }
 
 impl<A: Item, B: Item> Stage for Zip<A, B> {
-    /// The closure that tells an item's key; without one, items belong together that have the same id.
+    /// The closure that tells an item's key; without one, items with the same id belong together.
     type Args = Option<Code>;
     type In = Either<A, B>;
     type Out = Pair<A, B>;
@@ -336,7 +336,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
         };
         if let Some(((left, left_held), (right, right_held))) = pair {
             self.standstills = 0;
-            // Of one id the pair has it once.
+            // If both halves have the same id, the pair has it once.
             if left_held.id() == right_held.id() {
                 out.emit_for(Pair { left, right }, [left_held.with(right_held)]);
             } else {
@@ -360,7 +360,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
     fn partners(&mut self, PartnerNews(notice): PartnerNews<'_>, out: &mut Out<Pair<A, B>>) {
         match notice {
             Partners::Begin(pairing) => self.pairing = Some(pairing),
-            // By key, another item may be the partner.
+            // If halves are paired by key, another item may be the partner.
             Partners::Alone { left, ids, again } if self.key.is_some() => {
                 if !again {
                     self.settled[usize::from(!left)].extend(ids.iter().copied());
@@ -375,9 +375,9 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
                 }
                 self.end_standstill(out);
             }
-            // At most once nobody waits for a half.
+            // Under at-most-once delivery no sender waits for a half.
             Partners::Standstill if self.pairing.is_some() => {
-                // Nothing moves, so nothing is on its way either.
+                // Nothing moves, so no partner is on its way either.
                 self.let_go_oldest(share(self.waiting.count, self.standstills), |_, _| true, out);
                 self.standstills = self.standstills.saturating_add(1);
             }
@@ -385,7 +385,8 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             Partners::Alone { left, ids, again } => {
                 for id in ids {
                     for held in self.waiting.remove(!left, Some(Bond::Id(*id)), |held| held.id() == *id) {
-                        // What is sent again, whoever was told so sends with its partner.
+                        // An item that is sent again comes again with its partner, so this half is not left
+                        // over.
                         if again { drop(held) } else { out.leave_over(held, "no partner came for it") }
                     }
                 }
@@ -439,7 +440,7 @@ mod tests {
             joined
         }
 
-        /// A half comes. Says whether its partner waited for it.
+        /// Gives the zip a half, and returns whether its partner waited for it.
         fn came(&mut self, half: Either<Number, Number>) -> bool {
             let (Either::Left(Number(number)) | Either::Right(Number(number))) = &half;
             let tag = Tag::of(id(*number));
@@ -457,19 +458,19 @@ mod tests {
             self.came(Either::Right(Number(number)))
         }
 
-        /// News come. Says which halves are left over then.
+        /// Gives the zip news, and returns which halves are left over then.
         fn told(&mut self, news: Partners<'_>) -> Vec<u64> {
             let mut out = Out::during(None, &self.retained);
             self.zip.partners(PartnerNews(news), &mut out);
             out.take_left_over().iter().map(|(tag, _)| tag.id.number).collect()
         }
 
-        /// The fork says that nothing more comes of these on the left.
+        /// The fork reports that nothing more of these items comes on the left.
         fn no_left(&mut self, numbers: &[u64]) -> Vec<u64> {
             self.told(Partners::Alone { left: true, ids: &ids(numbers), again: false })
         }
 
-        /// The source says that it waits for one of these.
+        /// The source reports that it waits for one of these items.
         fn still(&mut self, numbers: &[u64]) -> Vec<u64> {
             self.told(Partners::Still { source: 0, ids: &ids(numbers) })
         }
@@ -477,7 +478,7 @@ mod tests {
 
     const NONE: [u64; 0] = [];
 
-    /// The news of the fork come again and again, faster than they are read on a busy machine.
+    /// The fork repeats its news, faster than a busy machine reads them.
     #[test]
     fn a_standstill_is_over_when_a_half_was_let_go() {
         let mut joined = Joined::new();
@@ -493,7 +494,7 @@ mod tests {
         assert_eq!(joined.still(&[3]), [3]);
     }
 
-    /// The source had said so several times before it heard that a half was let go.
+    /// The source had reported several times before it heard that a half was let go.
     #[test]
     fn a_half_that_is_newer_than_the_word_of_its_source_keeps_its_partner() {
         let mut joined = Joined::new();
@@ -513,8 +514,8 @@ mod tests {
         assert!(joined.left(1));
     }
 
-    /// Those of one batch are done with together, so their source stands still until the last of them is let
-    /// go.
+    /// The items of one batch are acknowledged together, so their source stands still until the last of them
+    /// is let go.
     #[test]
     fn a_source_that_does_not_hear_of_a_half_says_again_that_it_waits() {
         let mut joined = Joined::new();

@@ -12,14 +12,14 @@ use crate::limits::STANDSTILL;
 use crate::plan::{Kind, Plan};
 use crate::worker::waits::Wait;
 
-/// The part of the hang limit after which it is a standstill.
+/// The fraction of the hang limit after which it is a standstill: one fifth.
 const PART: u32 = 5;
 
 impl Stillness {
-    /// Why none of `members`, which have not ended, can go on, if that is so.
+    /// Says why none of `members`, which have not ended, can go on; `None` if one may.
     pub(crate) fn standstill(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Option<String> {
         let still = now.saturating_duration_since(self.moved);
-        // Each is to have told twice since.
+        // Each member must have reported twice since.
         let least = STANDSTILL.max(self.limit / PART).max(3 * self.every);
         let outside = |wait: &Wait| matches!(wait, Wait::Actor { .. } | Wait::Actors(_));
         let waits_outside =
@@ -31,7 +31,7 @@ impl Stillness {
         stands.then(|| self.cause(plan, members))
     }
 
-    /// Whether nothing has moved for the hang limit since then, whatever stands in a call.
+    /// Whether nothing has moved for the hang limit since `since`, even if a stage is in a call.
     pub(crate) fn is_over(&self, since: Instant, now: Instant) -> bool {
         now.saturating_duration_since(since.max(self.moved)) >= self.limit
     }
@@ -72,7 +72,7 @@ impl Stillness {
     }
 }
 
-/// The cause where a stage keeps items until others come.
+/// Describes the cause if a stage keeps items until others come.
 fn keeps(plan: &Plan, stage: usize, count: usize) -> String {
     let name = name(plan, stage);
     let here = plan.stages.get(stage);
@@ -98,13 +98,13 @@ fn keeps(plan: &Plan, stage: usize, count: usize) -> String {
     )
 }
 
-/// Stages each of which waits for the next, and the last for the first: some for room, or it would be no more
-/// than a loop in which something is under way. Each wait: the stage that waits, the other, and whether for
-/// room.
+/// Finds stages each of which waits for the next, and the last for the first. At least one must wait for
+/// room: otherwise it is only a loop with items under way. Each wait names the stage that waits, the other
+/// stage, and whether it waits for room.
 fn circle(waits: &[(usize, usize, bool)]) -> Option<Vec<usize>> {
     let mut for_room = waits.iter().filter(|(.., for_room)| *for_room);
     for_room.find_map(|(begin, next, _)| {
-        // A way that begins with a wait for room and leads back.
+        // A path that begins with a wait for room and leads back.
         let mut ways = vec![vec![*begin, *next]];
         let mut seen = HashSet::from([*next]);
         while let Some(way) = ways.pop() {
@@ -132,7 +132,7 @@ mod tests {
 
     const ID: ItemId = ItemId { source: 0, number: 4 };
 
-    /// The verdict on two stages that wait for these, after so long without a movement.
+    /// Returns the verdict on two stages with these waits, after this time without a movement.
     fn after(still: Duration, waits: [Vec<Wait>; 2]) -> Option<String> {
         let mut stillness = Stillness::new(Duration::from_secs(30), EVERY);
         for (stage, waits) in (1..).zip(waits) {
