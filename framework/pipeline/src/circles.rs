@@ -178,8 +178,8 @@ impl Plan {
         })
     }
 
-    /// How many items of sources a stage can keep unacknowledged, all replicas together. Whole batches wait
-    /// in front of a batch of batches, and behind an `unbatch` one part keeps its whole batch unacknowledged.
+    /// How many items of sources a stage can keep unacknowledged, all replicas together. A batch of batches
+    /// keeps whole batches, and behind an `unbatch` one part keeps its whole batch unacknowledged.
     fn retained(&self, stage: usize) -> u64 {
         let each = self.kept(stage, stage, u64::from(self.keeps_for_ever(stage)), &mut Vec::new());
         each.saturating_mul(u64::from(self.stages[stage].replicas))

@@ -115,7 +115,7 @@ struct Conductor {
     kill_at: Option<Instant>,
     /// Whether the node shuts down. A member that the node kills then has not stopped in time.
     node_stops: bool,
-    /// What members waited for when the first of them was killed.
+    /// The waits of the members when the first of them was killed.
     stood_in: Option<Vec<Waiting>>,
     began: Instant,
     supervisor: Arc<Supervisor>,

@@ -64,7 +64,7 @@ pub(super) struct StagePlan {
     /// Spare processes that wait for the end of each of its workers.
     pub(super) spares: u32,
     pub(super) mailbox: Option<u32>,
-    /// Which items it drops when it has no room.
+    /// Whether it drops the oldest or the newest items when it has no room.
     pub(super) drops: Option<Drops>,
     /// For a source: the least time between two items.
     pub(super) pace: Option<Duration>,

@@ -1,6 +1,6 @@
 //! Writes a run as a file in the Chrome trace format, which <https://ui.perfetto.dev> and `chrome://tracing`
-//! open. It has a process per worker, a track per actor for its calls and waits, a track for the tensors that
-//! are leased to the next stages, and an arrow from each send to the call that takes the item.
+//! open. It has a process per worker. Each actor has a track for its calls and waits, and one for the tensors
+//! that are leased to the next stages. An arrow leads from each send to the call that takes the item.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};

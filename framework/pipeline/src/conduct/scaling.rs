@@ -21,8 +21,8 @@
 //!
 //! ***On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its
 //! next life goes on in the same state. Without one its place is gone, and is not used again. Only another
-//! open replica can take the items of the dead one, so if there is none, the run fails: a replica that leaves
-//! takes no more items, and one that opens is not known to the senders yet. A replica that does not start
+//! open replica can take the items of the dead one: a replica that leaves takes no more items, and one that
+//! opens is not known to the senders yet. So if none is open, the run fails. A replica that does not start
 //! leaves its place empty; the log says why, and the conductor does not try again before the number is
 //! changed.
 //!

@@ -1,8 +1,8 @@
-//! When an item is done with: what its sender waits for before it counts the item as handled.
+//! Guards that answer an item's sender when the item was handled.
 //!
-//! Everything that an item is still part of shares an [`AckGuard`]. When the last clone drops, the sender is
-//! answered. On a panic the clones unwind, and the sender is told that there is no answer. The same goes for
-//! an item that is [lost](AckGuard::lose).
+//! Everything that an item is still part of shares an [`AckGuard`]. When the last clone drops, the sender
+//! gets its answer. On a panic the clones unwind, and the sender learns that there is no answer. The same
+//! goes for an item that is [lost](AckGuard::lose).
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::fork_tracker::ForkMark;
 use super::orphans::Orphan;
 
-/// All that a result is part of; nearly always one, which then costs no allocation.
+/// The guards of all items that a result came from; nearly always one, which then costs no allocation.
 pub(crate) type AckGuards = SmallVec<[AckGuard; 1]>;
 
 /// An item that is being worked on.
@@ -24,30 +24,30 @@ pub(crate) struct AckGuard(Rc<Slot>);
 struct Slot {
     answer: RefCell<Option<OneshotSender<()>>>,
     lost: Cell<bool>,
-    /// Where items are sent again: whose it is if that does not happen.
+    /// If items are sent again: the record that names the item if it is not.
     orphan: Cell<Option<Box<Orphan>>>,
-    /// At a fork: what to settle when this is done with.
+    /// At a fork: the mark to settle when this drops.
     fork_mark: Option<ForkMark>,
 }
 
-/// An item that may be done with.
+/// A weak reference to a guard, whose item may have been answered.
 pub(super) struct Faint(Weak<Slot>);
 
 impl Faint {
-    /// The item, if it is not done with.
+    /// Returns the guard, if its item was not answered yet.
     pub(super) fn ack_guard(&self) -> Option<AckGuard> {
         self.0.upgrade().map(AckGuard)
     }
 }
 
 impl AckGuard {
-    /// Nobody's answer: it tells a fork when it is done with.
+    /// Makes a guard without an answer: it tells a fork when it drops.
     pub(super) fn marking(fork_mark: ForkMark) -> Self {
         let (answer, lost, orphan) = (RefCell::default(), Cell::default(), Cell::default());
         AckGuard(Rc::new(Slot { answer, lost, orphan, fork_mark: Some(fork_mark) }))
     }
 
-    /// What becomes of the item if something of it is lost, and its sender is gone.
+    /// Sets the record that names the item if something of it is lost and its sender is gone.
     pub(super) fn left_by(&self, orphan: Orphan) {
         self.0.orphan.set(Some(Box::new(orphan)));
     }
@@ -62,12 +62,13 @@ impl AckGuard {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whom to tell.
+    /// Sets the sender to answer.
     pub(super) fn answer_to(&self, sender: Option<OneshotSender<()>>) {
         *self.0.answer.borrow_mut() = sender;
     }
 
-    /// Something that came of the item was lost, and whoever still has the item can send it again.
+    /// Notes that something that came of the item was lost. The sender that still has the item can send it
+    /// again.
     pub(super) fn lose(&self) {
         self.0.lost.set(true);
         if let Some(fork_mark) = &self.0.fork_mark {
@@ -87,7 +88,7 @@ impl Drop for Slot {
             && !self.lost.get()
             && !std::thread::panicking()
         {
-            // Whoever sent the item may have ended.
+            // The sender of the item may have ended.
             let _ = answer.send(());
         }
     }

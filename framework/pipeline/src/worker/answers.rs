@@ -22,7 +22,7 @@ impl Unanswered {
         match error {
             AskError::NoReply(AskFailure::Refused(Refusal::Tainted(_))) => Unanswered::Tainted,
             AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(_))) => Unanswered::Refused,
-            // With a gateway goes what was on its way, and whoever it was for goes on.
+            // When a gateway ends, the messages on their way through it are lost, and their receivers go on.
             AskError::NoReply(AskFailure::Refused(Refusal::NoReply | Refusal::GatewayEnded(_))) => {
                 Unanswered::Lost
             }
@@ -42,17 +42,17 @@ impl Unanswered {
     }
 }
 
-/// Whether the receiver will take nothing any more.
+/// Whether the receiver takes no more items.
 pub(super) fn is_exited(reason: &SendFailure) -> bool {
     matches!(reason, SendFailure::ProcessExited(_) | SendFailure::NoSuchActor | SendFailure::GaveUp(_))
 }
 
-/// Whether no later life of the receiver takes it either.
+/// Whether no later life of the receiver takes the item either.
 pub(super) fn is_final<T: Item>(error: &AskError<EdgeMessage<T>>) -> bool {
     matches!(error, AskError::NotSent(error) if is_exited(&error.reason))
 }
 
-/// Why an item was not answered, without the type that it had on the way.
+/// Says why an item was not answered, without the message's type.
 pub(super) fn why<T: Item>(error: &AskError<EdgeMessage<T>>) -> String {
     match error {
         AskError::NotSent(error) => error.reason.to_string(),

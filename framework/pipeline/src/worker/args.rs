@@ -26,17 +26,17 @@ pub(crate) struct Config {
     pub(crate) on_error: OnError,
     /// Its senders: edge and replica of each.
     pub(crate) lanes: Vec<u32>,
-    /// Whether it restores the order of what comes.
+    /// Whether it restores the order of the items that come.
     pub(crate) restore: bool,
     /// Whether an item is answered only when everything that came of it was.
     pub(crate) chain: bool,
     /// Whether items that the stage holds are not answered, although it is in no chain.
     pub(crate) holds: bool,
-    /// Whether what the stage holds keeps its place in an order that is restored behind it.
+    /// Whether items that the stage holds keep their places in an order that is restored behind it.
     pub(crate) places: bool,
-    /// At the beginning of a loop: how many loops are around it.
+    /// For a stage at the beginning of a loop: the number of loops around that loop.
     pub(crate) round: Option<usize>,
-    /// Whether what was lost is sent again, to a replica that is left.
+    /// Whether lost items are sent again, to a replica that is left.
     pub(crate) resend: bool,
     pub(crate) trace: bool,
     /// For a `zip` or `join`: the senders of its halves.
@@ -48,14 +48,15 @@ pub(crate) struct Config {
     pub(crate) events: Address<Event>,
 }
 
-/// A way out of an actor. The type of its items is not said: each would bring a serialization of its own.
+/// An output of an actor. It does not have the type of the items as a parameter: each type would need a
+/// serialization of its own.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct OutletArgs {
     pub(crate) select: Select,
     pub(crate) branches: Vec<BranchArgs>,
-    /// The stages to tell of items that are settled on some of the branches.
+    /// The stages to tell about items that are settled on some of the branches.
     pub(crate) tell: Vec<PartnerArgs>,
-    /// Of a source: the stages to tell when it makes nothing more before something is acknowledged.
+    /// For a source: the stages to tell when it makes nothing more before something is acknowledged.
     pub(crate) tell_still: Vec<Address<Control>>,
     /// The first part of its items' ids.
     pub(crate) source: u16,
@@ -66,7 +67,7 @@ pub(crate) struct OutletArgs {
 pub(crate) struct PartnerArgs {
     /// Its replicas.
     pub(crate) to: Vec<Address<Control>>,
-    /// Which side the branches lead to.
+    /// Whether the branches lead to its left side.
     pub(crate) left: bool,
     /// The branches without which no item reaches that side.
     pub(crate) branches: Vec<u16>,
@@ -84,7 +85,8 @@ pub(crate) struct Pairing {
 pub(crate) struct Side {
     /// Its senders.
     pub(crate) lanes: Vec<u32>,
-    /// Items that can wait on this side: then the stage before it takes no more before one is acknowledged.
+    /// How many items can wait on this side. When they do, the stage before it takes no more before one is
+    /// acknowledged.
     pub(crate) room: u32,
     /// The first parts of the ids of the items in it.
     pub(crate) sources: Vec<u16>,
@@ -93,7 +95,7 @@ pub(crate) struct Side {
 /// How the receiver of an item is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Select {
-    /// All of them, each a clone.
+    /// All of them; each gets a clone.
     All,
     /// One after the other.
     RoundRobin,
@@ -114,51 +116,51 @@ pub(crate) struct BranchArgs {
     pub(crate) key: Option<u64>,
     pub(crate) to: Vec<Receiver>,
     pub(crate) select: Select,
-    /// Items get numbers, so that the order can be restored, and none is so far ahead of the oldest that is
-    /// unanswered.
+    /// If items get numbers, so that the order can be restored: the most that a number may be ahead of the
+    /// oldest unanswered one.
     pub(crate) number: Option<u32>,
     /// Items that may be unanswered.
     pub(crate) window: Option<u32>,
     /// Bytes that may be unanswered.
     pub(crate) max_bytes: Option<u64>,
-    /// In how many loops the receiver is.
+    /// The number of loops around the receiver.
     pub(crate) depth: usize,
     /// Whether replicas that died are started again.
     pub(crate) restarts: bool,
     /// Whether the end waits until everything was answered.
     pub(crate) settle_first: bool,
-    /// Whether the receiver ends when this actor does, so that an item is done with here when it is done with
-    /// there.
+    /// Whether the receiver ends when this actor does, so that this actor answers an item only when the
+    /// receiver has.
     pub(crate) restarts_together: bool,
     /// Whether it leads back to the beginning of a loop.
     pub(crate) feedback: bool,
-    /// Where the receiver drops what it has no room for.
+    /// The settings of a receiver that drops items when it has no room.
     pub(crate) overflow: Option<OverflowArgs>,
 }
 
 /// A replica.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Receiver {
-    /// Of the actor that takes the items, whose type the sender knows.
+    /// The actor that takes the items; the sender knows their type.
     At(Address<Control>),
     /// A receiver that is started later. It is looked up when it is needed.
     Named(String),
-    /// Nobody yet: a place of a stage whose number of replicas changes.
+    /// No replica yet: a place of a stage whose number of replicas changes.
     Nobody,
 }
 
 /// A place of a stage whose number of replicas changes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Place {
-    /// No replica is there.
+    /// The place has no replica.
     Empty,
     /// A replica that takes items.
     Open(Address<Control>),
-    /// A replica that takes no more, and ends when it has done what it has.
+    /// A replica that takes no more items, and ends when it has finished those that it has.
     Leaving(Address<Control>),
 }
 
-/// To start a source.
+/// The arguments of a source's actor.
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(crate) struct SourceArgs<S: Source> {
@@ -167,7 +169,7 @@ pub(crate) struct SourceArgs<S: Source> {
     pub(crate) results: OutletArgs,
 }
 
-/// To start a stage.
+/// The arguments of a stage's actor.
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(crate) struct StageArgs<S: Stage> {
@@ -186,20 +188,20 @@ pub(crate) struct Run;
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core)]
 pub(crate) enum Control {
-    /// A source makes no more items.
+    /// To a source: make no more items.
     Stop,
-    /// Nothing more comes from these senders: they have died, or their ends were heard by an earlier life.
+    /// Nothing more comes from these senders: they have died, or an earlier life has got their ends.
     Exited {
         /// Edge and replica of each.
         lanes: Vec<u32>,
-        /// They do not come back, and nobody sends again what they had sent: a source, or what only it sends
-        /// to.
+        /// Whether they do not come back and their items are not sent again: a source, or a stage to which
+        /// only such a source sends.
         orphans: bool,
-        /// The process that they were in: what it had sent before is heard first.
+        /// The process that they were in: messages that it had sent before are read first.
         with: Option<ProcessId>,
     },
-    /// All is over. Earlier lives of these senders had sent items that no later life has made again, and
-    /// nobody does now.
+    /// All is over. Earlier lives of these senders had sent items that no later life has made again, and none
+    /// will.
     NotAgain {
         /// Edge and replica of each.
         lanes: Vec<u32>,
@@ -209,41 +211,41 @@ pub(crate) enum Control {
     },
     /// To a stage that pairs: nothing more comes of these items on one of its sides.
     Alone {
-        /// Which side.
+        /// Whether it is the left side.
         left: bool,
         /// The items.
         ids: Vec<ItemId>,
         /// Whether they are on their way again, on both sides.
         again: bool,
     },
-    /// To a stage that pairs: a source makes nothing more before one of these is acknowledged, all that it
-    /// has under way.
+    /// To a stage that pairs: a source makes nothing more before one of these items is acknowledged. They are
+    /// all that it has under way.
     Still {
         /// Which source.
         source: u16,
         /// Its items.
         ids: Vec<ItemId>,
     },
-    /// Nothing moves in the whole pipeline. Whoever keeps halves lets some go; after a death, whoever waits
-    /// for what is missing in an order goes on without it.
+    /// Nothing moves in the whole pipeline. A stage that keeps halves lets some go; after a death, a stage
+    /// that restores an order goes on without the missing items.
     GoOn {
-        /// Whether somebody has died.
+        /// Whether a member has died.
         after_a_death: bool,
     },
-    /// Of the stage with this number, these places have replicas.
+    /// The places of a stage whose number of replicas changes.
     Places {
         /// The stage.
         stage: u16,
         /// Its places, in order.
         places: Vec<Place>,
     },
-    /// From these senders comes something after all: new replicas of the stage before take the places of
+    /// Something comes from these senders after all: new replicas of the stage before take the places of
     /// earlier ones.
     Opens {
         /// Edge and replica of each.
         lanes: Vec<u32>,
     },
-    /// The pipeline is over, or goes on without this replica; the actor ends.
+    /// The pipeline is over, or goes on without this replica: end.
     Close,
 }
 

@@ -1,14 +1,14 @@
-//! The way to one stage: chooses the replica that an item goes to, keeps the actor from running too far
-//! ahead, and follows everything that was sent until it is answered.
+//! The way from an actor to one stage: chooses the replica that an item goes to, keeps the actor from running
+//! too far ahead, and follows every message until it is answered.
 //!
-//! An item passes three steps. *Room*: the window has room for it and its bytes. *Accepted*: the receiver's
+//! An item passes three steps. *Room*: the window has room for it and its bytes. **Accepted*: the receiver's
 //! mailbox has taken it; the caller is free. *Answered*: a task follows the ask and settles the item, or
-//! finds out that it was lost. The counts go up when an item is accepted and down when it is answered, and a
+//! finds out that it was lost. The counts go up when an item is accepted and down when it is answered. A
 //! resent item is counted again before its first sending is taken out: `idle` waits for zero, and must not
 //! see zero while an item is still to come.
 //!
-//! On a death of the receiver every ask that it had accepted fails here. The item is sent again where a copy
-//! was kept, and named as lost otherwise; whoever restores an order is told in both cases that it need not
+//! On a death of the receiver every ask that it had accepted fails here. The item is sent again if a copy was
+//! kept, and named as lost otherwise; a stage that restores an order is told in both cases that it need not
 //! wait.
 
 use std::cell::{Cell, RefCell};
@@ -40,7 +40,7 @@ pub(crate) mod overflow;
 mod places;
 mod watch;
 
-/// The way to one stage: its replicas, and what was sent to them.
+/// The way to one stage: its replicas, and the messages that were sent to them.
 pub(super) struct Branch<T: Item> {
     stage: String,
     index: u16,
@@ -52,7 +52,7 @@ pub(super) struct Branch<T: Item> {
     number: Option<u32>,
     max_items: Option<u32>,
     max_bytes: Option<u64>,
-    /// In how many loops the receiver is.
+    /// The number of loops around the receiver.
     depth: usize,
     pub(super) feedback: bool,
     restarts: bool,
@@ -60,48 +60,49 @@ pub(super) struct Branch<T: Item> {
     restarts_together: bool,
     modes: Modes,
     window: RefCell<Window>,
-    /// Where the receiver drops what it has no room for.
+    /// The items that wait for a receiver that drops items when it has no room.
     overflow: Option<Rc<Overflow<T>>>,
     /// When this life of the actor began.
     born: u64,
-    /// Items that the receiver has said it is done with, and that it has accepted.
+    /// Items that the receiver has answered (`handled`), and that it has accepted.
     handled: Cell<u64>,
     accepted: Cell<u64>,
-    /// The end was said. Whoever becomes a replica of the receiver has to hear it too.
+    /// The end, once it was sent. New replicas of the receiver must get it too.
     said_end: Cell<Option<EndOf>>,
-    /// Set when the actor was stopped: items wait for no room any more.
+    /// Set when the actor was stopped: items no longer wait for room.
     hurried: Cell<bool>,
     /// The item that waits to be accepted.
     held_up: Cell<Option<ItemId>>,
     /// The bytes of an item that waits for room.
     wanted: Cell<Option<u64>>,
-    /// Whoever waits for room is told here; one at a time does, the actor.
+    /// Notified when there may be room. Only the actor waits for it, one item at a time.
     changed: Notify,
-    /// Whoever waits until everything was answered. Not the same: a stage that ends still takes items.
+    /// Notified when everything was answered. It is not the same as `changed`: a stage that ends still takes
+    /// items.
     emptied: Notify,
     meter: Meter,
     env: Env,
 }
 
-/// What the actor does about items that it has sent; see [`Config`](super::args::Config).
+/// The ways in which the actor treats items that it has sent; see [`Config`](super::args::Config).
 #[derive(Clone, Copy)]
 pub(super) struct Modes {
     pub(super) chain: bool,
     pub(super) resend: bool,
-    /// Whether it makes the items itself: nobody before it could send anything again.
+    /// Whether it makes the items itself: there is no sender before it that could send anything again.
     pub(super) origin: bool,
 }
 
 /// The way to one replica.
 struct To<T: Item> {
-    /// Of one that was not there when this actor was started.
+    /// The name of a replica that was not there when this actor was started.
     name: Option<String>,
     address: RefCell<Option<Address<EdgeMessage<T>>>>,
     unanswered: Cell<u32>,
     exited: Cell<bool>,
     /// Whether the place has a replica that takes items.
     open: Cell<bool>,
-    /// The replica there that was told that it leaves: no other is told so.
+    /// The replica there that was sent its end because it leaves: it is sent once.
     leaving: RefCell<Option<Address<Control>>>,
 }
 
@@ -110,21 +111,21 @@ struct Underway<T> {
     to: usize,
     tag: Tag,
     bytes: u64,
-    /// To send it again.
+    /// A copy to send again.
     copy: Option<T>,
     /// When it was accepted, for the trace.
     since: Option<Instant>,
-    /// What is done with when it is answered.
+    /// The ack guards of the items that it came from.
     ack_guard: AckGuards,
 }
 
 /// An item that could not be sent at once.
 pub(super) enum NotYet<T: Item> {
-    /// It is not even known where to.
+    /// Its receiver is not chosen yet.
     Untouched(Box<Emitted<T>>),
-    /// This branch has no room, or has to be looked for.
+    /// This branch has no room, or its receiver must be looked up.
     On(Rc<Branch<T>>, Box<Emitted<T>>),
-    /// The receiver has no room, or has refused it.
+    /// The receiver has no room, or has refused the item.
     Asked(Rc<Branch<T>>, Box<Asked<T>>),
 }
 
@@ -133,11 +134,11 @@ pub(super) struct Asked<T: Item> {
     ask: Ask<EdgeMessage<T>>,
     accepted: Option<Result<(), AskError<EdgeMessage<T>>>>,
     underway: Underway<T>,
-    /// When it was to be sent.
+    /// When it was offered.
     from: Instant,
 }
 
-/// An item that cannot be sent to anybody.
+/// An item that cannot be sent to any receiver.
 pub(super) struct Unsendable {
     pub(super) tag: Tag,
     pub(super) why: String,
@@ -203,7 +204,7 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// What the actor waits for here, for the report of a pipeline that does not move.
+    /// Returns what the actor waits for here, for the report of a pipeline that does not move.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
         let stage = self.index;
         let room = self.held_up.get().map(|id| Wait::Room { stage, id });
@@ -211,7 +212,7 @@ impl<T: Item> Branch<T> {
         room.into_iter().chain((count > 0).then_some(Wait::Answers { stage, count }))
     }
 
-    /// What became of the items that went this way.
+    /// Returns what became of the items that went this way.
     pub(super) fn toward(&self) -> Toward {
         let dropped = self.overflow.as_ref().map_or(0, |overflow| overflow.dropped());
         let kept = self.overflow.as_ref().map_or(0, |overflow| overflow.waiting());
@@ -237,23 +238,23 @@ impl<T: Item> Branch<T> {
         self.send_in_turn(tag, item, ack_guard).await
     }
 
-    /// Waits for room, and sends.
+    /// Waits for room, and sends an item.
     async fn send_in_turn(
         self: &Rc<Self>,
         mut tag: Tag,
         item: T,
         ack_guard: AckGuards,
     ) -> Result<(), Unsendable> {
-        // Encoding an item to count its bytes is dear, so only where a bound asks for it.
+        // Encoding an item to count its bytes is expensive, so it is done only if there is a bound.
         let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
         let from = Instant::now();
         let id = tag.id;
         self.held_up.set(Some(id));
-        // The number only when there is room: who waits for room and is dropped must leave no gap in the
-        // order.
+        // The item gets its number only when there is room: an item that is dropped while it waits for room
+        // must leave no gap in the order.
         self.room(bytes).await;
         self.put_number(&mut tag);
-        // Chosen after the wait, by the loads of now. Whoever is gone was found out meanwhile.
+        // Chosen after the wait, by the current loads. Receivers that have ended meanwhile are known by now.
         let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
             Choice::One(at) => self.deliver(at, tag, item, bytes, ack_guard).await,
             Choice::None => {
@@ -277,10 +278,10 @@ impl<T: Item> Branch<T> {
         sent
     }
 
-    /// Puts on an item what the receiver needs: the loops that it is in, whom to ask for it again, its place
-    /// in the order.
+    /// Sets the fields of the tag that the receiver needs: the loops that the item is in, the sender that can
+    /// send it again, and its place in the order.
     fn put_number(&self, tag: &mut Tag) {
-        // What leaves a loop is not in it any more.
+        // An item that leaves a loop is not in it any more.
         tag.rounds.truncate(self.depth);
         tag.lane = self.modes.resend.then_some(self.lane);
         if self.number.is_some() {
@@ -289,13 +290,13 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Whether one more item, with so many bytes, may go.
+    /// Whether one more item with so many bytes may go.
     fn has_room(&self, bytes: u64) -> bool {
         self.hurried.get()
             || self.window.borrow().has_room(bytes, self.most_items(), self.max_bytes, self.number)
     }
 
-    /// Waits until one more item, with so many bytes, may go.
+    /// Waits until one more item with so many bytes may go.
     async fn room(&self, bytes: u64) {
         self.wanted.set(Some(bytes));
         while !self.has_room(bytes) {
@@ -309,14 +310,13 @@ impl<T: Item> Branch<T> {
         self.wanted.get().is_some_and(|bytes| !self.has_room(bytes))
     }
 
-    /// From now on nothing waits for room.
+    /// Lets all items go from now on, without waiting for room.
     pub(super) fn hurry(&self) {
         self.hurried.set(true);
         self.changed.notify_one();
     }
 
-    /// Tells all replicas that nothing more comes: each has to hear it from each of its senders. `of` says
-    /// why.
+    /// Tells all replicas that nothing more comes: each needs an end from each of its senders. `of` says why.
     pub(super) async fn end(self: &Rc<Self>, of: EndOf) {
         self.said_end.set(Some(of));
         for at in (0..self.to.len()).filter(|at| self.to[*at].open.get()) {
@@ -338,8 +338,8 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// As [`send`](Self::send), if it can be done without waiting. Nearly every item goes this way: no future
-    /// is made for it.
+    /// As [`send`](Self::send), if no wait is needed. Nearly every item takes this path, and no future is
+    /// made for it.
     pub(super) fn send_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
         if let Some(overflow) = &self.overflow {
             self.put(overflow, emitted);
@@ -358,13 +358,13 @@ impl<T: Item> Branch<T> {
         let Some((to, address)) = self.has_room(bytes).then(to).flatten() else {
             return Err(NotYet::On(Rc::clone(self), Box::new(emitted)));
         };
-        // From here on the item is on its way, whatever comes: it has its number. Nobody waits here; the time
-        // is for the trace.
+        // From here on the item is on its way in any case: it has its number. Nothing waits here; the time is
+        // for the trace.
         let since = self.meter.traces().then(Instant::now);
         let Emitted { mut tag, item, ack_guard } = emitted;
         self.put_number(&mut tag);
-        // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so
-        // only where it may be sent again.
+        // Cloned before the item moves into the ask. A clone keeps the receiver from writing the tensor in
+        // place, so it is made only if the item may be sent again.
         let copy = self.modes.resend.then(|| item.clone());
         let mut ask = self.ask(address, EdgeMessage::Item(tag.clone(), item), &Tried::default());
         let accepted = ask.try_accepted();
@@ -410,35 +410,35 @@ impl<T: Item> Branch<T> {
         sent
     }
 
-    /// An item was accepted: follows it until it is answered.
+    /// Follows an accepted item until it is answered.
     fn follow(self: &Rc<Self>, ask: Ask<EdgeMessage<T>>, mut underway: Underway<T>) {
         self.accepted.update(|accepted| accepted + 1);
         // Counted before the task runs: `idle` and the window must see the item from the moment it was
         // accepted.
         self.begin(underway.to, underway.bytes);
-        // In a chain the items that it came from are not done with before it is. One that leaves the last
-        // loop around it has left when it is accepted: what the next stages keep of it must not keep others
-        // out of the loop.
+        // In a chain the items that it came from are not answered before it is. An item that leaves its
+        // outermost loop has left when it is accepted: if the next stages keep it, that must not keep other
+        // items out of the loop.
         let chain = self.modes.resend || (self.modes.chain && self.depth > 0);
         if !(chain || self.restarts_together) {
             underway.ack_guard = AckGuards::new();
         }
         underway.since = self.meter.traces().then(Instant::now);
         let branch = Rc::clone(self);
-        // Not boxed: one for each item.
+        // Not boxed, because there is one task for each item.
         actix::spawn(Watch { branch, ask, underway: Some(underway), rest: None });
     }
 
-    /// The receiver had accepted an item and does not answer: sends it again where somebody can take it, and
-    /// names it as lost otherwise. It is counted as answered last of all, so that nobody believes meanwhile
-    /// that nothing is under way.
+    /// Handles an item that the receiver had accepted and does not answer: sends it again if another replica
+    /// can take it, and names it as lost otherwise. It is counted as answered last of all, so that `idle`
+    /// does not see zero meanwhile.
     async fn unanswered(self: &Rc<Self>, error: &AskError<EdgeMessage<T>>, underway: Underway<T>) {
         let Underway { to, tag, bytes, copy, since: _, ack_guard } = underway;
         let why = why(error);
         match Unanswered::of(error) {
             Unanswered::Tainted => {
-                // The receiver has named it, unless somebody can send again what it was made of. A copy is as
-                // tainted.
+                // The receiver has named the item, unless items are sent again. Sending a copy would not
+                // help: it is as tainted.
                 if self.modes.resend {
                     self.lost_here(&tag, &why, &ack_guard).await;
                 } else {
@@ -452,18 +452,18 @@ impl<T: Item> Branch<T> {
                 self.answered(to, bytes);
                 return;
             }
-            // This item is lost to it; whether the receiver has ended, the next item finds out.
+            // The item is lost to this receiver; the next item finds out whether the receiver has ended.
             Unanswered::Lost => {}
-            // One with a restart policy is not gone: its address waits for the next life, which takes the
-            // item.
+            // A receiver with a restart policy is not gone: its address waits for the next life, which takes
+            // the item.
             Unanswered::Exited => self.to[to].exited.set(!self.restarts),
         }
         let other = copy.as_ref().map(|copy| self.pick.choose(copy, self.to.len(), |at| self.replica(at)));
         if let (Some(Choice::One(other)), Some(copy)) = (other, copy) {
             self.meter.note(|counts| counts.resent += 1);
             let again = Tag { attempt: tag.attempt + 1, ..tag.clone() };
-            // Counted before the first is taken out, so that nobody believes for a moment that all is
-            // answered.
+            // The second sending is counted before the first is taken out, so that `idle` does not see zero
+            // for a moment.
             if self.deliver_again(other, again, copy, bytes, ack_guard).await {
                 self.answered(to, bytes);
                 return;
@@ -473,8 +473,8 @@ impl<T: Item> Branch<T> {
         self.answered(to, bytes);
     }
 
-    /// Sends the end. A receiver that is gone need not know it; its next life has to hear it too, so it is
-    /// said again there.
+    /// Sends the end. A receiver that is gone need not get it; its next life needs it too, so it is sent
+    /// again there.
     async fn tell_end(self: &Rc<Self>, at: usize, of: EndOf) {
         let Ok(address) = self.address(at).await else { return };
         let end = move |lane| EdgeMessage::End { lane, of };
@@ -504,7 +504,7 @@ impl<T: Item> Branch<T> {
         });
     }
 
-    /// Counts an end, so that `idle` waits for its answer: that comes when the receiver is done.
+    /// Counts an end, so that `idle` waits for its answer, which comes when the receiver is done.
     fn begin_end(&self) {
         self.window.borrow_mut().ends += 1;
         self.meter.note(|counts| counts.in_flight += 1);
@@ -536,7 +536,7 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Takes an item out of the counts and wakes whoever waits for room, or for all answers.
+    /// Takes an item out of the counts, and wakes the tasks that wait for room or for all answers.
     fn answered(&self, at: usize, bytes: u64) {
         self.window.borrow_mut().answered(bytes);
         self.to[at].unanswered.update(|unanswered| unanswered.saturating_sub(1));
@@ -559,7 +559,7 @@ impl<T: Item> Branch<T> {
             return Ok(address);
         }
         let to = &self.to[at];
-        // Who has no address has a name.
+        // A replica without an address has a name.
         let name = to.name.as_deref().unwrap_or_default();
         let found = self.env.lookup_with_key(name, self.key).boxed_local().await;
         let found = found.map_err(|error| error.to_string())?;
@@ -568,7 +568,7 @@ impl<T: Item> Branch<T> {
     }
 }
 
-/// What is sent there has this key, if there is one.
+/// Sets the key of messages to this address, if there is one.
 fn with_key<M: message::GpuMessage>(address: Address<M>, key: Option<u64>) -> Address<M> {
     match key {
         Some(key) => address.with_key(key),
@@ -576,8 +576,8 @@ fn with_key<M: message::GpuMessage>(address: Address<M>, key: Option<u64>) -> Ad
     }
 }
 
-/// Bytes that an item keeps in use: its tensors', and those of its body.
+/// Returns the bytes that an item keeps in use: those of its tensors, and of its body.
 fn bytes_of<T: Item>(item: &T) -> u64 {
-    // What cannot be encoded is not sent either; the send says why.
+    // An item that cannot be encoded is not sent either; the send reports why.
     message::bytes_of(item).unwrap_or(0)
 }

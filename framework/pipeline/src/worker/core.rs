@@ -1,4 +1,5 @@
-//! What the actors around sources and stages share: their configuration, their counts, and their end.
+//! The part that the actors around sources and stages share: their configuration, their counts, and their
+//! end.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,7 +18,7 @@ use crate::item::ItemId;
 /// Spans in one message.
 const SPANS: usize = 2048;
 
-/// Between two looks at what an actor that has ended had sent.
+/// The time between two looks at the unanswered items of an actor that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(20);
 
 /// An actor's part in the run of its pipeline.
@@ -25,12 +26,12 @@ pub(super) struct Part {
     pub(super) config: Config,
     pub(super) meter: Meter,
     pub(super) env: Env,
-    /// What the stage keeps beyond its calls.
+    /// The items that the stage keeps beyond its calls.
     pub(super) retained: Retained,
     /// When this life began.
     born: u64,
     finished: Cell<bool>,
-    /// The actor has ended.
+    /// Whether the actor has ended.
     gone: Cell<bool>,
     changed: Notify,
     reporting: Cell<bool>,
@@ -40,7 +41,7 @@ pub(super) struct Part {
 
 /// Lists what the actor waits for.
 type Waits = dyn Fn() -> Vec<Wait>;
-/// Lists what became of what the actor has sent.
+/// Lists what became of the items that the actor has sent.
 type Sent = dyn Fn() -> Vec<Toward>;
 
 impl Part {
@@ -71,7 +72,7 @@ impl Part {
             let events = self.config.events.clone();
             let event = Event::Failed(failure.clone());
             crate::worker::spawn(async move {
-                // A conductor that has gone needs no event.
+                // If the conductor has ended, it needs no event.
                 let _ = events.send(event).await;
             });
         }
@@ -81,8 +82,8 @@ impl Part {
         }
     }
 
-    /// A stage that has failed for good passes nothing on, whatever it failed of. The report names the items
-    /// that it keeps, and their senders do not wait for them.
+    /// Gives up the items that the stage keeps. A stage that has failed for good passes nothing on, whatever
+    /// the cause. The report names these items, and their senders do not wait for them.
     fn give_up(&self) {
         for id in self.retained.give_up().iter().flat_map(|item| item.tag.ids()) {
             self.meter.note(|counts| counts.skipped += 1);
@@ -91,7 +92,7 @@ impl Part {
         }
     }
 
-    /// The next stages have accepted an item.
+    /// Notes that the next stages have accepted an item.
     pub(super) fn emitted(&self) {
         self.meter.note(|counts| counts.items_out += 1);
         self.env.note_emitted(1);
@@ -102,7 +103,7 @@ impl Part {
         self.meter.fatal()
     }
 
-    /// All is done and told.
+    /// Notes that everything is done, after sending all spans.
     pub(super) async fn finish(&self) {
         while self.meter.traces() && self.tell_spans().await {}
         self.finished.set(true);
@@ -113,7 +114,7 @@ impl Part {
         self.finished.get()
     }
 
-    /// Resolves to the counts, when all is done.
+    /// Resolves to the counts, when everything is done.
     pub(super) async fn finished(self: Rc<Self>) -> Counts {
         loop {
             let changed = self.changed.notified();
@@ -124,27 +125,27 @@ impl Part {
         }
     }
 
-    /// How to find out what the actor waits for.
+    /// Sets the function that lists what the actor waits for.
     pub(super) fn waits_as(&self, waits: impl Fn() -> Vec<Wait> + 'static) {
         *self.waits.borrow_mut() = Box::new(waits);
     }
 
-    /// How to find out what became of what the actor has sent.
+    /// Sets the function that lists what became of the items that the actor has sent.
     pub(super) fn toward_as(&self, toward: impl Fn() -> Vec<Toward> + 'static) {
         *self.toward.borrow_mut() = Box::new(toward);
     }
 
-    /// The actor has ended, and its process may go on. What it had sent is still followed there, and told
-    /// until all of it was answered.
+    /// Notes that the actor has ended; its process may go on. The process still follows the items that the
+    /// actor had sent, and reports until all of them were answered.
     pub(super) fn end(&self) {
         self.gone.set(true);
-        // Now: the task that tells what became of the rest goes on, and has this.
+        // Dropped now: the task that reports the last items goes on, and keeps `self` alive.
         drop((self.retained.give_up(), self.retained.dropped()));
         self.changed.notify_waiters();
     }
 
-    /// Begins to tell how far it is. On a task of its own: the actor takes no message while it waits for
-    /// room.
+    /// Starts the task that reports the progress. It is a task of its own because the actor takes no message
+    /// while it waits for room.
     pub(super) fn report(self: &Rc<Self>) {
         if self.reporting.replace(true) {
             return;
@@ -159,24 +160,24 @@ impl Part {
                     _ = ticks.tick() => {}
                     () = part.changed.notified() => continue,
                 }
-                // After its answer nobody reads reports.
+                // After the actor's answer the conductor reads no reports.
                 if part.is_finished() {
                     return;
                 }
-                // Progress that nobody has room for is old when there is room.
+                // If there is no room, the report is dropped: it would be old when there is room.
                 let _ = part.config.events.try_send(part.progress());
             }
             part.last_words().await;
         });
     }
 
-    /// Tells what became of what an actor that has ended had sent, until all of it was answered.
+    /// Reports what becomes of the items of an actor that has ended, until all of them were answered.
     async fn last_words(&self) {
         let mut told = None;
         while !self.is_finished() {
             let Counts { lost, in_flight, .. } = self.meter.counts();
             let news = told.replace(lost) != Some(lost) || in_flight == 0;
-            // A conductor that has gone needs no event.
+            // If the conductor has ended, it needs no event.
             if (news && self.config.events.send(self.progress()).await.is_err()) || in_flight == 0 {
                 return;
             }

@@ -1,17 +1,17 @@
-//! At a fork: tracks which branches still have something of an item, for those who wait for it to come by
-//! another. At a source: tracks which items are under way at all.
+//! At a fork: tracks which branches still have something of an item, for the stages that wait for it to come
+//! by another branch. At a source: tracks which items are under way at all.
 //!
 //! Under at-least-once delivery a half in a [`zip`](crate::Flow::zip) is not answered before it has its
 //! partner. If nothing of the item is left on the partner's branch, no partner comes, and only the fork
-//! knows. It tells the zip, and tells it again for as long as something of the item is left elsewhere: the
-//! half may still be on its way, or be sent again to the zip's next life. So the zip has nothing to remember,
-//! and ignores news about a half that it does not have.
+//! knows. It tells the zip, and repeats this for as long as something of the item is left on another branch:
+//! the half may still be on its way, or be sent again to the zip's next life. So the zip has nothing to
+//! remember, and ignores news about a half that it does not have.
 //!
-//! A [`join`](crate::Flow::join) pairs by keys, and no fork knows whether a key still comes. There a half is
-//! let go only at a standstill: each source that could bring a partner makes nothing more before something is
-//! acknowledged, and says so with all that it has under way; each of these items waits in the join, on each
-//! side or with the word of a fork that nothing of it comes there. With that half the standstill is over: the
-//! source may go on, and says so again while it does not.
+//! A [`join`](crate::Flow::join) pairs by keys, and no fork knows whether a key still comes. It lets a half
+//! go only at a standstill. Then each source that could bring a partner makes nothing more before something
+//! is acknowledged, and reports that with all items that it has under way. And each of these items waits in
+//! the join on both sides, or a fork has reported that nothing of it comes on the other side. When the half
+//! is let go, the standstill is over: the source may go on, and repeats its report while it does not.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -25,12 +25,12 @@ use super::ack_guard::AckGuard;
 use super::args::{Control, PartnerArgs};
 use crate::item::{ItemId, Tag};
 
-/// Between two rounds of notices. The halves of nearly all items are settled together, well within it, and
-/// then nothing is told; a half that waits for no partner waits about so long.
+/// The time between two rounds of notices. The halves of nearly all items are settled together, well within
+/// it, and then no notice is sent. A half whose partner does not come waits about so long.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A source that has stood for so long says so. After each half that a join lets go, the next one waits for
-/// that.
+/// A source that has stood still for so long reports it. After each half that a join lets go, the next one
+/// waits for such a report.
 const STANDS: Duration = Duration::from_millis(10);
 
 /// Ids in one message.
@@ -41,7 +41,8 @@ pub(super) struct ForkTracker {
     tell: Vec<PartnerArgs>,
     /// The first part of the ids of the actor's own items.
     source: u16,
-    /// Of a source: whom to tell that it makes nothing more, and since when it does not.
+    /// For a source: the joins to tell that it makes nothing more (`tell_still`), and since when it does not
+    /// (`still`).
     tell_still: Vec<Address<Control>>,
     still: RefCell<Option<Still>>,
     branches: usize,
@@ -53,16 +54,16 @@ pub(super) struct ForkTracker {
 struct Still {
     since: Instant,
     next: Option<ItemId>,
-    /// Whether that is what it waits for.
+    /// Whether an acknowledgement is what it waits for.
     is_full: Box<dyn Fn() -> bool>,
 }
 
-/// An item that is not settled everywhere.
+/// An item that is not settled on all branches.
 #[derive(Default)]
 struct Open {
-    /// By branch: how many of this id were sent there and are not settled.
+    /// By branch: how many items of this id were sent there and are not settled.
     unsettled: SmallVec<[u32; 4]>,
-    /// Something of it was lost, and comes again.
+    /// Whether something of it was lost, and comes again.
     lost: bool,
 }
 
@@ -75,7 +76,7 @@ pub(super) struct ForkMark {
 }
 
 impl ForkTracker {
-    /// None where nobody wants to be told.
+    /// Returns `None` if no stage wants to be told.
     pub(super) fn new(
         tell: Vec<PartnerArgs>,
         tell_still: Vec<Address<Control>>,
@@ -97,8 +98,8 @@ impl ForkTracker {
         })
     }
 
-    /// From now on, for as long as `is_full`, nothing more is made before something is acknowledged; `next`
-    /// is the item that waits for that.
+    /// Notes that from now on, for as long as `is_full` holds, the actor makes nothing more before something
+    /// is acknowledged; `next` is the item that waits for that.
     pub(super) fn stand(self: &Rc<Self>, next: Option<ItemId>, is_full: impl Fn() -> bool + 'static) {
         if self.tell_still.is_empty() {
             return;
@@ -107,12 +108,13 @@ impl ForkTracker {
         self.begin_telling();
     }
 
-    /// It goes on.
+    /// Notes that the actor goes on.
     pub(super) fn go_on(&self) {
         *self.still.borrow_mut() = None;
     }
 
-    /// An item is about to be sent on these branches: what is to go with it on each.
+    /// Notes that an item is about to be sent on these branches. Returns the ack guard that goes with it on
+    /// each.
     pub(super) fn mark(self: &Rc<Self>, tag: &Tag, branches: impl Iterator<Item = usize>) -> Vec<AckGuard> {
         let ids: SmallVec<[ItemId; 1]> = tag.ids().collect();
         let marks = branches.map(|branch| {
@@ -154,8 +156,8 @@ impl ForkTracker {
         }
     }
 
-    /// Of which items nothing will come by any of these branches, although something of them is left; those
-    /// of which something was lost, and those of which nothing was.
+    /// Returns the items of which nothing will come by any of these branches, although something of them is
+    /// left on others: first those of which something was lost, then the rest.
     fn alone(&self, branches: &[u16]) -> [Vec<ItemId>; 2] {
         let mut alone = [Vec::new(), Vec::new()];
         for (id, item) in &*self.open.borrow() {
@@ -184,7 +186,8 @@ impl ForkTracker {
                 for ids in ids.chunks(MOST) {
                     for zip in to {
                         let notice = Control::Alone { left: *left, ids: ids.to_vec(), again };
-                        // One that has no room for it, or is between two lives, is told the next time.
+                        // A stage that has no room for the notice, or is between two lives, is told the next
+                        // time.
                         let _ = zip.try_send(notice);
                     }
                 }
@@ -193,7 +196,7 @@ impl ForkTracker {
     }
 }
 
-/// The task that reports, for as long as there is anything to report.
+/// Sends the notices, for as long as there is anything to report.
 async fn tell(fork_tracker: Weak<ForkTracker>) {
     loop {
         tokio::time::sleep(PAUSE).await;
@@ -252,7 +255,7 @@ mod tests {
     fn several_of_one_id_are_settled_when_all_are() {
         let fork_tracker = fork_tracker(2);
         let mut first = fork_tracker.mark(&Tag::of(id(1)), 0..2);
-        // To one branch only, as a split does it.
+        // Sent to one branch only, as a split does it.
         let second = fork_tracker.mark(&Tag::of(id(1)), 0..1);
         drop(first.remove(0));
         assert_eq!(fork_tracker.alone(&[0]), [vec![], vec![]]);

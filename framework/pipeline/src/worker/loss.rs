@@ -1,5 +1,5 @@
-//! Tells errors that mean "lost with a process" (DEATH-3) from all others, and whether what was lost is the
-//! item.
+//! Tells errors that mean "lost with a process" (DEATH-3) from all others, and whether the current item is
+//! what was lost.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -10,13 +10,13 @@ use tensorpost_core::api::tensor::{NotSole, NotSoleReason, TensorError};
 
 use crate::many::GatherError;
 
-/// The process with which the data was lost that an error is about, if that is what it is about (DEATH-3).
+/// Returns the process with which data was lost, if the error reports that (DEATH-3).
 pub(super) fn lost_with(error: &anyhow::Error) -> Option<ProcessId> {
     error.chain().find_map(|cause| {
         if let Some(cause) = cause.downcast_ref::<TensorError>() {
             return cause.lost_with();
         }
-        // These pass their cause's text on as their own, and so leave it out of the chain.
+        // These errors show their cause's text as their own, and so leave the cause out of the chain.
         if let Some(NotSole { why: NotSoleReason::Tensor(cause), .. }) = cause.downcast_ref() {
             return cause.lost_with();
         }
@@ -27,29 +27,30 @@ pub(super) fn lost_with(error: &anyhow::Error) -> Option<ProcessId> {
     })
 }
 
-/// What the calls of a stage have lost.
+/// The losses that the calls of a stage have met.
 ///
-/// No item is given to the stage that is known to be lost; it can only turn out to be while the stage works
-/// on it. So an error that says so is about the item where this process has learnt of losses since the call
-/// before, or has not met one with that dead process yet. Otherwise it is about what the stage remembers, and
-/// a failure: a stage that goes on failing is not to name one good item after the other as lost.
+/// The stage never gets an item that is known to be lost; that can only turn out while the stage works on it.
+/// So an error that reports a loss is about the item if this process has learnt of losses since the call
+/// before, or has not met a loss with that dead process yet. Otherwise it is about data that the stage
+/// remembers, and it is a failure: a stage that goes on failing must not name one good item after the other
+/// as lost.
 #[derive(Default)]
 pub(super) struct Losses {
-    /// The dead with whom a call has lost something.
+    /// The dead processes with which a call has lost something.
     with: RefCell<HashSet<ProcessId>>,
     /// How often this process had [learnt](tensorpost_core::api::actor::Env::losses_learnt) of losses at the
-    /// end of the last call: before the next item was looked at.
+    /// end of the last call, before the next item was checked.
     learnt: Cell<u64>,
 }
 
 impl Losses {
-    /// A call has ended well.
+    /// Notes a call that succeeded.
     #[inline]
     pub(super) fn none_by(&self, learnt: u64) {
         self.learnt.set(learnt);
     }
 
-    /// A call has ended with this error: whether that is about its item.
+    /// Notes a call that ended with this error, and returns whether the error is about its item.
     pub(super) fn is_of_the_item(&self, error: &anyhow::Error, learnt: u64) -> bool {
         let grown = self.learnt.replace(learnt) != learnt;
         lost_with(error).is_some_and(|by| self.with.borrow_mut().insert(by) || grown)
@@ -79,11 +80,11 @@ mod tests {
         let losses = Losses::default();
         losses.none_by(0);
         assert!(!losses.is_of_the_item(&anyhow::anyhow!("something else"), 1));
-        // Learnt before that one: still the first with this process.
+        // Learnt before this call: it is still the first loss with this process.
         assert!(losses.is_of_the_item(&lost(), 1));
         assert!(!losses.is_of_the_item(&lost(), 1), "nothing is new: the item was good");
         losses.none_by(1);
-        // Of a second one, that other work has spread it is learnt while the stage has it.
+        // A second item: while the stage works on it, this process learns that the loss has spread to it.
         assert!(losses.is_of_the_item(&lost(), 2));
         assert!(!losses.is_of_the_item(&lost(), 2));
     }

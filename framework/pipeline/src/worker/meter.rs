@@ -16,7 +16,7 @@ use crate::limits::{MAX_NAMED, MAX_TRACED, MAX_WHY, MOST_TIME};
 pub struct Failure {
     /// The stage.
     pub stage: String,
-    /// The item; `None` where the stage failed without one.
+    /// The item; `None` if the stage failed without one.
     pub id: Option<ItemId>,
     /// The error of the stage, with its causes.
     pub why: String,
@@ -24,27 +24,27 @@ pub struct Failure {
     pub attempts: u32,
 }
 
-/// An item that is gone: a stage had accepted it, or it could not be sent to it, when a process ended that it
-/// needed; or it was left over, because what it waited for did not come.
+/// An item that was lost or left over. It was lost if a process that it needed ended, when the stage had
+/// accepted it or before it could be sent. It was left over if the item that it waited for did not come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
     /// The stage at which it was lost.
     pub stage: String,
     /// The item.
     pub id: ItemId,
-    /// What the sender was told, or the stage says.
+    /// The error of the sender, or the reason that the stage gave.
     pub why: String,
 }
 
 /// The cause of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// Its receiver ended, or dropped it: a death or a panic that the conductor sees too, or else nothing
-    /// explains it.
+    /// Its receiver ended, or dropped it: by a death or a panic, which the conductor sees too; otherwise
+    /// nothing explains it.
     Ended,
     /// Its data was lost with a process, of this pipeline or not (DEATH-3).
     Tainted,
-    /// An actor outside of the pipeline ended that had it, or dropped it. Whoever keeps that actor knows why.
+    /// An actor outside of the pipeline had it, and ended or dropped it. The owner of that actor knows why.
     Outside,
     /// Its receiver goes on and could not read it. No death explains that.
     Unread,
@@ -57,11 +57,11 @@ impl Cause {
     }
 }
 
-/// What became of the items that an actor sent to one stage.
+/// The counts of the items that an actor sent to one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Toward {
     pub(crate) stage: u16,
-    /// Items that it has said it is done with.
+    /// Items that it has answered.
     pub(crate) handled: u64,
     /// Items that it has accepted.
     pub(crate) accepted: u64,
@@ -80,14 +80,14 @@ pub(crate) struct Counts {
     pub(crate) life: u64,
     pub(crate) items_in: u64,
     pub(crate) items_out: u64,
-    /// Of a source with a rate: times that passed without an item.
+    /// For a source with a rate: times that passed without an item.
     pub(crate) missed: u64,
     pub(crate) errors: u64,
     pub(crate) retries: u64,
     pub(crate) skipped: u64,
     pub(crate) dead_letters: u64,
-    /// Items lost, and of those, the ones whose data was lost with a process, those that an actor outside
-    /// had, and the ones that a receiver could not read.
+    /// All lost items, and among them those whose data was lost with a process (`lost_tainted`), those that
+    /// an actor outside had (`lost_outside`), and those that a receiver could not read (`lost_unread`).
     pub(crate) lost: u64,
     pub(crate) lost_tainted: u64,
     pub(crate) lost_outside: u64,
@@ -95,11 +95,11 @@ pub(crate) struct Counts {
     pub(crate) resent: u64,
     pub(crate) busy: Duration,
     pub(crate) waiting: Duration,
-    /// From the first item to the last.
+    /// The time from the first item to the last.
     pub(crate) active: Duration,
     pub(crate) calls: Histogram,
     pub(crate) bytes_not_copied: u64,
-    /// Waits on the actor's stream, and the time in them where the device tells.
+    /// Waits on the actor's stream, and the time in them if the device tells.
     pub(crate) stream_waits: u64,
     pub(crate) stream_waited: Option<Duration>,
     pub(crate) in_flight: u64,
@@ -110,22 +110,23 @@ pub(crate) struct Counts {
     pub(crate) left_over_items: Vec<Lost>,
     /// By receiving stage.
     pub(crate) toward: Vec<Toward>,
-    /// Of a source that has ended: how many it has made.
+    /// For a source that has ended: how many items it has made.
     pub(crate) made: u64,
-    /// Of a source: how many it makes in all, if it knows.
+    /// For a source: how many items it makes in all, if it knows.
     pub(crate) length: Option<u64>,
     /// The error that fails the pipeline.
     pub(crate) fatal: Option<Failure>,
 }
 
 impl Counts {
-    /// Of a life that has ended: it makes no more than it has.
+    /// Makes these the counts of a life that has ended: it makes no more items than it has made.
     pub(crate) fn of_the_past(mut self) -> Self {
         self.length = self.length.map(|_| self.items_out);
         self
     }
 
-    /// As its process can have told them: what is longer is cut (MBX-2), and the time of a run fits a number.
+    /// Bounds the counts of a worker: lists and texts that are too long are cut (MBX-2), and times are
+    /// limited so that their sums cannot overflow.
     pub(crate) fn bounded(mut self) -> Self {
         for time in
             [&mut self.busy, &mut self.waiting, &mut self.active].into_iter().chain(&mut self.stream_waited)
@@ -141,15 +142,15 @@ impl Counts {
         self.failures.truncate(MAX_NAMED);
         self.failures = self.failures.into_iter().map(Failure::bounded).collect();
         self.fatal = self.fatal.map(Failure::bounded);
-        // In the order that it should have had.
+        // Rebuilt, so that it is well formed.
         let mut calls = Histogram::default();
         calls.merge(&self.calls);
         self.calls = calls;
         self
     }
 
-    /// Adds those of another life that is over for good: of replicas that have left, one sum is kept and not
-    /// each.
+    /// Adds the counts of another life that is over for good: one sum is kept for all replicas that have
+    /// left.
     pub(crate) fn absorb(&mut self, other: Counts) {
         for (count, more) in [
             (&mut self.items_in, other.items_in),
@@ -195,14 +196,14 @@ impl Counts {
 }
 
 impl Failure {
-    /// As its process can have told it.
+    /// Bounds the texts of a failure that a worker has reported.
     pub(crate) fn bounded(mut self) -> Self {
         [&mut self.stage, &mut self.why].into_iter().for_each(cut);
         self
     }
 }
 
-/// Cuts a text of another process.
+/// Cuts a text from another process.
 fn cut(text: &mut String) {
     text.truncate(text.floor_char_boundary(MAX_WHY));
 }
@@ -229,7 +230,7 @@ pub(crate) enum Spanned {
     Lease(u16),
 }
 
-/// Counts while they change. Clones share them.
+/// The counts while they change. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Meter(Rc<Inner>);
 
@@ -242,8 +243,8 @@ struct Inner {
 
 impl Meter {
     pub(crate) fn new(stage: u16, replica: u16, trace: bool) -> Self {
-        // Every process has the same clock of the day; a step of it during the start shifts one process's
-        // spans.
+        // All processes have the same wall clock; if it is set during the start, the spans of one process are
+        // shifted.
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Meter(Rc::new(Inner {
             counts: RefCell::new(Counts { stage, replica, ..Counts::default() }),
@@ -266,7 +267,7 @@ impl Meter {
         self.0.counts.borrow().clone()
     }
 
-    /// A call of the stage, that began at `from` and ended now.
+    /// Notes a call of the stage that began at `from` and ended now.
     pub(crate) fn called(&self, from: Instant, id: Option<ItemId>) {
         let now = Instant::now();
         let took = now - from;
@@ -279,7 +280,7 @@ impl Meter {
         self.span(Spanned::Call, id, from, now);
     }
 
-    /// Time until `stage` had accepted something.
+    /// Notes the time until `stage` had accepted an item.
     pub(crate) fn waited(&self, stage: u16, id: ItemId, from: Instant) {
         let now = Instant::now();
         self.0.counts.borrow_mut().waiting += now - from;
@@ -305,7 +306,7 @@ impl Meter {
         self.0.spans.is_some()
     }
 
-    /// The oldest spans, at most `count`.
+    /// Takes the oldest spans, at most `count`.
     pub(crate) fn take_spans(&self, count: usize) -> Vec<Span> {
         let Some(spans) = &self.0.spans else { return Vec::new() };
         let mut spans = spans.borrow_mut();
@@ -324,7 +325,7 @@ impl Meter {
         }
     }
 
-    /// An item that goes down with the one on which a call failed.
+    /// Notes an item that failed together with the one on which a call failed.
     pub(crate) fn failed_too(&self, failure: Failure) {
         let mut counts = self.0.counts.borrow_mut();
         if counts.failures.len() < MAX_NAMED {

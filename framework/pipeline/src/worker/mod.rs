@@ -1,29 +1,29 @@
 //! The actors that a pipeline is made of: one around a source, one around a stage or a sink.
 //!
-//! **Every hop is an ask**, whose answer says that the item is done with. This one mechanism gives the
-//! backpressure of bytes, the least loaded replica, the items that a death took, at-least-once delivery and
-//! the bound of a loop; they differ only in when the answer is given. The price is a reply per item and hop.
-//! Nothing here is closed to users: `Ask::accepted` (there was room, before the reply) and `Env::publish` (a
-//! handler that may take long does not hold up what earlier ones of its turn sent) are part of the public API
-//! for this reason.
+//! ***Every hop is an ask**, whose answer says that the item was handled. This one mechanism gives the
+//! backpressure of bytes, the least loaded replica, the names of lost items, at-least-once delivery and the
+//! bound of a loop; they differ only in when the answer is given. The price is a reply per item and hop.
+//! Users can build the same, with two functions of the public API. `Ask::accepted` resolves when there was
+//! room, before the reply. `Env::publish` sends the messages of earlier handlers of a turn before one that
+//! may take long.
 //!
-//! **An item's way.** A stage's actor is asked with an item, calls the stage, and asks the receivers with
-//! what came of it. It is done with the item, and answers, when they have *accepted* the results; until then
-//! it takes no other item (backpressure). Its own asks are answered later, and then it knows that nothing was
-//! lost on the way.
+//! ***An item's way.** A stage's actor gets an item as an ask, calls the stage, and sends the results to the
+//! receivers as asks. It answers the item when they have *accepted* the results; until then it takes no other
+//! item (backpressure). Its own asks are answered later, and then it knows that nothing was lost on the way.
 //!
-//! **In a chain** (at-least-once delivery, and each round of a loop) the answer is put off until all results
-//! were *handled* and answered, and so on to the sink: an answer then says that nothing of the item is under
+//! ***In a chain** (at-least-once delivery, and each round of a loop) the answer waits until all results were
+//! *handled* and answered, and so on down to the sink. An answer then says that nothing of the item is under
 //! way any more.
 //!
-//! **The end.** A sender whose items were all answered sends an end. A stage that has one from each of its
-//! senders finishes, waits for its own answers, and passes the end on. It answers the end when that is done.
+//! ***The end.** A sender whose items were all answered sends an end. A stage that has an end from each of
+//! its senders finishes, waits for its own answers, and passes the end on. It answers the end when that is
+//! done.
 //!
-//! **On a death** the senders' asks fail, and they know by id what was lost. An item whose *data* was lost
-//! with a process (DEATH-3) is nobody's error: its receiver, which may be the only one left that knows of it,
-//! names it and makes sure that nobody waits for its place in an order. Where items are sent again, the
-//! receiver answers with a failure instead, and so does the sender of what the item was made of, back to
-//! whoever has something that is still good.
+//! ***On a death** the senders' asks fail, and they know by id which items were lost. An item whose *data*
+//! was lost with a process (DEATH-3) is not an error of any stage. Its receiver may be the only actor left
+//! that knows of it, so the receiver names it and closes its place in an order. Under at-least-once delivery
+//! the receiver answers with a failure instead. The sender then fails the item that this one was made of in
+//! the same way, back to a sender that has an item that is still good.
 
 pub(super) mod ack_guard;
 mod answers;
@@ -52,8 +52,8 @@ use tokio::task::JoinHandle;
 pub(super) use source::SourceActor;
 pub(super) use stage::StageActor;
 
-/// Spawns a task on this thread. Boxed, so that what tokio has of a task is compiled once, and not for each
-/// task of each stage: that was a quarter of all code that a program has for a stage.
+/// Spawns a task on this thread. The future is boxed, so that tokio's code for a task is compiled once, and
+/// not for each task of each stage: that was a quarter of all code that a program has for a stage.
 fn spawn(task: impl Future<Output = ()> + 'static) -> JoinHandle<()> {
     actix::spawn(task.boxed_local())
 }

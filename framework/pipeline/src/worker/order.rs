@@ -1,6 +1,6 @@
-//! Restores an order that replicas have lost. Pure bookkeeping. How much can wait here is bounded by the
-//! sender that numbers the items: it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of the
-//! oldest item that is not done with.
+//! Restores an order that replicas have lost. Pure bookkeeping. The sender that numbers the items bounds how
+//! many can wait here: it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of its oldest
+//! unanswered item.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -15,7 +15,7 @@ pub(super) struct Reorder<T> {
 struct Lane<T> {
     life: u64,
     next: u64,
-    /// By number: what came, and whether all of it has.
+    /// By number: the items that came, and whether all with this number have come.
     waiting: BTreeMap<u64, (Vec<T>, bool)>,
 }
 
@@ -30,8 +30,8 @@ impl<T> Reorder<T> {
         Reorder { lanes: HashMap::new(), ready: VecDeque::new() }
     }
 
-    /// Takes something with its place in the order; without one it is next. `None` for something of which
-    /// nothing came.
+    /// Takes an item with its place in the order; an item without a place is next. `item` is `None` if
+    /// nothing comes with the place.
     pub(super) fn put(&mut self, order: Option<Order>, item: Option<T>) {
         let Some(Order { lane, life, number, last }) = order else {
             self.ready.extend(item);
@@ -39,12 +39,12 @@ impl<T> Reorder<T> {
         };
         let lane = self.lanes.entry(lane).or_insert_with(|| Lane::of(life));
         if life > lane.life {
-            // The earlier life can say no more of what was lost, so nobody waits for it.
+            // The earlier life can no longer report what was lost, so its missing items are not waited for.
             let earlier = std::mem::replace(lane, Lane::of(life));
             self.ready.extend(earlier.waiting.into_values().flat_map(|(items, _)| items));
         }
         if life < lane.life || number < lane.next {
-            // Given up for lost and come after all: there is no better place left than here.
+            // The item was given up as lost and came after all: there is no better place left than here.
             self.ready.extend(item);
             return;
         }
@@ -72,20 +72,21 @@ impl<T> Reorder<T> {
         self.ready.pop_front()
     }
 
-    /// Gives up what is missing: what waits is ready, in order, and later items follow it.
+    /// Gives up the missing items: those that wait are ready, in order, and later items follow them.
     pub(super) fn skip(&mut self) {
         let mut lanes: Vec<_> = self.lanes.iter_mut().collect();
         lanes.sort_unstable_by_key(|(lane, _)| **lane);
         for (_, lane) in lanes {
             for (number, (items, complete)) in std::mem::take(&mut lane.waiting) {
                 self.ready.extend(items);
-                // A sender says the number.
+                // The number comes from a sender, so it may be any.
                 lane.next = number.saturating_add(u64::from(complete));
             }
         }
     }
 
-    /// Nothing more will come: what still waits is ready, in order, without what is missing.
+    /// Closes the order, when nothing more will come: items that still wait are ready, in order, without the
+    /// missing ones.
     pub(super) fn close(&mut self) {
         let mut lanes: Vec<_> = self.lanes.drain().collect();
         lanes.sort_unstable_by_key(|(lane, _)| *lane);
@@ -100,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// What a replica sends: a result, by item and index, or nothing.
+    /// A message of a replica: a result, by item and index, or a gap.
     type Sent = (Option<Order>, Option<(u64, usize)>);
 
     fn order(lane: u32, number: u64, last: bool) -> Option<Order> {
@@ -181,8 +182,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever replica each item goes to and however the replicas run, the order comes out as it went
-        /// in.
+        /// The order comes out as it went in, no matter to which replica each item goes and how the replicas
+        /// run.
         #[test]
         fn any_interleaving_of_replicas_is_undone(
             results in prop::collection::vec((0_usize..3, 0_usize..4), 1..80),

@@ -1,8 +1,9 @@
-//! Items whose data was lost with a process (DEATH-3), under at-least-once delivery. They are left to their
-//! sender: the answer tells it, and it sends them again. A source that has died for good does not, nor does a
-//! stage that has, if those before it are gone like that too. One that began anew makes its items again under
-//! the same ids; if it was stopped before it had got so far, it does not either. Nobody else knows what they
-//! had sent; so what they leave is named here.
+//! Names items whose data was lost with a process (DEATH-3) and that are not sent again, under at-least-once
+//! delivery. Normally such items are left to their sender: the answer tells it, and it sends them again. A
+//! source that has died for good does not send again. Nor does a stage that has died for good, if its senders
+//! are gone for good too. A source that began anew makes its items again under the same ids, but not those
+//! that it had not reached when it was stopped. No other actor knows what these senders had sent, so their
+//! orphans are named here.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -13,7 +14,7 @@ use super::meter::Cause;
 use crate::item::{ItemId, Tag};
 use crate::limits::MAX_NAMED;
 
-/// Why an item is named that nobody sends again.
+/// The reason given for an item that is not sent again.
 const WHY: &str = "its source died before its data was written";
 
 /// See the module. Clones share it.
@@ -22,9 +23,10 @@ pub(super) struct Orphans(Rc<Inner>);
 
 struct Inner {
     part: Rc<Part>,
-    /// By lane. A source has no more of its items under way than are named.
+    /// Items that were left to their senders, by lane. A source has no more items under way than can be
+    /// named.
     left: RefCell<HashMap<u32, Vec<Tag>>>,
-    /// Lanes of senders that have died, and of which nobody sends anything again.
+    /// Lanes of senders that have died, and whose items are not sent again.
     exited: RefCell<HashSet<u32>>,
 }
 
@@ -43,7 +45,7 @@ impl Orphans {
         }))
     }
 
-    /// An item came, perhaps for the second time.
+    /// Notes that an item came, perhaps for the second time.
     pub(super) fn came(&self, tag: &Tag) -> Orphan {
         let mut left = self.0.left.borrow_mut();
         if let Some(left) = tag.lane.filter(|_| !left.is_empty()).and_then(|lane| left.get_mut(&lane)) {
@@ -52,7 +54,7 @@ impl Orphans {
         Orphan { of: self.clone(), tag: tag.clone() }
     }
 
-    /// An item was lost here.
+    /// Notes that an item was lost here.
     pub(super) fn left(&self, tag: &Tag) {
         let Some(lane) = tag.lane else { return };
         if self.0.exited.borrow().contains(&lane) {
@@ -65,7 +67,8 @@ impl Orphans {
         }
     }
 
-    /// The senders behind these lanes have died, do not come back, and nobody sends again what they had sent.
+    /// Notes that the senders behind these lanes have died for good, and that their items are not sent again.
+    /// Names those that were lost.
     pub(super) fn exited(&self, lanes: &[u32]) {
         self.0.exited.borrow_mut().extend(lanes);
         for lane in lanes {
@@ -74,8 +77,8 @@ impl Orphans {
         }
     }
 
-    /// All is over. Of the items that earlier lives of these senders had sent, each source's last life has
-    /// made so many again.
+    /// Names, when all is over, the lost items that the sources' last lives have not made again. `made` says
+    /// for each source how many items its last life has made.
     pub(super) fn not_made_again(&self, lanes: &[u32], made: &[(u16, u64)]) {
         for lane in lanes {
             let left = self.0.left.borrow_mut().remove(lane);
@@ -94,7 +97,7 @@ impl Orphans {
 }
 
 impl Orphan {
-    /// Something that came of it was lost.
+    /// Notes that something that came of it was lost.
     pub(super) fn leave(self) {
         self.of.left(&self.tag);
     }

@@ -1,4 +1,4 @@
-//! The way out of an actor: chooses the stages that an item goes to.
+//! An output of an actor: chooses the stages that an item goes to.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,18 +19,18 @@ use crate::out::Emitted;
 
 /// An item that could not go at once.
 pub(super) enum Later<T: Item> {
-    /// To whom it is for.
+    /// It still has to go to its receiver.
     One(NotYet<T>),
-    /// It goes to all branches: one could not take it at once, and it has yet to go there, and to those from
-    /// this one on.
+    /// It goes to all branches. One could not take it at once; it still has to go to that branch, and to all
+    /// branches from this index on.
     Rest(Box<(NotYet<T>, usize, Emitted<T>)>),
 }
 
-/// A way out: one or several branches.
+/// An output: one or several branches.
 pub(super) struct Outlet<T: Item> {
     pick: Pick<T>,
     branches: Vec<Rc<Branch<T>>>,
-    /// Which branches still have something of an item, where anybody wants to know.
+    /// Tracks which branches still have something of an item, if a stage wants to know.
     fork_tracker: Option<Rc<ForkTracker>>,
 }
 
@@ -46,8 +46,8 @@ impl<T: Item> Outlet<T> {
         Ok(Outlet { pick, branches, fork_tracker })
     }
 
-    /// Sends an item to whom it is for, and returns when they have accepted it. A receiver that has died has
-    /// lost it; that is noted, and no error.
+    /// Sends an item to its receivers, and returns when they have accepted it. If a receiver has died, the
+    /// item is lost there; that is noted, and is not an error.
     pub(super) async fn send(&self, emitted: Emitted<T>) -> Result<(), Unsendable> {
         let Emitted { tag, item, ack_guard } = emitted;
         match self.pick.choose(&item, self.branches.len(), |at| self.branches[at].load()) {
@@ -57,8 +57,8 @@ impl<T: Item> Outlet<T> {
             }
             Choice::All => {
                 let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
-                // All ack guard is made before the first is sent: the first may be settled before the next is
-                // sent.
+                // All ack guards are made before the first item is sent: the first may be settled before the
+                // next is sent.
                 let mut marks = self.mark(&tag, 0..self.branches.len());
                 let of_last = marks.pop().flatten();
                 for (branch, mark) in others.iter().zip(marks) {
@@ -75,8 +75,8 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// As [`send`](Self::send), if nobody need wait for that. Nearly every item goes this way: a future would
-    /// have room for all that can happen to one, and be moved about with each.
+    /// As [`send`](Self::send), if no wait is needed. Nearly every item takes this path. A future would have
+    /// room for everything that can happen to an item, and would be moved for each one.
     pub(super) fn send_now(&self, emitted: Emitted<T>) -> Result<(), Later<T>> {
         if self.fork_tracker.is_some() {
             return Err(Later::One(NotYet::Untouched(Box::new(emitted))));
@@ -88,7 +88,7 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// [`send_now`](Self::send_now), to each branch.
+    /// As [`send_now`](Self::send_now), to each branch.
     fn send_all_now(&self, emitted: Emitted<T>) -> Result<(), Later<T>> {
         let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
         for (at, branch) in others.iter().enumerate() {
@@ -126,7 +126,7 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// The ack guard that goes with an item on each of these branches.
+    /// Makes the ack guard that goes with an item on each of these branches.
     fn mark(&self, tag: &Tag, branches: Range<usize>) -> SmallVec<[Option<AckGuard>; 4]> {
         match &self.fork_tracker {
             Some(fork_tracker) => fork_tracker.mark(tag, branches).into_iter().map(Some).collect(),
@@ -134,46 +134,48 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// From now on nothing waits for room: one more item comes at most, and then the end.
+    /// Lets items go from now on without waiting for room: at most one more item comes, and then the end.
     pub(super) fn hurry(&self) {
         for branch in &self.branches {
             branch.hurry();
         }
     }
 
-    /// The actor has ended. What has gone is followed to its end, and nothing more goes.
+    /// Stops the output, because the actor has ended. Items that were sent are followed to their end, and no
+    /// more are sent.
     pub(super) fn abandon(&self) {
-        // It waits for no acknowledgement any more.
+        // The actor waits for no acknowledgement any more.
         self.go_on();
         for branch in &self.branches {
             branch.abandon();
         }
     }
 
-    /// The replicas of a stage are others than before. Waits for nobody.
+    /// Sets the replicas of a stage that have changed. Never waits.
     pub(super) fn places(&self, stage: u16, places: &[Place]) {
         for branch in self.branches.iter().filter(|branch| branch.leads_to(stage)) {
             branch.places(places);
         }
     }
 
-    /// What the actor waits for at the receivers.
+    /// Returns what the actor waits for at the receivers.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> + '_ {
         self.branches.iter().flat_map(|branch| branch.waits())
     }
 
-    /// How to find out what became of the items at each receiver, also when the actor has ended.
+    /// Returns a function that tells what became of the items at each receiver, also when the actor has
+    /// ended.
     pub(super) fn toward(&self) -> impl Fn() -> Vec<Toward> + 'static {
         let branches = self.branches.clone();
         move || branches.iter().map(|branch| branch.toward()).collect()
     }
 
-    /// Where `next` waits for an acknowledgement, or there is none and all is made, the actor makes nothing
-    /// more before one comes. Of a source, those who pair its items want to know.
+    /// Notes that the actor makes nothing more before an acknowledgement comes: `next` waits for one, or all
+    /// items are made and `next` is `None`. The stages that pair a source's items want to know this.
     pub(super) fn stand(&self, next: Option<ItemId>) {
         if let Some(fork_tracker) = &self.fork_tracker {
             let branches = self.branches.clone();
-            // What waits for a connection, or for another life of its receiver, goes on by itself.
+            // An item that waits for a connection, or for another life of its receiver, goes on by itself.
             let is_full = move || next.is_none() || branches.iter().any(|branch| branch.is_full());
             fork_tracker.stand(next, is_full);
         }
@@ -185,22 +187,22 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// Tells whoever restores the order that nothing comes with this place.
+    /// Tells the stage that restores the order that nothing comes with this place.
     pub(super) async fn gap(&self, order: Order) {
         for branch in &self.branches {
             branch.gap(order).await;
         }
     }
 
-    /// Says that nothing more comes, and waits until everything was answered and the receivers are done.
+    /// Sends the end, and waits until everything was answered and the receivers are done.
     pub(super) async fn end(&self) {
         self.say_end(EndOf::Flow).await;
         self.ended().await;
     }
 
-    /// Says that nothing more comes; `of` says why.
+    /// Sends the end; `of` is its reason.
     ///
-    /// The end comes after all answers where it can: then nothing is lost after it.
+    /// The end comes after all answers if it can: then nothing is lost after it.
     pub(super) async fn say_end(&self, of: EndOf) {
         for branch in &self.branches {
             branch.drained().await;

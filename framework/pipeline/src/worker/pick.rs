@@ -1,9 +1,9 @@
 //! Chooses among several receivers. No I/O.
 //!
-//! Receivers are the replicas of a stage, or the branches of a fork. Replicas stand in for each other: where
-//! the one that a key belongs to is gone, the next one takes the item; where the choice is free, also while
-//! the one whose turn it is is restarted. Branches do not: an item that a closure has sent down one branch is
-//! no business of another, and is lost if nobody is left there.
+//! Receivers are the replicas of a stage, or the branches of a fork. Replicas stand in for each other: if the
+//! one that a key belongs to is gone, the next one takes the item. If the choice is free, another replica
+//! also takes the item while the one whose turn it is restarts. Branches do not stand in for each other: an
+//! item that a closure has sent down one branch is lost if no replica is left there.
 
 use std::cell::Cell;
 
@@ -15,7 +15,7 @@ use crate::item::Item;
 /// A number of an item: a key, or the branch that it goes to.
 pub(crate) type NumberOf<T> = Box<dyn Fn(&T) -> u64>;
 
-/// With the closure's type forgotten.
+/// Boxes a closure, without its type.
 pub(crate) fn number<T>(of: impl Fn(&T) -> u64 + 'static) -> NumberOf<T> {
     Box::new(of)
 }
@@ -31,16 +31,16 @@ enum Way<T> {
     RoundRobin,
     LeastLoaded,
     By(NumberOf<T>),
-    /// A branch: nobody stands in for it.
+    /// As `By`, for a branch: no other branch stands in for it.
     Only(NumberOf<T>),
 }
 
 /// The state of a receiver that the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
-    /// Items that it is not done with.
+    /// Items that it has not answered.
     pub(super) unanswered: u32,
-    /// It takes nothing any more.
+    /// Whether it takes no more items.
     pub(super) exited: bool,
 }
 
@@ -49,12 +49,12 @@ pub(super) struct Load {
 pub(super) enum Choice {
     All,
     One(usize),
-    /// There is nobody left.
+    /// No receiver is left.
     None,
 }
 
 impl<T: Item> Pick<T> {
-    /// For the branches of a fork.
+    /// Makes the choice among the branches of a fork.
     pub(super) fn among_branches(select: &Select) -> Result<Self, CodeError> {
         let Pick { way, turn } = Pick::among_replicas(select)?;
         let way = match way {
@@ -64,7 +64,7 @@ impl<T: Item> Pick<T> {
         Ok(Pick { way, turn })
     }
 
-    /// For the replicas of a stage.
+    /// Makes the choice among the replicas of a stage.
     pub(super) fn among_replicas(select: &Select) -> Result<Self, CodeError> {
         let way = match select {
             Select::All => Way::All,
@@ -82,13 +82,13 @@ impl<T> Pick<T> {
         matches!(self.way, Way::RoundRobin | Way::LeastLoaded)
     }
 
-    /// Chooses for `item`. A key keeps its receiver for as long as that is there, and then goes to the next
-    /// one.
+    /// Chooses a receiver for `item`. A key keeps its receiver for as long as that is there, and then goes to
+    /// the next one.
     pub(super) fn choose(&self, item: &T, count: usize, load: impl Fn(usize) -> Load) -> Choice {
         let from =
             |first: usize| (0..count).map(move |step| (first + step) % count).find(|at| !load(*at).exited);
         let one = match &self.way {
-            // A way out that is no fork has one branch: nearly every item goes this way.
+            // An output that is not a fork has one branch: nearly every item takes this path.
             Way::All if count == 1 => (!load(0).exited).then_some(0),
             _ if count == 0 => None,
             Way::All => return Choice::All,

@@ -1,13 +1,14 @@
-//! What a stage sends to actors outside of its pipeline ([`Out::send`], [`Out::ask`]), and what it waits for
-//! there.
+//! Sends a stage's messages to actors outside of its pipeline ([`Out::send`], [`Out::ask`]), and waits for
+//! their answers.
 //!
-//! A message goes when the call has returned, before the results of that call: the stage takes no other item
-//! before the actor has accepted it, and answered it if it was asked. Of what was accepted, the answer is
-//! followed by a task, as on every hop; the stage does not end before all have come. Under at-least-once
-//! delivery, and in a loop, the item is not done with before.
+//! A message goes when the call has returned, before the results of that call. The stage takes no other item
+//! before the actor has accepted the message, and has answered it if it is an ask. A task follows each
+//! accepted message until it is answered, as on every hop; the stage does not end before all answers have
+//! come. Under at-least-once delivery, and in a loop, the item is not answered before.
 //!
-//! **On a death of the actor** what it had accepted is named as lost, or left to whoever can send the item
-//! again. One that does not come back takes nothing any more; that is an error of the stage.
+//! ***On a death of the actor** the messages that it had accepted are named as lost, or left to the sender
+//! that can send the item again. An actor that does not come back takes no more messages; that is an error of
+//! the stage.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -43,13 +44,13 @@ impl Pushes {
         })
     }
 
-    /// Sends what a call wants to be sent, and puts among its results what comes back.
+    /// Sends the messages of a call, and puts the results of their replies among those of the call.
     pub(super) async fn send<T: Item>(self: &Rc<Self>, out: &mut Out<T>) {
         let mut made = Vec::new();
         for Pushed { at, of, push } in out.take_pushed() {
             *self.held_up.borrow_mut() = Some(push.to());
             let from = Instant::now();
-            // Its receiver's span is one under the call's, which has returned.
+            // The receiver's span is a child of the call's span, although the call has returned.
             let context = of.as_ref().map_or_else(TraceContext::default, |(tag, _)| tag.span);
             let span = context.child(|| tracing::info_span!("send", otel.kind = "producer", to = push.to()));
             let sending = span.in_scope(|| push.begin());
@@ -60,7 +61,7 @@ impl Pushes {
                 Ok(Taken::Answered(items)) => made.push((at, of, items)),
                 Ok(Taken::Following(answer)) => {
                     let pushes = Rc::clone(self);
-                    // Not in a chain, the item is done with when it was accepted.
+                    // Outside of a chain, the item is released when the message was accepted.
                     let chain = self.part.config.chain;
                     let (tag, ack_guard) = of.map(|(tag, guard)| (tag, chain.then_some(guard))).unzip();
                     self.unanswered.update(|unanswered| unanswered + 1);
@@ -77,7 +78,7 @@ impl Pushes {
                 }
             }
         }
-        // From the last on, so that the places of those before stay what they are.
+        // From the last on, so that the indices of those before stay valid.
         for (at, of, items) in made.into_iter().rev() {
             let tag = of.as_ref().map_or_else(Tag::of_nothing, |(tag, _)| tag.clone());
             let emitted = items.into_iter().map(|item| {
@@ -88,12 +89,12 @@ impl Pushes {
         }
     }
 
-    /// Nothing comes of a message.
+    /// Handles a message of which nothing comes.
     fn unserved(&self, tag: Option<Tag>, ack_guard: Option<AckGuard>, unserved: Unserved) {
         let (part, Unserved { why, lost }) = (&self.part, unserved);
         let again = part.config.resend && lost.is_some_and(|cause| cause.is_a_death());
         match (tag, lost) {
-            // Whoever still has the item sends it again.
+            // The sender that still has the item sends it again.
             (Some(_), Some(_)) if again => ack_guard.iter().for_each(AckGuard::lose),
             (Some(tag), Some(cause)) => part.meter.lost(&part.config.stage, tag.ids(), cause, &why),
             (tag, _) => {
@@ -116,7 +117,7 @@ impl Pushes {
         }
     }
 
-    /// What the stage waits for at actors.
+    /// Returns what the stage waits for at actors.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
         let room = self.held_up.borrow().clone().map(|actor| Wait::Actor { actor });
         let count = self.unanswered.get();

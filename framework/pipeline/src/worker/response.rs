@@ -7,28 +7,28 @@ use futures_util::future::{FutureExt, LocalBoxFuture};
 
 use super::ack_guard::AckGuard;
 
-/// An actor that looks at its clock when it is done with a message.
+/// An actor that checks its timer when it has handled a message.
 pub(crate) trait Settle: Actor<Context = Context<Self>> {
-    /// A message is done with.
+    /// Called when a message was handled.
     fn settle(&mut self, ctx: &mut Context<Self>);
 }
 
-/// Work on a message: done, or going on, with the actor's mailbox closed meanwhile. The message is answered
-/// when the last of its ack guard is gone.
+/// Work on a message: done, or going on while the actor takes no other message. The message is answered when
+/// the last clone of its ack guard drops.
 pub(crate) struct Handled {
     work: Option<LocalBoxFuture<'static, ()>>,
     ack_guard: AckGuard,
 }
 
 impl Handled {
-    /// The work is done but for `rest`, which begins now.
+    /// Makes the result of a handler whose work is done except for `rest`, which begins now.
     pub(crate) fn begin<A: Settle>(
         actor: &mut A,
         ctx: &mut Context<A>,
         ack_guard: AckGuard,
         rest: Option<LocalBoxFuture<'static, ()>>,
     ) -> Self {
-        // Where it need not wait, the context need not know of it.
+        // If `rest` need not wait, the context need not know of it.
         let work = rest.and_then(|mut rest| (&mut rest).now_or_never().is_none().then_some(rest));
         if work.is_none() {
             actor.settle(ctx);

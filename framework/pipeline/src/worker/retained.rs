@@ -1,8 +1,8 @@
-//! Items that a stage keeps beyond its calls: which they are, and which senders wait for them.
+//! Tracks the items that a stage keeps beyond its calls, and the senders that wait for them.
 //!
-//! The stage has only the numbers of what it keeps. So the items can be given up, and named, when the stage
-//! cannot pass them on any more: a call of it failed and dropped them, or it failed for good and would keep
-//! them for ever.
+//! The stage has only the numbers of the items that it keeps. So the items can be given up, and named, when
+//! the stage cannot pass them on any more: a call of it failed and dropped them, or it failed for good and
+//! would keep them for ever.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,9 +27,10 @@ struct Inner {
     next: Cell<u64>,
     items: RefCell<BTreeMap<u64, RetainedItem>>,
     dropped: RefCell<Vec<RetainedItem>>,
-    /// Whether what is kept keeps its place.
+    /// Whether kept items keep their places in an order.
     keeps_places: bool,
-    /// How many of what is kept have each place in an order, and the places that none has any more.
+    /// How many kept items have each place in an order (`places`), and the places that no kept item has any
+    /// more (`left`).
     places: RefCell<BTreeMap<Place, usize>>,
     left: RefCell<Vec<Order>>,
 }
@@ -42,8 +43,8 @@ fn place(order: Order) -> Place {
 }
 
 impl Retained {
-    /// `keeps_places`: whether what is kept keeps its place in the order. The items of a batch or a pair do
-    /// not: it has the place of the item that completes it, which may never come.
+    /// `keeps_places` says whether kept items keep their places in the order. The items of a batch or a pair
+    /// do not: the batch has the place of the item that completes it, which may never come.
     pub(crate) fn new(keeps_places: bool) -> Self {
         Retained(Rc::new(Inner { keeps_places, ..Inner::default() }))
     }
@@ -52,12 +53,12 @@ impl Retained {
         self.0.keeps_places
     }
 
-    /// How many there are.
+    /// Returns the number of kept items.
     pub(super) fn len(&self) -> usize {
         self.0.items.borrow().len()
     }
 
-    /// Keeps an item under the number that is returned.
+    /// Keeps an item, and returns its number.
     pub(crate) fn keep(&self, item: RetainedItem) -> u64 {
         let number = self.0.next.get();
         self.0.next.set(number + 1);
@@ -68,7 +69,7 @@ impl Retained {
         number
     }
 
-    /// The item is passed on. `None` if it was given up.
+    /// Takes out an item that is passed on. `None` if it was given up.
     pub(crate) fn take(&self, number: u64) -> Option<RetainedItem> {
         let item = self.0.items.borrow_mut().remove(&number)?;
         self.leaves(&item);
@@ -86,28 +87,28 @@ impl Retained {
         }
     }
 
-    /// Whether something that is kept has this place in an order.
+    /// Whether a kept item has this place in an order.
     pub(crate) fn has(&self, order: Order) -> bool {
         self.0.places.borrow().contains_key(&place(order))
     }
 
-    /// Takes the places that nothing that is kept has any more, since the last time.
+    /// Takes the places that lost their last kept item since the last call.
     pub(crate) fn left(&self) -> Vec<Order> {
         self.0.left.take()
     }
 
-    /// All items that are in it.
+    /// Returns the ids of all items in a kept item.
     pub(crate) fn ids(&self, number: u64) -> Vec<ItemId> {
         self.0.items.borrow().get(&number).map_or_else(Vec::new, |item| item.tag.ids().collect())
     }
 
-    /// The stage has dropped it. Only the result of its call says whether that is a loss.
+    /// Notes that the stage has dropped an item. Only the result of its call says whether that is a loss.
     pub(crate) fn drop_one(&self, number: u64) {
         let item = self.take(number);
         self.0.dropped.borrow_mut().extend(item);
     }
 
-    /// Takes the items that the stage has dropped since the last time.
+    /// Takes the items that the stage has dropped since the last call.
     pub(super) fn dropped(&self) -> Vec<RetainedItem> {
         self.0.dropped.take()
     }

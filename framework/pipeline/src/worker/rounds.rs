@@ -1,16 +1,16 @@
-//! Where a loop begins: bounds the items in the loop.
+//! Bounds the items in a loop, at its beginning.
 //!
-//! An item that comes from outside is answered when it has left the loop, and that bounds the items in there.
-//! All its rounds share the answer: each holds it until everything that came of the item in that round was
-//! answered. An item that comes around is answered at once, and by then its next round holds the answer too;
-//! so no sender in the loop waits for more than one round.
+//! An item that comes from outside is answered when it has left the loop, and that bounds the items in it.
+//! All rounds of the item share the answer: each holds it until everything that came of the item in that
+//! round was answered. An item that comes around is answered at once, and by then its next round holds the
+//! shared answer too; so no sender in the loop waits for more than one round.
 //!
-//! At most once, an item has left when the next stage has accepted it: what a batch keeps must not keep
-//! others out of the loop, whose end waits until it is empty.
+//! Under at-most-once delivery an item has left when the next stage has accepted it. Items that a batch
+//! behind the loop keeps must not keep others out of the loop, because its end waits until it is empty.
 //!
-//! After a death an item may come around that whoever sent it in was told is lost: the dead had passed it on
-//! and not answered. Nobody waits for it. It is answered at once too, and not taken for one that comes from
-//! outside: in an inner loop it would wait for its own place.
+//! After a death an item may come around although its sender from outside was told that it is lost: the dead
+//! actor had passed it on and not answered it. No sender waits for such an item. It is answered at once too,
+//! and not taken for one that comes from outside: in an inner loop it would wait for its own place.
 
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// For a loop in so many others.
+    /// Makes the tracker of a loop inside `depth` others.
     pub(super) fn new(depth: usize) -> Self {
         Rounds { depth, ..Rounds::default() }
     }
@@ -67,7 +67,7 @@ mod tests {
         assert!(held_again.is(&first) && !held_again.is(&second), "the next round holds the same");
     }
 
-    /// Else it would wait in an inner loop for its own place.
+    /// Otherwise it would wait in an inner loop for its own place.
     #[test]
     fn an_item_that_comes_around_after_its_sender_was_told_that_it_is_lost_is_answered_at_once() {
         let mut rounds = Rounds::new(1);

@@ -34,9 +34,9 @@ struct Core<S: Source> {
     source: RefCell<S>,
     results: Outlet<S::Out>,
     stopped: Cell<bool>,
-    /// Waits for the time of its next item.
+    /// Whether it waits for the time of its next item.
     paused: Cell<bool>,
-    /// Told when it is stopped.
+    /// Notified when the source is stopped.
     changed: Notify,
 }
 
@@ -165,7 +165,7 @@ impl<S: Source> Core<S> {
                     part.failed(None, format!("{error:#}"), 1, part.config.on_error.fails());
                 }
             }
-            // The process has other things to read: answers, and the order to stop.
+            // The process has other messages to read: answers, and the order to stop.
             step_aside().await;
         }
         self.results.stand(None);
@@ -179,7 +179,7 @@ impl<S: Source> Core<S> {
         self.results.waits().chain(self.paused.get().then_some(Wait::Time))
     }
 
-    /// Waits until then, or until it is stopped. Returns the time; what is late is not made up for.
+    /// Waits until `due`, or until the source is stopped. Returns the time; late items are not made up for.
     async fn until(&self, due: Instant) -> Instant {
         self.paused.set(true);
         while !self.stopped.get() && Instant::now() < due {
@@ -192,7 +192,7 @@ impl<S: Source> Core<S> {
         due.max(Instant::now())
     }
 
-    /// Counts times at which nothing could be made.
+    /// Counts times at which no item could be made.
     fn missed(&self, missed: u32) {
         if missed > 0 {
             self.part.meter.note(|counts| counts.missed += u64::from(missed));
@@ -200,8 +200,8 @@ impl<S: Source> Core<S> {
         }
     }
 
-    /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind
-    /// it: that is what ends the waiting of halves for their partners.
+    /// Stops the source. The current item no longer waits for an acknowledgement, because that may need the
+    /// end behind the item: only the end lets halves go that wait for partners.
     fn stop(&self) {
         self.stopped.set(true);
         self.changed.notify_one();
@@ -232,8 +232,8 @@ impl<S: Source> Core<S> {
     }
 }
 
-/// The next time after one that was due, and how many have passed since: the times stay `pace` apart however
-/// late one is taken.
+/// Returns the next time after one that was due, and how many have passed since: the times stay `pace` apart
+/// however late an item is taken.
 fn after(due: Instant, now: Instant, pace: Duration) -> (Instant, u32) {
     let missed = (now - due).as_nanos().checked_div(pace.as_nanos()).unwrap_or_default();
     let missed = u32::try_from(missed).unwrap_or(u32::MAX - 1);
@@ -253,7 +253,7 @@ mod tests {
             (due, missed) = after(due, due + late, pace);
             assert_eq!((due, missed), (begin + number * pace, 0));
         }
-        // Later than the next would have been: that is missed, and the one behind it is at its time.
+        // Later than the next time: that time is missed, and the one behind it keeps its time.
         assert_eq!(after(due, due + 2 * pace + late, pace), (due + 3 * pace, 2));
         assert_eq!(after(due, due + late, Duration::ZERO), (due, 0));
     }

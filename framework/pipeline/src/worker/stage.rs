@@ -1,12 +1,12 @@
 //! The actor around a stage. A sink is a stage without results.
 //!
-//! An item passes: `handle`, `take_now` (nearly every item ends there, without a future) or `take`; its place
-//! in the order, if this actor restores one; `process` with its attempts; `send` with its results. The ack
-//! guard of an item is held by everything that is still to be done for it, and answers the sender when the
-//! last of it drops. So a step that drops ack guard early answers too early, and one that keeps it keeps the
+//! An item passes these steps: `handle`; `take_now` (nearly every item ends there, without a future) or
+//! `take`; its place in the order, if this actor restores one; `process` with its attempts; `send` with its
+//! results. All work that is left for an item holds its ack guard, which answers the sender when its last
+//! clone drops. So a step that drops the ack guard early answers too early, and one that keeps it keeps the
 //! sender waiting.
 //!
-//! No borrow of a `RefCell` is held over an `await`: the task that reports progress borrows meanwhile.
+//! No borrow of a `RefCell` is held across an `await`: the task that reports progress borrows meanwhile.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -46,7 +46,7 @@ use ends::Ends;
 /// The actor.
 pub(crate) struct StageActor<S: Stage> {
     core: Rc<Core<S>>,
-    /// When the stage is to be called although nothing came.
+    /// The timer for a call of the stage without an item, and its time.
     timer: Option<(Instant, SpawnHandle)>,
 }
 
@@ -59,13 +59,13 @@ struct Core<S: Stage> {
     order: RefCell<Reorder<Came<S::In>>>,
     ends: RefCell<Ends>,
     losses: Losses,
-    /// What came to nothing and is left to its sender.
+    /// Items that were lost here and are left to their senders.
     orphans: Orphans,
-    /// Where a loop begins.
+    /// The loop that begins here, if one does.
     rounds: Option<RefCell<Rounds>>,
 }
 
-/// Something in its place in the order.
+/// An item, or a gap, for its place in the order.
 enum Came<T> {
     Item(Tag, T, AckGuard),
     Gap(Order),
@@ -86,7 +86,7 @@ impl<S: Stage> Drop for StageActor<S> {
 impl<S: Stage> RemoteActor for StageActor<S> {
     type Args = StageArgs<S>;
     const ELSEWHERE: Option<&'static str> = S::ELSEWHERE;
-    // Of one elsewhere, what comes is brought to its device.
+    // A stage elsewhere takes items of any type; their tensors are brought to its device.
     const TAKES_ANY: bool = S::ELSEWHERE.is_some();
 
     fn create(args: StageArgs<S>, env: &Env) -> anyhow::Result<Self> {
@@ -122,7 +122,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        // The calls of user code are without waiting; around them, what is pending goes on in the context.
+        // Calls of user code do not wait; between them, pending work goes on in the context.
         on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>().polls().waits();
         #[cfg(feature = "foreign")]
         if S::TAKES_ANY {
@@ -130,11 +130,11 @@ impl<S: Stage> RemoteActor for StageActor<S> {
         }
     }
 
-    /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be
-    /// that process.
+    /// DEATH-3: handles an item whose data was lost with a process. The answer told its sender, which may be
+    /// in that process.
     fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut actix::Context<Self>) {
         let why = letter.reason().to_string();
-        // Nothing else that comes has tensors.
+        // No other message to this actor has tensors.
         let Ok(EdgeMessage::Item(tag, _)) = letter.into_message::<EdgeMessage<S::In>>() else { return };
         let core = Rc::clone(&self.core);
         let mut work = async move { core.tainted(tag, &why).await }.boxed_local();
@@ -149,11 +149,11 @@ impl<S: Stage> actix::Handler<EdgeMessage<S::In>> for StageActor<S> {
     type Result = Handled;
 
     fn handle(&mut self, message: EdgeMessage<S::In>, ctx: &mut actix::Context<Self>) -> Handled {
-        // First, so that what came of earlier items of this turn does not wait for this one, which may take
+        // First, so that the results of earlier items of this turn do not wait for this one, which may take
         // long.
         self.core.part.env.publish();
-        // Where items are sent again: an earlier sending of this one is no orphan any more, and this one
-        // becomes one if its ack guard is lost.
+        // If items are sent again: an earlier sending of this item is no orphan any more, and this one
+        // becomes an orphan if its ack guard is lost.
         let ack_guard = AckGuard::default();
         if self.core.part.config.resend
             && let EdgeMessage::Item(tag, _) = &message
@@ -180,14 +180,15 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) -> Handled {
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
-            // Who says so is heard over another link than the last messages of the dead. It is said again,
-            // behind these: also where an actor has died by a panic, and its process goes on.
+            // The conductor's order comes over another link than the last messages of the dead actor. So the
+            // actor sends it to itself again, behind these messages. This also holds if the actor died by a
+            // panic and its process goes on.
             Control::Exited { lanes, orphans, with: Some(process) } => {
                 let env = core.part.env.clone();
                 crate::worker::spawn(async move {
                     env.until_read(process).await;
                     let again = Control::Exited { lanes, orphans, with: None };
-                    // An actor that has ended need not hear it.
+                    // If this actor has ended, it need not get the order.
                     let _ = env.address().send(again).await;
                 });
                 None
@@ -253,7 +254,7 @@ impl<S: Stage> Settle for StageActor<S> {
     }
 }
 
-/// Work in an actor's context that looks at the clock again when it is done.
+/// Wraps work for an actor's context so that the timer is checked when the work is done.
 fn wrap<S: Stage>(
     work: impl Future<Output = ()> + 'static,
 ) -> impl actix::ActorFuture<StageActor<S>, Output = ()> + 'static {
@@ -262,13 +263,13 @@ fn wrap<S: Stage>(
 }
 
 impl<S: Stage> Core<S> {
-    /// What the actor waits for, for the report of a pipeline that does not move.
+    /// Returns what the actor waits for, for the report of a pipeline that does not move.
     fn waits(&self) -> Vec<Wait> {
         let mut waits: Vec<_> = self.results.waits().chain(self.dead.waits()).collect();
         waits.extend(self.pushes.waits());
         let retained = self.part.retained.len();
         waits.extend((retained > 0).then_some(Wait::Retained(retained)));
-        // One whose time has come and that is not called waits for something else.
+        // A stage whose time has come and that is not called waits for something else.
         let wakes = self.stage.try_borrow().ok().and_then(|stage| stage.wake_at());
         waits.extend(wakes.filter(|at| *at > Instant::now()).map(|_| Wait::Time));
         let ends = self.ends.borrow();
@@ -279,10 +280,10 @@ impl<S: Stage> Core<S> {
         waits
     }
 
-    /// Does all of the work on a message that waits for nobody. Returns what is left to do.
+    /// Does all work on a message that need not wait. Returns the rest of the work.
     ///
-    /// Nearly every item needs no more than this: a future would have room for all that can happen to one,
-    /// and be moved about with each.
+    /// Nearly every item needs no more than this. A future would have room for everything that can happen to
+    /// an item, and would be moved for each one.
     fn take_now(
         self: &Rc<Self>,
         message: EdgeMessage<S::In>,
@@ -300,7 +301,7 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// As [`process`](Self::process), where there is one attempt.
+    /// As [`process`](Self::process), for one attempt.
     fn process_now(
         self: &Rc<Self>,
         mut tag: Tag,
@@ -323,15 +324,15 @@ impl<S: Stage> Core<S> {
 
     async fn take(self: Rc<Self>, message: EdgeMessage<S::In>, ack_guard: AckGuard) {
         let (order, came) = match message {
-            // The numbers of an order end at the stage that restores it, also where that comes too late.
-            // Nobody behind it wants them, and in a loop a gap would go around for ever.
+            // The numbers of an order end at the stage that restores it, even if an item comes too late for
+            // that. No stage behind it needs them, and in a loop a gap would go around for ever.
             EdgeMessage::Item(tag, item) if self.part.config.restore => {
                 (tag.order, Some(Came::Item(Tag { order: None, ..tag }, item, ack_guard)))
             }
             EdgeMessage::Gap(order) if self.part.config.restore => (Some(order), None),
             EdgeMessage::Item(tag, item) => (None, Some(Came::Item(tag, item, ack_guard))),
             EdgeMessage::Gap(order) => (None, Some(Came::Gap(order))),
-            // Boxed, as all that is rare: it would be part of the future of every item.
+            // Boxed, as all rare work: it would be part of the future of every item.
             EdgeMessage::End { lane, of } => return self.end_came(lane, of, ack_guard).boxed_local().await,
         };
         if self.restores() {
@@ -341,14 +342,15 @@ impl<S: Stage> Core<S> {
         let Some(came) = came else { return };
         self.one(came).await;
         if self.ends.borrow().begun {
-            // After the end, because it was sent again when the one that had it died, or by a source that
-            // began anew. What it left is wanted now: not every such item has an end behind it.
+            // The item came after the end: it was sent again when a replica that had it died, or a source
+            // that began anew made it. `finish` is called now, because not every such item has an end behind
+            // it.
             self.ends.borrow_mut().late = true;
             self.call(None, S::finish).boxed_local().await;
         }
     }
 
-    /// Takes everything whose turn in the order has come.
+    /// Handles all items whose turn in the order has come.
     async fn in_order(&self) {
         loop {
             let next = self.order.borrow_mut().take();
@@ -359,8 +361,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing moves. Lets halves go whose partners do not come; after a death, skips what is missing in the
-    /// order, because whoever had it has died.
+    /// Goes on when nothing moves. Lets halves go whose partners do not come; after a death, skips the
+    /// missing items of the order, because the actor that had them has died.
     async fn go_on(&self, after_a_death: bool) {
         if after_a_death {
             self.order.borrow_mut().skip();
@@ -376,8 +378,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Whether this actor waits for what is missing in an order. A later life does not know which numbers the
-    /// earlier ones have passed on, so it passes on what comes.
+    /// Whether this actor waits for the missing items of an order. A later life does not know which numbers
+    /// the earlier ones have passed on, so it passes items on as they come.
     fn restores(&self) -> bool {
         self.part.config.restore && self.part.env.incarnation() == 0 && !self.ends.borrow().begun
     }
@@ -386,7 +388,7 @@ impl<S: Stage> Core<S> {
         let part = &self.part;
         part.meter.note(|counts| counts.items_in += 1);
         if part.has_failed() {
-            // What an instance makes after the error that fails the pipeline is nothing to rely on.
+            // After the error that fails the pipeline, the results of this instance cannot be relied on.
             part.meter.note(|counts| counts.skipped += 1);
             return self.nothing_of(tag.order).await;
         }
@@ -401,7 +403,7 @@ impl<S: Stage> Core<S> {
             );
             return self.nothing_of(tag.order).await;
         }
-        // In a loop the item's answer is shared by its rounds from here on.
+        // In a loop the rounds of the item share its answer from here on.
         let ack_guard = match &self.rounds {
             Some(rounds) => rounds.borrow_mut().begin(&mut tag, ack_guard),
             None => ack_guard,
@@ -410,7 +412,7 @@ impl<S: Stage> Core<S> {
         let mut item = Some(item);
         let mut attempt = 0;
         while let Some(given) = item.take() {
-            // Cloned only if there may be a use for it: a clone keeps the stage from writing the tensor in
+            // Cloned only if the copy may be needed: a clone keeps the stage from writing the tensor in
             // place.
             let last = attempt == on_error.retries();
             let copy = if last && !on_error.keeps() { None } else { Some(given.clone()) };
@@ -438,7 +440,8 @@ impl<S: Stage> Core<S> {
         let current = Current { tag, ack_guard: ack_guard.clone(), holds };
         let mut out = Out::during(Some(current), &self.part.retained);
         let from = Instant::now();
-        // Plain code: what it waited for on this thread would never come.
+        // The call is plain code: it must not wait, because nothing that it waits for on this thread would
+        // ever come.
         let result = self.part.env.without_waiting(|| self.stage.borrow_mut().process(item, &mut out));
         self.part.meter.called(from, Some(id));
         if result.is_ok() {
@@ -447,7 +450,7 @@ impl<S: Stage> Core<S> {
         (result, out)
     }
 
-    /// Sends what a call has made.
+    /// Sends the messages and results of a call.
     async fn send(&self, mut out: Out<S::Out>) {
         if out.has_pushed() {
             self.pushes.send(&mut out).boxed_local().await;
@@ -458,13 +461,13 @@ impl<S: Stage> Core<S> {
             let sent = self.results.send(emitted).await;
             self.sent(sent, last).await;
         }
-        // Behind the results: a gap that came first would close the item's place in the order before they are
-        // in it.
+        // Behind the results: a gap that came first would close the item's place in the order before the
+        // results are in it.
         self.gaps(gaps).await;
     }
 
-    /// As [`send`](Self::send); what is left to do of it where that has to wait. The item of `ack_guard` is
-    /// not done with before.
+    /// As [`send`](Self::send), but returns the rest of the work if that has to wait. The rest holds
+    /// `ack_guard`, so its item is not answered before.
     fn send_now(
         self: &Rc<Self>,
         out: Out<S::Out>,
@@ -511,9 +514,10 @@ impl<S: Stage> Core<S> {
         Some(rest.boxed_local())
     }
 
-    /// The results of a call that has succeeded, and the places in the order of which nothing more comes.
+    /// Returns the results of a call that has succeeded, and the places in the order with which nothing more
+    /// comes.
     fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Vec<Order>) {
-        // Nothing comes of what a call that succeeds has dropped, and nothing should.
+        // Nothing comes of the held items that a successful call has dropped, and that is intended.
         drop(self.part.retained.dropped());
         for (tag, why) in out.take_left_over() {
             self.part.meter.left_over(&self.part.config.stage, tag.ids(), &why);
@@ -521,7 +525,8 @@ impl<S: Stage> Core<S> {
         out.finish()
     }
 
-    /// A result was accepted, or cannot be; `last` is its place in an order where nothing more has that.
+    /// Notes that a result was accepted, or cannot be sent. `last` is its place in an order, if nothing more
+    /// comes with that.
     async fn sent(&self, sent: Result<(), Unsendable>, last: Option<Order>) {
         match sent {
             Ok(()) => self.part.emitted(),
@@ -533,8 +538,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing more comes with this place in the order, unless the stage keeps something that has it, nor
-    /// with those of what it keeps no longer.
+    /// Closes this place in the order, unless the stage keeps an item that has it, and the places of items
+    /// that it keeps no longer.
     async fn nothing_of(&self, order: Option<Order>) {
         let retained = &self.part.retained;
         let order = order.filter(|order| order.last && !retained.has(*order));
@@ -547,7 +552,7 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Tells a stage that pairs of partners that do not come.
+    /// Tells a stage that pairs about partners that do not come.
     async fn partners(&self, notice: Partners<'_>) {
         if self.part.has_failed() {
             return;
@@ -563,7 +568,7 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// A call without an item.
+    /// Calls the stage without an item.
     async fn call(
         &self,
         id: Option<ItemId>,

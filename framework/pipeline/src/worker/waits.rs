@@ -1,5 +1,5 @@
-//! What an actor of a pipeline waits for. It is sent with the progress, and shows where a pipeline that does
-//! not end is stuck.
+//! The reasons for which an actor of a pipeline waits. They are sent with the progress, and show where a
+//! pipeline that does not end is stuck.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,12 +15,12 @@ pub(crate) enum Wait {
     Room { stage: u16, id: ItemId },
     /// Answers of a stage, for so many items.
     Answers { stage: u16, count: u32 },
-    /// An actor outside of the pipeline, which is to take a message, or to answer it.
+    /// An actor outside of the pipeline that has to take a message, or to answer it.
     Actor { actor: String },
     /// Answers of actors outside of the pipeline, for so many messages.
     Actors(u32),
     /// More items, or partners, for the items that it keeps.
     Retained(usize),
-    /// The time for its next item, or at which it is to be called without one. It goes on by itself.
+    /// The time for its next item, or the time at which it is called without one. It goes on by itself.
     Time,
 }

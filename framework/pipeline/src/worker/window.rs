@@ -2,23 +2,23 @@
 
 use std::collections::VecDeque;
 
-/// The items that are sent and not answered.
+/// The items that were sent and not answered.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     /// The unanswered items and bytes.
     pub(super) items: u32,
     pub(super) bytes: u64,
-    /// The ends that were said and are not answered. They take no room: who has heard one may be done only
-    /// when others have had more items.
+    /// The ends that were sent and not answered. They take no room: a receiver that has an end may finish
+    /// only when others have got more items.
     pub(super) ends: u32,
     /// The oldest number that is not answered.
     oldest: u64,
-    /// From the oldest on: whether it is answered.
+    /// For each number from the oldest on: whether it is answered.
     answered: VecDeque<bool>,
 }
 
 impl Window {
-    /// Whether one more may go, with so many bytes. One alone always may, however large it is.
+    /// Whether one more item with so many bytes may go. One item alone always may, however large it is.
     pub(super) fn has_room(
         &self,
         bytes: u64,
@@ -32,7 +32,7 @@ impl Window {
                 && ahead.is_none_or(|ahead| self.answered.len() < ahead as usize))
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub(super) fn number(&mut self) -> u64 {
         self.answered.push_back(false);
         self.oldest + self.answered.len() as u64 - 1
@@ -48,7 +48,7 @@ impl Window {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Items and ends that are not answered.
+    /// Returns the number of items and ends that are not answered.
     pub(super) fn unanswered(&self) -> u32 {
         self.items + self.ends
     }

@@ -1,5 +1,5 @@
-//! The way of an item into a replica's mailbox: who takes it where the chosen one is between two lives, or
-//! gone.
+//! Delivers an item to a replica's mailbox, and finds another replica if the chosen one is between two lives
+//! or gone.
 
 use std::rc::Rc;
 
@@ -14,12 +14,12 @@ use crate::worker::answers::{Unanswered, is_exited, why};
 use crate::worker::meter::Cause;
 use crate::worker::pick::{Choice, Load};
 
-/// Replicas that are between two lives, for an item that any can take.
+/// The replicas that were found between two lives, for an item that any replica can take.
 #[derive(Default)]
 pub(super) struct Tried {
-    /// By number.
+    /// One bit for each replica, by number.
     replicas: u128,
-    /// Whether they all are: then the next life of one is waited for.
+    /// Whether all are between two lives: then the item waits for the next life of one.
     all: bool,
 }
 
@@ -35,16 +35,16 @@ impl Tried {
 
 const _: () = assert!(MAX_REPLICAS <= u128::BITS);
 
-/// What becomes of an item that a receiver has not accepted.
+/// The fate of an item that a receiver has not accepted.
 pub(super) enum Turned<T> {
     /// It goes to another receiver.
     To(usize, T),
-    /// Nobody takes it.
+    /// No receiver takes it.
     Away(Result<(), Unsendable>),
 }
 
 impl<T: Item> Branch<T> {
-    /// Sends to this replica, or to whoever takes its place, and waits until it was accepted.
+    /// Sends an item to this replica, or to one that stands in for it, and waits until it was accepted.
     pub(super) async fn deliver(
         self: &Rc<Self>,
         at: usize,
@@ -56,7 +56,7 @@ impl<T: Item> Branch<T> {
         self.deliver_past(at, tag, item, bytes, ack_guard, Tried::default()).await
     }
 
-    /// [`deliver`](Self::deliver), to none of those that were tried.
+    /// As [`deliver`](Self::deliver), but not to replicas that were tried.
     pub(super) async fn deliver_past(
         self: &Rc<Self>,
         mut at: usize,
@@ -70,7 +70,8 @@ impl<T: Item> Branch<T> {
             let copy = self.modes.resend.then(|| item.clone());
             let address = match self.address(at).await {
                 Ok(address) => address,
-                // Nobody has the name any more. Lost, and named; that is no error of this stage.
+                // No replica has the name any more. The item is lost, and named; that is not an error of this
+                // stage.
                 Err(why) => {
                     self.lost(&tag, Cause::Ended, &why).await;
                     return Ok(());
@@ -93,8 +94,8 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Asks a replica. Where another could take the item as well, it does not wait for the next life of one
-    /// that is restarted.
+    /// Asks a replica. If another could take the item as well, the ask does not wait for the next life of a
+    /// replica that restarts.
     pub(super) fn ask(
         &self,
         to: Address<EdgeMessage<T>>,
@@ -106,7 +107,7 @@ impl<T: Item> Branch<T> {
         if free { ask.unless_restarting() } else { ask }
     }
 
-    /// The receiver `at` has not accepted an item: finds out why, and who takes it instead.
+    /// Finds out why the receiver `at` has not accepted an item, and which replica takes it instead.
     pub(super) async fn turned_away(
         self: &Rc<Self>,
         error: AskError<EdgeMessage<T>>,
@@ -115,8 +116,8 @@ impl<T: Item> Branch<T> {
         ack_guard: &AckGuards,
         tried: &mut Tried,
     ) -> Turned<T> {
-        // Accepted by a mailbox that ended at once: the message is gone, and nothing is left to send to
-        // another.
+        // A mailbox accepted the message and ended at once: the message is gone, and nothing is left to send
+        // to another replica.
         let why = why(&error);
         let AskError::NotSent(error) = error else {
             self.lost(tag, Unanswered::of(&error).cause(), &why).await;
@@ -124,7 +125,7 @@ impl<T: Item> Branch<T> {
         };
         let EdgeMessage::Item(_, back) = error.message else { return Turned::Away(Ok(())) };
         if let SendFailure::Tainted(_) = error.reason {
-            // Lost with a process (DEATH-3), and nobody's error.
+            // The item was lost with a process (DEATH-3), which is not an error of any stage.
             drop(back);
             self.lost_here(tag, &why, ack_guard).await;
             return Turned::Away(Ok(()));
@@ -141,13 +142,14 @@ impl<T: Item> Branch<T> {
             };
             return Turned::To(other, back);
         }
-        // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the
+        // The item itself cannot be sent, to this replica or to any other. Its number must be settled, or the
         // window would wait for it.
         if !is_exited(&error.reason) {
             self.settle(tag);
             return Turned::Away(Err(Unsendable { tag: tag.clone(), why }));
         }
-        // Marked before the choice, which must not fall on it again. With nobody left the item is lost.
+        // Marked before the choice, which must not fall on this replica again. If no replica is left, the
+        // item is lost.
         self.to[at].exited.set(true);
         if let Choice::One(other) = self.pick.choose(&back, self.to.len(), |at| self.replica(at)) {
             tag.attempt += 1;
@@ -157,7 +159,7 @@ impl<T: Item> Branch<T> {
         Turned::Away(Ok(()))
     }
 
-    /// [`deliver`](Self::deliver), boxed because a delivery is watched, and watching may deliver.
+    /// As [`deliver`](Self::deliver), but boxed, because a delivery is watched, and watching may deliver.
     pub(super) fn deliver_again(
         self: &Rc<Self>,
         at: usize,

@@ -1,4 +1,4 @@
-//! Names what was lost on the way to a stage, and lets nobody wait for it.
+//! Names items that were lost on the way to a stage, and closes their places in the order.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::worker::meter::Cause;
 impl<T: Item> Branch<T> {
     /// Names an item that the receiver, or the way to it, has lost.
     ///
-    /// Boxed, as what follows: rare, and otherwise part of the future of every item.
+    /// Boxed, like the functions below: losses are rare, and the future would be part of that of every item.
     pub(super) fn lost<'a>(
         self: &'a Rc<Self>,
         tag: &'a Tag,
@@ -27,8 +27,9 @@ impl<T: Item> Branch<T> {
         self.leave_gap(tag).boxed_local()
     }
 
-    /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what
-    /// it was made of, its ack guard says so; otherwise it is lost for good, and named.
+    /// Handles an item that was lost in this process (DEATH-3). If a sender before this actor can send again
+    /// the item that it was made of, the ack guards are marked as lost; otherwise the item is lost for good,
+    /// and named.
     pub(super) fn lost_here<'a>(
         self: &'a Rc<Self>,
         tag: &'a Tag,
@@ -43,8 +44,8 @@ impl<T: Item> Branch<T> {
         self.leave_gap(tag).boxed_local()
     }
 
-    /// Fills an item's place in the order: the restorer behind the replicas must not wait for it. Any replica
-    /// can pass that on.
+    /// Fills a lost item's place in the order: the restorer behind the replicas must not wait for it. Any
+    /// replica can pass the gap on.
     pub(super) async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
         self.settle(tag);
         if let Some(order) = tag.order.filter(|order| order.last) {
@@ -52,15 +53,15 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Says that nothing comes with this place in the order.
+    /// Sends a gap: nothing comes with this place in the order.
     pub(in crate::worker) async fn gap(self: &Rc<Self>, order: Order) {
         if self.overflow.as_ref().is_none_or(|overflow| !overflow.close(order)) {
             self.gap_by(0, order).await;
         }
     }
 
-    /// [`gap`](Self::gap), by a replica from `first` on: one that is not between two lives, where there is
-    /// one.
+    /// As [`gap`](Self::gap), through a replica from `first` on; one that is not between two lives, if there
+    /// is one.
     async fn gap_by(self: &Rc<Self>, first: usize, order: Order) {
         let count = self.to.len();
         let mut tried = Tried::default();
@@ -78,15 +79,15 @@ impl<T: Item> Branch<T> {
             match ask.accepted().await {
                 Ok(()) => return self.follow_gap(at, ask, order),
                 Err(error) if is_final(&error) => self.to[at].exited.set(true),
-                // Between two lives, or out of reach just now.
+                // The replica is between two lives, or out of reach just now.
                 Err(_) if up.is_some() => tried.note(at),
                 Err(_) => return,
             }
         }
     }
 
-    /// Has another replica pass a gap on if this one dies before it has. (Of a restorer that dies, a later
-    /// life waits for no place.)
+    /// Sends a gap through another replica if this one dies before it has passed the gap on. (If the restorer
+    /// dies, its later life waits for no place.)
     fn follow_gap(self: &Rc<Self>, at: usize, ask: Ask<EdgeMessage<T>>, order: Order) {
         self.begin(at, 0);
         let branch = Rc::clone(self);

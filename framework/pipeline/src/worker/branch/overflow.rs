@@ -1,13 +1,13 @@
-//! In front of a stage that drops what it has no room for: what waits for it, here with its sender.
+//! Keeps, at the sender, the items that wait for a stage that drops items when it has no room.
 //!
-//! Nobody waits for such a stage. An item goes if the stage has nothing to do, and is kept otherwise, the
-//! newest or the oldest few of them; a task, the pump, sends what is kept when the stage is ready. An item
-//! that is dropped gives its tensors back at once, because it never left its sender.
+//! No sender waits for such a stage. An item goes at once if the stage has nothing to do. Otherwise the
+//! sender keeps the newest or the oldest few items, and a task, the pump, sends them when the stage is ready.
+//! An item that is dropped gives its tensors back at once, because it never left its sender.
 //!
-//! **On a death of the stage** what is kept waits for its next life. **On a death of the actor that keeps
-//! it**, or of its process, what is kept is lost with it; its own senders name it, because it is not answered
-//! before it was accepted or dropped. A process that outlives its actor sends none of it: its next life sends
-//! too, and the order between the two would be lost.
+//! ***On a death of the stage** the kept items wait for its next life. **On a death of the actor that keeps
+//! them**, or of its process, they are lost with it. That actor's own senders name them, because an item is
+//! not answered before it was accepted or dropped. A process that outlives its actor sends none of the kept
+//! items: the actor's next life sends too, and the order between the two would be lost.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -24,20 +24,20 @@ use crate::out::Emitted;
 use crate::worker::ack_guard::AckGuard;
 use crate::worker::meter::Cause;
 
-/// What a stage does without that it has no room for.
+/// The items that a stage drops when it has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Drops {
-    /// What has waited longest.
+    /// The item that has waited longest.
     Oldest,
-    /// What has just come.
+    /// The item that has just come.
     Newest,
 }
 
-/// To make an [`Overflow`].
+/// The arguments of an [`Overflow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OverflowArgs {
     pub(crate) drops: Drops,
-    /// Items that may wait.
+    /// The number of items that may wait.
     pub(crate) room: u32,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Overflow<T> {
     pumping: Cell<bool>,
     pump: RefCell<Option<JoinHandle<()>>>,
     dropped: Cell<u64>,
-    /// Whoever waits until nothing waits is told here.
+    /// Notified when no item waits any more.
     drained: Notify,
 }
 
@@ -68,12 +68,12 @@ impl<T> Overflow<T> {
         self.dropped.get()
     }
 
-    /// Items that wait here.
+    /// Returns how many items wait here.
     pub(super) fn waiting(&self) -> u32 {
         self.waiting.borrow().len() as u32
     }
 
-    /// Keeps an item. Returns the one for which there is no room.
+    /// Keeps an item. Returns the item that is dropped because there is no room.
     fn keep(&self, item: Emitted<T>) -> Option<Emitted<T>> {
         let mut waiting = self.waiting.borrow_mut();
         let dropped = if waiting.len() < self.args.room as usize {
@@ -89,8 +89,8 @@ impl<T> Overflow<T> {
         dropped
     }
 
-    /// Has the last item that waits with this place in an order close it, if there is one. A gap that went
-    /// ahead of that would have it come too late.
+    /// Marks the last waiting item with this place in an order as the one that closes it. Returns whether
+    /// there is one. If a gap went ahead of that item, the item would come too late.
     pub(super) fn close(&self, order: Order) -> bool {
         let mut waiting = self.waiting.borrow_mut();
         let mut places = waiting.iter_mut().rev().filter_map(|waits| waits.tag.order.as_mut());
@@ -100,7 +100,7 @@ impl<T> Overflow<T> {
 }
 
 impl<T: Item> Branch<T> {
-    /// Sends an item if the receiver has room, and keeps or drops it otherwise. Waits for nobody.
+    /// Sends an item if the receiver has room, and keeps or drops it otherwise. Never waits.
     pub(super) fn put(self: &Rc<Self>, overflow: &Rc<Overflow<T>>, item: Emitted<T>) {
         let mut offered = None;
         let kept = if overflow.pumping.get() {
@@ -126,27 +126,28 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// The actor has ended: nothing of what waits is sent any more.
+    /// Gives up the items that wait, because the actor has ended.
     pub(in crate::worker) fn abandon(&self) {
         let Some(overflow) = &self.overflow else { return };
         if let Some(pump) = overflow.pump.take() {
             pump.abort();
         }
         for Emitted { ack_guard, .. } in overflow.waiting.take() {
-            // Not done with: nobody is to be answered that it is.
+            // The item was not handled, so its sender must not get an answer.
             ack_guard.iter().for_each(AckGuard::lose);
         }
         overflow.pumping.set(false);
         overflow.drained.notify_one();
     }
 
-    /// Sends what waits, as there is room, until nothing does.
+    /// Sends the waiting items as there is room, until none waits.
     async fn pump(self: &Rc<Self>, overflow: &Overflow<T>, offered: Option<Box<Asked<T>>>) {
         if let Some(asked) = offered {
             self.note_unsendable(self.go_on(*asked).await);
         }
         loop {
-            // Looked at before it is taken out: until there is room for it, it can be dropped.
+            // The first item is looked at before it is taken out: until there is room for it, it can be
+            // dropped.
             let bytes = match (overflow.waiting.borrow().front(), self.max_bytes) {
                 (None, _) => break,
                 (Some(_), None) => 0,
@@ -164,14 +165,15 @@ impl<T: Item> Branch<T> {
         overflow.drained.notify_one();
     }
 
-    /// Its stage is with another item by now, so this one is named as one that nobody could read.
+    /// Names an item that cannot be sent. The stage that made it has gone on to another item by now, so it
+    /// counts as one that the receiver could not read.
     fn note_unsendable(&self, sent: Result<(), Unsendable>) {
         if let Err(Unsendable { tag, why }) = sent {
             self.meter.lost(&self.stage, tag.ids(), Cause::Unread, &why);
         }
     }
 
-    /// Drops an item. Whoever restores an order does not wait for it.
+    /// Drops an item, and closes its place in an order.
     fn did_without(self: &Rc<Self>, item: Emitted<T>) {
         let Emitted { tag, item, ack_guard } = item;
         drop(item);
@@ -184,7 +186,7 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Waits until nothing waits.
+    /// Waits until no item waits.
     pub(in crate::worker) async fn drained(&self) {
         let Some(overflow) = &self.overflow else { return };
         while overflow.pumping.get() {

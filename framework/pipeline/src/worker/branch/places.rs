@@ -1,13 +1,13 @@
-//! Replicas of the receiver that come and go while everything runs.
+//! Handles replicas of the receiver that come and go while the pipeline runs.
 //!
 //! Used by [`Branch`], on the actor's thread. The conductor says which places of the receiver have a replica;
-//! a place that has none takes nothing and is told nothing. One that leaves gets an end from here behind
-//! everything that went there, and no item after that: nothing waits between the choice of a replica and the
-//! ask, and asks to one mailbox arrive in order (MBX-1).
+//! a place without one gets no items and no ends. A replica that leaves gets an end behind all items that
+//! went there, and no item after that: nothing waits between the choice of a replica and the ask, and asks to
+//! one mailbox arrive in order (MBX-1).
 //!
-//! **A later life** of this actor begins with what its arguments say: the first place, which never leaves.
-//! The conductor tells it of the others, and of those that are leaving, whom it tells the end again: its
-//! earlier life may not have.
+//! ***A later life** of this actor knows from its arguments only the first place, which never leaves. The
+//! conductor tells it of the others, and of those that are leaving. It sends these the end again, because its
+//! earlier life may not have sent it.
 
 use std::rc::Rc;
 
@@ -16,20 +16,20 @@ use crate::item::{EndOf, Item};
 use crate::worker::args::Place;
 
 impl<T: Item> To<T> {
-    /// Whether no item goes there.
+    /// Whether no items go to this replica.
     pub(super) fn takes_nothing(&self) -> bool {
         self.exited.get() || !self.open.get()
     }
 }
 
 impl<T: Item> Branch<T> {
-    /// Whether it leads to this stage.
+    /// Whether the branch leads to this stage.
     pub(in crate::worker) fn leads_to(&self, stage: u16) -> bool {
         self.index == stage
     }
 
-    /// Items that may be unanswered. A receiver that drops what it has no room for has so many for each
-    /// replica.
+    /// Returns how many items may be unanswered. If the receiver drops items when it has no room, the bound
+    /// is proportional to its open replicas.
     pub(super) fn most_items(&self) -> Option<u32> {
         let most = self.max_items?;
         if self.overflow.is_none() || self.to.is_empty() {
@@ -39,8 +39,8 @@ impl<T: Item> Branch<T> {
         Some(most / self.to.len() as u32 * open.max(1))
     }
 
-    /// The replicas are these. The end of one that leaves, and of one that has come after the end, goes
-    /// beside what the actor does.
+    /// Sets the places of the receiver's replicas. A replica that leaves, or that has come after the end,
+    /// gets its end from another task.
     pub(in crate::worker) fn places(self: &Rc<Self>, places: &[Place]) {
         for (at, place) in places.iter().enumerate().take(self.to.len()) {
             let to = &self.to[at];
@@ -72,7 +72,7 @@ impl<T: Item> Branch<T> {
         self.changed.notify_one();
     }
 
-    /// Tells a replica the end; who waits until all is answered waits for that too.
+    /// Sends a replica the end from another task. `idle` waits for its answer too.
     fn tell_end_beside(self: &Rc<Self>, at: usize, of: EndOf) {
         self.begin_end();
         let branch = Rc::clone(self);

@@ -1,7 +1,7 @@
 //! Follows an item that was accepted until it is answered.
 //!
 //! Used by [`Branch`], on the actor's thread. **On a death** of the receiver the ask fails, and the branch
-//! sees to what becomes of the item; **dropped**, with its actor, it tells nobody anything.
+//! sends the item again or names it. If it is **dropped**, with its actor, it reports nothing.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,14 +15,14 @@ use super::{Branch, Underway};
 use crate::item::{EdgeMessage, Item};
 use crate::worker::meter::Spanned;
 
-/// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is
-/// rare is boxed.
+/// Follows an item until it is answered. There is one such task for each item, so it is kept small: rare
+/// parts are boxed.
 pub(super) struct Watch<T: Item> {
     pub(super) branch: Rc<Branch<T>>,
     pub(super) ask: Ask<EdgeMessage<T>>,
-    /// Until it is answered.
+    /// The item; `None` once it is answered.
     pub(super) underway: Option<Underway<T>>,
-    /// The rest of the work if there is no answer. Rare, so boxed.
+    /// The rest of the work if there is no answer. It is rare, so it is boxed.
     pub(super) rest: Option<LocalBoxFuture<'static, ()>>,
 }
 
@@ -42,8 +42,9 @@ impl<T: Item> Future for Watch<T> {
                 branch.meter.span(of, Some(underway.tag.id), since, Instant::now());
             }
             let Err(error) = answer else {
-                // First its number, then the counts, which wake the sender. The ack guard drops last, with
-                // `underway`: that may answer the sender before this one.
+                // First the number, then the counts, which wake this actor if it waits for room. The ack
+                // guard drops last, with `underway`: that may answer the sender of the item that this one
+                // came from.
                 branch.settle(&underway.tag);
                 branch.handled.set(branch.handled.get() + 1);
                 branch.answered(underway.to, underway.bytes);

@@ -1,8 +1,8 @@
-//! What becomes of items when a call has failed, or their data was lost with a process (DEATH-3): tried
-//! again, sent to the dead letters, named as failed or lost, or left to whoever can send them again.
+//! Handles items when a call has failed, or their data was lost with a process (DEATH-3). They are tried
+//! again, sent to the dead letters, named as failed or lost, or left to the sender that can send them again.
 //!
-//! Used by the steps of [`Core`]. **On a crash** of this process nothing of it is told any more; senders name
-//! what they had under way here.
+//! Used by the steps of [`Core`]. **On a crash** of this process nothing more is reported; the senders name
+//! the items that they had under way here.
 
 use std::collections::HashSet;
 
@@ -20,15 +20,15 @@ use crate::out::{Emitted, Out};
 use crate::traits::Stage;
 
 impl<S: Stage> Core<S> {
-    /// An item came to nothing on its way here.
+    /// Handles an item whose data was lost on its way here.
     pub(super) async fn tainted(&self, tag: Tag, why: &str) {
-        // Where it can be sent again, its sender sees to that.
+        // If items are sent again, its sender does that.
         if self.part.config.resend {
             self.orphans.left(&tag);
         } else {
             self.part.meter.lost(&self.part.config.stage, tag.ids(), Cause::Tainted, why);
         }
-        // Its place in the order is filled in both cases, here or behind this stage: nobody waits for it.
+        // Its place in the order is closed in both cases, here or behind this stage.
         let Some(order) = tag.order else { return };
         if self.restores() {
             self.order.borrow_mut().put(Some(order), None);
@@ -38,13 +38,13 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// The process that an item was lost with while it waited here for its turn.
+    /// Returns the process with which an item was lost while it waited here for its turn.
     pub(super) fn tainted_since(&self, item: &S::In) -> Option<ProcessId> {
         self.part.env.lost_with(item)
     }
 
-    /// An attempt has failed, the one after so many others; `copy` is what was kept of its item. Gives back
-    /// what is to be tried again.
+    /// Handles a failed attempt, after `before` earlier ones; `copy` is a copy of its item, if one was kept.
+    /// Returns the item if it must be tried again.
     pub(super) async fn failed(
         &self,
         error: anyhow::Error,
@@ -68,8 +68,7 @@ impl<S: Stage> Core<S> {
             self.nothing_of(order).await;
             return None;
         }
-        // On every attempt: what the call had emitted or dropped of what it kept does not come back with a
-        // retry.
+        // On every attempt: held items that the call had emitted or dropped do not come back with a retry.
         let attempts = before + 1;
         self.fail_too(Some(id), out, &why, attempts);
         tag.attempt += 1;
@@ -77,8 +76,8 @@ impl<S: Stage> Core<S> {
             part.meter.note(|counts| counts.retries += 1);
             return copy;
         }
-        // Final. The conductor hears of it before anything of the item is passed on, so that the sources stop
-        // soon.
+        // The failure is final. The conductor hears of it before anything of the item is passed on, so that
+        // the sources stop soon.
         part.failed(Some(id), why.clone(), attempts, on_error.fails());
         match copy.filter(|_| on_error.keeps()) {
             Some(item) => {
@@ -92,14 +91,14 @@ impl<S: Stage> Core<S> {
             }
             None => {
                 part.meter.note(|counts| counts.skipped += 1);
-                // Of a batch, all that is in it.
+                // If the item is a batch, all items in it have failed.
                 for other in tag.also.drain(..) {
                     let (stage, why) = (part.config.stage.clone(), why.clone());
                     part.meter.failed_too(Failure { stage, id: Some(other), why, attempts });
                 }
             }
         }
-        // Last its place in the order, when all that is known of the item was told.
+        // Last its place in the order, when everything about the item was reported.
         self.nothing_of(order).await;
         None
     }
@@ -109,12 +108,12 @@ impl<S: Stage> Core<S> {
         self.losses.is_of_the_item(error, self.part.env.losses_learnt())
     }
 
-    /// Everything that a failed call had in its hands was lost with a process.
+    /// Handles the items of a failed call that were lost with a process.
     pub(super) fn lose(&self, item: Option<RetainedItem>, mut out: Out<S::Out>, why: &str) {
         let mut lost: Vec<_> =
             item.into_iter().chain(out.withdraw()).chain(self.part.retained.dropped()).collect();
         if self.part.config.resend {
-            // Whoever still has them sends them again.
+            // The senders that still have them send them again.
             lost.iter().flat_map(|item| &item.ack_guard).for_each(AckGuard::lose);
             return;
         }
@@ -124,8 +123,8 @@ impl<S: Stage> Core<S> {
         self.part.meter.lost(&self.part.config.stage, ids, Cause::Tainted, why);
     }
 
-    /// Names what goes down with the item on which a call has failed: what it had kept and has dropped in
-    /// that call.
+    /// Names the items that fail together with the one on which a call has failed: held items that the call
+    /// had emitted or dropped.
     pub(super) fn fail_too(&self, failed: Option<ItemId>, mut out: Out<S::Out>, why: &str, attempts: u32) {
         let exited: Vec<_> = out.withdraw().chain(self.part.retained.dropped()).collect();
         let mut seen: HashSet<_> = failed.into_iter().collect();
