@@ -1,5 +1,5 @@
-//! The actor of Rust that stands for one of Python in a worker: it hands its messages to a thread of Python,
-//! and fails when that says so.
+//! The Rust actor that stands for a Python actor in a worker: it hands its messages to a Python thread, and
+//! fails when that thread says so.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use actix::{Actor, Context, Handler};
 use crate::mailbox::{self, Item, Mailbox, PyMailbox};
 use crate::stage;
 
-/// The arguments of an interpreter that is a worker. `-P`: it imports nothing from the working directory.
+/// The arguments of an interpreter that is a worker. With `-P` it imports nothing from the working directory.
 pub(crate) const WORKER: [&str; 3] = ["-P", "-m", "tensorpost.worker"];
 
-/// Bytes of an actor's stack: as much as the main thread has, nearly everywhere.
+/// Bytes of an actor's stack: as much as the main thread has on nearly all systems.
 const STACK: usize = 8 << 20;
 
 /// See the module.
@@ -71,10 +71,10 @@ impl RemoteActor for PyActor {
     }
 }
 
-/// Runs the actor, on its thread of Python, until its mailbox is closed.
+/// Runs the actor, on its Python thread, until its mailbox is closed.
 fn run(mailbox: &Arc<Mailbox>, order: &Start) {
     let (actor, path, own, args) = order.order();
-    // The interpreter's end is the process's.
+    // If the interpreter is ending, so is the process.
     Python::try_attach(|py| {
         let call = || -> PyResult<()> {
             let args = mailbox::bytes(py, args);
@@ -96,13 +96,13 @@ impl TakesRaw for PyActor {
     fn sink(&self) -> Arc<dyn RawSink> {
         match &self.mailbox {
             Some(mailbox) => Arc::clone(mailbox) as _,
-            // It takes messages when it is prepared.
+            // The mailbox is made in `prepare`, before the first message.
             None => unreachable!("an actor of Python is prepared before its first message"),
         }
     }
 }
 
-/// The response to an event that goes to Python: what resolves when its handler is done.
+/// The response to an event that goes to Python: it resolves when the event's handler is done.
 pub(crate) struct HandedEvent(Option<Arc<Mailbox>>, Lifecycle);
 
 impl MessageResponse<PyActor, Lifecycle> for HandedEvent {
@@ -122,12 +122,12 @@ impl Handler<Lifecycle> for PyActor {
     }
 }
 
-/// A node's settings, and a worker's: the actors and stages of Python are in both.
+/// Makes the settings of a node, and of a worker: both know the actors and stages of Python.
 pub(crate) fn builder() -> NodeBuilder {
     stage::register(tensorpost_core::node::Node::builder().actor_as::<PyActor, Start>())
 }
 
-/// Runs this process as a worker, and ends with it. Returns where no node has started it.
+/// Runs this process as a worker, and ends it with the worker. Returns if no node has started this process.
 #[pyfunction]
 pub(crate) fn run_worker(py: Python<'_>) {
     py.detach(|| drop(builder().run_if_worker()));

@@ -1,4 +1,4 @@
-//! Addresses in Python: sending and asking by them. A message's class says its key, and how it is written.
+//! Addresses in Python: sends and asks. A message's class determines its key, and how it is written.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -36,7 +36,7 @@ impl PyAddress {
     fn message(&self, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<RawMessage> {
         let py = value.py();
         if self.context.transport.is_inherited() {
-            // Before its tensors take memory, which is the parent's.
+            // Checked before its tensors take memory, because the pool is the parent's.
             let text = format!("{} was not sent to {}: {INHERITED}", plan.name, self.who());
             return Err(failed(py, "SendError", text, false));
         }
@@ -51,15 +51,15 @@ impl PyAddress {
     }
 }
 
-/// The first attempt to send, or to ask, which waits for nobody. The interpreter is kept meanwhile: to let go
-/// of it and to take it again takes some 350 instructions, and much longer where another thread of Python has
-/// it in between. No thread that has a lock of the core waits for the interpreter (`garbage`). A body that is
-/// copied into memory of its own takes longer.
+/// Makes the first attempt to send or to ask, which never waits. The interpreter is kept meanwhile: releasing
+/// and taking it again costs some 350 instructions, and much more if another Python thread has it in between.
+/// No thread that holds a lock of the core waits for the interpreter (`garbage`). For a body that is copied
+/// into memory of its own, which takes longer, the interpreter is released.
 fn begun<R: Send>(py: Python<'_>, message: RawMessage, begin: impl FnOnce(RawMessage) -> R + Send) -> R {
     if message.body.len() > MAX_INLINE_BODY { py.detach(|| begin(message)) } else { begin(message) }
 }
 
-/// An error of sending, as an exception.
+/// Makes the exception for an error of sending.
 fn not_sent(py: Python<'_>, who: ActorId, name: &str, error: &SendError<RawMessage>) -> PyErr {
     let text = format!("{name} was not sent to {who}: {}", error.reason);
     failed(py, "SendError", text, error.is_retryable())
@@ -67,7 +67,7 @@ fn not_sent(py: Python<'_>, who: ActorId, name: &str, error: &SendError<RawMessa
 
 fn failed(py: Python<'_>, class: &'static str, text: String, retryable: bool) -> PyErr {
     let error = exception(py, class, text);
-    // An attribute of ours, on an exception of ours.
+    // The attribute and the exception are ours, so this does not fail.
     let _ = error.value(py).setattr("retryable", retryable);
     error
 }
@@ -87,8 +87,8 @@ fn late(py: Python<'_>, who: ActorId, name: &str, what: &str) -> PyErr {
     failed(py, "DeadlineError", format!("{name} to {who}: {what} before the deadline"), true)
 }
 
-/// There was no room in a mailbox, or too much of this process's memory was out, or its receiver keeps too
-/// many tensors.
+/// Makes the exception for a send that found no room: the mailbox was full, or too much of this process's
+/// memory was lent out, or the receiver keeps too many tensors.
 fn no_room(py: Python<'_>, raw: &RawAddress, name: &str, context: &Context) -> PyErr {
     let who = raw.actor();
     let lacked = || raw.leases_lacked().map(|limit| limit.to_string());
@@ -101,7 +101,7 @@ fn no_room(py: Python<'_>, raw: &RawAddress, name: &str, context: &Context) -> P
     }
 }
 
-/// What the future of an ask has come to.
+/// The outcome of an ask's future.
 type Asked = Option<Result<RawReply, AskError<RawMessage>>>;
 
 fn reply_of(
@@ -113,7 +113,7 @@ fn reply_of(
     context: &Arc<Context>,
 ) -> PyResult<Py<PyAny>> {
     match asked {
-        // The reply may be what this process keeps too many tensors for.
+        // Perhaps the reply did not come because this process keeps too many tensors.
         None => match context.transport.held_to_the_limit() {
             None => Err(late(py, who, name, "no reply came")),
             Some(limit) => {
@@ -127,7 +127,7 @@ fn reply_of(
             let value = value.map_err(|failure| failure.raise(py, "DecodeError", &reply.name))?;
             Ok(value.unbind())
         }
-        // None is made only where a handler ends, and what is read is a value.
+        // `RawReply::None` is made only where a handler ends; a reply that is read is a value.
         Some(Ok(RawReply::None(_))) => Err(failed(py, "AskError", "there is no reply".to_owned(), false)),
     }
 }
@@ -151,10 +151,10 @@ impl PyAddress {
     }
 
     /// Sends a message, and returns when the actor's mailbox has accepted it. Waits for room, at most
-    /// ``timeout`` seconds: in the mailbox, and, with tensors that this process has made, until no more than
-    /// half of its pool is with others.
+    /// ``timeout`` seconds. The mailbox must have room, and for tensors that this process has made, no more
+    /// than half of its pool may be lent to other processes.
     ///
-    /// Raises :class:`SendError`, or :class:`DeadlineError` where there was no room in time.
+    /// Raises :class:`SendError`, or :class:`DeadlineError` if there was no room in time.
     #[pyo3(signature = (message, *, timeout=None))]
     fn send(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
         let way = Way::of(message)?;
@@ -172,8 +172,8 @@ impl PyAddress {
         sent(py, outcome, &self.raw, &plan.name, &self.context)
     }
 
-    /// Sends a message if there is room now; says whether it was sent. Raises :class:`SendError` where it
-    /// never will be.
+    /// Sends a message if there is room now, and returns whether it was sent. Raises :class:`SendError` if it
+    /// can never be sent.
     fn try_send(&self, py: Python<'_>, message: &Bound<'_, PyAny>) -> PyResult<bool> {
         let way = Way::of(message)?;
         let plan = way.plan.get();
@@ -187,10 +187,9 @@ impl PyAddress {
         }
     }
 
-    /// Sends a message, and returns the reply of its handler. Waits at most ``timeout`` seconds, for both
-    /// together.
+    /// Sends a message, and returns the reply of its handler. Waits at most ``timeout`` seconds in all.
     ///
-    /// Raises :class:`SendError`, :class:`AskError` where no reply will come, or :class:`DeadlineError`.
+    /// Raises :class:`SendError`, :class:`AskError` if no reply will come, or :class:`DeadlineError`.
     #[pyo3(signature = (message, *, timeout=None))]
     fn ask(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let way = Way::of(message)?;
@@ -238,14 +237,14 @@ impl PyAddress {
         })
     }
 
-    /// For the arguments of an actor.
+    /// Returns the address as bytes, for the arguments of an actor.
     fn _bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let encoded = tensorpost_core::message::codec::encode(&self.raw, Vec::new());
         let encoded = encoded.map_err(|error| exception(py, "EncodeError", error.to_string()))?;
         Ok(PyBytes::new(py, &encoded.body))
     }
 
-    /// What an annotation says of the messages that go to it: `Address[Frame]`.
+    /// Makes an annotation with the messages that go to the address: `Address[Frame]`.
     #[classmethod]
     fn __class_getitem__<'py>(
         class: &Bound<'py, PyType>,

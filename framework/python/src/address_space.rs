@@ -1,5 +1,5 @@
-//! Host memory of this process, without a node: what tensors are on that came from other libraries, and
-//! copies of them.
+//! Host memory of this process, without a node: it holds tensors that came from other libraries, and copies
+//! of them.
 //!
 //! It is made at the first use and lives as long as the process; a forked child makes one of its own.
 
@@ -13,7 +13,7 @@ use tensorpost_core::tensor::DeviceStream;
 
 use crate::failure::exception;
 
-/// The host's stream.
+/// Returns the host's stream.
 pub(crate) fn stream(py: Python<'_>) -> PyResult<&'static DeviceStream> {
     static STREAM: PerProcess<Result<DeviceStream, String>> =
         PerProcess::new(|| open().map_err(|error| error.to_string()));

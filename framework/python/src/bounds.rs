@@ -1,9 +1,10 @@
-//! Whether a tensor of another library lies in the memory that its library has for it.
+//! Checks whether a tensor of another library lies in the memory that its library has for it.
 //!
-//! A shape is only what a library says. PyTorch frees the storage of a tensor and leaves its shape
+//! A shape is only a claim of a library. PyTorch frees the storage of a tensor and leaves its shape
 //! (`untyped_storage().resize_`), and numpy makes views past the end of an array (`as_strided`): reading such
-//! a tensor ends the process, or sends what belongs to others. What can be asked for is asked for here,
-//! before a tensor is taken. Of a library that tells nothing of its memory, it is believed.
+//! a tensor ends the process, or sends memory that belongs to other objects. So this module asks the library
+//! for the extent of the memory before a tensor is taken. A library that tells nothing about its memory is
+//! believed.
 
 #![expect(unsafe_code, reason = "the axes are C's")]
 
@@ -18,18 +19,19 @@ use pyo3::types::PyType;
 use crate::capsule::Array;
 use crate::torch::Torch;
 
-/// Objects that keep each other's memory: views of views, and what they were made of.
+/// The most objects in a chain in which each keeps the next one's memory: views of views, and the objects
+/// that they were made of.
 const MOST_BASES: usize = 64;
 
-/// The bytes from the first element to the last; `None` without elements. Past the end of addresses it ends
-/// with the last one.
+/// Returns the addresses from the first element to the last; `None` without elements. An extent past the end
+/// of the address space ends at the last address.
 ///
 /// # Safety
-/// The array is one that a library has just described, with its axes.
+/// A library has just described the array, with its axes.
 unsafe fn extent(array: &Array) -> Option<Range<u64>> {
     let rank = usize::try_from(array.ndim).ok()?;
     let axis = |first: *const i64, axis: usize| {
-        // SAFETY: there are as many as axes, as the caller promises.
+        // SAFETY: the array has as many entries as axes, as the caller promises.
         unsafe { first.add(axis).read() }
     };
     let bytes = i128::from(array.bits) * i128::from(array.lanes) / 8;
@@ -53,7 +55,7 @@ unsafe fn extent(array: &Array) -> Option<Range<u64>> {
     Some(address(low)..address(high))
 }
 
-/// Why a tensor does not lie in the memory that its library has for it.
+/// Says why a tensor does not lie in the memory that its library has for it; `None` if it does.
 ///
 /// # Safety
 /// As [`extent`].
@@ -69,19 +71,20 @@ pub(crate) unsafe fn leaves(source: &Bound<'_, PyAny>, is_torch: bool, array: &A
     ))
 }
 
-/// Numpy's class of arrays, if this process has imported it.
+/// Returns numpy's class of arrays, if this process has imported numpy.
 pub(crate) fn numpy(py: Python<'_>) -> Option<&Bound<'_, PyType>> {
     static ARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     if let Some(array) = ARRAY.get(py) {
         return Some(array.bind(py));
     }
     let modules = py.import("sys").and_then(|sys| sys.getattr("modules")).ok()?;
-    // While it is being imported it may have no class yet.
+    // While numpy is being imported, it may have no class yet.
     let array = modules.get_item("numpy").ok()?.getattr("ndarray").ok()?.cast_into::<PyType>().ok()?;
     Some(ARRAY.get_or_init(py, || array.unbind()).bind(py))
 }
 
-/// The memory that an object's library has for it, where that can be asked for and is not the object's own.
+/// Returns the memory that an object's library has for it, if the library tells it and it is not the object's
+/// own.
 fn memory_of(source: &Bound<'_, PyAny>) -> Option<Range<u64>> {
     let py = source.py();
     let Some(array) = numpy(py).filter(|array| source.is_instance(array).unwrap_or(false)) else {
@@ -92,7 +95,7 @@ fn memory_of(source: &Bound<'_, PyAny>) -> Option<Range<u64>> {
         match at.getattr(intern!(py, "base")) {
             Ok(base) if !base.is_none() => at = base,
             _ if at.is(source) => return None,
-            // The array that has the memory, dense in it.
+            // The array that owns the memory, and fills it densely.
             _ if at.is_instance(array).unwrap_or(false) => {
                 let start = at
                     .getattr("__array_interface__")
@@ -115,21 +118,21 @@ fn from(start: u64, bytes: u64) -> Range<u64> {
     start..start.saturating_add(bytes)
 }
 
-/// Of a tensor of PyTorch.
+/// Returns the storage of a PyTorch tensor.
 fn storage_of(tensor: &Bound<'_, PyAny>) -> Option<Range<u64>> {
     let storage = tensor.call_method0(intern!(tensor.py(), "untyped_storage")).ok()?;
     let number = |name| storage.call_method0(name).and_then(|number| number.extract::<u64>()).ok();
     Some(from(number(intern!(tensor.py(), "data_ptr"))?, number(intern!(tensor.py(), "nbytes"))?))
 }
 
-/// Of an array of CuPy.
+/// Returns the memory of a CuPy array.
 fn pool_of(array: &Bound<'_, PyAny>) -> Option<Range<u64>> {
     let memory = array.getattr("data").and_then(|data| data.getattr("mem")).ok()?;
     let number = |name| memory.getattr(name).and_then(|number| number.extract::<u64>()).ok();
     Some(from(number("ptr")?, number("size")?))
 }
 
-/// Of bytes that an array of numpy was made over.
+/// Returns the memory of the buffer over which a numpy array was made.
 fn buffer_of(owner: &Bound<'_, PyAny>) -> Option<Range<u64>> {
     let buffer = PyUntypedBuffer::get(owner).ok()?;
     Some(from(buffer.buf_ptr() as u64, buffer.len_bytes() as u64))

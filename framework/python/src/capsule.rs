@@ -1,13 +1,13 @@
-//! DLPack capsules of Python: how one is taken, and how one is made.
+//! DLPack capsules of Python: takes them, and makes them.
 //!
-//! A managed tensor of another library is let go of on a thread of Rust, when all work with it has passed.
-//! Its deleter is Python's, mostly, and needs the interpreter. So what was taken is wrapped: its deleter only
-//! puts it where a thread finds it that has the interpreter ([`garbage`]). One that has to ask for the
-//! interpreter, and asks while it ends, is ended by Python in the middle of its call, which aborts the
-//! process: it asks first whether the interpreter is there ([`Gate`]), and leaves the memory to the end of
-//! the process where it is not.
+//! A managed tensor of another library is dropped on a Rust thread, when all work with it has passed. Its
+//! deleter is mostly Python's, and needs the interpreter. So a tensor that was taken is wrapped: the
+//! wrapper's deleter only puts it where a thread that has the interpreter finds it ([`garbage`]). If a thread
+//! takes the interpreter while that is ending, Python ends the thread in the middle of its call, which aborts
+//! the process. So such a thread first asks whether the interpreter is still there ([`Gate`]), and otherwise
+//! leaves the memory to the end of the process.
 //!
-//! **Locks.** The gate's is held for a count, and never while Python is asked for anything.
+//! ***Locks.** The gate's is held only to count, and never during a call of Python.
 
 #![expect(unsafe_code, reason = "capsules hold structs of C")]
 
@@ -62,7 +62,7 @@ const _: () = assert!(
     size_of::<Managed>() == 80 && std::mem::offset_of!(Managed, array) == 32 && size_of::<Array>() == 48
 );
 
-/// Whether deleters may still ask for the interpreter, and how many are about to.
+/// Whether deleters may still take the interpreter, and how many are about to.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -75,8 +75,8 @@ struct GateState {
     inside: usize,
 }
 
-/// A process's own: a forked child has not the threads that let go of memory, and would find the gate as they
-/// left it.
+/// Each process has its own: a forked child does not have the threads that drop memory, and would find the
+/// gate as they left it.
 static GATE: PerProcess<Gate> = PerProcess::new(Gate::default);
 
 impl Gate {
@@ -98,7 +98,8 @@ impl Gate {
     }
 }
 
-/// The interpreter is about to end: waits for deleters that are running, and lets no other begin.
+/// Closes the gate, because the interpreter is about to end: waits for running deleters, and lets no other
+/// begin.
 #[pyfunction]
 pub(crate) fn close(py: Python<'_>) {
     py.detach(|| {
@@ -111,20 +112,20 @@ pub(crate) fn close(py: Python<'_>) {
     });
 }
 
-/// Drops what needs the interpreter, with it. Where that is ending nothing is dropped.
+/// Drops a value that needs the interpreter, with the interpreter. If that is ending, nothing is dropped.
 pub(crate) fn drop_with_interpreter<T>(held: T) {
     let mut held = Some(held);
     GATE.get().through(|| drop(held.take()));
     std::mem::forget(held);
 }
 
-/// Takes over what a capsule holds. Its deleter is still the other library's own: it is called with the
-/// interpreter, or [guarded].
+/// Takes over the tensor that a capsule holds. Its deleter is still the other library's own, so it must be
+/// called with the interpreter, or the tensor must be [guarded].
 pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
     let py = capsule.py();
     let refused = |why: String| exception(py, "TensorError", why);
     let has_name = |name: &CStr| {
-        // SAFETY: the object is alive, and asked for by a function that takes any.
+        // SAFETY: the object is alive, and the function takes any object.
         unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 1 }
     };
     let (name, used) = if has_name(VERSIONED) {
@@ -137,7 +138,7 @@ pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
                 .to_owned(),
         ));
     };
-    // SAFETY: it is a capsule of this name, as was just asked.
+    // SAFETY: it is a capsule of this name, as was just checked.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()) };
     let managed = NonNull::new(managed).ok_or_else(|| PyErr::fetch(py))?;
     // SAFETY: as above. The name is a constant, which outlives the capsule.
@@ -145,18 +146,18 @@ pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
         return Err(PyErr::fetch(py));
     }
     let theirs = if name == VERSIONED {
-        // SAFETY: what a capsule of this name holds is a `DLManagedTensorVersioned`, and renaming it took it
-        // from whoever else looks for one. The memory is there until the deleter is called, says the
-        // protocol. Whoever gave the object does not write it any more: the package's docs ask that.
+        // SAFETY: a capsule of this name holds a `DLManagedTensorVersioned`, and after the renaming no other
+        // consumer can take it. The protocol says that the memory stays until the deleter is called. The
+        // program that gave the object does not write it any more: the package's docs ask for that.
         unsafe { DlPack::from_raw(managed) }.map_err(|error| refused(error.to_string()))?
     } else {
-        // SAFETY: as above, of a `DLManagedTensor`.
+        // SAFETY: as above, for a `DLManagedTensor`.
         unsafe { DlPack::from_raw_unversioned(managed) }
     };
     Ok(theirs)
 }
 
-/// The same tensor with a deleter that may be called on any thread.
+/// Wraps a tensor so that its deleter may be called on any thread.
 pub(crate) fn guarded(py: Python<'_>, theirs: DlPack) -> PyResult<DlPack> {
     garbage::open(py)?;
     let read_only = if theirs.is_read_only() { READ_ONLY } else { 0 };
@@ -167,23 +168,24 @@ pub(crate) fn guarded(py: Python<'_>, theirs: DlPack) -> PyResult<DlPack> {
     managed.deleter = Some(let_go);
     managed.flags |= read_only;
     let managed = NonNull::from(Box::leak(Box::new(managed)));
-    // SAFETY: the struct is of version 1, as it was before; what it points to lives until the inner deleter
-    // is called, which only happens to what `let_go` has put away. That can be called on any thread.
+    // SAFETY: the struct is of version 1, as it was before. The memory that it points to lives until the
+    // inner deleter is called, and that happens only after `let_go` has put the inner tensor away. `let_go`
+    // can be called on any thread.
     match unsafe { DlPack::from_raw(managed.cast()) } {
         Ok(guarded) => Ok(guarded),
         Err(error) => unreachable!("the version was looked at before: {error}"),
     }
 }
 
-/// What is let go of on a GPU by a library that works on other streams.
+/// A tensor on a GPU that a library which works on other streams has dropped.
 struct Ordered {
     ours: NonNull<c_void>,
     stream: DeviceStream,
 }
 
-/// The same tensor for a library that works on other streams than `stream`: when it lets go, that one goes
-/// behind what the library has given the GPU by then, as far as its streams are of those that the legacy
-/// default stream comes behind.
+/// Wraps a tensor for a library that works on other streams than `stream`. When the library drops it,
+/// `stream` is put behind the work that the library has given the GPU by then, as far as the legacy default
+/// stream waits for the library's streams.
 pub(crate) fn ordered(ours: DlPack, stream: DeviceStream) -> DlPack {
     let ours = ours.into_raw();
     // SAFETY: it is a valid `DLManagedTensorVersioned`, and only read.
@@ -199,7 +201,7 @@ pub(crate) fn ordered(ours: DlPack, stream: DeviceStream) -> DlPack {
 }
 
 /// # Safety
-/// As a consumer calls it: with what `ordered` made, once.
+/// The caller passes a tensor that `ordered` made, once, as a consumer does.
 unsafe extern "C" fn let_go_in_order(managed: *mut Managed) {
     // SAFETY: it is the box of `ordered`, and so is its context.
     let Ordered { ours, stream } = unsafe {
@@ -207,16 +209,17 @@ unsafe extern "C" fn let_go_in_order(managed: *mut Managed) {
         *Box::from_raw(managed.context.cast::<Ordered>())
     };
     if let Some(own) = cuda::handle(&stream) {
-        // SAFETY: the legacy default stream is always there, and the other one is ours.
+        // SAFETY: the legacy default stream always exists, and the other stream is ours.
         if let Err(error) = unsafe { cuda::order(&stream, cuda::LEGACY, own) } {
             tracing::error!(%error, "work of another library on a tensor cannot be waited for");
         }
     }
-    // SAFETY: it came from `into_raw`, and nobody has it any more.
+    // SAFETY: it came from `into_raw`, and nothing else holds it any more.
     drop(unsafe { DlPack::from_raw(ours) });
 }
 
-/// The tensor of a managed one that is read, and stays whose it is; the axes are there as long as it is.
+/// Reads the description of a managed tensor, which stays with its owner. The axes live as long as the
+/// managed tensor.
 pub(crate) fn array_of(managed: DlPack) -> (DlPack, Array) {
     let raw = managed.into_raw();
     // SAFETY: it is a valid `DLManagedTensorVersioned`, and only read.
@@ -229,26 +232,26 @@ pub(crate) fn array_of(managed: DlPack) -> (DlPack, Array) {
 }
 
 /// # Safety
-/// As a consumer calls it: with what `guarded` made, once.
+/// The caller passes a tensor that `guarded` made, once, as a consumer does.
 unsafe extern "C" fn let_go(managed: *mut Managed) {
     // SAFETY: it is the box of `guarded`.
     let managed = unsafe { Box::from_raw(managed) };
     let Some(theirs) = NonNull::new(managed.context) else { return };
-    // SAFETY: it came from `into_raw`, and nobody has it any more. Its version was looked at when it was
-    // taken.
+    // SAFETY: it came from `into_raw`, and nothing else holds it any more. Its version was checked when it
+    // was taken.
     if let Ok(theirs) = unsafe { DlPack::from_raw(theirs) } {
         garbage::put(Box::new(theirs));
     }
 }
 
-/// A capsule that holds `tensor`, in the form that a consumer asks for.
+/// Makes a capsule that holds `tensor`, in the form that a consumer asks for.
 pub(crate) fn give<'py>(
     py: Python<'py>,
     tensor: DlPack,
     max_version: Option<(u32, u32)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (managed, name) = tensor.into_capsule(max_version);
-    // SAFETY: the name is one of two constants, and the destructor knows what it has to do with what holds
+    // SAFETY: the name is one of two constants, and the destructor knows how to drop a capsule that holds
     // `managed`.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.as_ptr(), name.as_ptr(), Some(unused));
@@ -256,13 +259,13 @@ pub(crate) fn give<'py>(
     }
 }
 
-/// Lets go of the tensor of a capsule that nobody took.
+/// Drops the tensor of a capsule that no consumer took.
 ///
 /// # Safety
-/// As Python calls it: with a capsule that `give` made, before it goes.
+/// The caller passes a capsule that `give` made, before it is freed, as Python does.
 unsafe extern "C" fn unused(capsule: *mut ffi::PyObject) {
     for name in [VERSIONED, UNVERSIONED] {
-        // SAFETY: the capsule is alive. Under these names it holds a tensor that nobody took.
+        // SAFETY: the capsule is alive. Under these names it holds a tensor that no consumer took.
         unsafe {
             if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1
                 && let Some(managed) = NonNull::new(ffi::PyCapsule_GetPointer(capsule, name.as_ptr()))

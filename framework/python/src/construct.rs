@@ -1,7 +1,8 @@
-//! Objects of the classes of messages, from the values of their fields.
+//! Makes objects of message classes from the values of their fields.
 //!
-//! What `dataclasses` has written of a class is not called: its fields are set. A class with code of its own
-//! for that, and one of which a field is left to its default, are called by the names of the fields.
+//! The `__init__` that `dataclasses` has written is not called: the fields are set directly. A class with
+//! code of its own for that, or with a field that is left to its default, is called with the fields as
+//! keyword arguments.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
@@ -9,7 +10,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::plan::Class;
 
-/// What an object of a class is made of.
+/// The values of an object's fields.
 pub(crate) struct Values<'a, 'py> {
     pub(crate) class: &'a Class,
     pub(crate) of_fields: SmallVec<[Option<Bound<'py, PyAny>>; 8]>,
@@ -38,11 +39,11 @@ impl<'a, 'py> Values<'a, 'py> {
     }
 }
 
-/// An object of a class that Python has written, without its fields: as `object.__new__` makes it.
+/// Makes an object of a class that is written in Python, without its fields, as `object.__new__` does.
 #[expect(unsafe_code, reason = "there is no other way that costs as little")]
 fn bare<'py>(class: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyAny>> {
     let none = std::ptr::null_mut();
-    // SAFETY: the class is a type, whose `__new__` is that of `object`, which takes nothing; a null is an
+    // SAFETY: the class is a type, whose `__new__` is that of `object` and takes no arguments; a null is an
     // error that Python has noted.
     unsafe {
         let object = pyo3::ffi::PyType_GenericNew(class.as_type_ptr(), none, none);

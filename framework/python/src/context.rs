@@ -1,5 +1,5 @@
-//! The node that a value belongs to, as one of its processes sees it: what addresses send by, and the memory
-//! that tensors have to be in to be sent.
+//! The node that a value belongs to, as one of its processes sees it: the transport by which addresses send,
+//! and the memory in which tensors must lie to be sent.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use crate::torch::Ledger;
 pub(crate) struct Context {
     pub(crate) transport: Arc<Transport>,
     stream: DeviceStream,
-    /// Of an actor on a GPU that has something on the host.
+    /// The host stream of an actor on a GPU, once it needs one.
     host: Mutex<Option<DeviceStream>>,
-    /// Those on GPUs, of a process that is no actor's; an actor has its own.
+    /// The streams on GPUs of a process that runs no actor; an actor has its own stream.
     opened: Option<Mutex<Vec<DeviceStream>>>,
     counts: Counts,
-    /// What was sent while the sender still has it to write.
+    /// The tensors that were sent and that the sender could still write.
     sent: Ledger,
 }
 
-/// How tensors have gone out.
+/// Counts of how tensors were sent.
 #[derive(Default)]
 struct Counts {
     forwarded: AtomicU64,
@@ -44,12 +44,12 @@ struct Counts {
 }
 
 impl Context {
-    /// Of an actor.
+    /// Makes the context of an actor.
     pub(crate) fn new(transport: Arc<Transport>, stream: DeviceStream) -> Arc<Self> {
         Self::with(transport, stream, None)
     }
 
-    /// Of a process that is no worker.
+    /// Makes the context of a process that is not a worker.
     pub(crate) fn of_node(transport: Arc<Transport>, host: DeviceStream) -> Arc<Self> {
         Self::with(transport, host, Some(Mutex::default()))
     }
@@ -59,8 +59,8 @@ impl Context {
         stream: DeviceStream,
         opened: Option<Mutex<Vec<DeviceStream>>>,
     ) -> Arc<Self> {
-        // The allocator of a library cannot wait for memory to come back, so senders do, before they are
-        // asked for more.
+        // The allocator of a library cannot wait for memory to come back. So senders wait, before the
+        // allocator is asked for more.
         transport.bound_lending(LENT_SHARE);
         Arc::new(Context {
             transport,
@@ -72,19 +72,19 @@ impl Context {
         })
     }
 
-    /// An error in a forked child of its process.
+    /// Returns an error in a forked child of its process.
     #[inline]
     pub(crate) fn check_fork(&self, py: Python<'_>, class: &'static str) -> PyResult<()> {
         if self.transport.is_inherited() { Err(exception(py, class, INHERITED.to_owned())) } else { Ok(()) }
     }
 
-    /// The actor's own stream, or the host's.
+    /// Returns the actor's own stream, or the host's.
     pub(crate) fn stream(&self) -> &DeviceStream {
         &self.stream
     }
 
-    /// The stream that a library works on with memory of this device; none on the host, and none where this
-    /// process has no business there.
+    /// Returns the stream on which a library works with memory of this device; `None` on the host, and on a
+    /// GPU that this process does not use.
     pub(crate) fn stream_for(&self, device: DeviceId) -> Option<Cow<'_, DeviceStream>> {
         if device == DeviceId::HOST {
             return None;
@@ -96,7 +96,7 @@ impl Context {
         self.open(&Device::by_id(device).ok()?).ok().map(Cow::Owned)
     }
 
-    /// A stream of a process that is no worker.
+    /// Returns a stream of a process that is not a worker.
     fn open(&self, device: &Device) -> Result<DeviceStream, TensorError> {
         let mut opened = self.opened.as_ref().map(Mutex::lock);
         let known = opened.iter().flat_map(|opened| opened.iter());
@@ -111,7 +111,7 @@ impl Context {
         Ok(stream)
     }
 
-    /// A stream of the host.
+    /// Returns a stream of the host.
     pub(crate) fn host_stream(&self) -> Result<DeviceStream, TensorError> {
         if self.stream.kind() == DeviceKind::Host {
             return Ok(self.stream.clone());
@@ -126,10 +126,10 @@ impl Context {
         Ok(stream)
     }
 
-    /// The stream for what is on a GPU, by its number here.
+    /// Returns the stream for tensors on a GPU, by the GPU's number in this process.
     ///
     /// # Errors
-    /// What to do instead.
+    /// The text says what to do instead.
     pub(crate) fn stream_on(&self, ordinal: i32) -> Result<DeviceStream, String> {
         if self.is_actors() {
             return match cuda::ordinal(&self.stream) {
@@ -148,32 +148,33 @@ impl Context {
         opened.map_err(|error| format!("is on cuda:{ordinal}, which cannot be opened: {error}"))
     }
 
-    /// Whether PyTorch works on this context's stream, where it works for an actor.
+    /// Whether this is the context of an actor, for which PyTorch works on the context's stream.
     pub(crate) fn is_actors(&self) -> bool {
         self.opened.is_none()
     }
 
-    /// A tensor of PyTorch is about to be sent that its sender could write.
+    /// Notes a PyTorch tensor that is about to be sent and that its sender could write.
     pub(crate) fn note_sent(&self, tensor: &Bound<'_, PyAny>, version: u64) -> PyResult<()> {
         self.sent.note_and_let_go(tensor, version)
     }
 
-    /// Whether anybody looks for that.
+    /// Whether writes to sent tensors are checked.
     pub(crate) fn watches_sent(&self) -> bool {
         self.sent.is_open()
     }
 
-    /// An actor's handlers begin, whose writes are looked for.
+    /// Begins to check the writes of an actor's handlers.
     pub(crate) fn watch_sent(&self) {
         self.sent.reopen();
     }
 
-    /// A handler is done: whether it has written what it had sent.
+    /// Returns, at the end of a handler, whether it has written a tensor that it had sent.
     pub(crate) fn written_after_send(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.sent.close_and_reopen(py)?.is_some())
     }
 
-    /// Tensors that were forwarded, sent without a copy and copied, and the bytes of the last.
+    /// Returns how many tensors were forwarded, sent without a copy, and copied, and the bytes of the copied
+    /// ones.
     pub(crate) fn counts(&self) -> (u64, u64, u64, u64) {
         let Counts { forwarded, without_copy, copied, copied_bytes } = &self.counts;
         let [forwarded, without_copy, copied, bytes] =
@@ -181,8 +182,8 @@ impl Context {
         (forwarded, without_copy, copied, bytes)
     }
 
-    /// The tensors of `value`, each where other processes can have it: one on memory of another library is
-    /// copied. On the host the copy is done when this returns.
+    /// Returns the tensors of `value`, each in memory that other processes can map: a tensor in another
+    /// library's memory is copied. On the host the copy is done when this returns.
     pub(crate) fn shared(
         self: &Arc<Self>,
         py: Python<'_>,
@@ -216,7 +217,7 @@ impl Context {
         let stream = on_gpu.map_or_else(|| self.host_stream(), |stream| Ok(stream.into_owned()))?;
         let copy = stream.copy(tensor)?;
         if !is_in_order {
-            // Its sender works on the host or on another stream, and may write it as soon as the send
+            // The sender works on the host or on another stream, and may write the tensor as soon as the send
             // returns.
             copy.wait(None)?;
         }
@@ -224,7 +225,7 @@ impl Context {
     }
 }
 
-/// What to do where there is no memory.
+/// Returns what to do if there is no memory.
 fn remedy(error: &TensorError, device: DeviceId) -> &'static str {
     let option = device == DeviceId::HOST;
     match error {

@@ -1,9 +1,9 @@
-//! From bytes to a value of Python. What serde's derive accepts of the types in Rust is accepted here: fields
-//! in any order, unknown ones, and lists of fields where a map could be.
+//! Decodes bytes to a Python value. It accepts the same bytes as serde's derive does for the types in Rust:
+//! fields in any order, unknown fields, and lists of fields in place of a map.
 //!
-//! Bytes are somebody else's (WIRE-1): they were found to be one value that is not nested too deep, each type
-//! is checked, and what trying the variants of an untagged enum may cost is bounded, as is the memory that
-//! the value takes. Other threads have the interpreter every few thousand values.
+//! The bytes come from another process (WIRE-1). They were checked to be one value that is not nested too
+//! deep, and each type is checked. The cost of trying the variants of an untagged enum is bounded, and so is
+//! the memory that the value takes. Other threads get the interpreter every few thousand values.
 
 use std::sync::Arc;
 
@@ -27,23 +27,23 @@ use crate::taking::{Asked, taken};
 use crate::tensor::PyTensor;
 use crate::torch::Ledger;
 
-/// Values that are looked at: of an honest body a few for each byte, and some more for a body of few.
+/// The most values that are read: an honest body has a few for each byte, and a short body some more.
 const STEPS_PER_BYTE: usize = 1024;
 const STEPS: usize = 1 << 16;
 
-/// After so many values another thread may have the interpreter.
+/// After so many values another thread may take the interpreter.
 const TURN: usize = 1 << 12;
 
 struct Decoder<'a, 'py> {
     py: Python<'py>,
     plan: &'a Plan,
-    /// What the body came with. The first use of one makes a tensor of Python of it.
+    /// The tensors that came with the body. The first use of one makes a Python tensor of it.
     tensors: Vec<Given<'py>>,
-    /// What addresses connect to, in a message that came from an actor.
+    /// The context of the addresses in the value, in a message that came from an actor.
     context: Option<&'a Arc<Context>>,
-    /// What its handler was shown.
+    /// Notes the tensors that the handler was shown.
     ledger: Option<&'a Arc<Ledger>>,
-    /// The tensor whose place is looked for; the others are not looked at.
+    /// The tensor whose place is wanted; the others are not read.
     sought: Option<usize>,
     steps: usize,
     meter: Meter,
@@ -55,11 +55,11 @@ enum Given<'py> {
     Raw(Tensor),
     Object(Bound<'py, PyAny>),
     Made(Bound<'py, PyTensor>),
-    /// It is being made.
+    /// A Python tensor is being made of it.
     Gone,
 }
 
-/// The value of a body.
+/// Decodes a body.
 pub(crate) fn decode<'py>(
     plan: &Plan,
     py: Python<'py>,
@@ -69,7 +69,7 @@ pub(crate) fn decode<'py>(
     decode_with(plan, py, body, tensors.into_iter().map(Given::Object).collect(), None, None, None)
 }
 
-/// The value of a body that came to a mailbox, or as a reply.
+/// Decodes a body that came to a mailbox, or as a reply.
 pub(crate) fn arrived<'py>(
     plan: &Plan,
     py: Python<'py>,
@@ -82,7 +82,8 @@ pub(crate) fn arrived<'py>(
     decode_with(plan, py, body, tensors, Some(context), ledger, None)
 }
 
-/// Where in the value of a body that was read before the tensor of this index is, such as `Frame.pixels`.
+/// Returns the place of the tensor with this index in the value of a body that was read before, such as
+/// `Frame.pixels`.
 pub(crate) fn place_of(plan: &Plan, py: Python<'_>, body: &[u8], index: usize) -> String {
     match decode_with(plan, py, body, Vec::new(), None, None, Some(index)) {
         Err(failure) => failure.place(&plan.name),
@@ -170,7 +171,7 @@ impl<'py> Decoder<'_, 'py> {
             Node::Members(members) => {
                 let name = match reader.next()? {
                     Item::Str(name) => name,
-                    // Serde takes this for a variant without content, too.
+                    // Serde also takes this as a variant without content.
                     Item::Map(1) => {
                         let name = string(reader)?;
                         nil(reader)?;
@@ -221,7 +222,7 @@ impl<'py> Decoder<'_, 'py> {
                 }
             }
             (Scalar::F32, Item::F32(value)) => PyFloat::new(py, value.into()).into_any(),
-            // Lossless for f32; what was written as a wider one is rounded, as serde does it.
+            // Lossless for f32; a number that was written as f64 is rounded, as serde does it.
             (Scalar::F32, Item::F64(value)) => PyFloat::new(py, (value as f32).into()).into_any(),
             (Scalar::F32, Item::Int(value)) => PyFloat::new(py, (value as f32).into()).into_any(),
             (Scalar::F64, Item::F32(value)) => PyFloat::new(py, value.into()).into_any(),
@@ -281,7 +282,7 @@ impl<'py> Decoder<'_, 'py> {
                 let tensor = taken(&object, None);
                 let plain = object.cast_into::<PyTensor>();
                 match plain {
-                    // It is one already.
+                    // It is a Python tensor already.
                     Ok(object) if !owned => {
                         *given = Given::Made(object.clone());
                         asked.check(&object.get().tensor).map_err(Failure::new)?;
@@ -310,7 +311,8 @@ impl<'py> Decoder<'_, 'py> {
         Ok(object.into_any())
     }
 
-    /// A tensor that its receiver may write: the one that came, if nobody else has it, and else a copy.
+    /// Makes a tensor that its receiver may write: the one that came, if nothing else holds it, and otherwise
+    /// a copy.
     fn for_good(&self, tensor: Tensor, context: Option<&Arc<Context>>) -> Result<PyTensor> {
         let stream = match context {
             Some(context) => match context.stream_for(tensor.device()) {
@@ -321,7 +323,7 @@ impl<'py> Decoder<'_, 'py> {
         };
         let owned = self.py.detach(|| {
             let owned = tensor.into_mut(&stream).or_else(|shared| stream.copy(&shared.tensor))?;
-            // On the host nobody works on the stream.
+            // On the host, libraries do not work on our stream, so this waits.
             if owned.device() == DeviceId::HOST {
                 owned.wait(None)?;
             }
@@ -380,7 +382,7 @@ impl<'py> Decoder<'_, 'py> {
         Ok(dict.into_any())
     }
 
-    /// What a class holds, as its style says; `tag` is a field that is somebody else's.
+    /// Reads the fields of a class in its style; `tag` is a field that belongs to the enum around it.
     fn body(
         &mut self,
         class: &Class,
@@ -425,7 +427,7 @@ impl<'py> Decoder<'_, 'py> {
         Ok(())
     }
 
-    /// The fields in their order.
+    /// Reads the fields in their order.
     fn places(&mut self, class: &Class, reader: &mut Reader<'_>, values: &mut Values<'_, 'py>) -> Result<()> {
         let length = list_of(reader)?;
         let wanted = class.fields.len();
@@ -439,7 +441,7 @@ impl<'py> Decoder<'_, 'py> {
         Ok(())
     }
 
-    /// The fields by their names.
+    /// Reads the fields by their names.
     fn fields(
         &mut self,
         class: &Class,
@@ -453,7 +455,7 @@ impl<'py> Decoder<'_, 'py> {
         };
         for place in 0..length {
             let name = string(reader)?;
-            // They come in this order, nearly always.
+            // They nearly always come in this order.
             let known = class.fields.get(place).filter(|field| field.name == name).map(|_| place);
             let known = known.or_else(|| class.fields.iter().position(|field| field.name == name));
             let Some(index) = known.filter(|_| tag != Some(name)) else {
@@ -503,8 +505,8 @@ impl<'py> Decoder<'_, 'py> {
                     let mut again = *reader;
                     // The objects of the variant before are gone.
                     self.meter = meter;
-                    // Which one it is, is told by what fits. What a class's own code raises is no different
-                    // from there.
+                    // The first variant that fits is the right one. An error that a class's own code raises
+                    // counts as one that does not fit.
                     if let Ok(value) = self.body(&variant.class, None, &mut again) {
                         *reader = again;
                         return Ok(value);
@@ -534,7 +536,7 @@ impl<'py> Decoder<'_, 'py> {
         }
     }
 
-    /// A variant whose name was read, with what stands beside it.
+    /// Reads the content of a variant whose name was read.
     fn content(&mut self, variant: &Variant, reader: Option<&mut Reader<'_>>) -> Result<Bound<'py, PyAny>> {
         let read = match reader {
             Some(reader) => self.body(&variant.class, None, reader),
@@ -572,7 +574,7 @@ fn tagged(mut reader: Reader<'_>) -> Result<&str> {
     string(&mut reader)
 }
 
-/// The value of this key in the map that comes next.
+/// Finds the value of this key in the map that comes next.
 fn find<'a>(mut reader: Reader<'a>, key: &str) -> Result<Option<Reader<'a>>> {
     let length = match reader.next()? {
         Item::Map(length) => length,

@@ -1,5 +1,4 @@
-//! The actor of Rust in `python -m tensorpost.demo`: it inverts pictures, and passes them on to an actor of
-//! Python.
+//! The Rust actor in `python -m tensorpost.demo`: it inverts pictures, and passes them on to a Python actor.
 
 use std::sync::Arc;
 
@@ -38,7 +37,7 @@ impl Actor for Invert {
 }
 
 impl RemoteActor for Invert {
-    /// The interpreter, which has the program of this extension, and where pictures go.
+    /// The interpreter, which runs the program of this extension, and the address that gets the pictures.
     type Args = (String, Address<Picture>);
 
     fn create((_, next): Self::Args, env: &Env) -> anyhow::Result<Self> {
@@ -61,7 +60,7 @@ impl RemoteActor for Invert {
 
 impl Invert {
     fn inverted(&self, Picture { id, pixels }: Picture) -> Result<Picture, TensorError> {
-        // In place where nobody else holds the pixels.
+        // In place if nothing else holds the pixels, in a copy otherwise.
         let pixels = pixels.into_mut(&self.stream).or_else(|shared| self.stream.copy(&shared.tensor));
         let mut pixels = pixels?;
         self.stream.run((pixels.of_mut::<f32>(),), |(pixels,)| {
@@ -89,7 +88,7 @@ impl Handler<Picture> for Invert {
     }
 }
 
-/// Starts it; what it has inverted goes to `next`.
+/// Starts the actor; it sends inverted pictures to `next`.
 pub(crate) fn spawn(
     py: Python<'_>,
     node: &tensorpost_core::node::Node,

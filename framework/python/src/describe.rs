@@ -1,4 +1,5 @@
-//! The canonical text of a type, by the definitions of `tensorpost-core`: what is here makes their tree.
+//! Makes the canonical text of a type, by the definitions of `tensorpost-core`: this module builds their
+//! tree.
 
 use tensorpost_core::limits::MAX_SCHEMA_TYPES;
 use tensorpost_core::message::portable::{
@@ -7,7 +8,7 @@ use tensorpost_core::message::portable::{
 
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style};
 
-/// A walk through a type and those inside it, as `Describer` of the core does it.
+/// A walk through a type and the types inside it, as `Describer` of the core does it.
 struct Walk<'a> {
     plan: &'a Plan,
     /// The classes and unions that are being described, from the outermost on.
@@ -25,7 +26,7 @@ impl Plan {
     }
 }
 
-/// What stands for a type that is being described. No text has so many around anything.
+/// Returns a placeholder for a type that is being described. No text nests as many types as its number says.
 fn stand_in(at: usize) -> Shape {
     Shape::Outer(u64::MAX - at as u64)
 }

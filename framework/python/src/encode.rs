@@ -1,5 +1,5 @@
-//! From a value of Python to bytes. rmp-serde writes them, as it does for the types of Rust, so they are the
-//! same.
+//! Encodes a Python value to bytes. rmp-serde writes them, as it does for the types of Rust, so the bytes are
+//! the same.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -23,30 +23,30 @@ use crate::failure::{Failure, Result};
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
 use crate::taking::taken;
 
-/// Types inside each other that are gone through. Bytes are nested less deep; what is nested without an end,
-/// because it holds itself, ends here.
+/// The most types inside each other. Bytes are nested less deep; a value that holds itself, and so is nested
+/// without end, fails here.
 pub(crate) const MAX_DEPTH: usize = 192;
 
 /// The key of a tensor in a body.
 pub(crate) const TENSOR: &str = "$tensor";
 
-/// Bytes of a body that need no second piece of memory.
+/// Bytes of a body that need no second allocation.
 const BODY: usize = 128;
 
-/// What is found out on the way.
+/// The state of the walk through a value.
 #[derive(Default)]
 struct State<'a> {
-    /// Where it is to go.
+    /// The context in which the value is sent.
     context: Option<&'a Arc<Context>>,
-    /// The tensor whose place is looked for.
+    /// The tensor whose place is wanted.
     sought: Option<usize>,
-    /// Those of the value, in the order of their indices.
+    /// The tensors of the value, in the order of their indices.
     tensors: RefCell<Vec<Tensor>>,
     failed: RefCell<Option<Failure>>,
     depth: Cell<usize>,
 }
 
-/// A value, and what it is to be.
+/// A value, and the type that it must have.
 struct Typed<'a, 'py> {
     plan: &'a Plan,
     node: usize,
@@ -54,14 +54,14 @@ struct Typed<'a, 'py> {
     state: &'a State<'a>,
 }
 
-/// The fields of a class behind the tag that tells which it is.
+/// The fields of a class, behind the tag that names the variant.
 struct Fields<'a, 'py> {
     of: &'a Typed<'a, 'py>,
     class: &'a Class,
     tag: Option<(&'a str, &'a str)>,
 }
 
-/// The bytes of a value, and its tensors.
+/// Returns the bytes of a value, and its tensors.
 pub(crate) fn encode(
     plan: &Plan,
     value: &Bound<'_, PyAny>,
@@ -70,7 +70,7 @@ pub(crate) fn encode(
     with_state(plan, value, State { context, ..State::default() })
 }
 
-/// Where in a value that was written the tensor of this index is, such as `Frame.pixels`.
+/// Returns the place of the tensor with this index in a value that was written, such as `Frame.pixels`.
 pub(crate) fn place_of(
     plan: &Plan,
     value: &Bound<'_, PyAny>,
@@ -87,7 +87,7 @@ pub(crate) fn place_of(
 fn with_state(plan: &Plan, value: &Bound<'_, PyAny>, state: State<'_>) -> Result<(Vec<u8>, Vec<Tensor>)> {
     let typed = Typed { plan, node: plan.root, value, state: &state };
     let encoded = match state.context {
-        // By which node the addresses in it go.
+        // The domain says to which node the addresses in it belong.
         Some(context) => codec::encode_in(&typed, Vec::with_capacity(BODY), context.transport.domain()),
         None => codec::encode(&typed, Vec::with_capacity(BODY)),
     };
@@ -100,7 +100,7 @@ fn with_state(plan: &Plan, value: &Bound<'_, PyAny>, state: State<'_>) -> Result
     }
 }
 
-/// Remembers what is wrong; serde's own error only ends the walk.
+/// Remembers the failure; serde's own error only ends the walk.
 fn stopped<E: Error>(state: &State<'_>, failure: Failure) -> E {
     state.failed.borrow_mut().get_or_insert(failure);
     E::custom("")
@@ -113,7 +113,8 @@ impl Typed<'_, '_> {
         stopped(self.state, Failure::new(format!("it must be {wanted} and is of type {found}")))
     }
 
-    /// A bool, also one of numpy, and a tensor of one without axes: as numbers of theirs are taken.
+    /// Returns a bool, also of numpy, or of a boolean tensor without axes: numbers of such types are accepted
+    /// too.
     fn truth(&self) -> Option<bool> {
         let value = self.value;
         if let Ok(truth) = value.cast::<PyBool>() {
@@ -132,7 +133,7 @@ impl Typed<'_, '_> {
     }
 }
 
-/// Adds the step that `result` came back from, if it failed.
+/// Adds the step that `result` came from to its failure, if it failed.
 fn step<T, E>(
     state: &State<'_>,
     result: std::result::Result<T, E>,
@@ -182,7 +183,8 @@ impl Typed<'_, '_> {
                     );
                     return Err(stopped(self.state, Failure::new(why)));
                 }
-                // As a `Tensor` writes itself; which leases the message takes is found out when it goes.
+                // As a `Tensor` writes itself; the leases that the message takes are determined when it is
+                // sent.
                 let mut form = to.serialize_map(Some(1))?;
                 form.serialize_entry(TENSOR, &index)?;
                 form.end()
@@ -280,7 +282,7 @@ impl Typed<'_, '_> {
         } else if let Some(value) = unsigned() {
             return to.serialize_u64(value);
         }
-        // Numbers of other kinds are none, also those that could be rounded.
+        // Numbers of other kinds are not accepted, not even those that could be rounded.
         if !value.hasattr("__index__").map_err(|error| self.raised(error))? {
             return Err(self.wrong("an int"));
         }
@@ -332,7 +334,8 @@ impl Typed<'_, '_> {
         seq.end()
     }
 
-    /// In order where there is one, as a `BTreeSet` is written, so that the same set has the same bytes.
+    /// Writes a set in sorted order if its items have one, as a `BTreeSet` is written, so that the same set
+    /// has the same bytes.
     fn set<S: Serializer>(&self, inner: usize, to: S) -> std::result::Result<S::Ok, S::Error> {
         if !self.value.is_instance_of::<PySet>() && !self.value.is_instance_of::<PyFrozenSet>() {
             return Err(self.wrong("a set"));
@@ -340,14 +343,14 @@ impl Typed<'_, '_> {
         let items = self.value.try_iter().and_then(Iterator::collect::<PyResult<Vec<_>>>);
         let items = items.and_then(|items| PyList::new(self.value.py(), items));
         let items = items.map_err(|error| self.raised(error))?;
-        // What cannot be compared has no order, and is written as it comes.
+        // Items that cannot be compared have no order, and are written as they come.
         let _ = items.sort();
         self.sequence(inner, &items.iter().collect::<Vec<_>>(), to)
     }
 
     fn map<S: Serializer>(&self, key: usize, value: usize, to: S) -> std::result::Result<S::Ok, S::Error> {
         let dict = self.value.cast::<PyDict>().map_err(|_| self.wrong("a dict"))?;
-        // A copy: what a value runs while it is written may change the dict.
+        // A copy, because code of a value that runs while it is written may change the dict.
         let items: Vec<_> = dict.iter().collect();
         let mut map = to.serialize_map(Some(items.len()))?;
         for (its_key, its_value) in &items {
@@ -423,7 +426,7 @@ impl Typed<'_, '_> {
         step(self.state, written, |failure| failure.in_field(name))
     }
 
-    /// What a class holds, as its style says.
+    /// Writes the fields of a class in its style.
     fn body<S: Serializer>(
         &self,
         class: &Class,
@@ -480,7 +483,7 @@ impl Typed<'_, '_> {
         map.end()
     }
 
-    /// The tag of an internally tagged variant is one of the fields of what the variant holds.
+    /// Writes an internally tagged variant: its tag is one of the fields of the value that the variant holds.
     fn tagged_newtype<S: Serializer>(
         &self,
         field: &Field,

@@ -1,4 +1,4 @@
-//! Why a value cannot be written or read, and where in it.
+//! The reason why a value cannot be written or read, and the place in the value.
 
 use std::cell::Cell;
 
@@ -8,8 +8,8 @@ use pyo3::sync::PyOnceLock;
 use tensorpost_core::ids::ProcessId;
 use tensorpost_core::tensor::TensorError;
 
-/// What is wrong, and the way to it from the inside out: each level adds its step when it is left, and a
-/// value that is in order pays nothing.
+/// The reason, and the path to the place, from the inside out: each level adds its step when the walk leaves
+/// it, so a correct value costs nothing.
 #[derive(Debug)]
 pub(crate) struct Failure {
     why: String,
@@ -24,12 +24,12 @@ impl Failure {
         Failure { why: why.into(), cause: None, steps: Vec::new() }
     }
 
-    /// What Python's own code raised.
+    /// Makes a failure of an exception that Python code raised.
     pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Self {
         Failure { why: text_of(py, &error), cause: Some(error), steps: Vec::new() }
     }
 
-    /// Where it is.
+    /// Returns the place of the failure.
     pub(crate) fn place(self, root: &str) -> String {
         let path: String = self.steps.into_iter().rev().collect();
         format!("{root}{path}")
@@ -51,8 +51,8 @@ impl Failure {
         self
     }
 
-    /// As an exception of `tensorpost`'s: `"EncodeError"` or `"DecodeError"`. One that says that the program
-    /// itself is to end, such as Ctrl-C, goes on as it is.
+    /// Makes an exception of `tensorpost`: `"EncodeError"` or `"DecodeError"`. A cause that ends the program,
+    /// such as Ctrl-C, goes on as it is.
     pub(crate) fn raise(self, py: Python<'_>, class: &'static str, root: &str) -> PyErr {
         let Failure { why, cause, steps } = self;
         if let Some(error) = &cause
@@ -73,7 +73,7 @@ fn text_of(py: Python<'_>, error: &PyErr) -> String {
     if text.is_empty() { error.to_string() } else { text }
 }
 
-/// An exception that Python defines, in `tensorpost._errors`.
+/// Makes an exception that is defined in Python, in `tensorpost._errors`.
 pub(crate) fn exception(py: Python<'_>, class: &'static str, text: String) -> PyErr {
     static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = ERRORS.get_or_try_init(py, || py.import("tensorpost._errors").map(Bound::unbind));
@@ -84,30 +84,29 @@ pub(crate) fn exception(py: Python<'_>, class: &'static str, text: String) -> Py
 }
 
 thread_local! {
-    /// The process whose death took the data that an error of this thread was about, since the call of a
-    /// stage began.
+    /// The process whose death took the data of an error of this thread, since the call of a stage began.
     static LOST_WITH: Cell<Option<ProcessId>> = const { Cell::new(None) };
 }
 
-/// A call of a stage begins on this thread.
+/// Begins a call of a stage on this thread.
 pub(crate) fn begin_call() {
     LOST_WITH.set(None);
 }
 
-/// The process whose death took the data that an error of the call on this thread was about (DEATH-3). An
-/// exception carries no such thing through code of the user's.
+/// Returns the process whose death took the data of an error in the call on this thread (DEATH-3). An
+/// exception cannot carry this through the user's code.
 pub(crate) fn lost_with() -> Option<ProcessId> {
     LOST_WITH.get()
 }
 
-/// Notes what an error is about that is about to be raised.
+/// Notes the lost process of an error that is about to be raised.
 pub(crate) fn note(error: &TensorError) {
     if let Some(by) = error.lost_with() {
         LOST_WITH.set(Some(by));
     }
 }
 
-/// An error of a tensor as an exception.
+/// Makes the exception for an error of a tensor.
 pub(crate) fn tensor_error(py: Python<'_>, error: &TensorError) -> PyErr {
     note(error);
     exception(py, "TensorError", error.to_string())

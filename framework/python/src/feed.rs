@@ -1,13 +1,13 @@
-//! Objects of the program as the source of a pipeline: what the program iterates over goes to the source's
-//! worker, one message for each.
+//! Feeds objects of the program to a pipeline as its source: each object that the program iterates over goes
+//! to the source's worker in a message.
 //!
-//! In that worker are an actor, which takes the items, and the pipeline's source, which the pipeline asks for
-//! the next one; between the two is a queue. An item is answered when the source has taken it, or has gone,
-//! so the mailbox of the actor is all that is ahead.
+//! That worker holds an actor, which takes the items, and the pipeline's source, which the pipeline asks for
+//! the next one. Between the two is a queue. An item is answered when the source has taken it, or has ended,
+//! so only the actor's mailbox is ahead of the source.
 //!
-//! **Locks.** The list's and the queue's, for as long as a look takes; a source that waits lets go of it.
-//! **On a crash** of the worker the sender is told as every sender is, and the pipeline fails: there is
-//! nothing to begin anew from.
+//! ***Locks.** The list's and the queue's, each held for as long as a look takes; a source that waits
+//! releases the queue's. **On a crash** of the worker the sender gets an error, as every sender does, and the
+//! pipeline fails: there is nothing to begin anew from.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -33,13 +33,13 @@ use crate::failure::exception;
 use crate::plan::Plan;
 use crate::wait;
 
-/// Items ahead of the source, in its actor's mailbox.
+/// Items that wait ahead of the source, in its actor's mailbox.
 const AHEAD: u32 = 16;
 
-/// Between two looks at whether the node shuts down.
+/// The time between two checks of whether the node shuts down.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Nothing more comes.
+/// Says that no more items come.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core)]
 struct Ended;
@@ -54,11 +54,12 @@ struct Queue {
 struct State {
     items: VecDeque<(RawItem, oneshot::Sender<()>)>,
     ended: bool,
-    /// The source has gone: what comes now is dropped, and its sender waits for nobody.
+    /// The source has ended: items that come now are dropped, and their senders do not wait.
     left: bool,
 }
 
-/// Of this worker, by the numbers of their sources. One that is there stays: a worker has one or two.
+/// The queues of this worker, by the numbers of their sources. They are never removed: a worker has one or
+/// two.
 static QUEUES: PerProcess<Mutex<BTreeMap<u64, Arc<Queue>>>> = PerProcess::new(Mutex::default);
 
 fn queue(number: u64) -> Arc<Queue> {
@@ -83,7 +84,7 @@ impl Source for Feed {
         let mut state = self.queue.state.lock();
         loop {
             if let Some((item, taken)) = state.items.pop_front() {
-                // Its sender may have gone.
+                // Its sender may have ended.
                 let _ = taken.send(());
                 return Ok(Some(item));
             }
@@ -106,7 +107,7 @@ impl Drop for Feed {
     }
 }
 
-/// The actor that takes them.
+/// The actor that takes the items.
 pub(crate) struct Feeder(Arc<Queue>);
 
 impl Actor for Feeder {
@@ -141,7 +142,7 @@ impl Handler<RawItem> for Feeder {
         drop(refused);
         self.0.changed.notify_all();
         Box::pin(async move {
-            // An error is the end of the source.
+            // An error means that the source has ended.
             let _ = was_taken.await;
         })
     }
@@ -156,10 +157,10 @@ impl Handler<Ended> for Feeder {
     }
 }
 
-/// Starts the actor in the worker of its source, which has this name.
+/// Starts the actor in the worker of its source; the worker has this name.
 ///
 /// # Errors
-/// The worker has gone, or did not take it.
+/// The worker has ended, or did not take the actor.
 pub(crate) fn start(node: &Node, worker: &str, number: u64) -> Result<Spawned<Feeder>, String> {
     let workers = node.workers();
     let there = workers.iter().rev().find(|status| status.name == worker && status.pid != 0);
@@ -168,7 +169,7 @@ pub(crate) fn start(node: &Node, worker: &str, number: u64) -> Result<Spawned<Fe
     spawn.label(format!("{worker} feed")).start().map_err(|error: ActorError| error.to_string())
 }
 
-/// The program's end of it.
+/// The program's end of the feed.
 #[pyclass(frozen, name = "Feed", module = "tensorpost._native")]
 pub(crate) struct PyFeed {
     items: Address<RawItem>,
@@ -184,7 +185,7 @@ impl PyFeed {
 
 #[pymethods]
 impl PyFeed {
-    /// Sends an item, when there is room. False where nobody takes it any more.
+    /// Sends an item when there is room. Returns false if the source no longer takes items.
     fn send(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = value.py();
         let encoded = encode::encode(plan, value, Some(&self.context));
@@ -194,10 +195,10 @@ impl PyFeed {
         Ok(matches!(sent, Some(Ok(()))))
     }
 
-    /// Nothing more comes.
+    /// Says that no more items come.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         match wait::wait(py, Box::pin(self.ended.send(Ended)), None)? {
-            // A source that has gone has ended.
+            // A source whose actor is gone has ended too.
             Some(Ok(()) | Err(_)) => Ok(()),
             None => Err(exception(py, "DeadlineError", "the end was not taken".to_owned())),
         }

@@ -1,17 +1,17 @@
-//! What goes back to libraries of Python: their tensors, whose deleters need the interpreter.
+//! Tensors that go back to Python libraries, whose deleters need the interpreter.
 //!
-//! Such a tensor comes to its end on a thread of Rust: on the reader's, when the last lease on it is given
-//! back, or on the core's collector. A thread that takes the interpreter there takes it from the one that
-//! handles messages, in the middle of a message; then each waits for the other, and to be woken costs more
-//! than the message. So what is to be dropped is only put here. A thread of Python drops it at its next
-//! message, when it has the interpreter anyway ([`clear`]). Where none has a message within a [`TICK`], or
-//! waits for memory to come back, a thread of this module takes the interpreter and does it.
+//! Such a tensor is dropped on a Rust thread: on the reader's, when the last lease on it is given back, or on
+//! the core's collector. If that thread took the interpreter, it would take it from the thread that handles
+//! messages, in the middle of a message; then each would wait for the other, and waking up costs more than
+//! the message. So the tensor is only put here. A Python thread drops it at its next message, when it has the
+//! interpreter anyway ([`clear`]). If no Python thread has a message within a [`TICK`], or one waits for
+//! memory to come back, a thread of this module takes the interpreter and drops the tensor.
 //!
-//! **Invariants.** What was put here is dropped once, with the interpreter, or stays until the process ends
-//! ([`capsule::drop_with_interpreter`]). Putting waits for nobody: it may be done with locks of the core held
-//! (LEASE-2).
+//! ***Invariants.** A tensor that was put here is dropped once, with the interpreter, or stays until the
+//! process ends ([`capsule::drop_with_interpreter`]). `put` never waits: it may be called with locks of the
+//! core held (LEASE-2).
 //!
-//! **Locks.** The list's, for as long as it takes to move it; nothing is dropped under it.
+//! ***Locks.** The list's, for as long as it takes to move a tensor; nothing is dropped under it.
 //!
 //! **A forked child** has a list of its own, and leaves its parent's as it is.
 
@@ -27,11 +27,11 @@ use tensorpost_core::os::PerProcess;
 use crate::capsule;
 use crate::failure::exception;
 
-/// So long what is here waits for a thread of Python. To wake another one costs a few microseconds, and is
-/// not done for each message.
+/// How long a tensor here waits for a Python thread. Waking this module's thread costs a few microseconds,
+/// and is not done for each message.
 const TICK: Duration = Duration::from_millis(1);
 
-/// After so many ticks without anything the thread sleeps until something comes.
+/// After so many ticks without a tensor the thread sleeps until one comes.
 const IDLE_TICKS: u32 = 100;
 
 type Held = Box<dyn Any + Send>;
@@ -39,9 +39,9 @@ type Held = Box<dyn Any + Send>;
 #[derive(Default)]
 struct State {
     held: Vec<Held>,
-    /// How often a thread of Python has taken all that was here.
+    /// How often a Python thread has taken all tensors.
     cleared: u64,
-    /// Whether this module's thread is to be woken.
+    /// Whether this module's thread sleeps and must be woken.
     sleeps: bool,
 }
 
@@ -49,9 +49,9 @@ struct State {
 struct List {
     state: Mutex<State>,
     changed: Condvar,
-    /// How many there are, to look at without the lock. Written under it.
+    /// The number of tensors here. It is written under the lock, and read without it.
     count: AtomicUsize,
-    /// Threads of Python that sleep in a send or an ask, which may wait for memory to come back.
+    /// Python threads that sleep in a send or an ask, which may wait for memory to come back.
     waiting: AtomicUsize,
     /// Whether this module's thread runs.
     opened: OnceLock<Result<(), String>>,
@@ -59,7 +59,7 @@ struct List {
 
 static LIST: PerProcess<List> = PerProcess::new(List::default);
 
-/// Has this module's thread run, before something is made that will be put here.
+/// Starts this module's thread, before a tensor is made that will be put here.
 pub(crate) fn open(py: Python<'_>) -> PyResult<()> {
     let list = LIST.get();
     let opened = list.opened.get_or_init(|| {
@@ -72,7 +72,7 @@ pub(crate) fn open(py: Python<'_>) -> PyResult<()> {
     })
 }
 
-/// Puts here what is to be dropped with the interpreter. Waits for nobody.
+/// Puts here a value that must be dropped with the interpreter. Never waits.
 pub(crate) fn put(held: Held) {
     let list = LIST.get();
     let wakes = {
@@ -86,7 +86,7 @@ pub(crate) fn put(held: Held) {
     }
 }
 
-/// Drops what is here: at each message that a thread of Python handles or sends.
+/// Drops all values here. Python threads call it at each message that they handle or send.
 #[inline]
 pub(crate) fn clear(_: Python<'_>) {
     let list = LIST.get();
@@ -107,15 +107,16 @@ impl List {
     }
 }
 
-/// A thread of Python sleeps in a send or an ask for as long as this is there: what is put here meanwhile is
-/// dropped at once.
+/// Marks that a Python thread sleeps in a send or an ask: a value that is put here meanwhile is dropped at
+/// once.
 pub(crate) struct Waiting(&'static List);
 
 impl Waiting {
     pub(crate) fn begin(py: Python<'_>) -> Self {
         let list = LIST.get();
         list.waiting.fetch_add(1, Ordering::Relaxed);
-        // Behind the count: what is put later wakes who drops it. What comes in between waits for a tick.
+        // After the count: a value that is put later wakes the thread that drops it. A value in between waits
+        // for a tick.
         clear(py);
         Waiting(list)
     }
@@ -127,7 +128,7 @@ impl Drop for Waiting {
     }
 }
 
-/// This module's thread.
+/// Runs this module's thread.
 fn run(list: &List) {
     let mut idle = 0;
     let mut state = list.state.lock();

@@ -1,15 +1,15 @@
-//! Memory that libraries of this process have from us: by its address it is known again when a tensor of
-//! theirs comes back.
+//! Tracks memory that libraries of this process have from us: its address identifies it when a tensor of a
+//! library comes back.
 //!
-//! What a library is handed is *to read* (a received tensor), *to write* (one that was handed over for good,
-//! or made for it), or a *pool* in which it allocates by itself. A view or a slice of the first two stands on
-//! the same lease, so it is sent without a copy. What lies in the third is lent out piece by piece.
+//! A library gets memory *to read* (a received tensor), *to write* (a tensor that was handed over for good,
+//! or made for the library), or as a *pool* in which it allocates by itself. A view or a slice of the first
+//! two stands on the same lease, so it is sent without a copy. Tensors in a pool are lent out piece by piece.
 //!
-//! **What a handler lets go of** on a GPU costs a clock write, behind its last use. The next tensor of a pool
-//! that the handler sends has one too, which stands for both; so little memory waits for that on the
-//! handler's thread, until the handler is done at the latest ([`Handling`]).
+//! ***Dropping a tensor** on a GPU costs a clock write, behind the tensor's last use. The next tensor of a
+//! pool that the handler sends has a clock write too, which can stand for both. So a small amount of dropped
+//! memory waits for that on the handler's thread, at the latest until the handler is done ([`Handling`]).
 //!
-//! **Locks.** The lists' one, for as long as a look takes; nothing is dropped under it.
+//! ***Locks.** One for the lists, held for as long as a look takes; nothing is dropped under it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ use crate::capsule::Array;
 use crate::failure::exception;
 use crate::garbage;
 
-/// What a library may do with memory.
+/// The use that a library may make of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     ToRead,
@@ -43,24 +43,23 @@ pub(crate) struct Handed {
     number: u64,
     kind: Kind,
     tensor: Tensor,
-    /// On which the library works with it; none on the host.
+    /// The stream on which the library works with it; none on the host.
     stream: Option<DeviceStream>,
 }
 
-/// By their beginning, and a number where several begin there: how long they are.
+/// By start address, and a number if several start there: the length.
 type Known = BTreeMap<(u64, u64), (u64, Weak<Handed>)>;
 
-/// Both under one lock: what is looked for in the first list is looked for in the second where it is not
-/// found.
+/// Both lists are under one lock: an address that is not in the first is looked up in the second.
 #[derive(Default)]
 struct Lists {
-    /// Allocations, which are apart from each other, or the same.
+    /// Allocations, which are disjoint or identical.
     allocations: Known,
-    /// Pools, in which others of the first list may lie.
+    /// Pools, in which allocations of the first list may lie.
     pools: Known,
 }
 
-/// A process's own: a forked child hands out what it has made itself.
+/// Each process has its own: a forked child hands out only memory that it has made itself.
 static LISTS: PerProcess<Mutex<Lists>> = PerProcess::new(Mutex::default);
 
 impl Lists {
@@ -69,7 +68,7 @@ impl Lists {
     }
 }
 
-/// Axes of a tensor, on the stack for as many as tensors of ours have.
+/// Axes of a tensor, on the stack for as many as our tensors have.
 type Axes<T> = SmallVec<[T; MAX_RANK]>;
 
 impl Handed {
@@ -83,7 +82,7 @@ impl Handed {
         handed
     }
 
-    /// The memory that an address lies in.
+    /// Returns the memory that an address lies in.
     fn at(address: u64) -> Option<Arc<Self>> {
         let find = |known: &Known| {
             let ((start, _), (bytes, handed)) = known.range(..=(address, u64::MAX)).next_back()?;
@@ -96,18 +95,17 @@ impl Handed {
 
 impl Drop for Handed {
     fn drop(&mut self) {
-        // The memory that the entry names is freed behind the lock.
+        // The entry's memory is freed after the lock is released.
         let listed = LISTS.get().lock().of(self.kind).remove(&(self.start, self.number));
         drop(listed);
     }
 }
 
-/// Bytes that a handler has let go of and that may wait for what it sends next, and how many tensors they may
-/// be.
+/// The most bytes that a handler has dropped and that may wait for its next send, and the most tensors.
 const MAY_WAIT: u64 = 1 << 20;
 const MOST_WAITING: usize = 16;
 
-/// What waits on a thread for the next tensor that its handler sends.
+/// The dropped tensors that wait on a thread for the next tensor that its handler sends.
 #[derive(Default)]
 struct Waiting {
     tensors: SmallVec<[Arc<Handed>; 4]>,
@@ -115,11 +113,11 @@ struct Waiting {
 }
 
 thread_local! {
-    /// Of the handler that runs on this thread.
+    /// The waiting tensors of the handler that runs on this thread.
     static WAITING: RefCell<Option<Waiting>> = const { RefCell::new(None) };
 }
 
-/// A handler runs on this thread for as long as this is there.
+/// Marks that a handler runs on this thread.
 pub(crate) struct Handling(());
 
 impl Handling {
@@ -136,14 +134,14 @@ impl Drop for Handling {
     }
 }
 
-/// What waits on this thread, to be let go of. The handler goes on.
+/// Takes the tensors that wait on this thread, to drop them. The handler goes on.
 fn taken_from_thread() -> SmallVec<[Arc<Handed>; 4]> {
     let take =
         |waiting: &mut Option<Waiting>| waiting.as_mut().map(std::mem::take).unwrap_or_default().tensors;
     WAITING.with_borrow_mut(take)
 }
 
-/// As a library has it: dropped when it lets go, on any thread.
+/// The library's share of the memory: dropped when the library drops it, on any thread.
 struct Out(Option<Arc<Handed>>);
 
 impl Drop for Out {
@@ -154,7 +152,7 @@ impl Drop for Out {
             return;
         }
         let mut handed = Some(handed);
-        // Threads of others, and those that are ending, have nothing to wait for.
+        // Threads of other libraries, and those that are ending, have nothing to wait for.
         let _ = WAITING.try_with(|waiting| {
             if let Ok(mut waiting) = waiting.try_borrow_mut()
                 && let Some(waiting) = &mut *waiting
@@ -165,12 +163,12 @@ impl Drop for Out {
                 waiting.tensors.extend(handed.take());
             }
         });
-        // Else now, as a handler's that has no room left.
+        // Otherwise it is dropped now, also if the handler has no room left for it.
         drop(handed);
     }
 }
 
-/// The tensor for a library that works on `stream`, or on the host.
+/// Hands a tensor to a library that works on `stream`, or on the host.
 pub(crate) fn hand(
     tensor: &Tensor,
     kind: Kind,
@@ -182,7 +180,7 @@ pub(crate) fn hand(
     })
 }
 
-/// Memory in which a library allocates by itself, and where it begins.
+/// Hands out memory in which a library allocates by itself. Returns also its start address.
 pub(crate) fn pool(tensor: &Tensor, stream: &DeviceStream) -> Result<(u64, Arc<Handed>), TensorError> {
     let mut made = None;
     let export = hand_out(tensor, Handing::ToWrite, Some(stream), |start| {
@@ -194,7 +192,7 @@ pub(crate) fn pool(tensor: &Tensor, stream: &DeviceStream) -> Result<(u64, Arc<H
     made.ok_or_else(|| TensorError::DlPack { why: "it was not handed out".to_owned() })
 }
 
-/// A tensor of a library that lies in memory of ours.
+/// A tensor of a library that lies in our memory.
 pub(crate) struct Found {
     handed: Arc<Handed>,
     dtype: DType,
@@ -206,19 +204,19 @@ impl Found {
         self.handed.kind
     }
 
-    /// The stream that the library works on with it.
+    /// Returns the stream that the library works on with it.
     pub(crate) fn stream(&self) -> Option<&DeviceStream> {
         self.handed.stream.as_ref()
     }
 
-    /// As a tensor on the same lease.
+    /// Returns it as a tensor on the same lease.
     pub(crate) fn tensor(&self) -> Option<Tensor> {
         let written = (self.handed.kind != Kind::ToRead).then_some(self.stream());
         seen_as(&self.handed.tensor, self.dtype, self.layout, written)
     }
 
-    /// As a tensor on a lease of its own, which keeps `keep`, with what `stream` has written there by now.
-    /// Called, as its deleter is, with the interpreter.
+    /// Returns it as a tensor on a lease of its own, which keeps `keep`, with the data that `stream` has
+    /// written there by now. Must be called with the interpreter, as the tensor's deleter must.
     pub(crate) fn piece(
         &self,
         py: Python<'_>,
@@ -229,8 +227,7 @@ impl Found {
         let keep = Box::new(keep);
         let piece = piece_of(&self.handed.tensor, self.dtype, &self.layout, stream, keep, garbage::put);
         let piece = piece.map_err(|error| exception(py, "TensorError", error.to_string()))?;
-        // The handler has let go of these before, so what its library did with them stands in front of the
-        // piece's ticket.
+        // The handler has dropped these before, so the library's work on them is ahead of the piece's ticket.
         for waiting in taken_from_thread() {
             if let Some(piece) = &piece {
                 closes_before(&waiting.tensor, piece, stream);
@@ -240,11 +237,11 @@ impl Found {
     }
 }
 
-/// Whether a tensor of a library lies in memory of ours. What is unusual about it is left to those who say
-/// what is wrong.
+/// Returns the memory of ours in which a tensor of a library lies. An unusual tensor is not found here; the
+/// caller's other checks report what is wrong.
 ///
 /// # Safety
-/// The array is one that a library has just described, with its axes.
+/// A library has just described the array, with its axes.
 #[expect(unsafe_code, reason = "the axes are C's")]
 pub(crate) unsafe fn find(array: &Array) -> Option<Found> {
     let address = (array.data as u64).checked_add(array.byte_offset)?;
@@ -255,7 +252,7 @@ pub(crate) unsafe fn find(array: &Array) -> Option<Found> {
         if rank == 0 {
             return Some(&[]);
         }
-        // SAFETY: as many as there are axes, as the caller promises.
+        // SAFETY: it has as many entries as there are axes, as the caller promises.
         (!first.is_null()).then(|| unsafe { std::slice::from_raw_parts(first, rank) })
     };
     let shape: Axes<usize> =
@@ -277,7 +274,7 @@ pub(crate) unsafe fn find(array: &Array) -> Option<Found> {
     Some(Found { handed, dtype, layout })
 }
 
-/// The type of the elements, where there are tensors of it.
+/// Returns the type of the elements, if there are tensors of it.
 fn dtype_of(array: &Array) -> Option<DType> {
     Some(match (array.code, array.bits, array.lanes) {
         (0, 8, 1) => DType::I8,

@@ -1,13 +1,13 @@
-//! The native half of the Python package `tensorpost`: types of messages, their values as bytes, tensors by
+//! The native half of the Python package `tensorpost`: message types, their values as bytes, tensors by
 //! DLPack, and actors.
 //!
 //! Python reads annotations and makes a [`Plan`](plan::Plan) of each type; the canonical text, the bytes and
 //! the checks come from `tensorpost-core`, so there is one definition of each. Nothing here holds a lock
 //! while Python runs.
 //!
-//! An actor of Python has one of Rust before it ([`actor`]), in a worker that is an interpreter. Between the
-//! two is a [`mailbox`], because the thread of Rust is the process's reader: it never takes the interpreter,
-//! and a handler may block.
+//! A Python actor has a Rust actor before it ([`actor`]), in a worker that is an interpreter. Between the two
+//! is a [`mailbox`], because the Rust thread is the process's reader: it never takes the interpreter, and a
+//! Python handler may block.
 
 mod actor;
 mod address;
@@ -44,13 +44,13 @@ mod way;
 
 use pyo3::prelude::*;
 
-/// The lines in which two schemas of a message differ, as a handshake shows them.
+/// Returns the lines in which two schemas of a message differ, as a handshake shows them.
 #[pyfunction]
 fn differences(text: &str, other: &str, this: &str, that: &str) -> Vec<String> {
     tensorpost_core::message::portable::differences(text, other, this, that)
 }
 
-/// Everything that `tensorpost` is made of and that Python does not write itself.
+/// The native parts of `tensorpost`.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

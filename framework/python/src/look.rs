@@ -1,9 +1,9 @@
-//! Looking for a while before sleeping: to wake a thread costs more than a message.
+//! Spins for a while before sleeping: waking a thread costs more than a message.
 //!
-//! It is done by threads that wait for a message, a reply or the answer of another thread, without the
-//! interpreter, and only where there are cores to spare. How long, and when it is no use, `tensorpost_core`
-//! knows ([`Spin`]). A thread is patient, as the reader is: where what it waits for comes at intervals, such
-//! as the time of a kernel, it looks through them.
+//! Threads do this that wait for a message, a reply or the answer of another thread, without the interpreter,
+//! and only if there are cores to spare. `tensorpost_core` decides how long, and when it is of no use
+//! ([`Spin`]). A thread is patient, as the reader is: if messages come at intervals, such as the time of a
+//! kernel, it spins through them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ fn patient() -> Spin {
     spin
 }
 
-/// Looks until `find` has found something, for about as long as waking up would take, and reads for the
-/// process meanwhile: what comes for this thread does not cross from another's core then. Where it has not by
-/// then, the caller sleeps, and says when it has [come](came).
+/// Looks until `find` has found something, for about as long as waking up would take. It reads for the
+/// process meanwhile, so a message for this thread does not have to cross from another thread's core. If
+/// nothing was found by then, the caller sleeps, and calls [`came`] when it has woken up.
 pub(crate) fn look_for<T>(transport: &Arc<Transport>, mut find: impl FnMut() -> Option<T>) -> Option<T> {
     if !transport.has_spare_cores() {
         return find();
@@ -35,7 +35,7 @@ pub(crate) fn look_for<T>(transport: &Arc<Transport>, mut find: impl FnMut() -> 
                 spin.found();
                 return Some(found);
             }
-            // What it finds for others is no reason to look for longer: deadlines and signals wait.
+            // Messages for other threads are no reason to look for longer: deadlines and signals wait.
             helper.get_or_insert_with(|| transport.help_to_read()).look();
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
@@ -47,7 +47,8 @@ pub(crate) fn look_for<T>(transport: &Arc<Transport>, mut find: impl FnMut() -> 
     })
 }
 
-/// What this thread slept for is there: how long that took says how long to look the next time.
+/// Notes that the awaited event has come while this thread slept: the time that it took determines how long
+/// to look the next time.
 pub(crate) fn came() {
     SPIN.with_borrow_mut(Spin::found);
 }

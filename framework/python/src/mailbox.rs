@@ -1,12 +1,12 @@
-//! Where the messages of an actor wait for its thread of Python.
+//! The mailbox in which the messages of an actor wait for its Python thread.
 //!
-//! The actor's thread of Rust, which is also the process's reader, puts them in and never takes the
-//! interpreter. The thread of Python takes them out, and lets go of the interpreter while there are none. An
-//! event loop is woken by a descriptor.
+//! The actor's Rust thread, which is also the process's reader, puts them in and never takes the interpreter.
+//! The Python thread takes them out, and releases the interpreter while there are none. A descriptor wakes an
+//! event loop.
 //!
-//! **Invariants.** Each message is answered once: by its handler, by a refusal, or when it is dropped. What
-//! waits here when a handler fails is turned away before the actor's end, as if it still stood in the mailbox
-//! of Rust.
+//! ***Invariants.** Each message is answered once: by its handler, by a refusal, or when it is dropped.
+//! Messages that wait here when a handler fails are turned away before the actor's end, as if they still
+//! stood in the Rust mailbox.
 //!
 //! **Locks.** One, for as long as it takes to move a message. Messages are dropped outside of it.
 
@@ -34,12 +34,12 @@ use crate::torch::Ledger;
 use crate::wait::{self, Driven};
 use crate::{cuda, decode, pool, serve};
 
-/// How long an actor that has stopped waits for its own last words.
+/// How long a stopped actor waits for its Python thread to end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// What an actor is given.
+/// An entry of the mailbox.
 pub(crate) enum Item {
-    /// A message, and who is told what becomes of it.
+    /// A message, and the handle that answers it.
     Message(RawMessage, RawAnswer),
     Event(Lifecycle, Option<oneshot::Sender<()>>),
 }
@@ -47,15 +47,15 @@ pub(crate) enum Item {
 #[derive(Default)]
 struct State {
     items: VecDeque<Item>,
-    /// Nothing more comes.
+    /// No more items come.
     closed: bool,
-    /// A handler has failed, and what comes now goes to the next life.
+    /// A handler has failed, and messages that come now go to the next life.
     failed: bool,
     /// The thread has ended.
     ended: bool,
     /// Wakes an event loop.
     bell: Option<Arc<EventFd>>,
-    /// Told when the actor is ready, or why it is not.
+    /// Notified when the actor is ready, or of the reason why it is not.
     ready: Option<oneshot::Sender<Result<(), String>>>,
 }
 
@@ -65,8 +65,8 @@ pub(crate) struct Mailbox {
     context: Arc<Context>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether the thread finds something: an item, or that no more come. Written under the lock of the
-    /// state.
+    /// Whether the Python thread finds something: an item, or that no more come. Written under the lock of
+    /// the state.
     news: AtomicBool,
 }
 
@@ -103,7 +103,7 @@ impl Mailbox {
     fn wake(&self, bell: Option<Arc<EventFd>>) {
         self.changed.notify_all();
         if let Some(bell) = bell {
-            // An eventfd of our own can be rung.
+            // Ringing our own eventfd does not fail.
             let _ = bell.ring();
         }
     }
@@ -112,13 +112,14 @@ impl Mailbox {
         if self.env.comes_back()
             && let Item::Message(message, answer) = item
         {
-            // Its leases go back first.
+            // The message's leases go back first.
             drop(message);
             answer.send(RawReply::None(Unanswered::TurnedAway));
         }
     }
 
-    /// The actor has ended, or is about to. `wait`: until its thread has said its last words.
+    /// Closes the mailbox, because the actor has ended or is about to. With `wait`, waits until its Python
+    /// thread has ended.
     pub(crate) fn close(&self, wait: bool) {
         let (items, bell) = {
             let mut state = self.state.lock();
@@ -131,7 +132,7 @@ impl Mailbox {
         if wait {
             let until = Instant::now() + LAST_WORDS;
             let mut state = self.state.lock();
-            // After a failure it may be in the middle of something, and its process ends soon.
+            // After a failure the thread may be in the middle of something, and its process ends soon.
             while !state.ended && !state.failed {
                 if self.changed.wait_until(&mut state, until).timed_out() {
                     return;
@@ -140,7 +141,7 @@ impl Mailbox {
         }
     }
 
-    /// The next item if there is one; the inner `None` where no more come.
+    /// Returns the next item if there is one; the inner `None` means that no more come.
     pub(crate) fn take(&self) -> Option<Option<Item>> {
         let mut state = self.state.lock();
         let mut item = state.items.pop_front();
@@ -155,7 +156,8 @@ impl Mailbox {
         (item.is_some() || closed).then_some(item)
     }
 
-    /// The next item; `None` where no more come. Blocks: not to be called with the interpreter.
+    /// Waits for the next item; `None` means that no more come. It blocks, so it must not be called with the
+    /// interpreter.
     pub(crate) fn wait(&self) -> Option<Item> {
         let looked = look_for(&self.context.transport, || self.news.load(Ordering::Acquire).then_some(()));
         loop {
@@ -172,20 +174,20 @@ impl Mailbox {
         }
     }
 
-    /// Tells whoever started the actor. False where that was done.
+    /// Tells the starter of the actor how the start went. Returns false if it was told before.
     pub(crate) fn started(&self, how: Result<(), String>) -> bool {
         let ready = self.state.lock().ready.take();
-        // A start that was given up has nobody.
+        // If the start was given up, no one receives this.
         ready.is_some_and(|ready| ready.send(how).is_ok())
     }
 
-    /// Its thread has ended.
+    /// Notes that the Python thread has ended.
     pub(crate) fn ended(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// What comes from now on is turned away.
+    /// Turns away all messages from now on.
     fn fail(&self) {
         self.state.lock().failed = true;
         self.close(false);
@@ -203,7 +205,7 @@ impl RawSink for Mailbox {
     }
 }
 
-/// The mailbox as an actor's thread has it, and what it knows of the actor's place in the node.
+/// The mailbox as an actor's Python thread sees it, with the actor's place in the node.
 #[pyclass(frozen, name = "Mailbox", module = "tensorpost._native")]
 pub(crate) struct PyMailbox(pub(crate) Arc<Mailbox>);
 
@@ -215,10 +217,11 @@ impl PyMailbox {
 
 #[pymethods]
 impl PyMailbox {
-    /// Handles messages on this thread, for as long as nothing but their handlers has to be called.
-    /// `handlers` are `(key, plan, plan of the reply, method)`. Returns a message with which something else
-    /// has to be done: `"other"` where it has none of these handlers, `"malformed"`, `"unsent"` or `"failed"`
-    /// with the error, `"forked"` in a child that a handler has forked; None where no more come.
+    /// Handles messages on this thread, as long as only their handlers must be called. `handlers` are
+    /// `(key, plan, plan of the reply, method)`. Returns a message that needs other treatment, with the
+    /// reason. The reason is `"other"` if none of these handlers takes it, `"malformed"`, `"unsent"` or
+    /// `"failed"` with the error, or `"forked"` in a child that a handler has forked. Returns None when no
+    /// more come.
     fn serve(&self, py: Python<'_>, handlers: Vec<serve::Handler>) -> Option<serve::Left> {
         serve::serve(self, py, handlers)
     }
@@ -229,18 +232,18 @@ impl PyMailbox {
         self.0.context.transport.is_inherited()
     }
 
-    /// The next message if there is one.
+    /// Returns the next message if there is one.
     fn take(&self) -> Option<Delivered> {
         self.0.take().flatten().map(|item| self.delivered(item, None))
     }
 
-    /// Whether no more come.
+    /// Whether no more messages come.
     #[getter]
     fn closed(&self) -> bool {
         self.0.state.lock().closed
     }
 
-    /// A descriptor that is readable when messages have come, or no more come.
+    /// Returns a descriptor that is readable when messages have come, or no more come.
     fn bell(&self) -> PyResult<i32> {
         use std::os::fd::{AsFd, AsRawFd};
         let bell = Arc::new(EventFd::create()?);
@@ -250,7 +253,7 @@ impl PyMailbox {
         Ok(number)
     }
 
-    /// Makes the descriptor silent.
+    /// Resets the descriptor.
     fn drain(&self) -> PyResult<()> {
         let bell = self.0.state.lock().bell.clone();
         if let Some(bell) = bell {
@@ -259,12 +262,12 @@ impl PyMailbox {
         Ok(())
     }
 
-    /// The actor takes messages.
+    /// Notes that the actor takes messages.
     fn ready(&self) {
         self.0.started(Ok(()));
     }
 
-    /// The actor fails outside of a message's handler.
+    /// Fails the actor outside of a message's handler.
     fn fail(&self, why: String) {
         if !self.0.started(Err(why.clone())) {
             self.0.fail();
@@ -272,14 +275,14 @@ impl PyMailbox {
         }
     }
 
-    /// An address in the arguments of an actor.
+    /// Reads an address in the arguments of an actor.
     fn address(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<PyAddress> {
         let raw = RawAddress::read(bytes, &self.0.context.transport);
         let raw = raw.map_err(|error| exception(py, "DecodeError", error.to_string()))?;
         Ok(PyAddress::new(raw, Arc::clone(&self.0.context)))
     }
 
-    /// The value of these bytes, with addresses in it.
+    /// Decodes a value that may hold addresses.
     fn decode(&self, py: Python<'_>, plan: &Plan, body: &[u8]) -> PyResult<Py<PyAny>> {
         let value = decode::arrived(plan, py, body, Vec::new(), &self.0.context, None);
         value.map(Bound::unbind).map_err(|failure| failure.raise(py, "DecodeError", &plan.name))
@@ -290,23 +293,24 @@ impl PyMailbox {
         PyAddress::new(self.0.env.raw_address(), Arc::clone(&self.0.context))
     }
 
-    /// The number of the actor's GPU in this process, and its stream as others name it.
+    /// Returns the number of the actor's GPU in this process, and its stream's handle.
     fn gpu(&self) -> Option<(i32, u64)> {
         let stream = self.0.context.stream();
         cuda::ordinal(stream).zip(cuda::handle(stream))
     }
 
-    /// Has the two functions of [`pool`] take from the actor's memory.
+    /// Makes the two functions of [`pool`] allocate from the actor's memory.
     fn lend_pool(&self) {
         pool::open_for(self.0.context.stream());
     }
 
-    /// A tensor in the pool, to be written.
+    /// Makes a tensor in the pool, to be written.
     fn empty(&self, py: Python<'_>, shape: Vec<usize>, dtype: &str) -> PyResult<PyTensor> {
         tensor::empty(py, &self.0.context, shape, dtype)
     }
 
-    /// How tensors have gone out: forwarded, without a copy, copied, and the bytes of the last.
+    /// Returns how many tensors were forwarded, sent without a copy, and copied, and the bytes of the copied
+    /// ones.
     fn counts(&self) -> (u64, u64, u64, u64) {
         self.0.context.counts()
     }
@@ -354,7 +358,7 @@ impl PyMailbox {
     }
 }
 
-/// What a look-up has found.
+/// Makes the result of a look-up.
 pub(crate) fn looked_up<E: std::fmt::Display>(
     py: Python<'_>,
     found: Option<Result<tensorpost_core::actor::Address<RawMessage>, E>>,
@@ -383,7 +387,7 @@ pub(crate) fn told(event: &Lifecycle) -> Told {
     }
 }
 
-/// A message for its handler. It is answered by one of its methods, and by its end.
+/// A message for its handler. One of its methods answers it, or its drop.
 #[pyclass(frozen, module = "tensorpost._native")]
 pub(crate) struct Delivered {
     mailbox: Arc<Mailbox>,
@@ -391,16 +395,16 @@ pub(crate) struct Delivered {
     read: Mutex<Option<Shown>>,
 }
 
-/// What a handler was given.
+/// The message that a handler was given.
 pub(crate) struct Shown {
     body: Vec<u8>,
     plan: Py<Plan>,
-    /// None without tensors.
+    /// `None` if it has no tensors.
     ledger: Option<Arc<Ledger>>,
 }
 
 impl Shown {
-    /// Reads a value, for a handler.
+    /// Reads a value for a handler.
     pub(crate) fn read(
         py: Python<'_>,
         plan: Py<Plan>,
@@ -416,7 +420,8 @@ impl Shown {
     }
 }
 
-/// An error where a handler has written what others read: of what it was shown, or what it had sent.
+/// Returns an error if a handler has written memory that other processes read: tensors that it was shown, or
+/// that it had sent.
 pub(crate) fn check_writes(py: Python<'_>, shown: Option<Shown>, context: &Context) -> PyResult<()> {
     if let Some(Shown { body, plan, ledger: Some(ledger) }) = shown
         && let Some((index, times)) = ledger.close(py)?
@@ -446,7 +451,7 @@ impl Delivered {
 
 #[pymethods]
 impl Delivered {
-    /// The key of its type; None for an event.
+    /// Returns the key of its type; None for an event.
     #[getter]
     fn key(&self) -> Option<u64> {
         match &*self.item.lock() {
@@ -455,7 +460,7 @@ impl Delivered {
         }
     }
 
-    /// What an event says.
+    /// Returns the event; None for a message.
     fn event(&self) -> Option<Told> {
         match &*self.item.lock() {
             Some(Item::Event(event, _)) => Some(told(event)),
@@ -463,7 +468,7 @@ impl Delivered {
         }
     }
 
-    /// Its value, once: its tensors go with it.
+    /// Returns its value, once: the tensors go with it.
     fn value(&self, py: Python<'_>, plan: Py<Plan>) -> PyResult<Py<PyAny>> {
         let parts = match &mut *self.item.lock() {
             Some(Item::Message(message, _)) => {
@@ -476,13 +481,13 @@ impl Delivered {
         Ok(value)
     }
 
-    /// An error where the handler has written what others read.
+    /// Raises an error if the handler has written memory that other processes read.
     fn check_writes(&self, py: Python<'_>) -> PyResult<()> {
         let read = self.read.lock().take();
         check_writes(py, read, &self.mailbox.context)
     }
 
-    /// The handler is done, with this reply. Nothing of it may be on its way to be written
+    /// Sends the reply, when the handler is done. Writes must have been checked before
     /// ([`check_writes`](Self::check_writes)).
     fn reply(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<()> {
         // As in `serve`.
@@ -499,30 +504,30 @@ impl Delivered {
         Ok(())
     }
 
-    /// There is no handler's call for it.
+    /// Refuses a message for which no handler can be called.
     fn refuse(&self, why: String) {
         if let Some(answer) = self.answer() {
             answer.send(RawReply::None(Unanswered::Refused(why)));
         }
     }
 
-    /// It was handled, and there is no reply that can be sent.
+    /// Answers a message that was handled, but whose reply cannot be sent.
     fn unsent(&self, why: String) {
         if let Some(answer) = self.answer() {
             answer.send(RawReply::None(Unanswered::BadReply(why)));
         }
     }
 
-    /// Its handler failed, as `what` says in a line, and the actor with it.
+    /// Fails the actor because its handler failed; `what` says why in one line.
     fn fail(&self, py: Python<'_>, what: String, mut why: String) {
         if let Err(error) = self.check_writes(py) {
             let error = error.value(py).to_string();
-            // It may be what the other failure comes of, if it is not that itself.
+            // This error may be the cause of the other failure, or the same one.
             if !why.contains(&error) {
                 why = format!("{why}\nBefore that: {error}");
             }
         }
-        // What waits behind it is told before the actor's end.
+        // Messages that wait behind it are turned away before the actor's end.
         self.mailbox.fail();
         let fail = self.mailbox.failing(why);
         match self.answer() {
@@ -532,10 +537,10 @@ impl Delivered {
     }
 }
 
-/// An actor's thread has ended without a word.
+/// The error of an actor whose thread ended without saying why.
 pub(crate) const SILENT: &str = "its thread ended before it was ready";
 
-/// The bytes of the arguments, as the package reads them.
+/// Returns the bytes of the arguments, as the package reads them.
 pub(crate) fn bytes<'py>(py: Python<'py>, bytes: &[u8]) -> Bound<'py, PyBytes> {
     PyBytes::new(py, bytes)
 }

@@ -1,4 +1,4 @@
-//! A node in a process of Python: starting actors, and talking to them.
+//! A node in a Python process: starts actors, and talks to them.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -30,7 +30,7 @@ use crate::wait;
 #[pyclass(frozen, name = "Node", module = "tensorpost._native")]
 pub(crate) struct PyNode {
     running: Mutex<Option<(Arc<Node>, Arc<Context>)>>,
-    /// Where its actors are.
+    /// The workers of its actors.
     workers: Mutex<HashMap<ActorId, WorkerId>>,
 }
 
@@ -60,15 +60,15 @@ fn node_error(py: Python<'_>, error: &dyn std::error::Error) -> PyErr {
     exception(py, "NodeError", error.to_string())
 }
 
-/// The log of the node and its workers goes to stderr, unless the process has a subscriber.
+/// Sends the log of the node and its workers to stderr, unless the process has a subscriber.
 fn install_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    // Colours are for people; a file of the log is read by others.
+    // Colours are for terminals; programs read log files.
     let is_plain =
         !std::io::stderr().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(!is_plain);
-    // One that is there stays.
+    // An existing subscriber stays.
     let _ = log.try_init();
 }
 
@@ -128,7 +128,7 @@ impl PyNode {
         Ok(PyNode { running, workers: Mutex::default() })
     }
 
-    /// Starts an actor in a worker of its own or in that of another, and waits until it takes messages.
+    /// Starts an actor in a worker of its own or in that of another actor, and waits until it takes messages.
     #[expect(clippy::too_many_arguments, reason = "Python calls it, by their names")]
     fn spawn(
         &self,
@@ -197,7 +197,7 @@ impl PyNode {
         Ok(PyAddress::new(raw, context))
     }
 
-    /// Raises where an address is of another node: its actors' numbers mean others here.
+    /// Raises if an address belongs to another node: that node's actor numbers mean other actors here.
     fn owns(&self, py: Python<'_>, address: &PyAddress) -> PyResult<()> {
         if Arc::ptr_eq(&address.context.transport, &self.running(py)?.1.transport) {
             return Ok(());
@@ -210,13 +210,13 @@ impl PyNode {
         Err(exception(py, "SpawnError", why))
     }
 
-    /// The actor of Rust in the demonstration.
+    /// Starts the Rust actor of the demonstration.
     fn spawn_demo(&self, py: Python<'_>, interpreter: String, next: &PyAddress) -> PyResult<PyAddress> {
         let (node, context) = self.running(py)?;
         demo::spawn(py, &node, &context, interpreter, next)
     }
 
-    /// A mailbox in this process, for messages of one type.
+    /// Makes a mailbox in this process, for messages of one type.
     fn channel(&self, py: Python<'_>, plan: Py<Plan>, key: u64) -> PyResult<(PyAddress, PyChannel)> {
         let (node, context) = self.running(py)?;
         let (raw, channel) = py.detach(|| node.raw_channel(key)).map_err(|error| node_error(py, &error))?;
@@ -224,7 +224,7 @@ impl PyNode {
         Ok((address, PyChannel { channel: Mutex::new(Some(channel)), plan, context }))
     }
 
-    /// A tensor in the pool of this process, to be written.
+    /// Makes a tensor in the pool of this process, to be written.
     fn empty(&self, py: Python<'_>, shape: Vec<usize>, dtype: &str) -> PyResult<PyTensor> {
         let (_, context) = self.running(py)?;
         tensor::empty(py, &context, shape, dtype)
@@ -236,7 +236,7 @@ impl PyNode {
         self.running.lock().as_ref().is_some_and(|(_, context)| context.transport.is_inherited())
     }
 
-    /// How tensors have gone out of this process.
+    /// Returns how tensors were sent from this process.
     fn counts(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64)> {
         Ok(self.running(py)?.1.counts())
     }
@@ -260,7 +260,7 @@ impl PyNode {
         done.map_err(|error| node_error(py, &error))
     }
 
-    /// `(name, process id, state)` of each worker.
+    /// Returns `(name, process id, state)` of each worker.
     fn workers(&self, py: Python<'_>) -> PyResult<Vec<(String, u32, String)>> {
         let (node, _) = self.running(py)?;
         let workers = py.detach(|| node.workers());
@@ -270,7 +270,7 @@ impl PyNode {
             .collect())
     }
 
-    /// `(worker, restarts, why each of its lives ended)`.
+    /// Returns `(worker, restarts, why each of its lives ended)`.
     fn restarts(&self, py: Python<'_>) -> PyResult<Vec<(String, u32, Vec<String>)>> {
         let (node, _) = self.running(py)?;
         let report = py.detach(|| node.report()).map_err(|error| node_error(py, &error))?;
@@ -279,7 +279,7 @@ impl PyNode {
         Ok(rows.map(|worker| (worker.name, worker.restarts, ends(worker.ends))).collect())
     }
 
-    /// Waits until somebody begins a shutdown: `tensorpost stop`, for one.
+    /// Waits until a shutdown begins, for example by `tensorpost stop`.
     fn until_stopping(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let (node, _) = self.running(py)?;
         let timeout = wait::seconds(py, timeout)?;
@@ -318,7 +318,7 @@ impl PyNode {
 impl Drop for PyNode {
     fn drop(&mut self) {
         if let Some(running) = self.running.lock().take() {
-            // What ends with the node may need the interpreter.
+            // Values that are dropped with the node may need the interpreter.
             Python::try_attach(|py| py.detach(|| drop(running)));
         }
     }
@@ -343,7 +343,7 @@ pub(crate) fn policy(py: Python<'_>, (kind, budget, window, backoff): Policy) ->
     Ok(policy)
 }
 
-/// A mailbox that the program reads by itself.
+/// A mailbox that the program itself reads.
 #[pyclass(frozen, name = "Channel", module = "tensorpost._native")]
 pub(crate) struct PyChannel {
     channel: Mutex<Option<Channel<RawMessage>>>,
@@ -377,7 +377,7 @@ impl PyChannel {
 
 #[pymethods]
 impl PyChannel {
-    /// The next message.
+    /// Waits for the next message.
     fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let timeout = wait::seconds(py, timeout)?;
         let message = self.next(py, timeout)?;
@@ -386,12 +386,12 @@ impl PyChannel {
         value.map(Bound::unbind).map_err(|failure| failure.raise(py, "DecodeError", &plan.name))
     }
 
-    /// Drops the next message; an error where there will be none.
+    /// Waits for the next message and drops it; raises if there will be none.
     fn discard(&self, py: Python<'_>) -> PyResult<()> {
         self.next(py, None).map(drop)
     }
 
-    /// No more messages: senders are told that there is no such actor.
+    /// Takes no more messages: senders are told that there is no such actor.
     fn close(&self, py: Python<'_>) {
         let channel = self.channel.lock().take();
         py.detach(|| drop(channel));
@@ -407,7 +407,7 @@ pub(crate) struct PyWatch {
 
 #[pymethods]
 impl PyWatch {
-    /// The next event; None after the last one.
+    /// Waits for the next event; None after the last one.
     fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Told>> {
         self.context.check_fork(py, "NodeError")?;
         let timeout = wait::seconds(py, timeout)?;

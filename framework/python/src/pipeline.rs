@@ -1,8 +1,8 @@
-//! Pipelines that are written in Python: their steps become flows of the crate for pipelines, which runs them
+//! Runs pipelines that are written in Python: their steps become flows of the pipeline crate, which runs them
 //! on a node of this process.
 //!
-//! All stages are Python's, or the pipeline's own, and all workers are interpreters. What flows are raw
-//! items, whose classes Python has compared before it comes here.
+//! All stages are Python's, or the pipeline's own, and all workers are interpreters. The items are raw items,
+//! whose classes Python has compared before.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::plan::Plan;
 use crate::stage::{PySource, PyStage};
 use crate::wait;
 
-/// A stage or a sink with what its step says.
+/// Applies the settings of a step to a stage or a sink.
 macro_rules! tuned {
     ($flow:expr, $step:expr, $restart:expr) => {{
         let (flow, step) = ($flow.named(&$step.name).replicas($step.replicas), $step);
@@ -52,23 +52,23 @@ macro_rules! tuned {
     }};
 }
 
-/// Of a stage: its name in a module, how it is made, and the schemas of what it takes and makes.
+/// A stage: its name in a module, its arguments as bytes, and the schemas of its inputs and results.
 type Made = (String, Vec<u8>, Option<String>, Option<String>);
 
-/// One step, as Python says it.
+/// One step, as Python describes it.
 #[derive(FromPyObject)]
 pub(crate) struct Step {
     /// `"feed"`, `"source"`, `"stage"`, `"sink"`, `"for_each"`, `"merge"` or `"broadcast"`.
     #[pyo3(item)]
     kind: String,
-    /// Which flows it takes, by their numbers.
+    /// The flows that it takes, by their numbers.
     #[pyo3(item)]
     inputs: Vec<usize>,
     #[pyo3(item)]
     name: String,
     #[pyo3(item)]
     made: Option<Made>,
-    /// And its switches.
+    /// The interpreter and its switches.
     #[pyo3(item)]
     interpreter: Option<Vec<PathBuf>>,
     #[pyo3(item)]
@@ -91,12 +91,12 @@ pub(crate) struct Step {
     to: String,
     #[pyo3(item)]
     drop: Option<String>,
-    /// Of a broadcast.
+    /// For a broadcast: the number of its branches.
     #[pyo3(item)]
     branches: u16,
 }
 
-/// A pipeline that is to be run.
+/// A pipeline as it was written down in Python.
 pub(crate) struct Written {
     name: String,
     interpreter: Vec<PathBuf>,
@@ -131,7 +131,7 @@ impl Written {
         Ok(Order { python: step.environment.iter().fold(python, add), takes, makes })
     }
 
-    /// Writes it down; where it does not run, without the channels of this process.
+    /// Makes the pipeline; if it will not be run, the channels of this process are left out.
     fn write(&self, channels: &[Address<RawItem>]) -> Result<Pipeline, String> {
         let pipeline = Pipeline::new(&self.name);
         let pipeline = match self.at_least_once {
@@ -197,16 +197,16 @@ impl Written {
         self.write(&[])?.check().map_err(|error| error.to_string())
     }
 
-    /// As text, as a Mermaid flow chart, and for Graphviz.
+    /// Describes it as text, as a Mermaid flow chart, and for Graphviz.
     pub(crate) fn describe(&self) -> Result<(String, String, String), String> {
         let description = self.write(&[])?.describe();
         Ok((description.to_string(), description.mermaid(), description.dot()))
     }
 
-    /// Starts it.
+    /// Starts the pipeline.
     ///
     /// # Errors
-    /// Why it did not start.
+    /// The reason why it did not start.
     pub(crate) fn run(
         &self,
         node: &Node,
@@ -236,7 +236,7 @@ fn refused(py: Python<'_>, why: String) -> PyErr {
     exception(py, "PipelineError", why)
 }
 
-/// What is wrong with a pipeline is raised.
+/// Checks a pipeline, and raises its mistakes.
 #[pyfunction]
 pub(crate) fn check_pipeline(
     py: Python<'_>,
@@ -249,7 +249,7 @@ pub(crate) fn check_pipeline(
     py.detach(|| written.check()).map_err(|why| refused(py, why))
 }
 
-/// Text, a Mermaid flow chart, and a graph for Graphviz.
+/// Describes a pipeline as text, a Mermaid flow chart, and a graph for Graphviz.
 #[pyfunction]
 pub(crate) fn describe_pipeline(
     py: Python<'_>,
@@ -262,7 +262,7 @@ pub(crate) fn describe_pipeline(
     py.detach(|| written.describe()).map_err(|why| refused(py, why))
 }
 
-/// Starts a pipeline on a node. `plans`: of what comes to each `for_each`.
+/// Starts a pipeline on a node. `plans` are the plans of the items of each `for_each`.
 #[pyfunction]
 pub(crate) fn run_pipeline(
     py: Python<'_>,
@@ -288,7 +288,7 @@ pub(crate) fn run_pipeline(
     Ok((PyRunning { running: Mutex::new(Some(running)), birth: Birth::here() }, feeds, channels))
 }
 
-/// Where a flow ends in this program.
+/// The end of a flow in this program.
 #[pyclass(frozen, name = "End", module = "tensorpost._native")]
 pub(crate) struct PyEnd {
     channel: Mutex<Option<Channel<RawItem>>>,
@@ -298,10 +298,10 @@ pub(crate) struct PyEnd {
 
 #[pymethods]
 impl PyEnd {
-    /// The next item; an error where none comes in time, or will.
+    /// Waits for the next item; raises if none comes in time, or none will come.
     fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let timeout = wait::seconds(py, timeout)?;
-        // One thread receives.
+        // Only one thread receives at a time.
         let Some(mut taken) = self.channel.lock().take() else {
             return Err(refused(py, "another thread receives from it".to_owned()));
         };
@@ -320,7 +320,7 @@ impl PyEnd {
     }
 }
 
-/// A pipeline that runs.
+/// A running pipeline.
 #[pyclass(frozen, name = "Running", module = "tensorpost._native")]
 pub(crate) struct PyRunning {
     running: Mutex<Option<Running>>,
@@ -329,8 +329,8 @@ pub(crate) struct PyRunning {
 
 #[pymethods]
 impl PyRunning {
-    /// Waits for the end: why it failed, if it did, and the report as text and as JSON. None where it has not
-    /// ended in time.
+    /// Waits for the end. Returns why it failed, if it did, and the report as text and as JSON; None if it
+    /// has not ended in time.
     #[expect(clippy::type_complexity, reason = "Python takes it apart")]
     fn wait(
         &self,
@@ -356,14 +356,14 @@ impl PyRunning {
         }))
     }
 
-    /// Stops the sources; what is under way is finished.
+    /// Stops the sources; items under way are finished.
     fn cancel(&self) {
         if let Some(running) = &*self.running.lock() {
             running.cancel();
         }
     }
 
-    /// Ends it at once.
+    /// Kills it at once.
     fn kill(&self) {
         if let Some(running) = &*self.running.lock() {
             running.kill();

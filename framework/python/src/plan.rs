@@ -1,4 +1,4 @@
-//! A type of a message, as Python has read its annotations: a list of nodes that refer to each other by
+//! The type of a message, as Python has read its annotations: a list of nodes that refer to each other by
 //! index, so that a type may hold itself.
 
 use pyo3::exceptions::PyValueError;
@@ -11,12 +11,12 @@ use crate::taking::Asked;
 use crate::tensor::PyTensor;
 use crate::{decode, encode};
 
-/// A value with nothing inside.
+/// A value without other values inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scalar {
     Nil,
     Bool,
-    /// Signed, and how many bits.
+    /// Whether it is signed, and how many bits it has.
     Int(bool, u32),
     F32,
     F64,
@@ -29,10 +29,10 @@ pub(crate) enum Scalar {
 #[derive(Debug)]
 pub(crate) enum Node {
     Scalar(Scalar),
-    /// What is asked of it, and whether its receiver has it for good.
+    /// The dtype and shape that it must have, and whether its receiver owns it.
     Tensor(Asked, bool),
     Option(usize),
-    /// The address of an actor, with the message that goes there: its name, itself, its reply.
+    /// The address of an actor, with the messages that it takes: the name, the type, and the reply's type.
     Address(String, usize, usize),
     List(usize),
     Set(usize),
@@ -63,15 +63,15 @@ pub(crate) struct Class {
     pub(crate) name: String,
     pub(crate) style: Style,
     pub(crate) fields: Vec<Field>,
-    /// To make one is to set its fields.
+    /// Whether an object can be made by setting its fields.
     pub(crate) plain: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Field {
-    /// On the wire.
+    /// The name on the wire.
     pub(crate) name: String,
-    /// In Python.
+    /// The name in Python.
     pub(crate) attribute: Py<PyString>,
     pub(crate) node: usize,
     pub(crate) optional: bool,
@@ -85,7 +85,7 @@ pub(crate) struct Variant {
     pub(crate) class: Class,
 }
 
-/// A type of messages, of values in them or of replies, ready to be described, written and read.
+/// The type of a message, of a value in one, or of a reply, ready to be described, written and read.
 #[pyclass(frozen, module = "tensorpost._native")]
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -112,18 +112,18 @@ impl Plan {
         }
     }
 
-    /// The canonical text of the type alone.
+    /// Returns the canonical text of the type alone.
     fn schema(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.shape().map_err(|why| exception(py, "SchemaError", why))?.text())
     }
 
-    /// The canonical text of a message of this type, and its key.
+    /// Returns the canonical text of a message of this type, and its key.
     fn interface(&self, py: Python<'_>, message: String, reply: &Plan) -> PyResult<(String, u64)> {
         let interface = self.message(message, reply).map_err(|why| exception(py, "SchemaError", why))?;
         Ok((interface.text(), interface.key()))
     }
 
-    /// A value as bytes, and the tensors that are in it.
+    /// Returns a value as bytes, and the tensors that are in it.
     fn encode<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>)> {
         let py = value.py();
         let (body, tensors) = encode::encode(self, value, None)
@@ -133,7 +133,7 @@ impl Plan {
         Ok((PyBytes::new(py, &body), PyList::new(py, tensors)?))
     }
 
-    /// The value of these bytes.
+    /// Decodes these bytes.
     fn decode<'py>(
         &self,
         py: Python<'py>,
@@ -242,7 +242,7 @@ impl Scalar {
 }
 
 impl Class {
-    /// Of `(class, name, style, [(name, attribute, node, optional, (omitted,) or None)], plain)`.
+    /// Reads `(class, name, style, [(name, attribute, node, optional, (omitted,) or None)], plain)`.
     fn read(class: &Bound<'_, PyAny>) -> PyResult<Self> {
         type Read<'py> = (String, Bound<'py, PyString>, usize, bool, Option<(Py<PyAny>,)>);
         let (class, name, style, fields, plain): (Bound<'_, PyType>, String, String, Vec<Read<'_>>, bool) =

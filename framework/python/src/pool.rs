@@ -1,10 +1,11 @@
-//! PyTorch's allocations in the process's own pool, so that what a handler makes can be sent without a copy.
+//! Puts PyTorch's allocations into the process's own pool, so that a handler's new tensors can be sent
+//! without a copy.
 //!
-//! The two functions at the end are what `torch.cuda.memory.CUDAPluggableAllocator` asks for, by their names
-//! in this library. PyTorch takes segments of many tensors, works in them on the actor's stream and keeps
-//! them: each is one allocation of the pool. The budget of the pool bounds what is lent, and not what an
-//! actor uses for itself. Where the pool has no room, a segment is memory of the GPU that is in no pool, and
-//! tensors in it are copied when they are sent.
+//! `torch.cuda.memory.CUDAPluggableAllocator` looks up the two functions at the end by their names in this
+//! library. PyTorch takes segments for many tensors, works in them on the actor's stream and keeps them: each
+//! is one allocation of the pool. The budget of the pool bounds the memory that is lent out, and not the
+//! memory that an actor uses itself. If the pool has no room, a segment is GPU memory outside of any pool,
+//! and tensors in it are copied when they are sent.
 
 #![expect(unsafe_code, reason = "PyTorch calls C functions")]
 
@@ -24,13 +25,13 @@ use tensorpost_core::tensor::{DType, DeviceStream, Tensor, TensorError};
 use crate::cuda;
 use crate::handed::{self, Handed};
 
-/// With the GPU's number, and the stream's as others name it.
+/// Streams, each with its GPU's number and its handle.
 type Streams = Mutex<Vec<(i32, u64, DeviceStream)>>;
 
 /// The streams of this process's actors, in whose memory PyTorch allocates.
 static STREAMS: PerProcess<Streams> = PerProcess::new(Mutex::default);
 
-/// What it has taken, by address.
+/// The segments that PyTorch has taken, by address.
 static TAKEN: PerProcess<Mutex<HashMap<u64, Segment>>> = PerProcess::new(Mutex::default);
 
 #[expect(clippy::large_enum_variant, reason = "one for each segment of PyTorch, and nearly all are pooled")]
@@ -41,15 +42,15 @@ enum Segment {
     Private(DeviceStream),
 }
 
-/// The log has said that the pool had no room.
+/// Whether the log has said that the pool had no room.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The stream that PyTorch works on, on this thread, since we said so.
+    /// The stream that we have set as PyTorch's current stream on this thread.
     static WORKS_ON: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Has PyTorch work on this stream, on this thread.
+/// Makes PyTorch work on this stream, on this thread.
 pub(crate) fn work_on(py: Python<'_>, stream: &DeviceStream) -> PyResult<()> {
     let (Some(handle), Some(ordinal)) = (cuda::handle(stream), cuda::ordinal(stream)) else { return Ok(()) };
     if WORKS_ON.get() == Some(handle) {
@@ -60,12 +61,12 @@ pub(crate) fn work_on(py: Python<'_>, stream: &DeviceStream) -> PyResult<()> {
     Ok(())
 }
 
-/// The stream that PyTorch works on, on this thread, as DLPack numbers it.
+/// Returns the stream that PyTorch works on, on this thread, as DLPack numbers it.
 pub(crate) fn current(py: Python<'_>, stream: &DeviceStream) -> PyResult<i64> {
     py.import("tensorpost._torch")?.call_method1("current", (cuda::ordinal(stream),))?.extract()
 }
 
-/// PyTorch may allocate what is for this stream.
+/// Lets PyTorch allocate memory for this stream.
 pub(crate) fn open_for(stream: &DeviceStream) {
     if let (Some(ordinal), Some(handle)) = (cuda::ordinal(stream), cuda::handle(stream)) {
         let mut streams = STREAMS.get().lock();
@@ -74,7 +75,7 @@ pub(crate) fn open_for(stream: &DeviceStream) {
     }
 }
 
-/// Memory for what PyTorch is about to do on the stream `works_on`.
+/// Allocates memory for PyTorch's work on the stream `works_on`.
 fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
     let stream = {
         let streams = STREAMS.get().lock();
@@ -100,9 +101,8 @@ fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
         Err(error) => return Err(error),
     };
     if let Some(own) = cuda::handle(&stream) {
-        // Whoever had the memory before is waited for on our stream, and a side stream has to come behind
-        // that too (CLOCK-2).
-        // SAFETY: PyTorch allocates for a stream that is there.
+        // Our stream waits for the last user of the memory, and a side stream must come behind that too
+        // (CLOCK-2). SAFETY: PyTorch allocates for an existing stream.
         unsafe { cuda::order(&stream, own, works_on) }.map_err(refused)?;
     }
     let (address, known) = handed::pool(&tensor, &stream)?;
@@ -110,7 +110,7 @@ fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
     Ok(address)
 }
 
-/// For PyTorch: memory, or null.
+/// Allocates memory for PyTorch; null if there is none.
 #[unsafe(no_mangle)]
 extern "C" fn tensorpost_alloc(bytes: isize, ordinal: c_int, stream: *mut c_void) -> *mut c_void {
     let taken = std::panic::catch_unwind(|| take(ordinal, bytes.max(1) as usize, stream as u64));
@@ -124,7 +124,7 @@ extern "C" fn tensorpost_alloc(bytes: isize, ordinal: c_int, stream: *mut c_void
     }
 }
 
-/// For PyTorch: it uses the memory no more, but for what its stream still does.
+/// Frees memory for PyTorch: only work that is already on its stream still uses it.
 #[unsafe(no_mangle)]
 extern "C" fn tensorpost_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
     let address = address.expose_provenance() as u64;
@@ -133,11 +133,11 @@ extern "C" fn tensorpost_free(address: *mut c_void, _: isize, _: c_int, _: *mut 
         None => {}
         Some(Segment::Pooled { tensor, stream, _known }) => {
             let layout = *tensor.layout();
-            // Its last use is what is on the stream by now.
+            // Its last use is the work that is on the stream by now.
             drop(seen_as(&tensor, DType::U8, layout, Some(Some(&stream))));
         }
         Some(Segment::Private(stream)) => {
-            // SAFETY: it was allocated so, and PyTorch has let go of it.
+            // SAFETY: it came from `cuda::allocate`, and PyTorch has released it.
             if let Err(error) = unsafe { cuda::free(&stream, address) } {
                 tracing::warn!(error, "memory of a GPU was not given back");
             }

@@ -1,19 +1,19 @@
-//! MessagePack, read from bytes that were found to be one value before: what the decoder needs of it, and no
-//! more.
+//! Reads MessagePack from bytes that were checked to be one value: only as much of the format as the decoder
+//! needs.
 
 use rmp::Marker;
 use tensorpost_core::message::nesting;
 
 use crate::failure::{Failure, Result};
 
-/// Bytes, and how far they were read. A copy reads the same value again.
+/// Bytes, and the position up to which they were read. A copy reads the same value again.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     body: &'a [u8],
     at: usize,
 }
 
-/// A value with nothing inside, or the head of one that has.
+/// A value without other values inside, or the header of one with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Item<'a> {
     Nil,
@@ -29,7 +29,7 @@ pub(crate) enum Item<'a> {
 }
 
 impl Item<'_> {
-    /// For people.
+    /// Returns the kind of the item, for people.
     pub(crate) fn what(&self) -> &'static str {
         match self {
             Item::Nil => "nil",
@@ -46,7 +46,7 @@ impl Item<'_> {
 
 impl<'a> Reader<'a> {
     /// # Errors
-    /// Not one value, or nested too deep: what reads it may recurse then.
+    /// The bytes are not one value, or are nested too deep. After this check the decoder may recurse.
     pub(crate) fn new(body: &'a [u8]) -> Result<Self> {
         if body.is_empty() {
             return Err(Failure::new("the body is empty"));
@@ -82,12 +82,12 @@ impl<'a> Reader<'a> {
         Ok(usize::from(u16::from_be_bytes(self.fixed()?)))
     }
 
-    /// Lossless: addresses have at least 32 bits where there is Linux.
+    /// Reads a length of 32 bits. The cast is lossless: addresses on Linux have at least 32 bits.
     fn length32(&mut self) -> Result<usize> {
         Ok(u32::from_be_bytes(self.fixed()?) as usize)
     }
 
-    /// The next value, or the head of one; what is inside comes next then.
+    /// Returns the next value, or the header of one; the values inside come next then.
     pub(crate) fn next(&mut self) -> Result<Item<'a>> {
         let [marker] = self.fixed()?;
         Ok(match Marker::from_u8(marker) {
@@ -141,13 +141,13 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// What comes next, without reading it.
+    /// Returns the next item without reading past it.
     pub(crate) fn peek(&self) -> Result<Item<'a>> {
         let mut reader = *self;
         reader.next()
     }
 
-    /// Goes past the next value and all that is inside of it.
+    /// Skips the next value and everything inside it.
     pub(crate) fn skip(&mut self) -> Result<()> {
         let mut left = 1_usize;
         while left > 0 {
@@ -161,7 +161,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// As [`skip`](Self::skip); the bytes that it went past.
+    /// As [`skip`](Self::skip), but returns the bytes that were skipped.
     pub(crate) fn skipped(&mut self) -> Result<&'a [u8]> {
         let from = self.at;
         self.skip()?;

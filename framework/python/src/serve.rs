@@ -1,6 +1,6 @@
-//! The loop of an actor whose handlers are plain functions: a message is read, its handler called and its
-//! reply sent without a line of Python in between. What is not plain, the package does
-//! (`tensorpost._worker`): events, messages without a handler, failures.
+//! The loop of an actor whose handlers are plain functions: it reads a message, calls its handler and sends
+//! the reply without a line of Python in between. The package (`tensorpost._worker`) does the rest: events,
+//! messages without a handler, failures.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use crate::plan::{Node, Plan, Scalar};
 /// Nil in MessagePack.
 const NIL: u8 = 0xc0;
 
-/// A handler: the key of its messages, how they are read, how its reply is written, and itself.
+/// A handler: the key of its messages, their plan, the plan of its reply, and the function.
 pub(crate) type Handler = (u64, Py<Plan>, Py<Plan>, Py<PyAny>);
 
-/// A message with which something else has to be done, what, and the error.
+/// A message that needs other treatment, the reason, and the error.
 pub(crate) type Left = (Delivered, &'static str, Option<Py<PyAny>>);
 
 /// See [`PyMailbox`].
 pub(crate) fn serve(mailbox: &PyMailbox, py: Python<'_>, mut handlers: Vec<Handler>) -> Option<Left> {
     handlers.sort_by_key(|(key, ..)| *key);
     loop {
-        // Without letting go of the interpreter, where there is one.
+        // If there is an item, the interpreter is not released.
         let item = mailbox.0.take().unwrap_or_else(|| py.detach(|| mailbox.0.wait()))?;
         garbage::clear(py);
         let (message, answer) = match item {
@@ -54,7 +54,7 @@ fn handle(
 ) -> Result<(), Box<Left>> {
     let context = mailbox.0.context();
     let RawMessage { key, body, tensors } = message;
-    // What is left of it: its tensors are the handler's.
+    // The rest of the message, without its tensors, which the handler has.
     let left = |answer, how, shown, error: PyErr| {
         let message = RawMessage { key, body: Vec::new(), tensors: Vec::new() };
         let error = error.into_value(py).into_any();
@@ -67,8 +67,8 @@ fn handle(
     let handling = Handling::begin();
     let returned = method.bind(py).call1((&value,));
     if context.transport.is_inherited() {
-        // A child that was forked in the handler: its end is the package's to make, and the answer its
-        // parent's.
+        // This is a child that was forked in the handler: the package ends it, and its parent answers the
+        // message.
         std::mem::forget((handling, value, shown));
         let message = RawMessage { key, body: Vec::new(), tensors: Vec::new() };
         let error = returned.err().map(|error| error.into_value(py).into_any());
@@ -81,12 +81,12 @@ fn handle(
             return Err(left(answer, "failed", Some(shown), error));
         }
     };
-    // What the message takes back to its owner and the reply are one clock write, and are published together.
-    // Whatever waits in here for others publishes first (`wait`, `address`).
+    // The message's leases that go back and the reply share one clock write, and are published together. Code
+    // in here that waits for other processes publishes first (`wait`, `address`).
     let _together = Together::begin();
     drop(handling);
     drop(value);
-    // First: a GPU that was made to write where it may not has nothing left to send.
+    // Checked first: if the handler has written memory that it must not write, nothing of it may be sent.
     if let Err(error) = check_writes(py, Some(shown), context) {
         return Err(left(answer, "failed", None, error));
     }
@@ -97,13 +97,13 @@ fn handle(
             answer.send(reply);
             Ok(())
         }
-        // The handler has done its work, and the next message has nothing to do with this reply.
+        // The handler has done its work, and an error of this reply does not concern the next message.
         Err(error) if error.is_instance_of::<PyException>(py) => Err(left(answer, "unsent", None, error)),
         Err(error) => Err(left(answer, "failed", None, error)),
     }
 }
 
-/// What a handler has returned, as the reply.
+/// Makes the reply of the value that a handler has returned.
 pub(crate) fn reply(context: &Arc<Context>, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<RawReply> {
     // Nearly all handlers return nothing.
     if value.is_none() && matches!(plan.nodes.get(plan.root), Some(Node::Scalar(Scalar::Nil))) {

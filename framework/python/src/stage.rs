@@ -1,14 +1,14 @@
-//! A stage of a pipeline that is written in Python, and a source: what the actors of pipelines
-//! (`tensorpost-pipeline`) run in a worker that is an interpreter.
+//! Stages and sources of pipelines that are written in Python: the actors of pipelines
+//! (`tensorpost-pipeline`) run these in a worker that is an interpreter.
 //!
-//! Everything that a pipeline promises is kept there, in the same code as for stages of Rust: what is here
-//! makes a call in Python of a call of the stage. The two run on threads of their own: this one is the
-//! actor's, which may not wait for messages in a call, and the thread of Python may. So a call is handed
-//! over, and waited for.
+//! The pipeline crate keeps all promises of a pipeline, in the same code as for stages of Rust. This module
+//! only turns a call of the stage into a call in Python. The two run on threads of their own: the actor's
+//! thread may not wait for messages in a call, and the Python thread may. So the actor's thread hands a call
+//! over, and waits for its answer.
 //!
-//! **Invariants.** One call at a time, answered once: by what Python says, or by the end of its thread. What
-//! a call has made goes nowhere before it has ended well. The reader is on a third thread and never waits for
-//! the interpreter.
+//! ***Invariants.** There is one call at a time, and it is answered once: by Python, or by the end of its
+//! thread. The results of a call are sent only when it has succeeded. The reader is on a third thread and
+//! never waits for the interpreter.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
@@ -32,19 +32,19 @@ use crate::look::{self, look_for};
 use crate::mailbox::{self, Mailbox, PyMailbox, Shown};
 use crate::plan::Plan;
 
-/// Bytes of the stack of Python's thread: as an actor's.
+/// Bytes of the stack of the Python thread: as for an actor.
 const STACK: usize = 8 << 20;
 
-/// What Python is to do.
+/// A call for Python.
 enum Ask {
     Item(RawItem),
     /// All items have come.
     Finish,
-    /// The next item of a source.
+    /// Make the next item of a source.
     Next,
 }
 
-/// What came of it.
+/// The outcome of a call.
 struct Answer {
     made: Vec<RawItem>,
     failed: Option<Failed>,
@@ -52,11 +52,11 @@ struct Answer {
 
 struct Failed {
     why: String,
-    /// The process whose death took what it was about.
+    /// The process whose death took the data of the call, if one did.
     lost_with: Option<ProcessId>,
 }
 
-/// A thread of Python that runs a stage.
+/// A Python thread that runs a stage.
 struct Thread {
     asks: SyncSender<Ask>,
     answers: Receiver<Answer>,
@@ -64,11 +64,11 @@ struct Thread {
 }
 
 impl Thread {
-    /// Starts it, and waits until the stage is made and warm.
+    /// Starts the thread, and waits until the stage is made and prepared.
     async fn start(order: Order, env: &Env) -> anyhow::Result<Self> {
         let (ready, started) = oneshot::channel();
         let mailbox = Mailbox::new(env, ready);
-        // A call is answered before the next one is asked for.
+        // A call is answered before the next one comes.
         let (asks, asked) = mpsc::sync_channel(1);
         let (answer, answers) = mpsc::sync_channel(1);
         let (inner, calls) = (Arc::clone(&mailbox), PyCalls::new(asked, answer, &mailbox));
@@ -87,8 +87,8 @@ impl Thread {
         let mut answer = next(&self.answers, &self.mailbox).ok_or_else(ended)?;
         match answer.failed.take() {
             None => Ok(answer),
-            // In the form in which a stage of Rust says it, so that it is told from a failure of the stage
-            // (DEATH-3).
+            // In the form in which a stage of Rust reports a loss, so that it is told from a failure of the
+            // stage (DEATH-3).
             Some(Failed { why, lost_with: Some(by) }) => {
                 Err(anyhow::Error::from(TensorError::Tainted { by }).context(why))
             }
@@ -97,8 +97,8 @@ impl Thread {
     }
 }
 
-/// The next that comes from the other thread, `None` where that has ended. It comes soon, mostly, so it is
-/// looked for before this thread sleeps.
+/// Waits for the next value from the other thread; `None` if that has ended. It mostly comes soon, so this
+/// thread spins before it sleeps.
 fn next<T>(from: &Receiver<T>, mailbox: &Mailbox) -> Option<T> {
     let looked = look_for(&mailbox.context().transport, || match from.try_recv() {
         Ok(came) => Some(Some(came)),
@@ -114,17 +114,17 @@ fn next<T>(from: &Receiver<T>, mailbox: &Mailbox) -> Option<T> {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // Without one who asks its calls end; what it says then is waited for, as at the end of an actor.
+        // Without a sender of calls the thread ends; its end is waited for, as at the end of an actor.
         let (nobody, _) = mpsc::sync_channel(1);
         self.asks = nobody;
         self.mailbox.close(true);
     }
 }
 
-/// Runs the stage, on its thread of Python.
+/// Runs the stage, on its Python thread.
 fn run(mailbox: &Arc<Mailbox>, calls: PyCalls, order: &Order) {
     let (name, path, own, args) = order.python.order();
-    // The interpreter's end is the process's.
+    // If the interpreter is ending, so is the process.
     Python::try_attach(|py| {
         let call = || -> PyResult<()> {
             let args = mailbox::bytes(py, args);
@@ -144,7 +144,7 @@ fn run(mailbox: &Arc<Mailbox>, calls: PyCalls, order: &Order) {
     mailbox.ended();
 }
 
-/// The calls of a stage, as its thread of Python has them.
+/// The calls of a stage, as its Python thread sees them.
 #[pyclass(frozen, name = "Calls", module = "tensorpost._native")]
 pub(crate) struct PyCalls {
     asked: Mutex<Receiver<Ask>>,
@@ -160,7 +160,7 @@ impl PyCalls {
 
 #[pymethods]
 impl PyCalls {
-    /// The next one; None where no more come. Blocks.
+    /// Waits for the next call; None if no more come. Blocks.
     fn next(&self, py: Python<'_>) -> Option<PyCall> {
         let ask = py.detach(|| next(&self.asked.lock(), &self.mailbox))?;
         garbage::clear(py);
@@ -179,11 +179,11 @@ struct State {
     item: Option<RawItem>,
     shown: Option<Shown>,
     made: Vec<RawItem>,
-    /// Until it is answered.
+    /// The sender of the answer; `None` once it was sent.
     answer: Option<SyncSender<Answer>>,
 }
 
-/// A call of a stage. One that is dropped without an answer has failed.
+/// A call of a stage. If it is dropped without an answer, it has failed.
 #[pyclass(frozen, name = "Call", module = "tensorpost._native")]
 pub(crate) struct PyCall {
     kind: &'static str,
@@ -198,11 +198,11 @@ impl PyCall {
             let made = std::mem::take(&mut state.made);
             (state.answer.take(), made, state.item.take(), state.shown.take())
         };
-        // Its leases go back before anybody hears of the end.
+        // The item's leases go back before the end is reported.
         drop((item, shown));
         if let Some(answer) = answer {
             let made = if failed.is_none() { made } else { Vec::new() };
-            // The actor waits for it, unless it is gone.
+            // The actor waits for the answer, unless it is gone.
             let _ = answer.try_send(Answer { made, failed });
         }
     }
@@ -210,13 +210,13 @@ impl PyCall {
 
 #[pymethods]
 impl PyCall {
-    /// What is asked for: `"item"`, `"finish"`, or `"next"` of a source.
+    /// Returns the kind of the call: `"item"`, `"finish"`, or `"next"` for a source.
     #[getter]
     fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// The item, once: its tensors go with it.
+    /// Returns the item, once: its tensors go with it.
     fn value(&self, py: Python<'_>, plan: Py<Plan>) -> PyResult<Py<PyAny>> {
         let Some(RawItem { body, tensors }) = self.state.lock().item.take() else {
             return Err(exception(py, "Error", "the item is done with".to_owned()));
@@ -226,7 +226,7 @@ impl PyCall {
         Ok(value)
     }
 
-    /// One of the results.
+    /// Adds a result.
     fn emit(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = value.py();
         let context = self.mailbox.context();
@@ -237,8 +237,8 @@ impl PyCall {
         Ok(())
     }
 
-    /// The call has ended well, if it has written nothing that others read. A source that has made nothing in
-    /// it has ended.
+    /// Ends the call with success, unless it has written memory that other processes read. A source that has
+    /// made nothing in the call has ended.
     fn done(&self, py: Python<'_>) -> PyResult<()> {
         let shown = self.state.lock().shown.take();
         mailbox::check_writes(py, shown, self.mailbox.context())?;
@@ -246,7 +246,7 @@ impl PyCall {
         Ok(())
     }
 
-    /// The call has failed.
+    /// Ends the call with a failure.
     fn fail(&self, py: Python<'_>, mut why: String) {
         let shown = self.state.lock().shown.take();
         if let Err(error) = mailbox::check_writes(py, shown, self.mailbox.context()) {
@@ -296,7 +296,7 @@ impl Stage for PyStage {
     type Args = Order;
     type In = RawItem;
     type Out = RawItem;
-    // In a program of Python too: what comes is brought to its device.
+    // Also set for a program in Python: tensors of incoming items are brought to the stage's device.
     const ELSEWHERE: Option<&'static str> = Some(STAGE);
     const TAKES_ANY: bool = true;
 
@@ -339,7 +339,7 @@ impl Source for PySource {
     }
 }
 
-/// Has the workers of this program know both.
+/// Registers both with the workers of this program.
 pub(crate) fn register(builder: NodeBuilder) -> NodeBuilder {
     source_of_python::<PySource>(stage_of_python::<PyStage>(builder))
 }

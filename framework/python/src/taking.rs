@@ -1,5 +1,5 @@
-//! Tensors of other libraries, as they come to be sent: what lies in memory of ours is known again, and what
-//! cannot be taken is an error that says what to do.
+//! Takes tensors of other libraries to send them: a tensor that lies in our memory is recognised, and one
+//! that cannot be taken is an error that says what to do.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ use crate::tensor::PyTensor;
 use crate::torch::Torch;
 use crate::{bounds, capsule, cuda};
 
-/// `kDLCPU` and `kDLCUDAHost`: what the host can reach.
+/// `kDLCPU` and `kDLCUDAHost`: memory that the host can access.
 pub(crate) const ON_HOST: [i32; 2] = [1, 3];
 /// `kDLCUDA`.
 const ON_CUDA: i32 = 2;
 
-/// A tensor of what Python has: one of ours, or any object with `__dlpack__`.
+/// Takes a tensor from a Python object: one of ours, or any object with `__dlpack__`.
 pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -> PyResult<Tensor> {
     let py = source.py();
     if let Ok(own) = source.cast::<PyTensor>() {
@@ -37,7 +37,7 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
         Some(torch) if torch.is_tensor(source)? => Some(torch),
         _ => None,
     };
-    // First what costs little: a plain tensor that lies in memory of ours.
+    // First the cheap case: a plain tensor that lies in our memory.
     if let (Some(torch), Some(context)) = (torch, context)
         && !torch.requires_grad(source)?
         && !torch.is_negated(source).unwrap_or(true)
@@ -58,7 +58,7 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     }
     let unwilling = |cause: PyErr| {
         if !cause.is_instance_of::<PyException>(py) {
-            // Ctrl-C, or the end of the program, and nothing of the object's.
+            // Ctrl-C, or the end of the program, which is not the object's error.
             return cause;
         }
         let error = refused(format!("the {name} does not give itself by DLPack: {}", cause.value(py)));
@@ -72,13 +72,13 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     let given = given(source, handle).map_err(unwilling)?;
     let managed = capsule::take(&given)?;
     let (managed, array) = capsule::array_of(managed);
-    // SAFETY: it was just made, and is there.
+    // SAFETY: it was just made, and is alive.
     #[expect(unsafe_code, reason = "the axes are C's")]
     if let Some(why) = unsafe { bounds::leaves(source, torch.is_some(), &array) } {
         return Err(refused(format!("the {name} {why}")));
     }
     if let Some(context) = context {
-        // SAFETY: it was just made, and is there.
+        // SAFETY: it was just made, and is alive.
         #[expect(unsafe_code, reason = "the axes are C's")]
         let found = unsafe { handed::find(&array) };
         if let Some(found) = found {
@@ -95,7 +95,7 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     tensor.map_err(|error| refused(format!("the {name} cannot be taken: {}", why(&error))))
 }
 
-/// One of ours, with what was written into it by now.
+/// Returns one of our tensors, with the data that was written into it by now.
 fn own_tensor(own: &PyTensor) -> Tensor {
     if !own.is_writable() {
         return own.tensor.clone();
@@ -107,11 +107,11 @@ fn own_tensor(own: &PyTensor) -> Tensor {
         .unwrap_or_else(|| own.tensor.clone())
 }
 
-/// A tensor of PyTorch in memory of ours.
+/// Recognises a PyTorch tensor in our memory.
 fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>) -> PyResult<Option<Tensor>> {
-    // What has no address, such as a sparse tensor, is an error that is told below.
+    // A tensor without an address, such as a sparse one, is an error that is reported later.
     let Some(Ok(array)) = torch.view(source) else { return Ok(None) };
-    // SAFETY: the axes are the object's, which is there.
+    // SAFETY: the axes belong to the object, which is alive.
     #[expect(unsafe_code, reason = "the axes are C's")]
     let Some(found) = (unsafe { handed::find(&array) }) else { return Ok(None) };
     let stream = if found.kind() == Kind::Pool { Some(context.stream()) } else { found.stream() };
@@ -120,7 +120,7 @@ fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>)
     }
     match found.kind() {
         Kind::ToRead | Kind::ToWrite => seen(source, &found, context),
-        // Its neighbours in the pool are others' tensors.
+        // The memory around it in the pool belongs to other tensors, so its extent is checked.
         // SAFETY: as above.
         #[expect(unsafe_code, reason = "the axes are C's")]
         Kind::Pool if unsafe { bounds::leaves(source, true, &array) }.is_some() => Ok(None),
@@ -131,7 +131,8 @@ fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>)
     }
 }
 
-/// What lies in memory of ours, by the handle that keeps it; its library has put our stream behind its work.
+/// Returns a tensor that lies in our memory, with the handle that keeps it; its library has put our stream
+/// behind its work.
 fn as_found(
     source: &Bound<'_, PyAny>,
     found: &Found,
@@ -141,14 +142,14 @@ fn as_found(
     if found.kind() != Kind::Pool {
         return seen(source, found, context);
     }
-    // On the stream that its library has put its work before, which need not be the one that took the pool's
-    // memory: there may be several actors here.
+    // On the stream that comes behind the library's work. It need not be the stream that took the pool's
+    // memory: there may be several actors in this process.
     let piece = found.piece(source.py(), context.stream(), managed)?;
     note(source, context)?;
     Ok(piece)
 }
 
-/// What lies in memory of ours, on its own lease.
+/// Returns a tensor that lies in our memory, on its own lease.
 fn seen(source: &Bound<'_, PyAny>, found: &Found, context: &Arc<Context>) -> PyResult<Option<Tensor>> {
     if found.kind() == Kind::ToWrite {
         note(source, context)?;
@@ -156,12 +157,12 @@ fn seen(source: &Bound<'_, PyAny>, found: &Found, context: &Arc<Context>) -> PyR
     Ok(found.tensor())
 }
 
-/// Has writes be found that come after.
+/// Notes a tensor, so that later writes to it are found.
 fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) -> PyResult<()> {
     if !context.watches_sent() {
         return Ok(());
     }
-    // Of PyTorch's alone.
+    // Only PyTorch's tensors count their writes.
     let torch = Torch::if_there(source.py())?;
     if let Some(torch) = torch.filter(|torch| torch.is_tensor(source).unwrap_or(false))
         && let Ok(version) = torch.version(source)
@@ -171,13 +172,13 @@ fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether what PyTorch does now comes behind our stream.
+/// Whether PyTorch's current work is on our stream.
 fn in_order(stream: Option<&DeviceStream>, torch: &Torch, ordinal: i32) -> bool {
     let Some(stream) = stream else { return true };
     cuda::handle(stream).is_some_and(|handle| torch.current_stream(ordinal) == Some(handle))
 }
 
-/// The stream on which a library's memory is used here; none on the host.
+/// Returns the stream on which a library's memory is used here; `None` on the host.
 fn place(kind: i32, id: i32, context: Option<&Arc<Context>>) -> Result<Option<DeviceStream>, String> {
     if ON_HOST.contains(&kind) {
         return Ok(None);
@@ -196,7 +197,7 @@ fn place(kind: i32, id: i32, context: Option<&Arc<Context>>) -> Result<Option<De
     }
 }
 
-/// What a tensor of PyTorch is that its memory alone does not say, and what to do.
+/// Returns the property of a PyTorch tensor that its memory alone does not show, and what to do about it.
 fn is_not_plain(source: &Bound<'_, PyAny>) -> Option<&'static str> {
     let is = |property: &str| source.getattr(property).is_ok_and(|is| is.is_truthy().unwrap_or(false));
     if is("requires_grad") {
@@ -228,7 +229,7 @@ fn is_not_plain(source: &Bound<'_, PyAny>) -> Option<&'static str> {
     is("is_quantized").then_some("is quantized; convert it first, with `.dequantize()`")
 }
 
-/// An array of numpy with a mask, which its memory does not say.
+/// Recognises a numpy array with a mask, which its memory does not show.
 fn is_masked(source: &Bound<'_, PyAny>) -> Option<&'static str> {
     let array = bounds::numpy(source.py())?;
     if source.get_type().is(array) || !source.is_instance(array).unwrap_or(false) {
@@ -239,8 +240,8 @@ fn is_masked(source: &Bound<'_, PyAny>) -> Option<&'static str> {
     is.then_some("has a mask, which is not sent with it; fill it first, with `.filled(0)`, and send the mask by itself")
 }
 
-/// Asks for a capsule with a version, and without one whoever does not know of versions. What is on a GPU is
-/// to be there for work on `stream`.
+/// Asks an object for a capsule with a version, or without one if the object does not know versions. A tensor
+/// on a GPU must be ready for work on `stream`.
 fn given<'py>(source: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
     let py = source.py();
     static KNOWN: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
@@ -267,7 +268,7 @@ fn given<'py>(source: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound
     }
 }
 
-/// An error of the core's without the words that only its own programs know.
+/// Returns the text of an error of the core, without words that only Rust programs know.
 fn why(error: &TensorError) -> String {
     match error {
         TensorError::DlPack { why } => why.clone(),
@@ -275,12 +276,12 @@ fn why(error: &TensorError) -> String {
     }
 }
 
-/// What an annotation asks of a tensor.
+/// The dtype and shape that an annotation asks of a tensor.
 #[derive(Debug)]
 pub(crate) struct Asked {
     /// In words.
     pub(crate) shape: TensorShape,
-    /// The type of the elements, where there is one of this name.
+    /// The type of the elements, if there is one of this name.
     dtype: Option<DType>,
 }
 

@@ -1,5 +1,5 @@
-//! Tensors in Python: what came in a message, what was made for one, and what other libraries read and write
-//! of them by DLPack, without a copy.
+//! Tensors in Python: those that came in a message, and those that were made for one. Other libraries read
+//! and write them by DLPack, without a copy.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -23,23 +23,24 @@ use crate::{capsule, pool};
 #[pyclass(frozen, name = "Tensor", module = "tensorpost")]
 pub(crate) struct PyTensor {
     pub(crate) tensor: Tensor,
-    /// Whether this process has it for itself, to write in place.
+    /// Whether this process owns it, and may write it in place.
     writable: bool,
-    /// Of a process of a node.
+    /// The context, in a process of a node.
     context: Option<Arc<Context>>,
-    /// The handler that it came to, and which of its message's it is.
+    /// The ledger of the handler that it came to, and its index in the message.
     came_to: Option<(Arc<Ledger>, usize)>,
-    /// As PyTorch has it. Made before it is put here, so that nobody waits for this with the interpreter.
+    /// The PyTorch tensor. It is made before it is put here, so that no thread waits for this with the
+    /// interpreter.
     shown: OnceLock<Py<PyAny>>,
 }
 
 impl PyTensor {
-    /// One that nobody writes.
+    /// Makes a tensor that is not written.
     pub(crate) fn of(tensor: Tensor) -> Self {
         PyTensor { tensor, writable: false, context: None, came_to: None, shown: OnceLock::new() }
     }
 
-    /// One that came.
+    /// Makes a tensor that came in a message.
     pub(crate) fn arrived(
         tensor: Tensor,
         context: &Arc<Context>,
@@ -48,7 +49,7 @@ impl PyTensor {
         PyTensor { context: Some(Arc::clone(context)), came_to, ..Self::of(tensor) }
     }
 
-    /// One that this process alone has.
+    /// Makes a tensor that this process owns.
     pub(crate) fn owned(tensor: Tensor, context: Option<Arc<Context>>) -> Self {
         PyTensor { writable: true, context, ..Self::of(tensor) }
     }
@@ -61,17 +62,17 @@ impl PyTensor {
         if self.writable { Kind::ToWrite } else { Kind::ToRead }
     }
 
-    /// On which libraries work with it; none on the host.
+    /// Returns the stream on which libraries work with it; `None` on the host.
     pub(crate) fn stream(&self) -> Option<Cow<'_, DeviceStream>> {
         self.context.as_ref()?.stream_for(self.tensor.device())
     }
 
-    /// The tensor for a library that works on our stream, or on the host.
+    /// Hands the tensor to a library that works on our stream, or on the host.
     fn hand(&self, py: Python<'_>) -> PyResult<DlPack> {
         self.hand_on(py, self.stream().as_deref())
     }
 
-    /// As [`hand`](Self::hand), where the stream is known.
+    /// As [`hand`](Self::hand), for a known stream.
     fn hand_on(&self, py: Python<'_>, stream: Option<&DeviceStream>) -> PyResult<DlPack> {
         if stream.is_none() && self.tensor.device() != DeviceId::HOST {
             let device = self.tensor.device();
@@ -98,9 +99,8 @@ impl PyTensor {
                 Some(current) => current,
                 None => pool::current(py, stream)? as u64,
             };
-            // The wait for the tensor's data is on the actor's stream, and younger than the join with which
-            // the side stream began.
-            // SAFETY: PyTorch keeps its current stream.
+            // The wait for the tensor's data is on the actor's stream, and came after the event on which the
+            // side stream began. SAFETY: PyTorch keeps its current stream alive.
             #[expect(unsafe_code, reason = "the stream is another library's")]
             unsafe { cuda::order(stream, own, current) }.map_err(|why| exception(py, "TensorError", why))?;
         }
@@ -112,7 +112,7 @@ impl PyTensor {
         let refused = |why: String| exception(py, "TensorError", why);
         let Some(stream) = self.stream() else { return self.hand(py) };
         let Some(own) = cuda::handle(&stream) else { return self.hand(py) };
-        // -1: the consumer sees to the order itself. None: the legacy default stream.
+        // -1: the consumer takes care of the order itself. None: the legacy default stream.
         let other = match other {
             Some(-1) => return self.hand(py),
             None => cuda::LEGACY,
@@ -123,7 +123,7 @@ impl PyTensor {
             Some(number) => number as u64,
         };
         let handed = self.hand_on(py, Some(&*stream))?;
-        // SAFETY: whoever asks names a stream of its own that is there.
+        // SAFETY: the consumer names an existing stream of its own.
         #[expect(unsafe_code, reason = "the stream is another library's")]
         unsafe { cuda::order(&stream, own, other) }.map_err(refused)?;
         if other == own { Ok(handed) } else { Ok(capsule::ordered(handed, stream.into_owned())) }
@@ -143,50 +143,50 @@ impl PyTensor {
         self.tensor.dtype().name()
     }
 
-    /// Elements along each axis.
+    /// The number of elements along each axis.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.tensor.shape())
     }
 
-    /// From one element to the next along each axis, in elements.
+    /// The distance from one element to the next along each axis, in elements.
     #[getter]
     fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.tensor.strides())
     }
 
-    /// Number of axes.
+    /// The number of axes.
     #[getter]
     fn ndim(&self) -> usize {
         self.tensor.rank()
     }
 
-    /// Number of elements.
+    /// The number of elements.
     #[getter]
     fn size(&self) -> usize {
         self.tensor.len()
     }
 
-    /// Bytes that its elements take.
+    /// The bytes that its elements take.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.tensor.bytes()
     }
 
-    /// Where it is: `"host"`, or a GPU of this process, such as `"cuda:0"`.
+    /// The device that it is on: `"host"`, or a GPU of this process, such as `"cuda:0"`.
     #[getter]
     fn device(&self) -> String {
         let ordinal = self.stream().and_then(|stream| cuda::ordinal(&stream));
         ordinal.map_or_else(|| self.tensor.device().to_string(), |ordinal| format!("cuda:{ordinal}"))
     }
 
-    /// Whether this process has it for itself, to write in place.
+    /// Whether this process owns it, and may write it in place.
     #[getter]
     fn writable(&self) -> bool {
         self.writable
     }
 
-    /// A copy of its elements, packed, the last axis first.
+    /// Returns a copy of its elements, packed, with the last axis varying fastest.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = match self.stream() {
             Some(stream) => py.detach(|| stream.download_bytes(&self.tensor)),
@@ -199,7 +199,7 @@ impl PyTensor {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// The tensor in PyTorch: the same memory, on the actor's stream.
+    /// Returns the tensor in PyTorch: the same memory, on the actor's stream.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if let Some(shown) = self.shown.get() {
             return Ok(shown.bind(py).clone());
@@ -221,7 +221,7 @@ impl PyTensor {
         Ok(shown.bind(py).clone())
     }
 
-    /// The tensor in numpy: the same memory, which has to be the host's.
+    /// Returns the tensor in numpy: the same memory, which must be the host's.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let this = slf.get();
@@ -250,7 +250,7 @@ impl PyTensor {
         py.import("numpy")?.call_method1("from_dlpack", (slf,))
     }
 
-    /// The tensor for another library: see the array API standard.
+    /// Returns the tensor for another library: see the array API standard.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -297,13 +297,13 @@ impl PyTensor {
         capsule::give(py, managed, max_version)
     }
 
-    /// Where the tensor is, as DLPack says it: `(1, 0)`, the host, or `(2, 0)`, the first GPU.
+    /// Returns the device of the tensor in DLPack's terms: `(1, 0)`, the host, or `(2, 0)`, the first GPU.
     fn __dlpack_device__(&self) -> (i32, i32) {
         let ordinal = self.stream().and_then(|stream| cuda::ordinal(&stream));
         ordinal.map_or((ON_HOST[0], 0), |ordinal| (2, ordinal))
     }
 
-    /// What an annotation asks of a tensor: `Tensor[f32, 3, ..., ...]`.
+    /// Makes an annotation with a dtype and shape: `Tensor[f32, 3, ..., ...]`.
     #[classmethod]
     fn __class_getitem__<'py>(
         class: &Bound<'py, pyo3::types::PyType>,
@@ -318,7 +318,7 @@ impl PyTensor {
     }
 }
 
-/// A tensor in memory of this process's pool, with whatever that holds, to be written.
+/// Makes a tensor in this process's pool, with uninitialised elements, to be written.
 pub(crate) fn empty(
     py: Python<'_>,
     context: &Arc<Context>,
@@ -330,7 +330,7 @@ pub(crate) fn empty(
         refused(format!("{dtype:?} is no dtype; there are {}", DType::ALL.map(DType::name).join(", ")))
     })?;
     let made = context.stream().empty(dtype, &shape).and_then(|made| {
-        // On the host nobody works on a stream: whoever had the memory before is waited for here.
+        // On the host, libraries do not work on a stream, so this waits for the last user of the memory.
         if made.device() == DeviceId::HOST {
             py.detach(|| made.wait(None))?;
         }

@@ -1,9 +1,9 @@
-//! PyTorch, where it is installed: its tensors by DLPack's C exchange API, and by capsules where a version
-//! has none.
+//! PyTorch, if it is installed: exchanges tensors by DLPack's C exchange API, or by capsules if the version
+//! does not have it.
 //!
-//! Nothing is compiled against it. Of a handler's tensors [`Ledger`] notes their `_version`, which every
-//! write in place raises, also one to a view: memory that others read must not be written, and PyTorch does
-//! not heed the flag that says so.
+//! Nothing is compiled against it. Memory that other processes read must not be written, and PyTorch ignores
+//! the flag that says so. So [`Ledger`] notes the `_version` of a handler's tensors, which every write in
+//! place raises, also one to a view.
 
 #![expect(unsafe_code, reason = "the exchange API is C's")]
 
@@ -40,15 +40,15 @@ struct Exchange {
 /// `kDLCUDA`.
 const CUDA: i32 = 2;
 
-/// An attribute of PyTorch's own class, written in C: read by its descriptor, it is not looked up in class
-/// after class.
+/// An attribute of PyTorch's own class, written in C. Reading it by its descriptor avoids looking it up in
+/// class after class.
 struct Attribute {
     descriptor: Py<PyAny>,
     get: ffi::descrgetfunc,
 }
 
 impl Attribute {
-    /// `None` where it is something else, which is left to Python.
+    /// Returns `None` if it is something else; Python reads it then.
     fn of(class: &Bound<'_, PyType>, name: &Bound<'_, PyString>) -> Option<Self> {
         let py = class.py();
         let descriptor = class.getattr(name).ok()?;
@@ -56,19 +56,19 @@ impl Attribute {
         if !descriptor.get_type().is(&plain) {
             return None;
         }
-        // SAFETY: the type is alive, and may be asked for any slot.
+        // SAFETY: the type is alive, and any slot may be read.
         let slot = unsafe { ffi::PyType_GetSlot(descriptor.get_type_ptr(), ffi::Py_tp_descr_get) };
         if slot.is_null() {
             return None;
         }
-        // SAFETY: that is what the slot of this number holds, says Python.
+        // SAFETY: Python documents that the slot of this number holds such a function.
         let get = unsafe { std::mem::transmute::<*mut c_void, ffi::descrgetfunc>(slot) };
         Some(Attribute { descriptor: descriptor.unbind(), get })
     }
 
-    /// Of an object of the class itself.
+    /// Reads the attribute of an object of the class itself.
     fn of_object<'py>(&self, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        // SAFETY: as Python itself calls it, with the object and its class; it returns a new reference, or
+        // SAFETY: called as Python itself does, with the object and its class; it returns a new reference, or
         // null and an error.
         unsafe {
             let value = (self.get)(self.descriptor.as_ptr(), object.as_ptr(), object.get_type_ptr().cast());
@@ -77,14 +77,14 @@ impl Attribute {
     }
 }
 
-/// What is known of PyTorch.
+/// The parts of PyTorch that are used.
 pub(crate) struct Torch {
     class: Py<PyType>,
-    /// Those of `class` that are asked for with each tensor.
+    /// Attributes of `class` that are read for each tensor.
     requires_grad: Option<Attribute>,
     version: Option<Attribute>,
     from_dlpack: Py<PyAny>,
-    /// The normal mode, for tensors that are made in the inference mode: those count no versions.
+    /// The normal mode, for tensors that are made in the inference mode: those have no version counter.
     normally: Py<PyAny>,
     exchange: Option<&'static Exchange>,
 }
@@ -97,13 +97,13 @@ unsafe impl Sync for Torch {}
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
 
 impl Torch {
-    /// PyTorch, if this process has imported it.
+    /// Returns PyTorch, if this process has imported it.
     pub(crate) fn if_there(py: Python<'_>) -> PyResult<Option<&'static Torch>> {
         if let Some(torch) = TORCH.get(py) {
             return Ok(Some(torch));
         }
         let modules = py.import("sys")?.getattr("modules")?;
-        // While it is being imported it has no class yet.
+        // While it is being imported, it has no class yet.
         let there = modules.call_method1("get", ("torch",))?;
         if there.is_none() || !there.hasattr("compile")? {
             return Ok(None);
@@ -111,7 +111,7 @@ impl Torch {
         Self::get(py).map(Some)
     }
 
-    /// PyTorch, which is imported where it was not.
+    /// Returns PyTorch, and imports it if needed.
     pub(crate) fn get(py: Python<'_>) -> PyResult<&'static Torch> {
         TORCH.get_or_try_init(py, || {
             let module = py.import("torch").map_err(|cause| {
@@ -143,8 +143,8 @@ impl Torch {
         Ok(object.get_type().is(class) || object.is_instance(class)?)
     }
 
-    /// An attribute of a tensor: of one of another class, which may say something else, as Python looks it
-    /// up.
+    /// Reads an attribute of a tensor. If the tensor is of a subclass, which may override the attribute,
+    /// Python looks it up.
     fn read<'py>(
         &self,
         known: Option<&Attribute>,
@@ -164,27 +164,27 @@ impl Torch {
         self.read(self.requires_grad.as_ref(), tensor, intern!(tensor.py(), "requires_grad"))?.is_truthy()
     }
 
-    /// Whether its elements are the negatives of what is in its memory.
+    /// Whether its elements are the negatives of the numbers in its memory.
     pub(crate) fn is_negated(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         tensor.call_method0(intern!(tensor.py(), "is_neg"))?.is_truthy()
     }
 
-    /// How often a tensor was written, where it counts that.
+    /// Returns how often a tensor was written, if it counts that.
     pub(crate) fn version(&self, tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
         let version = self.read(self.version.as_ref(), tensor, intern!(tensor.py(), "_version"))?;
-        // SAFETY: the object is alive; one that is no int is an error.
+        // SAFETY: the object is alive; if it is not an int, that is an error.
         let number = unsafe { ffi::PyLong_AsUnsignedLongLong(version.as_ptr()) };
-        // What an error returns, too.
+        // An error returns this number too.
         if number == u64::MAX { PyErr::take(tensor.py()).map_or(Ok(number), Err) } else { Ok(number) }
     }
 
-    /// A tensor of it over this memory, and its version.
+    /// Makes a PyTorch tensor over this memory, and returns its version.
     pub(crate) fn show<'py>(&self, py: Python<'py>, managed: DlPack) -> PyResult<(Bound<'py, PyAny>, u64)> {
         let shown = self.made(py, managed)?;
         match self.version(&shown) {
             Ok(version) => Ok((shown, version)),
             Err(_) => {
-                // The same memory, as a tensor that counts.
+                // The same memory, as a tensor with a version counter.
                 let normally = self.normally.bind(py).call1((false,))?;
                 normally.call_method0("__enter__")?;
                 let aliased = shown
@@ -205,7 +205,7 @@ impl Torch {
             return self.from_dlpack.bind(py).call1((capsule,));
         };
         let mut object = null_mut();
-        // SAFETY: the tensor is valid and this one's to give; the function steals it, and says whether it has
+        // SAFETY: the tensor is valid and owned here; the function takes it over, and returns whether it has
         // made an object.
         unsafe {
             if to_object(managed.into_raw().as_ptr().cast(), &raw mut object) != 0 {
@@ -215,8 +215,8 @@ impl Torch {
         }
     }
 
-    /// Where a tensor lies, as long as the tensor is there: nothing is made for it. `None` without the
-    /// exchange API.
+    /// Describes where a tensor lies, without allocating; valid as long as the tensor is alive. `None`
+    /// without the exchange API.
     pub(crate) fn view(&self, tensor: &Bound<'_, PyAny>) -> Option<PyResult<Array>> {
         let view = self.exchange.and_then(|exchange| exchange.view)?;
         let mut array = MaybeUninit::uninit();
@@ -225,11 +225,11 @@ impl Torch {
         if failed {
             return Some(Err(PyErr::fetch(tensor.py())));
         }
-        // SAFETY: it has succeeded, and so has written it.
+        // SAFETY: the call has succeeded, so it has written the struct.
         Some(Ok(unsafe { array.assume_init() }))
     }
 
-    /// A tensor by DLPack, with its storage. Nothing is waited for. `None` without the exchange API.
+    /// Exports a tensor by DLPack, with its storage, without waiting. `None` without the exchange API.
     pub(crate) fn give(&self, tensor: &Bound<'_, PyAny>) -> Option<PyResult<DlPack>> {
         let py = tensor.py();
         let from_object = self.exchange.and_then(|exchange| exchange.from_object)?;
@@ -239,13 +239,13 @@ impl Torch {
             return Some(Err(PyErr::fetch(py)));
         }
         let Some(managed) = NonNull::new(managed) else { return Some(Err(PyErr::fetch(py))) };
-        // SAFETY: it has succeeded, and what it made is this one's. Nobody writes it while others have it:
-        // docs and ledger.
+        // SAFETY: the call has succeeded, and its result is owned here. The tensor is not written while other
+        // processes have it: the docs ask for that, and the ledger checks it.
         let given = unsafe { DlPack::from_raw(managed.cast()) };
         Some(given.map_err(|error| exception(py, "TensorError", error.to_string())))
     }
 
-    /// The stream that PyTorch works on, on this thread. `None` where it does not say.
+    /// Returns the stream that PyTorch works on, on this thread. `None` if it does not tell.
     pub(crate) fn current_stream(&self, ordinal: i32) -> Option<u64> {
         let current = self.exchange.and_then(|exchange| exchange.stream)?;
         let mut found = null_mut();
@@ -255,11 +255,11 @@ impl Torch {
     }
 }
 
-/// The table in its capsule, where its version is known.
+/// Returns the table in its capsule, if its version is known.
 fn exchange_of(capsule: &Bound<'_, PyAny>) -> Option<&'static Exchange> {
     let name = c"dlpack_exchange_api";
-    // SAFETY: the first function takes any object; the second is called for a capsule of this name. What it
-    // holds is constant, and stays as long as the process: DLPack says so.
+    // SAFETY: the first function takes any object; the second is called for a capsule of this name. DLPack
+    // says that the table in it is constant, and lives as long as the process.
     let exchange = unsafe {
         if ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 1 {
             return None;
@@ -269,26 +269,26 @@ fn exchange_of(capsule: &Bound<'_, PyAny>) -> Option<&'static Exchange> {
     (exchange.version[0] == 1).then_some(exchange)
 }
 
-/// A tensor of PyTorch whose memory others read.
+/// A PyTorch tensor whose memory other processes read.
 struct Noted {
     tensor: Py<PyAny>,
     version: u64,
-    /// Which of the message's.
+    /// Its index in the message.
     index: usize,
 }
 
 impl Noted {
-    /// How often it was written since, if it was.
+    /// Returns how often it was written since, if it was.
     fn written(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
         let version = Torch::get(py)?.version(self.tensor.bind(py))?;
         Ok((version != self.version).then(|| (self.index, version.wrapping_sub(self.version))))
     }
 }
 
-/// So many tensors are looked through one by one; what comes beyond is found by its address.
+/// Up to so many tensors are searched one by one; further ones are found by their addresses.
 const FEW: usize = 16;
 
-/// Hashes addresses of objects, which nobody chooses.
+/// Hashes addresses of objects. No attacker chooses them.
 #[derive(Default)]
 struct OfAddress(u64);
 
@@ -298,8 +298,8 @@ impl Hasher for OfAddress {
     }
 
     fn write_usize(&mut self, address: usize) {
-        // 2^64 by the golden ratio: the bits that differ go to the top, and from there to where the table
-        // looks.
+        // 2^64 divided by the golden ratio: the bits that differ go to the top, and the rotation moves them
+        // to where the table looks.
         self.0 = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
     }
 
@@ -310,13 +310,13 @@ impl Hasher for OfAddress {
 
 #[derive(Default)]
 struct Notes {
-    /// Those that came first. Their room is on no heap, nearly always.
+    /// The first tensors. They nearly always need no heap memory.
     few: SmallVec<[Noted; 2]>,
-    /// The others, by the object, which is there for as long as it is noted.
+    /// The others, by the address of the object, which is alive for as long as it is noted.
     many: HashMap<usize, Noted, BuildHasherDefault<OfAddress>>,
-    /// How many were left when those that nobody else has were last let go of.
+    /// How many were left when the tensors that only the ledger holds were last dropped.
     left: usize,
-    /// Of those, the first that had been written.
+    /// The first of the dropped tensors that had been written.
     written: Option<(usize, u64)>,
 }
 
@@ -331,7 +331,7 @@ impl Notes {
         }
         let noted = || Noted { tensor: tensor.clone().unbind(), version, index };
         if self.few.len() < FEW {
-            // One that came when there were many stands there.
+            // A tensor that came when there were many is in that map.
             if !self.many.contains_key(&tensor.as_ptr().addr()) {
                 self.few.push(noted());
             }
@@ -340,7 +340,7 @@ impl Notes {
         }
     }
 
-    /// The first that was written, and how often.
+    /// Returns the first tensor that was written, and how often.
     fn written(self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
         let Notes { few, many, mut written, .. } = self;
         for noted in few.into_iter().chain(many.into_values()) {
@@ -349,12 +349,13 @@ impl Notes {
         Ok(written)
     }
 
-    /// Those that nobody else has, taken out. Looks at all only when they are twice as many as were left.
+    /// Takes out the tensors that only the ledger holds. Checks them only when they are twice as many as were
+    /// left the last time.
     fn alone(&mut self, _: Python<'_>) -> Vec<Noted> {
         if self.count() <= 2 * self.left {
             return Vec::new();
         }
-        // SAFETY: of an object that is held; the interpreter is, too.
+        // SAFETY: the object is alive, and the interpreter is held.
         let is_ours_alone = |noted: &Noted| unsafe { ffi::Py_REFCNT(noted.tensor.as_ptr()) } == 1;
         let mut gone = Vec::new();
         let mut at = 0;
@@ -371,7 +372,7 @@ impl Notes {
     }
 }
 
-/// What a handler was shown of its message, or has sent.
+/// The tensors that a handler was shown, or has sent.
 #[derive(Default)]
 pub(crate) struct Ledger {
     notes: Mutex<Option<Notes>>,
@@ -391,15 +392,15 @@ impl Ledger {
         self.notes.lock().is_some()
     }
 
-    /// A tensor was shown, if the handler is not done.
+    /// Notes a tensor that was shown, if the handler is not done.
     pub(crate) fn note(&self, tensor: &Bound<'_, PyAny>, version: u64, index: usize) {
         if let Some(notes) = &mut *self.notes.lock() {
             notes.add(tensor, version, index);
         }
     }
 
-    /// As [`note`](Self::note), and lets go of tensors that nobody else has: a handler may send without end,
-    /// and their memory is to come back before it is done. What a view writes whose tensor has gone is not
+    /// As [`note`](Self::note), and drops tensors that only the ledger holds: a handler may send without end,
+    /// and their memory must come back before it is done. A write through a view whose tensor is gone is not
     /// found.
     pub(crate) fn note_and_let_go(&self, tensor: &Bound<'_, PyAny>, version: u64) -> PyResult<()> {
         let py = tensor.py();
@@ -410,7 +411,7 @@ impl Ledger {
             }
             None => return Ok(()),
         };
-        // Without the lock: what drops here may be anybody's class.
+        // Without the lock: dropping a tensor may run code of any class.
         for noted in gone {
             if let Some(written) = noted.written(py)?
                 && let Some(notes) = &mut *self.notes.lock()
@@ -421,18 +422,18 @@ impl Ledger {
         Ok(())
     }
 
-    /// The handler is done: the first tensor that was written, and how often.
+    /// Closes the ledger when the handler is done. Returns the first tensor that was written, and how often.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
         let notes = self.notes.lock().take();
         notes.map_or(Ok(None), |notes| notes.written(py))
     }
 
-    /// As [`close`](Self::close), for the next handler.
+    /// As [`close`](Self::close), and begins anew for the next handler.
     pub(crate) fn close_and_reopen(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
         let notes = {
             let mut notes = self.notes.lock();
             match &mut *notes {
-                // Nearly all handlers.
+                // Nearly all handlers end here.
                 Some(notes) if notes.count() == 0 && notes.written.is_none() => return Ok(None),
                 notes => notes.replace(Notes::default()),
             }

@@ -1,9 +1,8 @@
-//! Waiting: for futures, from threads of Python and from its event loops.
+//! Waits for futures, from Python threads and from event loops.
 //!
-//! A thread that waits has let go of the interpreter. It takes it every [`SLICE`], to see whether there is a
-//! signal: Ctrl-C ends a wait. What its handler's end has put off goes out first ([`Together`]). A
-//! coroutine's future is driven on one thread for all of them, which takes the interpreter only to tell the
-//! outcome.
+//! A thread that waits has released the interpreter. It takes it every [`SLICE`], to check for signals:
+//! Ctrl-C ends a wait. Messages that were deferred to the handler's end are sent first ([`Together`]). One
+//! thread drives the futures of all coroutines, and takes the interpreter only to report an outcome.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -25,10 +24,10 @@ use crate::look::{came, look_for};
 
 /// How long a signal may wait.
 const SLICE: Duration = Duration::from_millis(50);
-/// How often what has been woken is looked at without sleeping.
+/// How often a woken future is polled without sleeping.
 const LOOKS: u32 = 16;
 
-/// `None` where the time was up.
+/// The outcome of a wait; `None` if the time was up.
 pub(crate) type Outcome<T> = Option<T>;
 
 thread_local! {
@@ -51,10 +50,10 @@ fn on_this_thread<T>(future: impl Future<Output = T>) -> std::io::Result<T> {
     })
 }
 
-/// No wait is longer: no clock of ours gets so far. It stands for `float("inf")` too.
+/// The longest wait in seconds: our clocks do not get so far. It stands for `float("inf")` too.
 const LONGEST: f64 = 1e9;
 
-/// A length of time in seconds, as Python's own functions take it.
+/// Reads a length of time in seconds, as Python's own functions take it.
 pub(crate) fn seconds(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Duration>> {
     let wrong = |seconds: f64| {
         let text = format!("a timeout is a number of seconds from 0 on, and not {seconds}");
@@ -67,8 +66,7 @@ pub(crate) fn seconds(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<D
     timeout.map(length).transpose()
 }
 
-/// Waits on this thread for what other processes are about to say: looks for it first, where there are cores
-/// for that.
+/// Waits on this thread for a message of another process: spins first, if there are cores for that.
 pub(crate) fn wait_looking<F>(
     py: Python<'_>,
     mut future: F,
@@ -83,9 +81,9 @@ where
         let woken = Arc::new(Woken(AtomicBool::new(true)));
         let waker = Waker::from(Arc::clone(&woken));
         let mut context = Context::from_waker(&waker);
-        // So few that no deadline is missed for it, and no signal, whoever wakes it without end.
+        // So few that no deadline and no signal is missed, even if the future is woken without end.
         for _ in 0..LOOKS {
-            // Before the poll: what changes behind it is seen by the next look.
+            // Before the poll: the next look sees a change that comes after it.
             woken.0.store(false, Ordering::SeqCst);
             if let Poll::Ready(outcome) = poll(&mut future, &mut context) {
                 return Some(outcome);
@@ -104,15 +102,15 @@ where
     outcome
 }
 
-/// One poll, which may send what found no room before: who waits does not put it off to the end of a handler
-/// ([`Together`]).
+/// Polls once. The poll may send a message that found no room before; since this thread waits, that is not
+/// deferred to the end of the handler ([`Together`]).
 fn poll<F: Future + Unpin>(future: &mut F, context: &mut Context<'_>) -> Poll<F::Output> {
     let polled = Pin::new(future).poll(context);
     Together::publish();
     polled
 }
 
-/// Whether a future is to be polled.
+/// Whether a future must be polled.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -149,7 +147,8 @@ where
     }
 }
 
-/// Runs what blocks on another thread, so that a signal ends the wait for it. What was begun goes on then.
+/// Runs a blocking call on another thread, so that a signal ends the wait for it. The call itself goes on
+/// then.
 pub(crate) fn aside<T: Send + 'static>(
     py: Python<'_>,
     call: impl FnOnce() -> T + Send + 'static,
@@ -157,10 +156,10 @@ pub(crate) fn aside<T: Send + 'static>(
     Together::publish();
     let (done, outcome) = mpsc::sync_channel(1);
     std::thread::Builder::new().name("tensorpost-call".to_owned()).spawn(move || {
-        // Whoever asked may have gone.
+        // The caller may have stopped waiting.
         let _ = done.send(call());
     })?;
-    // A receiver is one thread's at a time, and `detach` wants what may go to others.
+    // A receiver may be used by only one thread at a time, and `detach` needs a value that may be shared.
     let outcome = parking_lot::Mutex::new(outcome);
     loop {
         match py.detach(|| outcome.lock().recv_timeout(SLICE)) {
@@ -177,7 +176,7 @@ pub(crate) fn aside<T: Send + 'static>(
     }
 }
 
-/// The thread that drives the futures of coroutines.
+/// Returns the thread that drives the futures of coroutines, and starts it if needed.
 fn driver() -> std::io::Result<&'static Handle> {
     static DRIVER: PerProcess<std::io::Result<Handle>> = PerProcess::new(|| {
         let runtime = runtime()?;
@@ -185,7 +184,7 @@ fn driver() -> std::io::Result<&'static Handle> {
         std::thread::Builder::new().name("tensorpost-asyncio".to_owned()).spawn(move || {
             runtime.block_on(std::future::pending::<()>());
         })?;
-        // Where two threads were here at once, one driver has nothing to do.
+        // If two threads were here at once, one driver has nothing to do.
         Ok(handle)
     });
     DRIVER.get().as_ref().map_err(|error| std::io::Error::new(error.kind(), error.to_string()))
@@ -197,13 +196,13 @@ pub(crate) struct Driven(AbortHandle);
 
 #[pymethods]
 impl Driven {
-    /// Nobody waits for it any more.
+    /// Cancels the future: the coroutine no longer waits for it.
     fn cancel(&self) {
         self.0.abort();
     }
 }
 
-/// Drives a future, and calls `told` with what `outcome` makes of it: a value and an exception, one of them
+/// Drives a future, and calls `told` with the result of `outcome`: a value and an exception, one of them
 /// None.
 pub(crate) fn drive<F>(
     told: Py<PyAny>,
@@ -221,20 +220,20 @@ where
             Some(timeout) => tokio::time::timeout(timeout, future).await.ok(),
             None => Some(future.await),
         };
-        // At the interpreter's end there is nobody to tell.
+        // If the interpreter is ending, the outcome is not reported.
         Python::try_attach(|py| {
             let told = match outcome(py, done) {
                 Ok(value) => told.call1(py, (value, py.None())),
                 Err(error) => told.call1(py, (py.None(), error)),
             };
-            // The event loop has been closed: nobody waits there.
+            // An error means that the event loop has been closed, so no coroutine waits there.
             drop(told);
         });
     });
     Ok(Driven(driven.abort_handle()))
 }
 
-/// What a future has come to by now.
+/// Polls a future once, and returns its outcome if it has one.
 pub(crate) fn at_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     match poll(future, &mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => Some(outcome),

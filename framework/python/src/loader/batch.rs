@@ -1,4 +1,4 @@
-//! A batch while it is made: which of its parts are back, and what was wrong.
+//! A batch while it is made: tracks which of its parts have come back, and which samples are broken.
 
 use tensorpost_core::tensor::{DType, DeviceStream, Element, Tensor, TensorMut, TensorPart};
 
@@ -14,13 +14,13 @@ pub(super) struct Broken {
 /// See the module.
 pub(super) struct Batch {
     pub(super) samples: Vec<u32>,
-    /// How many of the epoch's samples were had with it.
+    /// How many of the epoch's samples are delivered with it.
     pub(super) position: usize,
     has_memory: bool,
-    /// Parts that workers have.
+    /// The number of parts that workers have.
     out: usize,
     parts: Vec<TensorPart>,
-    /// Rows, and what is wrong with their samples.
+    /// Rows, and the errors of their samples.
     broken: Vec<(usize, String)>,
     lost: bool,
 }
@@ -42,18 +42,18 @@ impl Batch {
         !self.has_memory
     }
 
-    /// Its memory is with workers now, in so many parts.
+    /// Notes that its memory is with workers now, in so many parts.
     pub(super) fn is_given(&mut self, parts: usize) {
         (self.has_memory, self.out) = (true, parts);
     }
 
-    /// A part of one sample that no worker gets.
+    /// Keeps a part of one sample that no worker gets.
     pub(super) fn keeps(&mut self, part: TensorPart, row: usize, why: String) {
         self.parts.push(part);
         self.broken.push((row, why));
     }
 
-    /// A part is back. Whether it is one of this batch's is found when they are joined.
+    /// Takes a part that has come back. Joining the parts finds out whether it belongs to this batch.
     pub(super) fn took(&mut self, part: TensorPart, broken: Vec<(u32, String)>) {
         let start = part.start().first().copied().unwrap_or(0);
         let rows = part.shape().first().copied().unwrap_or(0);
@@ -63,31 +63,32 @@ impl Batch {
         self.out -= 1;
     }
 
-    /// A part is gone, with its worker.
+    /// Notes that a part is gone, with its worker.
     pub(super) fn lost_part(&mut self) {
         self.out -= 1;
         self.lost = true;
     }
 
-    /// Whether every part is back.
+    /// Whether every part has come back.
     pub(super) fn is_done(&self) -> bool {
         self.has_memory && self.out == 0 && !self.lost
     }
 
-    /// Lets go of everything where a part is gone and nobody has another.
+    /// Begins anew if a part is gone and no worker has another.
     pub(super) fn begin_again_if_lost(&mut self) {
         if self.lost && self.out == 0 {
             *self = Batch::new(std::mem::take(&mut self.samples), self.position);
         }
     }
 
-    /// What is wrong, in the order of the rows.
+    /// Returns the broken samples, in the order of the rows.
     pub(super) fn broken(&mut self) -> Vec<Broken> {
         self.broken.sort_by_key(|(row, _)| *row);
         self.broken.iter().map(|(row, why)| Broken { index: self.samples[*row], why: why.clone() }).collect()
     }
 
-    /// The tensor, with the samples in it: those that are not broken. No tensor where all are.
+    /// Returns the tensor, and the samples in it: those that are not broken. There is no tensor if all are
+    /// broken.
     pub(super) fn join(self, stream: &DeviceStream) -> Result<(Option<Tensor>, Vec<u32>), Stop> {
         let Batch { samples, parts, broken, .. } = self;
         let whole = TensorMut::join(parts, stream);

@@ -1,9 +1,9 @@
-//! A file's bytes to RGB pixels: JPEG by zune-jpeg, PNG by png.
+//! Decodes a file's bytes to RGB pixels: JPEG by zune-jpeg, PNG by png.
 //!
-//! Which it is, the content says. Gray is spread over three channels, alpha is dropped, 16 bits become 8 (the
-//! high ones), an orientation or a colour profile in the metadata is not heeded: as PIL's
-//! `Image.open(..).convert("RGB")` has it, 16 bits excepted. A file that ends too early is an error. Files
-//! are not trusted: of a size beyond [`MAX_SIDE`] nothing is decoded.
+//! The content tells the format. Gray is spread over three channels, alpha is dropped, 16 bits become 8 (the
+//! high ones), and an orientation or a colour profile in the metadata is ignored. Except for 16 bits, PIL's
+//! `Image.open(..).convert("RGB")` does the same. A file that ends too early is an error. Files are not
+//! trusted: an image larger than [`MAX_SIDE`] is not decoded.
 
 use std::io::Cursor;
 
@@ -24,7 +24,7 @@ pub(super) struct Rgb {
 }
 
 impl Rgb {
-    /// Becomes an image of this size, with whatever was in its memory.
+    /// Resizes to an image of this size, with unspecified pixels.
     pub(super) fn reshape(&mut self, width: usize, height: usize) -> Result<(), String> {
         if width == 0 || height == 0 || width > MAX_SIDE || height > MAX_SIDE || width * height > MAX_PIXELS {
             return Err(format!(
@@ -37,16 +37,16 @@ impl Rgb {
     }
 }
 
-/// What is used again for the next file.
+/// The buffers that are reused for the next file.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
-    /// Of a PNG whose pixels have another number of channels.
+    /// The pixels of a PNG with another number of channels.
     other: Vec<u8>,
 }
 
 impl Decoder {
     /// # Errors
-    /// What is wrong with the file.
+    /// The error in the file.
     pub(super) fn decode(&mut self, file: &[u8], into: &mut Rgb) -> Result<(), String> {
         match file {
             [0xff, 0xd8, ..] => jpeg(file, into),

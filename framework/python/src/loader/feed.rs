@@ -1,20 +1,19 @@
-//! What feeds an epoch: it has batches filled by the workers, within a budget of bytes, and hands them over
-//! in order.
+//! Feeds an epoch: lets the workers fill batches, within a budget of bytes, and hands them over in order.
 //!
 //! It runs on a thread of its own, which never takes the interpreter, so batches are made while Python
-//! computes. A batch is a tensor of this process's pool. It is split into parts of a few samples each;
-//! whichever worker is free gets the next part, and when all are back the tensor is whole again, and this
-//! process's alone, to write. So all workers work at the batch that is needed next, the budget does not grow
-//! with their number, and a batch is whole as soon as it can be.
+//! computes. A batch is a tensor of this process's pool. It is split into parts of a few samples each, and
+//! the next free worker gets the next part. When all parts have come back, the tensor is whole again, and
+//! only this process may write it. So all workers work on the batch that is needed next, the budget does not
+//! grow with their number, and a batch is complete as soon as possible.
 //!
-//! **A worker that dies** takes the parts along that it had, and the batch cannot be joined any more: it is
-//! made anew in other memory, whole. What is delivered is one batch of that number, so no sample is lost, and
-//! none is there twice. Samples that were with the dead are each given to a worker by themselves from then
-//! on, one that has nothing else, so that one that kills its worker is found out; after [`MAX_DEATHS`] it is
-//! a broken file.
+//! ***When a worker dies**, the parts that it had are lost, and the batch cannot be joined any more: the
+//! whole batch is made anew in other memory. One batch of that number is delivered, so no sample is lost, and
+//! none comes twice. From then on each sample that the dead worker had is given alone to a worker that has
+//! nothing else, so that a sample that kills its worker is found; after [`MAX_DEATHS`] it counts as a broken
+//! file.
 //!
-//! **On cancellation** (another epoch begins, or the loader is closed) the asks are dropped; what workers
-//! still send back goes back to the pool.
+//! ***On cancellation** (another epoch begins, or the loader is closed) the asks are dropped; parts that
+//! workers still send back go back to the pool.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -32,21 +31,21 @@ use super::batch::{Batch, Broken};
 use super::limits::{MAX_DEATHS, MAX_TASK, TASKS_EACH};
 use super::worker::{Fill, Filled, Recipe, Sample, Times};
 
-/// How long memory may be missing, while somebody waits for a batch and none is under way, before that is an
-/// error.
+/// How long memory may be missing, while the program waits for a batch and none is under way, before that is
+/// an error.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Parts of a batch, unless its samples have to be given one by one.
+/// The most parts of a batch, unless its samples have to be given one by one.
 const MOST_TASKS: usize = 512;
 
-/// What all epochs have in common.
+/// The parameters that all epochs have in common.
 pub(super) struct Source {
     pub(super) workers: Vec<Address<Fill>>,
     pub(super) paths: Vec<Vec<u8>>,
     pub(super) recipe: Recipe,
-    /// Where batches are filled.
+    /// The stream of the host, where batches are filled.
     pub(super) host: DeviceStream,
-    /// Where they are wanted, if that is a GPU.
+    /// The stream of the GPU to which batches go, if there is one.
     pub(super) device: Option<DeviceStream>,
     pub(super) times: Mutex<Times>,
 }
@@ -55,19 +54,19 @@ pub(super) struct Source {
 pub(super) struct Epoch {
     pub(super) seed: u64,
     pub(super) epoch: u64,
-    /// Its samples, of which those before `position` were had.
+    /// Its samples; those before `position` were delivered before.
     pub(super) order: Vec<u32>,
     pub(super) position: usize,
     pub(super) batch: usize,
-    /// Batches that are made or ready at a time.
+    /// The number of batches that are under way or ready at a time.
     pub(super) ahead: usize,
-    /// Whether broken files are left out; else the first ends the epoch.
+    /// Whether broken files are left out; otherwise the first one ends the epoch.
     pub(super) skip: bool,
 }
 
-/// A batch for whoever trains.
+/// A batch for the training program.
 pub(super) struct Ready {
-    /// Nobody else has it. `None` where all of its samples are broken.
+    /// The tensor, which nothing else holds. `None` if all of its samples are broken.
     pub(super) tensor: Option<Tensor>,
     pub(super) indices: Vec<u32>,
     pub(super) broken: Vec<Broken>,
@@ -75,7 +74,7 @@ pub(super) struct Ready {
     pub(super) position: usize,
 }
 
-/// Why there is no next batch.
+/// The reason why there is no next batch.
 #[derive(Debug)]
 pub(super) enum Stop {
     Broken(Broken),
@@ -90,17 +89,17 @@ impl From<TensorError> for Stop {
     }
 }
 
-/// What the two threads tell each other.
+/// The state that the two threads share.
 #[derive(Default)]
 struct Shared {
-    /// Batches that nobody has taken yet.
+    /// Batches that the program has not taken yet.
     ready: AtomicUsize,
     taken: Notify,
-    /// Whether somebody waits for the next one.
+    /// Whether the program waits for the next batch.
     awaited: AtomicBool,
 }
 
-/// Somebody waits for a batch, as long as there is this.
+/// Marks that the program waits for a batch.
 struct Awaited<'a>(&'a Shared);
 
 impl<'a> Awaited<'a> {
@@ -126,7 +125,7 @@ pub(super) struct Feed {
 
 impl Feed {
     /// # Errors
-    /// The system has no thread for it.
+    /// The system has no thread for the feed.
     pub(super) fn begin(source: Arc<Source>, epoch: Epoch) -> std::io::Result<Self> {
         let (out, batches) = mpsc::unbounded_channel();
         let (cancel, cancelled) = oneshot::channel();
@@ -141,7 +140,7 @@ impl Feed {
                     ended = run.run() => ended,
                 };
                 if let Err(stop) = ended {
-                    // Whoever trains may have gone.
+                    // The training program may have stopped.
                     let _ = out.send(Err(stop));
                 }
             });
@@ -149,7 +148,7 @@ impl Feed {
         Ok(Feed { batches, shared, cancel: Some(cancel), thread: Some(Inert::new(thread)) })
     }
 
-    /// The next batch; `None` after the last one.
+    /// Waits for the next batch; `None` after the last one.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -173,7 +172,7 @@ impl Drop for Feed {
         }
         drop(self.cancel.take());
         if let Some(thread) = self.thread.take().and_then(Inert::into_inner) {
-            // It panicked: that is on stderr.
+            // If it panicked, that is on stderr.
             let _ = thread.join();
         }
     }
@@ -184,11 +183,11 @@ struct Task {
     batch: u64,
     samples: Vec<Sample>,
     part: TensorPart,
-    /// Its sample may have killed a worker.
+    /// Whether it has one sample, which may have killed a worker.
     alone: bool,
 }
 
-/// What of a task stays here.
+/// The record of a task that a worker has.
 struct Given {
     worker: usize,
     batch: u64,
@@ -201,12 +200,12 @@ enum Event {
     Back(Given, Result<Filled, AskError<Fill>>),
 }
 
-/// A worker, as it is seen from here.
+/// The load of a worker, as the feed sees it.
 #[derive(Clone, Default)]
 struct Load {
     tasks: usize,
     alone: bool,
-    /// Times in a row that it did not take a task.
+    /// How often in a row it did not take a task.
     refusals: u32,
     gone: bool,
 }
@@ -217,13 +216,13 @@ struct Run<'a> {
     shared: Arc<Shared>,
     out: mpsc::UnboundedSender<Result<Ready, Stop>>,
     events: JoinSet<Event>,
-    /// In order; those behind the first may be done before it.
+    /// The open batches, in order; later ones may be done before the first.
     open: VecDeque<Batch>,
     /// The number of the first of them.
     first: u64,
     queue: VecDeque<Task>,
     loads: Vec<Load>,
-    /// Whether there is an [`Event::Memory`] to come, and for which batch.
+    /// The batch for which an [`Event::Memory`] is still to come, if there is one.
     allocating: Option<u64>,
     deaths: HashMap<u32, u32>,
     last_end: String,
@@ -255,7 +254,7 @@ impl<'a> Run<'a> {
     async fn run(mut self) -> Result<(), Stop> {
         loop {
             self.open_batches();
-            // Before memory is asked for: they want some again.
+            // Before memory is asked for, because these batches need some again.
             self.open.iter_mut().for_each(Batch::begin_again_if_lost);
             self.allocate();
             self.dispatch()?;
@@ -275,7 +274,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The pool is full, and nothing of ours is under way: whoever waits here would wait for ever.
+    /// Gives up if the pool is full and no batch is under way: the program would wait for ever.
     fn give_up(&self, stream: &DeviceStream) -> Result<(), Stop> {
         if self.shared.ready.load(Ordering::Relaxed) > 0 || !self.shared.awaited.load(Ordering::Relaxed) {
             return Ok(());
@@ -364,7 +363,7 @@ impl<'a> Run<'a> {
         load.alone = false;
     }
 
-    /// A batch that is open: a task's is, until the task is back.
+    /// Returns an open batch. The batch of a task is open until the task has come back.
     fn batch(&mut self, number: u64) -> &mut Batch {
         &mut self.open[(number - self.first) as usize]
     }
@@ -405,7 +404,7 @@ impl<'a> Run<'a> {
             row += size;
         }
         self.open[at].is_given(tasks.len());
-        // Before what is of later batches, which is there where this one is made again.
+        // Before the tasks of later batches, which exist if this batch is made again.
         let later = self.queue.iter().position(|task| task.batch > number).unwrap_or(self.queue.len());
         let behind = self.queue.split_off(later);
         self.queue.extend(tasks);
@@ -436,7 +435,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Hands over what is done, in order.
+    /// Hands over complete batches, in order.
     async fn deliver(&mut self) -> Result<(), Stop> {
         while self.open.front().is_some_and(Batch::is_done) {
             let Some(mut batch) = self.open.pop_front() else { break };
@@ -452,13 +451,13 @@ impl<'a> Run<'a> {
                 (whole, _) => whole,
             };
             self.shared.ready.fetch_add(1, Ordering::Relaxed);
-            // Whoever trains may have gone; then this ends soon.
+            // The training program may have stopped; then this ends soon.
             let _ = self.out.send(Ok(Ready { tensor, indices, broken, position }));
         }
         Ok(())
     }
 
-    /// A copy on the GPU. The host's memory can be used again when this is done.
+    /// Copies a batch to the GPU. When this is done, the host's memory can be reused.
     async fn upload(&self, device: &DeviceStream, host: Tensor) -> Result<Tensor, Stop> {
         let mut on_device = loop {
             let memory = device.empty_when_free(host.dtype(), host.shape());

@@ -1,8 +1,7 @@
-//! The loader's half in Rust: batches of images out of files, made by worker processes.
+//! The loader's half in Rust: worker processes make batches of images from files.
 //!
-//! Python has the list of files and says what is made of them; a [`feed`] makes the batches of an epoch ahead
-//! of whoever trains, and [`worker`]s fill them. Nothing here takes the interpreter but the methods that
-//! Python calls.
+//! Python has the list of files and the transforms. A [`feed`] makes the batches of an epoch ahead of the
+//! training program, and [`worker`]s fill them. Only the methods that Python calls take the interpreter.
 
 mod batch;
 mod decode;
@@ -30,11 +29,11 @@ use limits::{BACKOFF, RESTARTS};
 use steps::{Filter, Step};
 use worker::{Fill, Recipe, Start, Times, Worker};
 
-/// A transform, as Python says it: its name, its numbers, and how it resizes.
+/// A transform, as Python describes it: its name, its numbers, and its filter.
 type Said = (String, Vec<f64>, String);
 
-/// A batch: its tensor, the indices of its samples, what was left out and why, and how far the epoch is with
-/// it.
+/// A batch: its tensor, the indices of its samples, the samples that were left out with their errors, and the
+/// position in the epoch behind it.
 type Given = (Option<PyTensor>, Vec<u32>, Vec<(u32, String)>, usize);
 
 /// Files, and workers that make batches of them.
@@ -43,7 +42,7 @@ pub(crate) struct PyLoader {
     source: Arc<Source>,
     context: Arc<Context>,
     feed: Mutex<Option<Feed>>,
-    /// Not kept: it ends when whoever started it says so.
+    /// A weak reference: the program that started the node ends it.
     node: Weak<Node>,
     processes: Vec<WorkerId>,
 }
@@ -76,7 +75,7 @@ fn step((name, numbers, filter): &Said) -> Option<Step> {
     })
 }
 
-/// Processors that this process may use, by its affinity and its cgroup.
+/// Returns how many processors this process may use, by its affinity and its cgroup.
 #[pyfunction]
 pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -92,7 +91,7 @@ fn start_workers(
     let policy = Restart::on_failure(RESTARTS).within(Duration::from_secs(60)).backoff(BACKOFF.0, BACKOFF.1);
     let one = |number: usize| {
         let spawn = node.spawn::<Worker>(start.clone()).label(format!("{label} {number}")).restart(policy);
-        // The process's reader goes on while a file is read from a slow disk.
+        // A thread of its own, so that the process's reader goes on while a file is read from a slow disk.
         let started = spawn.own_thread().start().map_err(|error| error.to_string())?;
         Ok((started.worker(), started.address()))
     };
@@ -149,7 +148,7 @@ impl PyLoader {
         Ok(PyLoader { source, context, feed: Mutex::new(None), node: weak, processes })
     }
 
-    /// Begins an epoch behind its first `position` samples; the one that was under way ends.
+    /// Begins an epoch after its first `position` samples; an epoch that was under way ends.
     #[expect(clippy::too_many_arguments, reason = "Python calls it")]
     fn begin(
         &self,
@@ -177,7 +176,7 @@ impl PyLoader {
         Ok(())
     }
 
-    /// The next batch; None after the last one.
+    /// Waits for the next batch; None after the last one.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Given>> {
         self.context.check_fork(py, "LoaderError")?;
         let Some(mut feed) = self.feed.lock().take() else { return Ok(None) };
@@ -223,13 +222,13 @@ impl PyLoader {
         }
     }
 
-    /// The order of an epoch.
+    /// Returns the order of an epoch.
     #[staticmethod]
     fn order(py: Python<'_>, count: u32, seed: u64, epoch: u64) -> Vec<u32> {
         py.detach(|| random::order(count, Some((seed, epoch))))
     }
 
-    /// Seconds that all workers together have taken to read, decode, transform and write.
+    /// Returns the seconds that all workers together have taken to read, decode, transform and write.
     fn times(&self) -> (f64, f64, f64, f64) {
         let Times { read, decode, transform, write } = *self.source.times.lock();
         let seconds = |nanoseconds: u64| nanoseconds as f64 * 1e-9;

@@ -1,12 +1,12 @@
-//! The randomness of a loader: of the order of an epoch, and of each sample's transforms. It is documented,
-//! so that an order can be computed elsewhere, and it depends on nothing but the words that it is made of:
-//! not on workers, nor on where an epoch was gone on from.
+//! The random numbers of a loader: for the order of an epoch, and for each sample's transforms. The method is
+//! documented, so that an order can be computed elsewhere. The numbers depend only on the words that seed
+//! them: not on workers, nor on the position from which an epoch was resumed.
 //!
 //! SplitMix64 (Steele, Lea, Flood 2014; the constants of `java.util.SplittableRandom`).
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What the words of an order begin with, and those of a sample's transforms.
+/// The first word of an order's seed, and that of a sample's transforms.
 const ORDER: u64 = 0;
 const SAMPLE: u64 = 1;
 
@@ -25,7 +25,7 @@ impl Random {
         Random(words.iter().fold(0, |state, word| mix((state ^ word).wrapping_add(STEP))))
     }
 
-    /// Of a sample's transforms in an epoch.
+    /// Makes the numbers for a sample's transforms in an epoch.
     pub(super) fn of_sample(seed: u64, epoch: u64, index: u64) -> Self {
         Self::of(&[SAMPLE, seed, epoch, index])
     }
@@ -35,12 +35,12 @@ impl Random {
         mix(self.0)
     }
 
-    /// From 0 to `bound`, which is not among them. What is out of proportion by that is `bound` / 2^64.
+    /// Returns a number from 0 to `bound`, exclusive. The bias is `bound` / 2^64.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// From `low` to `high`.
+    /// Returns a number from `low` to `high`.
     pub(super) fn between(&mut self, low: f64, high: f64) -> f64 {
         let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         low + (high - low) * unit
@@ -51,8 +51,7 @@ impl Random {
     }
 }
 
-/// The order of an epoch: all indices below `count`, shuffled from the end (Fisher, Yates) where it is
-/// shuffled.
+/// Returns the order of an epoch: all indices below `count`, if wanted shuffled from the end (Fisher, Yates).
 pub(super) fn order(count: u32, shuffled: Option<(u64, u64)>) -> Vec<u32> {
     let mut order: Vec<u32> = (0..count).collect();
     if let Some((seed, epoch)) = shuffled {

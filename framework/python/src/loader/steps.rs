@@ -1,9 +1,8 @@
-//! The transforms: from decoded pixels to a sample's place in its batch.
+//! Transforms decoded pixels, and writes them to a sample's place in its batch.
 //!
-//! Steps that cut, and those that mirror, only move a window over the pixels; what resizes makes new ones.
-//! The last pass takes the window apart into planes, and looks each byte up in a table of 256 floats for its
-//! channel, so that a float is exactly what `(byte / 255 - mean) / std` gives, rounded to `f32` after each
-//! operation, as in torchvision.
+//! Steps that crop or mirror only move a window over the pixels; steps that resize make new pixels. The last
+//! pass splits the window into planes, and looks each byte up in a table of 256 floats for its channel. So a
+//! float is exactly `(byte / 255 - mean) / std`, rounded to `f32` after each operation, as in torchvision.
 
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
@@ -12,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::decode::Rgb;
 use super::random::Random;
 
-/// Which pixels make a new one. All but the first average over what they shrink, as PIL does.
+/// The filter that computes a new pixel. All but the first average over the pixels that they shrink, as PIL
+/// does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Filter {
     Nearest,
@@ -39,21 +39,21 @@ impl Filter {
             Filter::Nearest => return ResizeAlg::Nearest,
             Filter::Box => FilterType::Box,
             Filter::Bilinear => FilterType::Bilinear,
-            // PIL's parameter too, -0.5.
+            // PIL uses the same parameter, -0.5.
             Filter::Bicubic => FilterType::CatmullRom,
             Filter::Lanczos => FilterType::Lanczos3,
         })
     }
 }
 
-/// A transform. Sizes are of rows and columns, in this order.
+/// A transform. Sizes are rows and columns, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Step {
     Resize {
         size: (usize, usize),
         filter: Filter,
     },
-    /// The shorter side becomes as long, and the other follows.
+    /// The shorter side gets this length, and the other one follows.
     ResizeShorter {
         to: usize,
         filter: Filter,
@@ -70,12 +70,12 @@ pub(super) enum Step {
         ratio: (f64, f64),
         filter: Filter,
     },
-    /// Left and right change places, with this probability.
+    /// Swaps left and right, with this probability.
     FlipHorizontal(f64),
     FlipVertical(f64),
 }
 
-/// The part of an image that counts, and how it is read.
+/// The part of an image that is used, and how it is read.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     left: usize,
@@ -91,7 +91,8 @@ impl Window {
         Window { left: 0, top: 0, width: of.width, height: of.height, mirrored: false, upside_down: false }
     }
 
-    /// Goes to `left` and `top` as it is read: from the other end where that is mirrored.
+    /// Moves the window to `left` and `top` in reading direction: from the other end if the image is
+    /// mirrored.
     fn cut(&mut self, left: usize, top: usize, (height, width): (usize, usize)) {
         self.left += if self.mirrored { self.width - left - width } else { left };
         self.top += if self.upside_down { self.height - top - height } else { top };
@@ -109,7 +110,7 @@ impl Window {
     }
 }
 
-/// What is used again for the next sample.
+/// The buffers that are reused for the next sample.
 #[derive(Debug, Default)]
 pub(super) struct Transformer {
     resizer: Resizer,
@@ -118,10 +119,10 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    /// Takes `image` through the steps, and gives rows of what is left to `write`.
+    /// Applies the steps to `image`, and gives the remaining rows to `write`.
     ///
     /// # Errors
-    /// Why this image cannot be taken through them.
+    /// The reason why the steps cannot be applied to this image.
     pub(super) fn run(
         &mut self,
         image: &Rgb,
@@ -197,19 +198,20 @@ impl Transformer {
     }
 }
 
-/// Half of it, as Python rounds: to the even one where it is between two.
+/// Halves a number as Python rounds: to the even one if it is between two.
 fn half_even(number: usize) -> usize {
     number / 2 + usize::from(number % 4 == 3)
 }
 
-/// The size at which the shorter side is `to`; the longer one is rounded down, as torchvision does it.
+/// Returns the size at which the shorter side is `to`; the longer one is rounded down, as torchvision does
+/// it.
 fn shorter(window: &Window, to: usize) -> (usize, usize) {
     let (width, height) = (window.width, window.height);
     if width <= height { (to * height / width, to) } else { (to, to * width / height) }
 }
 
-/// A cut of a random area and ratio, as torchvision's `RandomResizedCrop` draws it: ten times, and then the
-/// largest in the middle.
+/// Draws a crop of a random area and ratio, as torchvision's `RandomResizedCrop` does: up to ten times, and
+/// then the largest in the middle.
 fn drawn(
     window: &Window,
     scale: (f64, f64),
@@ -240,14 +242,14 @@ fn drawn(
     ((width - columns) / 2, (height - rows) / 2, (rows, columns))
 }
 
-/// What is left of an image.
+/// The rows that remain of an image.
 pub(super) struct Rows<'a> {
     image: &'a Rgb,
     window: Window,
 }
 
 impl Rows<'_> {
-    /// Rows and columns.
+    /// Returns rows and columns.
     pub(super) fn size(&self) -> (usize, usize) {
         (self.window.height, self.window.width)
     }
@@ -281,7 +283,7 @@ impl Rows<'_> {
 /// The value of each byte in each channel.
 pub(super) type Table = [[f32; 256]; 3];
 
-/// `(byte / 255 - mean) / std`, or `byte / 255`.
+/// Makes the table of `(byte / 255 - mean) / std`, or of `byte / 255`.
 pub(super) fn table(normalise: Option<([f32; 3], [f32; 3])>) -> Table {
     let (mean, std) = normalise.unwrap_or(([0.0; 3], [1.0; 3]));
     std::array::from_fn(|channel| {

@@ -1,15 +1,15 @@
-//! A worker of a loader: an actor that reads, decodes and transforms files, and writes each into its place of
+//! A worker of a loader: an actor that reads, decodes and transforms files, and writes each into its place in
 //! a batch.
 //!
 //! The place is a part of a tensor in the pool of the training process, so a sample is written once, where it
-//! is used. The worker has no memory of its own in which batches are, and no state: whatever it was given can
-//! be given to another.
+//! is used. The worker has no memory of its own for batches, and no state: its tasks can be given to another
+//! worker.
 //!
-//! **The process** is a Python interpreter because the extension is a library of one, but it imports neither
-//! this package nor anything else beside the extension: it is there in milliseconds.
+//! ***The process** is a Python interpreter because the extension is a Python library, but it imports only
+//! the extension, and not this package: it starts in milliseconds.
 //!
-//! **A file that is broken** is named in the reply, and its place is zeros. A decoder that panics is such a
-//! file too.
+//! ***A broken file** is named in the reply, and its place is filled with zeros. A file on which the decoder
+//! panics counts as broken.
 
 use std::ffi::OsStr;
 use std::fs::{FileType, OpenOptions};
@@ -33,15 +33,15 @@ use super::limits::MAX_FILE;
 use super::random::Random;
 use super::steps::{Rows, Step, Table, Transformer, table};
 
-/// What makes samples of files.
+/// The steps and settings that make samples of files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Recipe {
     pub(super) steps: Vec<Step>,
     /// Rows and columns.
     pub(super) size: (usize, usize),
-    /// Whether samples are of floats, or else of bytes.
+    /// Whether samples are floats; otherwise they are bytes.
     pub(super) floats: bool,
-    /// Means and standard deviations of the channels, which floats are normalised with.
+    /// Means and standard deviations of the channels, to normalise floats.
     pub(super) normalise: Option<([f32; 3], [f32; 3])>,
 }
 
@@ -50,13 +50,13 @@ impl Recipe {
         if self.floats { DType::F32 } else { DType::U8 }
     }
 
-    /// Elements of a sample.
+    /// Returns the elements of a sample.
     fn elements(&self) -> usize {
         3 * self.size.0 * self.size.1
     }
 }
 
-/// How a worker is started.
+/// The parameters with which a worker is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Start {
     pub(super) interpreter: String,
@@ -86,12 +86,12 @@ pub(super) struct Fill {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Filled {
     pub(super) part: TensorPart,
-    /// Which of the samples are broken, counted from 0, and how.
+    /// The broken samples, counted from 0, and their errors.
     pub(super) broken: Vec<(u32, String)>,
     pub(super) times: Times,
 }
 
-/// Nanoseconds.
+/// Times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Times {
     pub(super) read: u64,
@@ -101,7 +101,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// What a worker says of its time is no more than a figure.
+    /// Adds the times that a worker has reported, without overflow.
     pub(super) fn add(&mut self, other: Times) {
         let Times { read, decode, transform, write } = self;
         let others = [other.read, other.decode, other.transform, other.write];
@@ -111,7 +111,7 @@ impl Times {
     }
 }
 
-/// Without the package, and without what an interpreter imports of itself to begin with.
+/// Starts without the package, and without the modules that an interpreter imports by default.
 const PROGRAM: &str = "import sys, _imp
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 spec = ModuleSpec('tensorpost._native', ExtensionFileLoader('tensorpost._native', sys.argv[1]), origin=sys.argv[1])
@@ -170,7 +170,8 @@ impl Handler<Fill> for Worker {
     fn handle(&mut self, fill: Fill, _: &mut Context<Self>) -> Self::Result {
         let Fill { seed, epoch, samples, mut part } = fill;
         let (mut broken, mut times) = (Vec::new(), Times::default());
-        // A part is not what its sender says: whatever does not fit is told, and harms nobody.
+        // The part may differ from what its sender says: if it does not fit, that is reported, and does no
+        // harm.
         let whole = if self.recipe.floats {
             let table = Arc::clone(&self.table);
             let value = |channel: usize, byte: u8| table[channel][usize::from(byte)];
@@ -216,7 +217,7 @@ impl Worker {
             let random = Random::of_sample(seed, epoch, sample.index.into());
             let tried = catch_unwind(AssertUnwindSafe(|| self.sample(sample, random, place, &value, times)));
             let outcome = tried.unwrap_or_else(|_| {
-                // What they were in the middle of is unknown.
+                // Their state after the panic is unknown, so they are made anew.
                 (self.decoder, self.transformer) = (Decoder::default(), Transformer::default());
                 Err("its decoder panicked; the log says where".to_owned())
             });
@@ -264,10 +265,10 @@ impl Worker {
         self.file.clear();
         let path = OsStr::from_bytes(path);
         is_a_file(std::fs::metadata(path)?.file_type())?;
-        // Another may stand in its place by now: a named pipe has perhaps nobody who writes.
+        // Another file may stand in its place by now, such as a named pipe without a writer.
         let open = |how| OpenOptions::new().read(true).custom_flags(how).open(path);
         let file = match open(libc::O_NONBLOCK | libc::O_NOCTTY) {
-            // Somebody has a lease on it, and gives it back.
+            // Another process has a lease on the file, and the blocking open waits until it gives it back.
             Err(error) if error.kind() == ErrorKind::WouldBlock => open(libc::O_NOCTTY),
             opened => opened,
         }?;
