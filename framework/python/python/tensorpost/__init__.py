@@ -1,7 +1,8 @@
 """Actors, messages and tensors of Tensorpost in Python.
 
-A class with :func:`message` equals a type with ``#[gpu_message(portable)]`` in Rust: the same canonical schema, the same key, the
-same bytes. Tensors come from and go to numpy, PyTorch and others by DLPack, without a copy::
+A class with :func:`message` equals a type with ``#[gpu_message(portable)]`` in Rust: the same canonical
+schema, the same key, the same bytes. Tensors come from and go to numpy, PyTorch and others by DLPack, without
+a copy::
 
     import numpy as np, tensorpost as tp
 
@@ -14,8 +15,8 @@ same bytes. Tensors come from and go to numpy, PyTorch and others by DLPack, wit
     frame = tp.decode(Frame, body, tensors)
     np.from_dlpack(frame.pixels)          # the same memory, read-only
 
-A class with :func:`actor` is an actor, which a :class:`Node` runs in a process of its own; actors of Rust and Python send each
-other messages, with tensors in them that are not copied on the way.
+A class with :func:`actor` is an actor, which a :class:`Node` runs in a process of its own. Rust and Python
+actors send each other messages, and the tensors in them are not copied on the way.
 """
 
 from __future__ import annotations
@@ -184,12 +185,13 @@ class Duration:
     nanos: u32 = field(default=0, optional=False)
 
     def total_seconds(self) -> float:
-        """The whole span."""
+        """Returns the whole span in seconds."""
         return self.secs + self.nanos * 1e-9
 
 
 def schema(of: Any) -> str:
-    """The canonical text of a message, as ``Portable::schema()`` gives it in Rust; of another type, that of the type."""
+    """Returns the canonical text of a message, as ``Portable::schema()`` does in Rust, or that of another
+    type."""
     info = info_of(of)
     if info is not None and not info.is_variant:
         return interface_of(of)[0]
@@ -197,14 +199,15 @@ def schema(of: Any) -> str:
 
 
 def key(of: type) -> int:
-    """The key of a message: the 64-bit FNV-1a hash of its :func:`schema`."""
+    """Returns the key of a message: the 64-bit FNV-1a hash of its :func:`schema`."""
     return interface_of(of)[1]
 
 
 def differences(this: type | str, that: type | str, *, names: tuple[str, str] = ("this", "that")) -> list[str]:
-    """What two definitions of a message differ in, as a node says it of a worker: a heading with the two keys, and a line for each
-    difference. Each is a message, or the text of one's :func:`schema`. None where they are the same; an error where they have
-    not the same name, for then they are two messages.
+    """Returns the differences of two definitions of a message, as a node reports them for a worker: a heading
+    with the two keys, and a line for each difference. Each argument is a message, or the text of one's
+    :func:`schema`. The list is empty if they are the same. It is an error if they have different names,
+    because then they are two messages.
     """
     here, there = (one if isinstance(one, str) else schema(one) for one in (this, that))
     lines = _differences(here, there, *names)
@@ -214,10 +217,12 @@ def differences(this: type | str, that: type | str, *, names: tuple[str, str] = 
 
 
 def encode(value: Any, of: Any = None) -> tuple[bytes, list[Tensor]]:
-    """The bytes of a value, as Rust writes them, and the tensors in it, in the order of their indices.
+    """Returns the bytes of a value, as Rust writes them, and the tensors in it, in the order of their
+    indices.
 
-    ``of`` is its type; that of a message is its class. A field for tensors may hold a :class:`Tensor`, or any object
-    with ``__dlpack__`` in host memory. The memory is borrowed: do not write it while one of the tensors is used.
+    ``of`` is its type; for a message that is its class. A field for tensors may hold a :class:`Tensor`, or
+    any object with ``__dlpack__`` in host memory. The memory is borrowed: do not write it while one of the
+    tensors is used.
     """
     return plan_of(type(value) if of is None else of).encode(value)
 
@@ -227,7 +232,7 @@ def decode(of: type[_T], body: bytes, tensors: Sequence[Any] = ...) -> _T: ...
 @overload
 def decode(of: Any, body: bytes, tensors: Sequence[Any] = ...) -> Any: ...
 def decode(of: Any, body: bytes, tensors: Sequence[Any] = ()) -> Any:
-    """The value of bytes that :func:`encode` or Rust wrote, with the tensors that came with them. Bytes need not be trusted: those that
-    are no value of the type are a :class:`DecodeError`.
+    """Decodes bytes that :func:`encode` or Rust wrote, with the tensors that came with them. The bytes need
+    not be trusted: if they are not a value of the type, this raises a :class:`DecodeError`.
     """
     return plan_of(of).decode(body, list(tensors))

@@ -1,4 +1,4 @@
-"""Actors: what the decorators know of a class, and how messages go to it."""
+"""Actors: the decorators, the data that they keep of a class, and the way in which messages go to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAY = "__tensorpost_way__"
 
 
 def _way_of(message: type) -> tuple[Plan, int, Plan]:
-    """How a message is written, its key, and how its reply is read."""
+    """Returns the plan of a message, its key, and the plan of its reply."""
     known: tuple[Plan, int, Plan] | None
     if (known := vars(message).get(WAY)) is None:
         key = interface_of(message)[1]
@@ -41,7 +41,7 @@ def _way_of(message: type) -> tuple[Plan, int, Plan]:
 
 
 class _Told:
-    """Brings what a thread of Rust says to the event loop of who waits for it."""
+    """Passes a result from a Rust thread to the event loop of the coroutine that waits for it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ for _method in (send_async, ask_async):
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """What happened to an actor that is watched: a handler with this annotation gets it, and ``node.watch`` gives it."""
+    """An event of a watched actor: a handler with this annotation gets it, and ``node.watch`` gives it."""
 
     kind: str
     """``"down"``: a life of it has ended. ``"up"``: the next one takes messages. ``"gave_up"``: its restarts are used up."""
@@ -101,7 +101,8 @@ class Lifecycle:
 
 
 class Tensors(NamedTuple):
-    """How the tensors of messages have gone out: of an actor, :attr:`Env.tensors`, or of the program, :attr:`Node.tensors`."""
+    """Counts of how tensors were sent: by an actor, :attr:`Env.tensors`, or by the program,
+    :attr:`Node.tensors`."""
 
     forwarded: int
     """Received ones, passed on as they are."""
@@ -114,7 +115,7 @@ class Tensors(NamedTuple):
 
 
 def asked(shape: int | Sequence[int], dtype: Any) -> tuple[list[int], str]:
-    """A shape and the name of a dtype, of what :func:`empty` is called with."""
+    """Returns the shape and the name of the dtype for the arguments of :func:`empty`."""
     axes = [shape] if isinstance(shape, int) else list(shape)
     name = dtype_of(dtype)
     if name is None:
@@ -123,56 +124,57 @@ def asked(shape: int | Sequence[int], dtype: Any) -> tuple[list[int], str]:
 
 
 class Env:
-    """Where an actor runs: its name, its address, its way to others. :func:`env` gives it."""
+    """The environment of an actor: its name, its address, its way to others. :func:`env` gives it."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
 
     @property
     def name(self) -> str:
-        """What people see of the actor."""
+        """The actor's name, for people."""
         return self._mailbox.name
 
     @property
     def address(self) -> _Address[Any]:
-        """The actor's own address, to send along."""
+        """The actor's own address, to send in messages."""
         return self._mailbox.own_address
 
     @property
     def incarnation(self) -> int:
-        """Which life of the actor this is: 0 at first, and one more after each restart."""
+        """The number of this life of the actor: 0 at first, and one more after each restart."""
         return self._mailbox.incarnation
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the node shuts down: an actor that makes messages by itself stops making them then."""
+        """Whether the node is shutting down: an actor that makes messages by itself stops making them
+        then."""
         return self._mailbox.is_stopping
 
     @property
     def device(self) -> str:
-        """Where the actor works, as PyTorch names it: ``"cpu"`` or ``"cuda:0"``."""
+        """The actor's device, as PyTorch names it: ``"cpu"`` or ``"cuda:0"``."""
         gpu = self._mailbox.gpu()
         return "cpu" if gpu is None else f"cuda:{gpu[0]}"
 
     @property
     def stream(self) -> int | None:
-        """The actor's stream on its GPU, as a number that other libraries take: ``cupy.cuda.ExternalStream(tp.env().stream)``. PyTorch
-        works on it in handlers. None on the host."""
+        """The actor's stream on its GPU, as a number that other libraries take:
+        ``cupy.cuda.ExternalStream(tp.env().stream)``. PyTorch works on it in handlers. None on the host."""
         gpu = self._mailbox.gpu()
         return None if gpu is None else gpu[1]
 
     @property
     def tensors(self) -> Tensors:
-        """How the actor's tensors have gone out so far."""
+        """Counts of how the actor's tensors were sent so far."""
         return Tensors(*self._mailbox.counts())
 
     def lookup(self, name: str, *, timeout: float | None = None) -> _Address[Any]:
-        """The actor that was started or registered under ``name``."""
+        """Returns the actor that was started or registered under ``name``."""
         return self._mailbox.lookup(name, timeout)
 
     def subscribe(self, message: type[_M], name: str) -> Subscriber[_M]:
-        """Follows what is published under ``name``: the latest version of a value that an actor of Rust,
-        ``tensorpost::published::Topic``, keeps. The topic need not be there yet."""
+        """Follows the values that are published under ``name``: the latest version of a value that a topic
+        keeps, such as the Rust actor ``tensorpost::published::Topic``. The topic need not exist yet."""
         mailbox = self._mailbox
         return Subscriber(message, name, lambda name: mailbox.lookup(name, None), lambda: mailbox.is_stopping)
 
@@ -181,11 +183,11 @@ class Env:
         self._mailbox.register(name)
 
     def watch(self, address: _Address[Any]) -> None:
-        """Has this actor told what happens to another one, from now on: its handler of :class:`Lifecycle` gets the events."""
+        """Watches another actor from now on: this actor's handler of :class:`Lifecycle` gets the events."""
         self._mailbox.watch(address)
 
     def link(self, address: _Address[Any]) -> None:
-        """Has this actor fail whenever the other one goes down for a failure."""
+        """Makes this actor fail whenever the other one goes down for a failure."""
         self._mailbox.link(address)
 
     def __repr__(self) -> str:
@@ -196,7 +198,8 @@ _here = threading.local()
 
 
 def env() -> Env:
-    """The :class:`Env` of the actor whose code runs on this thread: in ``__init__``, in a handler, in what they call."""
+    """Returns the :class:`Env` of the actor whose code runs on this thread: in ``__init__``, in a handler, or
+    in functions that they call."""
     found: Env | None = getattr(_here, "env", None)
     if found is None:
         raise Error("no actor runs on this thread; call tp.env() in an actor's __init__ or handler")
@@ -204,26 +207,26 @@ def env() -> Env:
 
 
 def empty(shape: int | Sequence[int], dtype: Any) -> _Tensor:
-    """A tensor in the actor's own shared memory, on its device, with whatever that holds: what is written into it is sent without a
-    copy, also from a slice of it. ::
+    """Makes a tensor in the actor's own shared memory, on its device, with uninitialised elements. It is sent
+    without a copy, and so is a slice of it. ::
 
         out = tp.empty((3, 480, 640), tp.f32)
         torch.mul(frame, 2, out=out.torch())
         sink.send(Scaled(out))
 
-    It must not be written after it was sent. In the program that has the node it is ``node.empty(..)``.
+    It must not be written after it was sent. The program that has the node uses ``node.empty(..)``.
     """
     return env()._mailbox.empty(*asked(shape, dtype))
 
 
 def enter(mailbox: Mailbox) -> None:
-    """An actor's thread begins."""
+    """Begins an actor's thread."""
     _here.env = Env(mailbox)
 
 
 @dataclass(frozen=True)
 class Restart:
-    """What becomes of an actor that has ended: :func:`never`, :func:`on_failure`, :func:`always`."""
+    """A restart policy for an actor: :func:`never`, :func:`on_failure`, :func:`always`."""
 
     kind: str
     budget: int = 0
@@ -235,23 +238,25 @@ class Restart:
         return dataclasses.replace(self, window=seconds)
 
     def backoff(self, first: float, most: float) -> Restart:
-        """Waits ``first`` seconds before the first restart, twice as long before each further one, and never longer than
-        ``most``; 0.01 and 5 unless said otherwise."""
+        """Waits ``first`` seconds before the first restart, twice as long before each further one, and never
+        longer than ``most``; 0.01 and 5 unless said otherwise."""
         return dataclasses.replace(self, delays=(first, most))
 
 
 def never() -> Restart:
-    """No restart: an actor that ended is gone."""
+    """Never restarts: an actor that ended is gone."""
     return Restart("never")
 
 
 def on_failure(budget: int) -> Restart:
-    """At most ``budget`` restarts, after failures: an exception in a handler, an exit of its process, a signal."""
+    """Restarts at most ``budget`` times, after failures: an exception in a handler, an exit of its process, a
+    signal."""
     return Restart("failure", budget)
 
 
 def always(budget: int) -> Restart:
-    """At most ``budget`` restarts, also after the actor stopped by itself; not after the node's shutdown."""
+    """Restarts at most ``budget`` times, also after the actor stopped by itself; not after the node's
+    shutdown."""
     return Restart("always", budget)
 
 
@@ -268,7 +273,7 @@ class Handler:
 
 @dataclass
 class ActorInfo:
-    """What the decorator knows of a class."""
+    """The data that the decorator keeps of a class."""
 
     restart: Restart | None
     names: dict[str, Any] | None
@@ -279,9 +284,9 @@ def handler(message: type, /) -> Callable[[_F], _F]: ...
 @overload
 def handler(method: _F, /) -> _F: ...
 def handler(what: Any, /) -> Any:
-    """Makes a method of an ``@tp.actor`` class the handler of a message: that of its parameter's annotation, or
-    ``@tp.handler(Frame)``. What it returns is the reply, of the type that the message says. It may be a coroutine; while that waits,
-    the actor handles others."""
+    """Makes a method of an ``@tp.actor`` class the handler of a message: the type of its parameter's
+    annotation, or of ``@tp.handler(Frame)``. The handler returns the reply, of the type that the message
+    declares. It may be a coroutine; while that waits, the actor handles other messages."""
 
     def mark(method: Any, message: Any) -> Any:
         setattr(method, HANDLER, message)
@@ -310,10 +315,10 @@ def actor(cls: Any = None, /, *, restart: Restart | None = None) -> Any:
             def frame(self, frame: Frame) -> None:
                 self.sink.send(Boxes(frame.id, detect(frame.pixels)))
 
-    Its handlers run one after the other on a thread of the actor's own. A method ``stopped(self)``, if there is one, is
-    called at its clean end, and one ``warmup(self)`` before its first message: what the first call of a library on a GPU loads
-    is loaded there. An exception in a handler ends this life of the actor; ``restart`` says whether there is
-    another, where the spawn does not say it.
+    Its handlers run one after the other on a thread of the actor's own. If there is a method
+    ``stopped(self)``, it is called at the actor's clean end. A method ``warmup(self)`` is called before its
+    first message: use it for the loading that a GPU library does at its first call. An exception in a handler
+    ends this life of the actor. ``restart`` is the policy if the spawn does not name one.
     """
     frame = sys._getframe(1)
     names = dict(frame.f_locals) if frame.f_locals is not frame.f_globals else None
@@ -332,7 +337,7 @@ def actor(cls: Any = None, /, *, restart: Restart | None = None) -> Any:
 
 
 def info(cls: Any) -> ActorInfo:
-    """What is known of an actor's class."""
+    """Returns the data that the decorator keeps of an actor's class."""
     known = vars(cls).get(ACTOR) if isinstance(cls, type) else None
     if known is None:
         name = getattr(cls, "__qualname__", None) or repr(cls)
@@ -341,13 +346,13 @@ def info(cls: Any) -> ActorInfo:
 
 
 def hints(cls: type, function: Any) -> dict[str, Any]:
-    """The annotations of a method."""
+    """Returns the annotations of a method."""
     names = {**(info(cls).names or {}), cls.__name__: cls}
     return typing.get_type_hints(function, localns=names, include_extras=True)
 
 
 def handlers_of(cls: type) -> list[Handler]:
-    """The handlers of an actor's class, those of its bases too."""
+    """Returns the handlers of an actor's class, also those of its bases."""
     found: dict[type, Handler] = {}
     keys: dict[int, Handler] = {}
     for name, method in inspect.getmembers(cls, lambda member: hasattr(member, HANDLER)):

@@ -1,4 +1,5 @@
-"""From annotations to plans: lists of nodes that the native half describes, writes and reads values by."""
+"""Compiles annotations to plans: lists of nodes by which the native half describes, writes and reads
+values."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _SETS = (set, frozenset, collections.abc.Set)
 
 
 class _Compiler:
-    """A walk through a type. Classes and unions are there once, so that they may hold themselves."""
+    """A walk through a type. Each class and union has one node, so that it may hold itself."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -98,7 +99,7 @@ class _Compiler:
     def choice(self, arguments: tuple[Any, ...], extras: tuple[Any, ...], where: str) -> int:
         some = tuple(one for one in arguments if one is not type(None))
         if len(some) < len(arguments):
-            # The slot first: what is inside may hold this again.
+            # The slot first: the inner type may hold this one again.
             inner = self.compile(some[0], where) if len(some) == 1 and not extras else None
             if inner is None:
                 inner = self.compile(Annotated[some[0], *extras], where) if len(some) == 1 else self.union(some, extras, where)
@@ -131,7 +132,7 @@ class _Compiler:
         return at
 
     def can_be_tagged(self, variants: list[Any], tag: str, where: str) -> None:
-        """A variant must be a map for its tag to be among the keys."""
+        """Checks that a variant is a map, so that its tag can be among the keys."""
         for _, name, style, fields, _ in variants:
             held = self.nodes[fields[0][2]] if style == "newtype" else None
             if held == ():
@@ -186,7 +187,8 @@ _PLAIN_KEYS = frozenset(_PLAIN)
 
 
 def _is_plain(cls: type) -> bool:
-    """Whether to make one is to set its fields, and nothing else: its methods for that are those that dataclasses write."""
+    """Whether an object can be made by setting its fields alone: its methods for that are those of
+    dataclasses."""
     made: Any = getattr(cls, "__init__")  # noqa: B009
     return (
         not hasattr(cls, "__post_init__")
@@ -203,20 +205,20 @@ def _options(field: dataclasses.Field[Any]) -> dict[str, Any]:
 
 
 def hints_of(cls: type, info: Info) -> dict[str, Any]:
-    """The annotations of a class, where text is what it names."""
+    """Returns the annotations of a class, with annotations that are text resolved."""
     names = {**(info.names or {}), cls.__name__: cls}
     return typing.get_type_hints(cls, localns=names, include_extras=True)
 
 
 def _resolved(of: Any, cls: type, info: Info) -> Any:
-    """A type that may be text, or have text inside, as the class's module sees it."""
+    """Resolves a type that may be text, or contain text, as the class's module sees it."""
     names = {**vars(sys.modules.get(cls.__module__, types)), **(info.names or {}), cls.__name__: cls}
     holder = type("_", (), {"__annotations__": {"reply": of}})
     return typing.get_type_hints(holder, globalns=names, include_extras=True)["reply"]
 
 
 def plan_of(of: Any) -> Plan:
-    """The plan of a type; that of a class is made once."""
+    """Returns the plan of a type; the plan of a class is made once."""
     known: Plan | None = vars(of).get(MARK + "plan") if info_of(of) is not None else None
     if known is not None:
         return known
@@ -237,7 +239,7 @@ def plan_of(of: Any) -> Plan:
 
 
 def interface_of(cls: Any) -> tuple[str, int]:
-    """The canonical text of a message, and its key."""
+    """Returns the canonical text of a message, and its key."""
     info = info_of(cls)
     if info is None or info.is_variant:
         name = getattr(cls, "__name__", None) or repr(cls)
@@ -250,7 +252,7 @@ def interface_of(cls: Any) -> tuple[str, int]:
 
 
 def reply_of(cls: Any) -> Any:
-    """The type of a message's reply."""
+    """Returns the type of a message's reply."""
     info = info_of(cls)
     if info is None or info.reply is None:
         return type(None)
@@ -258,14 +260,14 @@ def reply_of(cls: Any) -> Any:
 
 
 class _Arguments:
-    """Those of an actor, by their names."""
+    """The arguments of an actor, by their names."""
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
 
 
 def arguments_plan(of: Any, parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Plan:
-    """How the arguments of a class or a function are read that came from a program in Rust."""
+    """Returns the plan by which the arguments of a class or a function from a Rust program are read."""
     compiler = _Compiler()
     at, fields = compiler.add(), []
     suffix = ".__init__" if isinstance(of, type) else ""
@@ -282,7 +284,7 @@ def arguments_plan(of: Any, parameters: list[inspect.Parameter], hints: dict[str
 
 
 def check(cls: type) -> None:
-    """Says at once what is wrong with a class, as far as all that it names is defined."""
+    """Raises the errors of a class at once, as far as all names in it are defined."""
     try:
         info = info_of(cls)
         if info is not None and info.is_variant:

@@ -1,4 +1,4 @@
-"""What can go wrong. Each message names the field and what to do."""
+"""The errors of the package. Each message names the field and what to do."""
 
 from typing import Any
 
@@ -8,31 +8,32 @@ class Error(Exception):
 
 
 class SchemaError(Error, TypeError):
-    """An annotation that has no form on the wire."""
+    """An annotation has no form on the wire."""
 
 
 class EncodeError(Error, ValueError):
-    """A value that is not what its annotation says. The message has the way to it, as in ``Frame.regions[2].label``."""
+    """A value does not match its annotation. The message has the path to it, as in
+    ``Frame.regions[2].label``."""
 
 
 class DecodeError(Error, ValueError):
-    """Bytes that are not what the type needs. The message has the way to the place."""
+    """Bytes do not match the type. The message has the path to the place."""
 
 
 class TensorError(Error, BufferError):
-    """An object that cannot be a tensor of this package, or a tensor that cannot be given in the way that was asked."""
+    """An object cannot be a tensor of this package, or a tensor cannot be exported as requested."""
 
 
 class NodeError(Error):
-    """A node, or what it was asked for, cannot be."""
+    """A node cannot start, or cannot do what it was asked for."""
 
 
 class SpawnError(NodeError):
-    """An actor could not be started. The message has what went wrong in the worker, with its traceback."""
+    """An actor could not be started. The message has the error in the worker, with its traceback."""
 
 
 class PipelineError(Error):
-    """A pipeline that cannot run, or that failed."""
+    """A pipeline cannot run, or has failed."""
 
     def __init__(self, text: str, report: object = None) -> None:
         super().__init__(text)
@@ -55,11 +56,12 @@ class AskError(Error):
 
 
 class DeadlineError(Error, TimeoutError):
-    """It did not happen in time. What was asked for may still happen."""
+    """An operation did not finish in time. It may still happen."""
 
     retryable = True
     """Whether trying again makes sense."""
 
 
 class LoaderError(Error):
-    """A loader was asked for something that cannot be, or a batch cannot be made. The message names the file, where one is broken."""
+    """A loader was asked for something that is not possible, or a batch cannot be made. The message names a
+    broken file."""

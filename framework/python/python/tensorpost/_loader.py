@@ -31,7 +31,7 @@ class Broken(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds that all workers of a loader together have taken for it: :attr:`Loader.times`."""
+    """Seconds that all workers of a loader together have taken for each step: :attr:`Loader.times`."""
 
     read: float
     decode: float
@@ -40,7 +40,8 @@ class Times(NamedTuple):
 
 
 class Batch:
-    """Samples in one tensor of shape ``(samples, 3, height, width)``. ``pixels, labels = batch`` takes it apart."""
+    """Samples in one tensor of shape ``(samples, 3, height, width)``. ``pixels, labels = batch`` unpacks
+    it."""
 
     __slots__ = ("broken", "indices", "labels", "paths", "pixels")
 
@@ -59,7 +60,7 @@ class Batch:
         return iter((self.pixels, self.labels))
 
     def __len__(self) -> int:
-        """How many samples it has."""
+        """Returns the number of samples."""
         return len(self.indices)
 
     def __repr__(self) -> str:
@@ -68,14 +69,14 @@ class Batch:
 
 
 def _listed(root: str) -> tuple[list[str], list[int] | None, list[str]]:
-    """The images below a folder, in the order of torchvision's ``ImageFolder``."""
+    """Lists the images below a folder, in the order of torchvision's ``ImageFolder``."""
     try:
         classes = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith(".") and entry.is_dir())
     except OSError as error:
         raise LoaderError(f"{root}: the folder cannot be read: {error}") from error
     files: list[str] = []
     labels: list[int] = []
-    # The classes' own folders, and the one that they are in, are in no other.
+    # The classes' own folders, and the one that they are in, must not be inside another one.
     seen: dict[tuple[int, int], str] = {}
     for folder in [root, *(os.path.join(root, name) for name in classes)]:
         _once(folder, seen)
@@ -93,7 +94,7 @@ def _listed(root: str) -> tuple[list[str], list[int] | None, list[str]]:
 
 
 def _once(folder: str, seen: dict[tuple[int, int], str]) -> None:
-    """Notes a folder that links may lead to twice, also from inside of it."""
+    """Notes a folder, and raises if links lead to it a second time, also from inside of it."""
     try:
         status = os.stat(folder)
     except OSError as error:
@@ -106,7 +107,8 @@ def _once(folder: str, seen: dict[tuple[int, int], str]) -> None:
 
 
 def _walked(top: str, seen: dict[tuple[int, int], str]) -> Iterator[tuple[str, list[str]]]:
-    """The folders below one, each once, and the names of the files in them. Hidden ones are some tool's own. Links are followed."""
+    """Yields the folders below one, each once, and the names of the files in them. Hidden folders are left
+    out, because tools use them. Links are followed."""
     for at, folders, names in os.walk(top, followlinks=True):
         yield at, names
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -115,7 +117,7 @@ def _walked(top: str, seen: dict[tuple[int, int], str]) -> Iterator[tuple[str, l
 
 
 class _Form:
-    """How batches are given: as tensors of which library, and where."""
+    """The form in which batches are given: the library of their tensors, and the device."""
 
     def __init__(self, to: str, device: Any, floats: bool, made: Recipe) -> None:
         if to not in ("torch", "numpy", "tensor"):
@@ -141,7 +143,7 @@ class _Form:
             self.library = library
         except ImportError as error:
             raise LoaderError(f'{to} is not installed: {error}; install it, or say to="tensor"') from error
-        # A GPU is given bytes, a quarter of what floats are, and makes the floats.
+        # A GPU gets bytes, a quarter of the size of floats, and converts them to floats.
         self.floats_there = floats and self.ordinal is not None and to == "torch"
         self.floats = floats and not self.floats_there
         self.numbers: tuple[Any, Any] | None = None
@@ -177,8 +179,8 @@ class _Form:
 
 
 class Loader:
-    """Batches of images for a training loop. Files are read, decoded (JPEG and PNG), transformed and put into batches by worker
-    processes in Rust, ahead of the program. ::
+    """Batches of images for a training loop. Files are read, decoded (JPEG and PNG), transformed and put into
+    batches by worker processes in Rust, ahead of the program. ::
 
         transforms = [tp.RandomResizedCrop(224, 224), tp.RandomHorizontalFlip(), tp.Normalize()]
         with tp.Loader("train", transforms, batch=64, shuffle=True, workers=8, device="cuda:0") as loader:
@@ -187,19 +189,22 @@ class Loader:
                     train(pixels, labels)
 
     ``files``: a folder, whose folders are the classes, as for torchvision's ``ImageFolder``; or paths.
-    ``transforms``: what is done with each image, in this order. All have to end in one size.
-    ``batch``: samples in a batch; the last one of an epoch may have fewer, and is left out with ``drop_last``.
-    ``shuffle``: whether each epoch has another order. It depends on ``seed`` and the epoch's number alone, and so do the random
-    transforms of a sample: not on how many workers there are.
-    ``workers``: processes that decode, at most 128; one for each processor that this process may use unless said otherwise.
-    ``device``: where batches are wanted: ``"cpu"``, or ``"cuda:0"``.
-    ``prefetch``: bytes of batches that are made or ready at a time, at least one; 256 MiB or three batches unless said otherwise.
-    ``on_error``: ``"raise"`` ends an epoch at a file that is broken; ``"skip"`` leaves it out of its batch, and :attr:`Batch.broken`
-    names it.
-    ``labels``: of a list of paths: a number for each, or a function of the path.
+    ``transforms``: the transforms of each image, in this order. All images must end in one size.
+    ``batch``: samples in a batch; the last one of an epoch may have fewer, and is left out with
+    ``drop_last``.
+    ``shuffle``: whether each epoch has another order. The order and the random transforms of a sample depend
+    only on ``seed`` and the epoch's number, and not on the number of workers.
+    ``workers``: processes that decode, at most 128; one for each processor that this process may use unless
+    said otherwise.
+    ``device``: where batches go: ``"cpu"``, or ``"cuda:0"``.
+    ``prefetch``: bytes of batches that are under way or ready at a time, at least one batch; 256 MiB or three
+    batches unless said otherwise.
+    ``on_error``: ``"raise"`` ends an epoch at a broken file; ``"skip"`` leaves it out of its batch, and
+    :attr:`Batch.broken` names it.
+    ``labels``: for a list of paths: a number for each, or a function of the path.
     ``dtype``: ``"f32"``, from 0 to 1 and normalised, or ``"u8"``.
     ``to``: ``"torch"``, ``"numpy"``, or ``"tensor"`` for a :class:`tensorpost.Tensor`.
-    ``node``: a node that is there already. Without it the loader has one of its own.
+    ``node``: an existing node. Without it the loader has one of its own.
     """
 
     def __init__(
@@ -293,7 +298,7 @@ class Loader:
         self._closed = False
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Returns the number of batches of a whole epoch."""
         files = len(self._paths)
         return files // self._batch if self._drop_last else -(-files // self._batch)
 
@@ -319,18 +324,20 @@ class Loader:
 
     @property
     def times(self) -> Times:
-        """What the workers have taken their time for, so far."""
+        """The seconds that the workers have taken for each step so far."""
         return Times(*self._native.times())
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from its beginning. Without it they are numbered from 0."""
+        """Makes the next iteration this epoch, from its beginning. Without this, epochs are numbered from
+        0."""
         if type(epoch) is not int or not 0 <= epoch < 1 << 64:
             raise LoaderError(f"an epoch is a number from 0 to 2**64 - 1, and not {epoch!r}")
         self._end()
         self._epoch, self._position, self._begun = epoch, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the program is: which samples it has had. Batches that were made ahead are made again."""
+        """Returns the position of the program: which samples it has got. Batches that were made ahead are
+        made again."""
         return {
             "version": 1,
             "epoch": self._epoch,
@@ -342,8 +349,9 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there: the next iteration gives exactly the samples of that epoch that are left. The files, the seed and whether
-        they are shuffled have to be the same; the size of a batch, the workers and the device need not be."""
+        """Goes on from that position: the next iteration gives exactly the remaining samples of that epoch.
+        The files, the seed and ``shuffle`` must be the same; the size of a batch, the workers and the device
+        need not be."""
         known = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(known) or state["version"] != 1:
             raise LoaderError(f"this is no state of a loader of this version: {state!r}")
@@ -364,7 +372,8 @@ class Loader:
             self._native.stop()
 
     def __iter__(self) -> Iterator[Batch]:
-        """The next epoch; what is left of one after :meth:`load_state_dict`. An iteration that is under way ends."""
+        """Begins the next epoch, or the rest of one after :meth:`load_state_dict`. An iteration that is under
+        way ends."""
         if self._closed:
             raise LoaderError("the loader was closed")
         self._end()
@@ -402,7 +411,7 @@ class Loader:
 
 
 class _Epoch:
-    """An iteration."""
+    """An iteration over an epoch."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -417,7 +426,7 @@ class _Epoch:
 
     def __next__(self) -> Batch:
         if self._loader._node._native.is_inherited:
-            # Before the lock, which another thread of the parent may have.
+            # Before the lock, which another thread of the parent may hold.
             raise LoaderError(_native.INHERITED)
         with self._one_at_a_time:
             return self._next()

@@ -1,8 +1,9 @@
-"""The program's own main module, in its workers: where a worker finds it, and how it is loaded there.
+"""The program's own main module, in its workers: tells a worker where it is, and loads it there.
 
-What a script defines is called ``__main__.Config`` where it is pickled. A worker loads the script once, when an actor or one of its
-arguments needs it, under the name by which ``multiprocessing`` knows a main module in a child: ``__mp_main__``. So a pool that an actor
-starts by spawn or forkserver finds it in turn. What stands under ``if __name__ == "__main__"`` does not run.
+A class of a script is pickled as ``__main__.Config``. A worker loads the script once, when an actor or one of
+its arguments needs it, under the name by which ``multiprocessing`` knows a main module in a child:
+``__mp_main__``. So a pool that an actor starts by spawn or forkserver finds it in turn. Code under
+``if __name__ == "__main__"`` does not run.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ NAMES = ("__main__", MAIN)
 
 
 def _folder() -> str:
-    """The working directory; where there is none any more, the root."""
+    """Returns the working directory; the root if it no longer exists."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         return "/"
 
 
-# What is relative was mostly so to this one, wherever the program goes later.
+# Relative paths are mostly relative to this folder, even if the program changes its directory later.
 first_folder = _folder()
 
 
 def absolute(entry: str) -> str:
-    """An entry of ``sys.path``, or a file, as this program's own imports take it."""
+    """Returns the absolute path of an entry of ``sys.path``, or of a file, as this program's own imports
+    resolve it."""
     if os.path.isabs(entry):
         return entry
-    # Python keeps the folder in which it has found such an entry first.
+    # Python caches the folder in which it first found such an entry.
     known = getattr(sys.path_importer_cache.get(entry), "path", None) if entry else None
     if isinstance(known, str) and os.path.isabs(known):
         return known
@@ -49,7 +51,8 @@ def absolute(entry: str) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """What a worker has of this program, whatever becomes of its working directory: as children of ``multiprocessing`` have it."""
+    """Returns the surroundings of this program for a worker, as children of ``multiprocessing`` get them.
+    They do not depend on later changes of the working directory."""
     contexts = sys.modules.get("multiprocessing.context")
     return {
         "path": [absolute(entry) for entry in sys.path if isinstance(entry, str)],
@@ -63,7 +66,7 @@ _entered = False
 
 
 def enter(told: Mapping[str, Any]) -> None:
-    """Gives this worker the surroundings of the program, and each further actor in it only its modules."""
+    """Gives this worker the surroundings of the program; each further actor in it gets only its modules."""
     global _entered
     sys.path[:] = told["path"]
     if _entered:
@@ -79,7 +82,8 @@ def enter(told: Mapping[str, Any]) -> None:
 
 
 def _names() -> Mapping[str, Any]:
-    """The names of the script. Under a profiler ``sys.modules`` may have that one's module instead, but it is the script that calls."""
+    """Returns the names of the script. Under a profiler ``sys.modules`` may have the profiler's module
+    instead, but the script is on the call stack."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") in NAMES:
@@ -89,7 +93,7 @@ def _names() -> Mapping[str, Any]:
 
 
 def where(what: str) -> tuple[str | None, str | None]:
-    """The main module's name, or else its file, for a worker to load. ``what`` is defined there."""
+    """Returns the main module's name, or else its file, for a worker to load. ``what`` is defined there."""
     names = _names()
     name = getattr(names.get("__spec__"), "name", None)
     if name is not None and name not in NAMES:
@@ -98,7 +102,7 @@ def where(what: str) -> tuple[str | None, str | None]:
     file = names.get("__file__")
     if isinstance(file, str) and file != "<stdin>":
         file = absolute(file)
-        # The second is a script in an archive.
+        # The second case is a script in an archive.
         if os.path.isfile(file) or os.path.isfile(os.path.dirname(file)):
             return None, file
         place = f"{file}, which is no file that can be read once more"
@@ -112,14 +116,14 @@ def where(what: str) -> tuple[str | None, str | None]:
 
 
 def holds(thing: Any) -> str | None:
-    """The name of a class or a function in the main module, if it is one of that."""
+    """Returns the name of a class or a function in the main module, if it is defined there."""
     if not isinstance(thing, type | types.FunctionType) or thing.__module__ not in NAMES:
         return None
     first, *rest = thing.__qualname__.split(".")
     found: Any = _names().get(first)
     for part in rest:
         found = getattr(found, part, None)
-    # What is not there under its name is no more to be pickled than elsewhere.
+    # An object that is not found under its name cannot be pickled, here as elsewhere.
     return thing.__qualname__ if found is thing else None
 
 
@@ -128,7 +132,7 @@ _loading = threading.RLock()
 
 
 def load(name: str | None, file: str | None) -> types.ModuleType:
-    """The main module of the program, in a worker. It runs the first time."""
+    """Loads the main module of the program in a worker. It runs the first time."""
     global _loaded
     with _loading:
         if _loaded is not None:
@@ -159,14 +163,14 @@ def _of_file(file: str) -> types.ModuleType:
         loader = zipimport.zipimporter(os.path.dirname(file))
         code = loader.get_code(os.path.splitext(os.path.basename(file))[0])
     module.__loader__ = loader
-    # Before it runs: what it defines is looked up there.
+    # Before it runs, because its definitions are looked up there.
     sys.modules[MAIN] = sys.modules["__main__"] = module
     exec(code, vars(module))
     return module
 
 
 def named(qualname: str, name: str | None, file: str | None) -> Any:
-    """A class or a function of the main module, in a worker."""
+    """Returns a class or a function of the main module, in a worker."""
     found: Any = load(name, file)
     for part in qualname.split("."):
         found = getattr(found, part)

@@ -1,4 +1,4 @@
-"""The decorators: what makes a class a message, or a variant of a union."""
+"""The decorators that make a class a message, or a variant of a union."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = "tensorpost"
 
 @dataclass
 class Info:
-    """What a decorator knows of its class."""
+    """The data that a decorator keeps of its class."""
 
     name: str
     is_variant: bool
@@ -29,7 +29,7 @@ class Info:
 
 
 def info_of(cls: Any) -> Info | None:
-    """What is known of a class, if it has a decorator of its own."""
+    """Returns the data of a class, if it has a decorator of its own."""
     return vars(cls).get(MARK) if isinstance(cls, type) else None
 
 
@@ -43,12 +43,13 @@ def field(
     skip: bool = False,
     kw_only: Any = MISSING,
 ) -> Any:
-    """More about a field of a message.
+    """Describes a field of a message.
 
-    ``name``: its name on the wire, where it is not that of the attribute (``#[serde(rename = ..)]``).
+    ``name``: its name on the wire, if it is not that of the attribute (``#[serde(rename = ..)]``).
     ``default``, ``default_factory``: as in dataclasses.
-    ``optional``: whether it may be absent (``#[serde(default)]``). So it is for one with a default, unless this says otherwise.
-    ``omit_default``: one that equals the default is not written (``#[serde(skip_serializing_if = ..)]``).
+    ``optional``: whether it may be absent (``#[serde(default)]``). A field with a default may, unless this
+    says otherwise.
+    ``omit_default``: a value that equals the default is not written (``#[serde(skip_serializing_if = ..)]``).
     ``skip``: it is not on the wire at all (``#[serde(skip)]``), and must have a default.
     """
     has_default = default is not MISSING or default_factory is not MISSING
@@ -93,7 +94,8 @@ def message(
     kw_only: bool = False,
 ) -> Any:
     """Makes a dataclass of a class that equals a type with ``#[gpu_message(portable)]`` in Rust, or with
-    ``#[derive(Portable)]`` where it stands in another. Its fields are those of the annotations, in this order::
+    ``#[derive(Portable)]`` if it is used inside another type. Its fields are those of the annotations, in
+    this order::
 
         @tp.message(reply=bool)
         class Frame:
@@ -101,10 +103,10 @@ def message(
             pixels: tp.Tensor[tp.f32, 3, ..., ...]
             note: str | None = None
 
-    ``name``: that of the type in Rust, where it is not the class's.
-    ``reply``: the type of the reply; without one it is nothing.
-    ``tuple``: whether its fields have no names in Rust, as in ``struct Frame(u64, Tensor)``. A class without fields is
-    ``struct Stop;``, and with ``tuple=False`` it is ``struct Stop {}``.
+    ``name``: the name of the type in Rust, if it differs from the class's.
+    ``reply``: the type of the reply; without it the reply is empty.
+    ``tuple``: whether its fields have no names in Rust, as in ``struct Frame(u64, Tensor)``. A class without
+    fields is ``struct Stop;``, and with ``tuple=False`` it is ``struct Stop {}``.
     ``frozen``, ``kw_only``: as in dataclasses. Fields with defaults may come before others with ``kw_only``.
     """
     frame = sys._getframe(1)
@@ -133,7 +135,8 @@ def variant(
     frozen: bool = False,
     kw_only: bool = False,
 ) -> Any:
-    """Makes a dataclass of a class that is a variant of an enum in Rust. The enum is a union of such classes::
+    """Makes a dataclass of a class that is a variant of an enum in Rust. The enum is a union of such
+    classes::
 
         @tp.variant
         class Still: ...
@@ -144,9 +147,9 @@ def variant(
 
         How = Still | Blurred            # enum How { Still, Blurred(f32) }
 
-    ``name``: that of the variant, where it is not the class's.
-    ``tuple``: whether its fields have no names in Rust. A class without fields is ``Still``, with ``tuple=True`` it is
-    ``Still()``, and with ``tuple=False`` ``Still {}``.
+    ``name``: the name of the variant, if it differs from the class's.
+    ``tuple``: whether its fields have no names in Rust. A class without fields is ``Still``, with
+    ``tuple=True`` it is ``Still()``, and with ``tuple=False`` ``Still {}``.
     ``frozen``, ``kw_only``: as in dataclasses.
     """
     frame = sys._getframe(1)

@@ -8,9 +8,9 @@ __version__: str
 INHERITED: str
 
 class Tensor:
-    """A tensor: what came in a message, what :func:`tensorpost.empty` made, or any object with ``__dlpack__`` in host memory, without a
-    copy. Its memory stays until the last object that uses it is gone. Nobody may write it until then, unless it is
-    :attr:`writable`.
+    """A tensor: one that came in a message, one that :func:`tensorpost.empty` made, or any object with
+    ``__dlpack__`` in host memory, without a copy. Its memory stays until the last object that uses it is
+    gone. It must not be written until then, unless it is :attr:`writable`.
 
     In an annotation, ``Tensor[f32, 3, ..., ...]`` asks for a dtype and a shape.
     """
@@ -32,13 +32,15 @@ class Tensor:
     def device(self) -> str: ...
     @property
     def writable(self) -> bool:
-        """Whether this process has it for itself, to write in place: of :func:`tensorpost.empty`, or a field of ``tp.Owned``."""
+        """Whether this process owns it and may write it in place: a tensor of :func:`tensorpost.empty`, or a
+        field of ``tp.Owned``."""
     def tobytes(self) -> bytes: ...
     def torch(self) -> Any:
-        """The tensor in PyTorch: the same memory, without a copy. On a GPU the actor's stream, on which PyTorch works in handlers,
-        waits for the data, and the host does not. Each call returns the same object."""
+        """Returns the tensor in PyTorch: the same memory, without a copy. On a GPU the actor's stream, on
+        which PyTorch works in handlers, waits for the data, and the host does not. Each call returns the same
+        object."""
     def numpy(self) -> Any:
-        """The tensor in numpy: the same memory, without a copy. It has to be on the host."""
+        """Returns the tensor in numpy: the same memory, without a copy. It must be on the host."""
     def __dlpack__(
         self,
         *,
@@ -63,15 +65,16 @@ class Plan:
 def differences(text: str, other: str, this: str, that: str) -> list[str]: ...
 
 class Address(Generic[_M]):
-    """The address of an actor: it sends and asks, from any process of the node. It can be kept, compared, and sent in messages and
-    in an actor's arguments. When the actor is restarted, it leads to its next life.
+    """The address of an actor: it sends and asks, from any process of the node. It can be kept, compared, and
+    sent in messages and in an actor's arguments. When the actor is restarted, the address leads to its next
+    life.
 
     In an annotation, ``Address[Frame]`` says which messages go there.
     """
 
     @property
     def actor(self) -> str:
-        """The actor's number in its node, as events say it."""
+        """The actor's number in its node, as events name it."""
     def send(self, message: Any, *, timeout: float | None = ...) -> None: ...
     def try_send(self, message: Any) -> bool: ...
     def ask(self, message: Any, *, timeout: float | None = ...) -> Any: ...
@@ -82,7 +85,7 @@ class Address(Generic[_M]):
 _Told = tuple[str, str, str | None, bool, int | None]
 
 class Mailbox:
-    """Where the messages of an actor wait for its thread."""
+    """The mailbox in which the messages of an actor wait for its thread."""
 
     def serve(self, handlers: list[tuple[int, Plan, Plan, Any]]) -> tuple[Delivered, str, BaseException | None] | None: ...
     def take(self) -> Delivered | None: ...
@@ -128,12 +131,12 @@ class Delivered:
     def fail(self, what: str, why: str) -> None: ...
 
 class Calls:
-    """What a stage is asked for."""
+    """The calls of a stage."""
 
     def next(self) -> Call | None: ...
 
 class Call:
-    """One of those: an item, the next item of a source, or the end. It is answered once."""
+    """A call of a stage: an item, the next item of a source, or the end. It is answered once."""
 
     @property
     def kind(self) -> str: ...
@@ -143,18 +146,18 @@ class Call:
     def fail(self, why: str) -> None: ...
 
 class Feed:
-    """Takes what the program iterates over to its source."""
+    """Sends the items of an iterable of the program to its source."""
 
     def send(self, plan: Plan, value: Any) -> bool: ...
     def end(self) -> None: ...
 
 class End:
-    """Where a flow ends in the program."""
+    """The end of a flow in the program."""
 
     def recv(self, timeout: float | None) -> Any: ...
 
 class Running:
-    """A pipeline that runs."""
+    """A running pipeline."""
 
     def wait(self, timeout: float | None) -> tuple[str | None, tuple[str, str] | None] | None: ...
     def cancel(self) -> None: ...
@@ -217,7 +220,7 @@ class Node:
     def shutdown(self, deadline: float) -> tuple[bool, str] | None: ...
 
 class Channel:
-    """A mailbox that the program reads by itself."""
+    """A mailbox that the program itself reads."""
 
     def recv(self, timeout: float | None) -> Any: ...
     def discard(self) -> None: ...
@@ -256,7 +259,7 @@ class Loader:
     def times(self) -> tuple[float, float, float, float]: ...
 
 def processors() -> int:
-    """Those that this process may use."""
+    """Returns how many processors this process may use."""
 
 def run_worker() -> None:
-    """Runs this process as a worker, and ends with it; returns where no node has started it."""
+    """Runs this process as a worker, and ends it with the worker; returns if no node has started it."""

@@ -46,7 +46,7 @@ class Restarted(NamedTuple):
 
 
 class Shutdown(NamedTuple):
-    """How a shutdown went."""
+    """The result of a shutdown."""
 
     drained: bool
     """Whether every message that was under way was handled."""
@@ -57,13 +57,14 @@ class Shutdown(NamedTuple):
 
 
 class Channel(Generic[_M]):
-    """A mailbox in this process that the program reads by itself: :meth:`Node.channel`."""
+    """A mailbox in this process that the program itself reads: :meth:`Node.channel`."""
 
     def __init__(self, native: _Channel, message: type[_M]) -> None:
         self._native, self._message = native, message
 
     def recv(self, *, timeout: float | None = None) -> _M:
-        """The next message. Raises :class:`DeadlineError` where none comes within ``timeout`` seconds."""
+        """Waits for the next message. Raises :class:`DeadlineError` if none comes within ``timeout``
+        seconds."""
         return self._native.recv(timeout)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[_M]:
@@ -90,7 +91,8 @@ class Watch:
         self._native = native
 
     def recv(self, *, timeout: float | None = None) -> Lifecycle | None:
-        """The next event, or None after the last one. Raises :class:`DeadlineError` where none comes within ``timeout`` seconds."""
+        """Waits for the next event; None after the last one. Raises :class:`DeadlineError` if none comes
+        within ``timeout`` seconds."""
         event = self._native.recv(timeout)
         return None if event is None else Lifecycle(*event)
 
@@ -100,14 +102,15 @@ class Watch:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """Raised when SIGTERM comes."""
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C in here, also for the first process of a container, which it does nothing to otherwise."""
+    """Treats SIGTERM as Ctrl-C in this block, also for the first process of a container, which would ignore
+    it."""
     is_main = threading.current_thread() is threading.main_thread()
-    # A handler that is not Python's has no name here.
+    # `getsignal` returns None for a handler that is not Python's.
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
@@ -119,28 +122,28 @@ def terminable() -> Iterator[None]:
     try:
         yield
     except _Terminated:
-        # The status of a program that ends by it; blocks of `with` around this are left in order.
+        # The exit status of a program that ends by SIGTERM; `with` blocks around this are left in order.
         raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def command(interpreter: str | os.PathLike[str] | None = None) -> list[str]:
-    """An interpreter with its switches: this one, where no other is named."""
+    """Returns an interpreter with its switches: this one, if no other is named."""
     if interpreter is not None:
         return [os.fspath(interpreter)]
-    # As `multiprocessing` does; and what that leaves out.
+    # As `multiprocessing` does, and one switch that it leaves out.
     unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
     return [sys.executable or "python3", *subprocess._args_from_interpreter_flags(), *unbuffered]  # type: ignore[attr-defined]
 
 
 _running: weakref.WeakSet[Node] = weakref.WeakSet()
-# Those of its parent go on without a forked child.
+# A forked child does not end the nodes of its parent.
 os.register_at_fork(after_in_child=_running.clear)
 
 
 def _budget(asked: int | float | None) -> tuple[int | None, float | None]:
-    """The budget of a pool of a GPU: bytes, or a share of the GPU."""
+    """Reads the budget of a GPU's pool: bytes, or a share of the GPU."""
     if asked is None:
         return None, None
     if isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked < 2**63:
@@ -151,8 +154,9 @@ def _budget(asked: int | float | None) -> tuple[int | None, float | None]:
 
 
 class Node:
-    """A node: this process, and the worker processes that it starts. Use it with ``with``: at the end of the block everything under
-    way is finished and the workers end, after Ctrl-C too. A second Ctrl-C ends them at once. ::
+    """A node: this process, and the worker processes that it starts. Use it with ``with``: at the end of the
+    block everything under way is finished and the workers end, also after Ctrl-C. A second Ctrl-C ends them
+    at once. ::
 
         if __name__ == "__main__":
             with tp.Node() as node:
@@ -161,21 +165,23 @@ class Node:
                 detect.send(Frame(1, pixels))
                 print(boxes.recv())
 
-    A worker loads the module of its actor anew, and of a script all that does not stand under ``if __name__ == "__main__"``.
+    A worker loads the module of its actor anew; of a script it runs everything that is not under
+    ``if __name__ == "__main__"``.
 
     ``host_budget``: bytes of host memory that each process may take for tensors.
-    ``gpu_budget``: what each process may take of each GPU for tensors that are sent, received and kept for others: bytes as an ``int``, or
-    a share of the GPU as a ``float``; 0.25 unless said otherwise. PyTorch may allocate more in an actor: that is the actor's own, and is
-    copied where it is sent.
-    ``sharing``: how workers share a GPU: in time slices, ``"isolated"``, which is so unless said otherwise; ``"mps"``, as clients of an MPS
-    daemon that the node starts and stops, where kernels overlap and the death of one worker takes the others on its GPU with it; ``"auto"``, that where
-    it can be had.
+    ``gpu_budget``: the memory of each GPU that each process may take for tensors that are sent, received and
+    kept for others: bytes as an ``int``, or a share of the GPU as a ``float``; 0.25 unless said otherwise.
+    PyTorch may allocate more in an actor: that memory is the actor's own, and tensors in it are copied when
+    they are sent.
+    ``sharing``: how workers share a GPU. ``"isolated"``, the default: in time slices. ``"mps"``: as clients
+    of an MPS daemon that the node starts and stops; kernels overlap, and the death of one worker takes the
+    others on its GPU with it. ``"auto"``: MPS if it is available.
     ``start_deadline``: seconds that a worker may take until it is ready; 30 unless said otherwise.
-    ``worker_log``: what workers log, in the form of ``RUST_LOG``. It goes to stderr.
-    ``hang_limit``: seconds after which what stands still is logged.
+    ``worker_log``: the log filter of workers, in the form of ``RUST_LOG``. Their log goes to stderr.
+    ``hang_limit``: seconds without movement after which the log reports a hang.
     ``trace``: a file to which a trace of the run is written.
     ``console``: whether the command ``tensorpost`` may look into it.
-    ``deadline``: seconds that the end of the block waits for what is under way.
+    ``deadline``: seconds that the end of the block waits for messages under way.
     """
 
     def __init__(
@@ -229,23 +235,24 @@ class Node:
         beside: Address[Any] | None = None,
         gpu_budget: int | float | None = None,
     ) -> Address[Any]:
-        """Starts an actor in a worker of its own, as ``actor(*args, **kwargs)`` there, and waits until it takes messages. What it is
-        given is pickled; addresses may be in it, and tensors go in messages.
+        """Starts an actor in a worker of its own, as ``actor(*args, **kwargs)`` there, and waits until it
+        takes messages. The arguments are pickled. They may hold addresses; send tensors in messages.
 
         ``name``: a name to look it up by.
-        ``label``: what people see of it; its name or its class unless said otherwise.
+        ``label``: its name for people; its name or its class unless said otherwise.
         ``mailbox``: how many messages each sending process may have unhandled there.
         ``restart``: see :func:`on_failure`.
-        ``interpreter``: of the worker; this one unless said otherwise.
+        ``interpreter``: the interpreter of the worker; this one unless said otherwise.
         ``environment``: more variables for the worker.
-        ``device``: where it works: ``"host"``, which it does unless said otherwise, ``"cuda:0"``, or a GPU's UUID.
-        ``receive_on``: where the tensors of its messages are brought before a handler sees them; to its device unless said
-        otherwise.
-        ``beside``: an actor of this node, in whose worker this one gets a thread, instead of a worker of its own. They share its
-        interpreter, which runs the Python of one of them at a time, and its end.
+        ``device``: where it works: ``"host"``, the default, ``"cuda:0"``, or a GPU's UUID.
+        ``receive_on``: the device to which the tensors of its messages are brought before a handler sees
+        them; its own device unless said otherwise.
+        ``beside``: an actor of this node, in whose worker this one gets a thread, instead of a worker of its
+        own. They share its interpreter, which runs the Python code of one of them at a time, and they end
+        together.
         ``gpu_budget``: as for :class:`Node`, for its worker alone.
 
-        Raises :class:`SpawnError` with what went wrong there, and its traceback.
+        Raises :class:`SpawnError` with the error in the worker, and its traceback.
         """
         if beside is not None and (interpreter is not None or environment or gpu_budget is not None):
             raise SpawnError("beside=: the worker is there already, with its interpreter, its environment and its budgets")
@@ -298,8 +305,9 @@ class Node:
         mailbox: int = 16,
         environment: Mapping[str, str] | None = None,
     ) -> Address[_M]:
-        """Starts a topic in a worker of its own: it keeps the latest version of a value, and readers of Python and Rust follow it under
-        ``name``: see :meth:`subscribe`. What is sent to the address is published. ::
+        """Starts a topic in a worker of its own: it keeps the latest version of a value, and readers in
+        Python and Rust follow it under ``name``: see :meth:`subscribe`. A value that is sent to the address
+        is published. ::
 
             weights = node.topic(Weights, "weights", device="cuda:0")
             for step in range(1000):
@@ -307,9 +315,10 @@ class Node:
                 weights.send(Weights(step, tensors))
 
         ``device``: where the tensors of its versions are kept: ``"host"`` unless said otherwise.
-        ``restart``: where it dies, what was published is gone; the next life has what is published then, and readers go on with that.
+        ``restart``: the restart policy. If the topic dies, the published value is gone; readers go on with
+        values that are published to its next life.
 
-        Raises :class:`SpawnError`, also where ``name`` is taken.
+        Raises :class:`SpawnError`, also if ``name`` is taken.
         """
         question_of(message)
         _worker.place_of(message)
@@ -317,7 +326,8 @@ class Node:
         return self._spawn(order, name, None, mailbox, restart, None, environment, device, None, None)
 
     def spawn_demo(self, next: Address[Any]) -> Address[Any]:
-        """Starts the actor of Rust in ``python -m tensorpost.demo``: it inverts a picture, and sends it to ``next``."""
+        """Starts the Rust actor of ``python -m tensorpost.demo``: it inverts a picture, and sends it to
+        ``next``."""
         return self._native.spawn_demo(sys.executable, next)
 
     def channel(self, message: type[_M]) -> tuple[Address[_M], Channel[_M]]:
@@ -328,25 +338,27 @@ class Node:
         return address, channel
 
     def empty(self, shape: int | Sequence[int], dtype: Any) -> Tensor:
-        """A tensor in this process's own shared memory, with whatever that holds: see :func:`tensorpost.empty`."""
+        """Makes a tensor in this process's own shared memory, with uninitialised elements: see
+        :func:`tensorpost.empty`."""
         return self._native.empty(*_actor.asked(shape, dtype))
 
     @property
     def tensors(self) -> Tensors:
-        """How tensors have gone out of this process so far."""
+        """Counts of how tensors were sent from this process so far."""
         return Tensors(*self._native.counts())
 
     def watch(self, address: Address[Any]) -> Watch:
-        """Watches an actor: tells when a life of it ends, when the next one takes messages, and when there will be no other."""
+        """Watches an actor: reports when a life of it ends, when the next one takes messages, and when there
+        will be no other."""
         return Watch(self._native.watch(address))
 
     def lookup(self, name: str, *, timeout: float | None = None) -> Address[Any]:
-        """The actor that was started or registered under ``name``."""
+        """Returns the actor that was started or registered under ``name``."""
         return self._native.lookup(name, timeout)
 
     def subscribe(self, message: type[_M], name: str) -> Subscriber[_M]:
-        """Follows what is published under ``name``: the latest version of a value that an actor of Rust,
-        ``tensorpost::published::Topic``, keeps. The topic need not be there yet."""
+        """Follows the values that are published under ``name``: the latest version of a value that a topic
+        keeps, such as the Rust actor ``tensorpost::published::Topic``. The topic need not exist yet."""
         native = self._native
         return Subscriber(message, name, lambda name: native.lookup(name, None), self._is_ending.is_set)
 
@@ -355,26 +367,29 @@ class Node:
         self._native.register(name, address)
 
     def workers(self) -> list[Worker]:
-        """All workers, also those that have ended and whose place is not used again yet."""
+        """Returns all workers, also those that have ended and whose place is not used again yet."""
         return [Worker(*worker) for worker in self._native.workers()]
 
     def restarts(self) -> list[Restarted]:
-        """What was restarted, and why."""
+        """Returns the workers that were restarted, and why."""
         return [Restarted(*worker) for worker in self._native.restarts()]
 
     def run(self) -> None:
-        """Waits for Ctrl-C, for SIGTERM, or for a shutdown that ``tensorpost stop`` began, and then shuts down. A second signal ends it at
-        once. A handler of the program's own for SIGTERM stays; on another thread than the main one, none of them is waited for."""
+        """Waits for Ctrl-C, for SIGTERM, or for a shutdown that ``tensorpost stop`` began, and then shuts
+        down. A second signal ends it at once. If the program has its own handler for SIGTERM, that stays. On
+        another thread than the main one, this waits for no signal."""
         with terminable():
             with contextlib.suppress(KeyboardInterrupt):
                 self._native.until_stopping(None)
             self.shutdown()
 
     def shutdown(self, deadline: float | None = None) -> Shutdown | None:
-        """Lets everything under way finish, stops the actors, and then the workers; what is not done after ``deadline`` seconds is
-        killed, and named in the report. None where that was done before. Ctrl-C meanwhile kills what is left at once.
+        """Lets everything under way finish, stops the actors, and then the workers. Workers that have not
+        ended after ``deadline`` seconds are killed, and named in the report. Returns None if the node was
+        shut down before. Ctrl-C meanwhile kills the remaining workers at once.
 
-        What still comes to a :class:`Channel`, and no other thread receives, is dropped: actors under way find room there.
+        Messages that still come to a :class:`Channel`, and that no other thread receives, are dropped, so
+        that actors under way find room there.
         """
         if not self._native.is_inherited:
             self._let_end()
@@ -384,7 +399,7 @@ class Node:
     def _let_end(self) -> None:
         self._is_ending.set()
         for channel in self._channels:
-            # At the interpreter's end there are no new threads; senders wait until the deadline then.
+            # While the interpreter is ending, no thread can be started; senders then wait until the deadline.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=channel._discard, name="tensorpost-discard", daemon=True).start()
 
@@ -402,6 +417,6 @@ class Node:
 
 @atexit.register
 def _end() -> None:
-    """Nodes that nobody has shut down."""
+    """Shuts down the nodes that the program has not shut down."""
     for node in list(_running):
         node.shutdown()

@@ -1,4 +1,5 @@
-"""Pipelines that are written in Python: sources, stages and sinks in processes of their own, and what flows between them."""
+"""Pipelines that are written in Python: sources, stages and sinks in processes of their own, and the items
+between them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _SLICE = 0.05
 
 @dataclass(frozen=True)
 class StageReport:
-    """What a stage did, all replicas together."""
+    """The work of a stage, all replicas together."""
 
     stage: str
     label: str
@@ -63,7 +64,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Lost:
-    """An item that a death took."""
+    """An item that was lost by a death."""
 
     stage: str
     item: int
@@ -82,7 +83,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Report:
-    """What a pipeline did: :meth:`Pipeline.run` returns it. As text it is a table."""
+    """The report of a pipeline: :meth:`Pipeline.run` returns it. As text it is a table."""
 
     pipeline: str
     seconds: float
@@ -129,7 +130,7 @@ def _report(text: str, told: str) -> Report:
 
 @dataclass(frozen=True)
 class Description:
-    """A pipeline to look at. As text it has a line for each stage."""
+    """The description of a pipeline. As text it has a line for each stage."""
 
     text: str
     mermaid: str
@@ -142,8 +143,8 @@ class Description:
 
 
 class Flow:
-    """Items of one class, on their way from the stages that make them to the one that is written down next. Each flow is taken once;
-    for several receivers there is :meth:`broadcast`."""
+    """Items of one class, on their way from the stages that make them to the stage that is written down next.
+    Each flow is taken once; for several receivers there is :meth:`broadcast`."""
 
     def __init__(self, pipeline: Pipeline, number: int, item: type) -> None:
         self._pipeline, self._number, self._item = pipeline, number, item
@@ -166,17 +167,22 @@ class Flow:
         interpreter: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Flow:
-        """Sends the items to a stage, in a worker of its own. ``args`` and ``kwargs`` are its arguments, which are pickled.
+        """Sends the items to a stage, in a worker of its own. ``args`` and ``kwargs`` are its arguments,
+        which are pickled.
 
-        ``name``: what reports call it; its own name unless said otherwise.
+        ``name``: its name in reports; its own name unless said otherwise.
         ``replicas``: how many run side by side. ``ordered`` restores the order of their items behind them.
         ``device``: where it works: ``"host"``, ``"cuda:0"``, ``"best"``.
-        ``restart``: what happens when its process ends: see :func:`on_failure`. Without one the pipeline fails.
+        ``restart``: what happens when its process ends: see :func:`on_failure`. Without one the pipeline
+        fails.
         ``mailbox``: how many items wait in front of it.
-        ``on_error``: what an exception does: ``"fail"`` the pipeline, or ``"skip"`` the item. ``retries``: attempts before that.
-        ``to``: which replica takes an item: they take ``"turns"``, the ``"least_loaded"`` one, or ``"all"``.
-        ``drop``: what is dropped where more than ``mailbox`` items wait: the ``"oldest"`` or the ``"newest"``.
-        ``interpreter``, ``environment``: of its workers.
+        ``on_error``: the effect of an exception: ``"fail"`` the pipeline, or ``"skip"`` the item.
+        ``retries``: attempts before that.
+        ``to``: the replica that takes an item: they take ``"turns"``, the ``"least_loaded"`` one, or
+        ``"all"``.
+        ``drop``: the item that is dropped when more than ``mailbox`` items wait: the ``"oldest"`` or the
+        ``"newest"``.
+        ``interpreter``, ``environment``: those of its workers.
         """
         form = _stage.form_of(stage)
         if form.makes is None:
@@ -215,14 +221,14 @@ class Flow:
         return self._pipeline
 
     def for_each(self, call: Callable[[Any], object], *, name: str = "for_each") -> Pipeline:
-        """Ends the flow in this program: ``call`` is called with each item, on a thread of its own. An exception there ends the pipeline,
-        and is raised by :meth:`Pipeline.run`."""
+        """Ends the flow in this program: ``call`` is called with each item, on a thread of its own. An
+        exception there ends the pipeline, and :meth:`Pipeline.run` raises it."""
         self._pipeline._step("for_each", name, None, (), None, None, None, inputs=[self._number])
         self._pipeline._calls.append((call, self._item))
         return self._pipeline
 
     def merge(self, *others: Flow) -> Flow:
-        """Merges flows of one class: the items of all, as they come."""
+        """Merges flows of one class into one, with the items of all as they come."""
         for other in others:
             _same(other._item, self._item, "a merged flow has")
         step = self._pipeline._step("merge", "merge", None, (), None, None, None, inputs=[flow._number for flow in (self, *others)])
@@ -253,7 +259,8 @@ def _same(taken: type, made: type, what: str) -> None:
 
 
 class Pipeline:
-    """A pipeline: what runs where, and what flows between. Written down from its sources to its ends, and then run::
+    """A pipeline: its stages, and the items that flow between them. Write it down from its sources to its
+    ends, and then run it::
 
         @tp.stage
         def invert(frame: Frame) -> Frame:
@@ -266,7 +273,8 @@ class Pipeline:
                 .run())
             print(report)
 
-    ``at_least_once``: items are sent again after a death; at most so many of each source are under way then.
+    ``at_least_once``: items are sent again after a death; at most so many items of each source are under way
+    then.
     """
 
     def __init__(self, name: str, *, at_least_once: int | None = None) -> None:
@@ -291,10 +299,12 @@ class Pipeline:
         interpreter: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Flow:
-        """Begins the pipeline with a source: a ``@tp.stage`` that takes nothing, in a worker of its own, or anything that this program can
-        iterate over, whose items are sent from here. There may be several.
+        """Begins the pipeline with a source. It is a ``@tp.stage`` that takes nothing, in a worker of its
+        own, or anything that this program can iterate over, whose items are sent from here. There may be
+        several sources.
 
-        ``of``: the class of the items of an iterable; without it the first item is looked at now. Options: see :meth:`Flow.stage`.
+        ``of``: the class of the items of an iterable; without it the first item is taken now. Options: see
+        :meth:`Flow.stage`.
         """
         if hasattr(source, _stage.STAGE):
             form = _stage.form_of(source)
@@ -311,19 +321,21 @@ class Pipeline:
         return Flow(self, self._flow(step), item)
 
     def check(self) -> None:
-        """Raises :class:`PipelineError` with everything that is wrong with it. :meth:`run` does this first."""
+        """Raises :class:`PipelineError` with all mistakes of the pipeline. :meth:`run` does this first."""
         check_pipeline(*self._written())
 
     def describe(self) -> Description:
-        """What it looks like, also while it is not complete."""
+        """Describes the pipeline, also while it is not complete."""
         return Description(*describe_pipeline(*self._written()))
 
     def run(self, node: Node | None = None) -> Report:
-        """Runs it to its end, on a node of its own or on one that is there. Each iterable of this program is used up. The workers of a node of its
-        own share a GPU by MPS where several are on one and a daemon can be had.
+        """Runs the pipeline to its end, on a node of its own or on an existing one. Each iterable of this
+        program is used up. On a node of its own, workers share a GPU by MPS if several use one GPU and a
+        daemon can be had.
 
-        After Ctrl-C or SIGTERM the sources stop, what they have made is finished, and the report says ``cancelled``; a second one ends all at once. Raises
-        :class:`PipelineError`, with the report, where it fails, and what ``for_each`` and iterables raise.
+        After Ctrl-C or SIGTERM the sources stop, items that they have made are finished, and the report says
+        ``cancelled``; a second signal ends everything at once. Raises :class:`PipelineError`, with the
+        report, if the pipeline fails, and the exceptions of ``for_each`` and of iterables.
         """
         self.check()
         with terminable():
@@ -394,7 +406,7 @@ class Pipeline:
 
 
 def _items(source: Any, of: type | None) -> tuple[Iterable[Any], type]:
-    """What is iterated over, and the class of its items."""
+    """Returns the iterable of a source, and the class of its items."""
     if not hasattr(source, "__iter__"):
         raise SchemaError(f"{source!r} is no source: it is no @tp.stage, and cannot be iterated over")
     if of is None:
@@ -415,7 +427,7 @@ def _and(first: Any, items: Iterator[Any]) -> Iterator[Any]:
 
 
 class _Followed:
-    """A pipeline that runs, and this program's part in it."""
+    """A running pipeline, and this program's part in it."""
 
     def __init__(self, pipeline: Pipeline, running: Running, feeds: list[Feed], channels: list[End]) -> None:
         self.running, self.ended = running, threading.Event()
@@ -438,7 +450,7 @@ class _Followed:
                 if self.stopped.is_set() or not feed.send(plan, one):
                     break
         except BaseException as error:
-            # What it gave before comes to its end.
+            # The items that it gave before are finished.
             self.raised.append(error)
         finally:
             with contextlib.suppress(Exception):
@@ -461,7 +473,7 @@ class _Followed:
                 try:
                     call(item)
                 except BaseException as error:
-                    # What still comes is under way, and is taken so that the pipeline can end.
+                    # Items that still come are under way, and are taken so that the pipeline can end.
                     failed = True
                     self.fail(error)
             del item

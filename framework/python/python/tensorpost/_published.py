@@ -1,4 +1,4 @@
-"""Published state: the latest version of a value that others replace."""
+"""Published state: the latest version of a value that other actors replace."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class TopicClosed(NodeError):
 
 
 def question_of(message: type) -> type:
-    """The message by which a topic of these is asked for what is newer; ``tensorpost::published::Newer`` in Rust."""
+    """Returns the message by which a topic of these is asked for a newer version;
+    ``tensorpost::published::Newer`` in Rust."""
     known: type | None
     if (known := vars(message).get(QUESTION)) is not None:
         return known
@@ -68,8 +69,9 @@ def _made(name: str, info: Info, **fields: Any) -> type:
 
 
 class Subscriber(Generic[_M]):
-    """The latest version of a value that is published under a name: :meth:`Node.subscribe` and :meth:`Env.subscribe` make one. It has
-    the newest version, which lives until the next has come and nobody uses it any more. ::
+    """Follows the latest version of a value that is published under a name: :meth:`Node.subscribe` and
+    :meth:`Env.subscribe` make one. It holds the newest version, which lives until the next has come and
+    nothing uses it any more. ::
 
         @tp.actor
         class Evaluator:
@@ -80,7 +82,8 @@ class Subscriber(Generic[_M]):
             def evaluate(self, batch: Batch) -> float:
                 weights = self.weights.ready(timeout=30).value
 
-    The topic is an actor of Rust, ``tensorpost::published::Topic``. It need not be there yet, and may be another one later.
+    The topic is an actor, such as ``tensorpost::published::Topic`` in Rust. It need not exist yet, and
+    another one may take its place later.
     """
 
     def __init__(
@@ -97,25 +100,27 @@ class Subscriber(Generic[_M]):
         follow = threading.Thread(
             target=_follow, args=(self._state, question, name, lookup, is_over), name="tensorpost-latest", daemon=True
         )
-        # Where nobody has it any more, nobody is to keep a version of it.
+        # When the program drops the subscriber, it must not keep a version.
         weakref.finalize(self, self._state.close)
         follow.start()
 
     def latest(self) -> Version[_M] | None:
-        """The latest version that has come; None before the first. Never waits. From here on :meth:`changed` waits for a newer one."""
+        """Returns the latest version that has come; None before the first. Never waits. From here on
+        :meth:`changed` waits for a newer one."""
         return self._saw(self._state.newest)
 
     def ready(self, *, timeout: float | None = None) -> Version[_M]:
-        """The latest version, as soon as there is one. Raises :class:`DeadlineError` where there is none within ``timeout`` seconds,
-        and :class:`TopicClosed` where none will come."""
+        """Returns the latest version, as soon as there is one. Raises :class:`DeadlineError` if there is none
+        within ``timeout`` seconds, and :class:`TopicClosed` if none will come."""
         return self._wait(0, timeout)
 
     def changed(self, *, timeout: float | None = None) -> Version[_M]:
-        """The latest version, as soon as there is one that this object has not given yet. Raises as :meth:`ready`."""
+        """Returns the latest version, as soon as there is one that this object has not returned yet. Raises
+        as :meth:`ready`."""
         return self._wait(self._seen, timeout)
 
     async def changed_async(self) -> Version[_M]:
-        """As :meth:`changed`, in a coroutine. To cancel it changes nothing."""
+        """As :meth:`changed`, in a coroutine. Cancelling it changes nothing."""
         loop = asyncio.get_running_loop()
         told = asyncio.Event()
 
@@ -136,7 +141,7 @@ class Subscriber(Generic[_M]):
                 await told.wait()
 
     def __iter__(self) -> Iterator[Version[_M]]:
-        """Each version that there is time for, until no more will come."""
+        """Yields each version that there is time for, until no more will come."""
         while True:
             try:
                 yield self.changed()
@@ -151,7 +156,7 @@ class Subscriber(Generic[_M]):
                 return
 
     def close(self) -> None:
-        """Lets go of the version that it has, and takes no more."""
+        """Drops the version that it holds, and takes no more."""
         self._state.close()
 
     def __enter__(self) -> Subscriber[_M]:
@@ -199,7 +204,7 @@ class _Telling:
 
 
 class _State:
-    """What the thread that asks and those who read share."""
+    """The state that the asking thread and the readers share."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -231,23 +236,23 @@ class _State:
         return _Telling(self, tell)
 
     def put(self, version: Version[Any]) -> bool:
-        """Whether anybody wants more."""
+        """Stores a version, and returns whether more are wanted."""
         with self.changed:
             if self.over:
                 return False
-            # The version before goes here, unless somebody has it.
+            # The version before is dropped here, unless a reader has it.
             self.newest = version
             self._tell()
             return True
 
     def ended(self) -> None:
-        """No more will come; what was there last stays."""
+        """Notes that no more versions will come; the last one stays."""
         with self.changed:
             self.over = True
             self._tell()
 
     def close(self) -> None:
-        # The thread that asks may have the lock, and is not in a forked child.
+        # The asking thread may hold the lock, and does not exist in a forked child.
         if self.process != os.getpid():
             return
         with self.changed:
@@ -267,7 +272,7 @@ class _State:
 def _follow(
     state: _State, question: Any, name: str, lookup: Callable[[str], Address[Any]], is_over: Callable[[], bool]
 ) -> None:
-    """Asks the topic under ``name``, whichever it is, for ever newer versions."""
+    """Asks the topic that is currently under ``name`` for newer versions, again and again."""
     than = life = 0
     pause = _FIRST_PAUSE
     try:
@@ -280,7 +285,8 @@ def _follow(
                     if newest.value is None:
                         break  # the topic is shutting down, and this process soon is
                     if newest.number <= than or newest.number > 2 * MOST_HEARD:
-                        # A topic that does not keep the order is none; nor is one after which no other could go on.
+                        # A topic that does not keep the order is not accepted, nor one whose number leaves no
+                        # room for a later topic.
                         print(f"tensorpost: `{name}` gave version {newest.number} after {than}", file=sys.stderr)
                         break
                     than, life = newest.number, newest.life

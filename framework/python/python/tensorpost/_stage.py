@@ -1,4 +1,4 @@
-"""Stages of pipelines: what the decorator knows of a class or a function, and what it takes and makes."""
+"""Stages of pipelines: the decorator, and the input and result types of a class or a function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SEVERAL = (
 
 @dataclass
 class StageInfo:
-    """What the decorator knows."""
+    """The data that the decorator keeps."""
 
     names: dict[str, Any] | None
     """Names of the place where it was defined, for annotations that are text."""
@@ -44,7 +44,7 @@ class StageInfo:
 
 @dataclass
 class Form:
-    """What a stage takes, makes, and is called with."""
+    """The input type, the result type and the arguments of a stage."""
 
     of: Any
     name: str
@@ -62,7 +62,7 @@ class Form:
 
     @property
     def plans(self) -> tuple[Plan | None, Plan | None]:
-        """How items are read and written."""
+        """The plans by which items are read and written."""
         return (None if self.takes is None else plan_of(self.takes)), (None if self.makes is None else plan_of(self.makes))
 
 
@@ -81,16 +81,18 @@ def stage(what: _S, /) -> _S:
             def process(self, frame: Frame) -> Boxes | None:
                 ...
 
-    What it takes and makes stands in the annotations. It returns an item, ``None`` for none, or several: a list, or by
-    ``yield``. The annotation is then ``Frame | None``, ``list[Frame]`` or ``Iterator[Frame]``. One that makes nothing, ``-> None``, is the end
-    of a pipeline. A coroutine is waited for, and no other item is taken meanwhile.
+    The annotations declare its input and results. It returns an item, ``None`` for none, or several: a list,
+    or by ``yield``. The annotation is then ``Frame | None``, ``list[Frame]`` or ``Iterator[Frame]``. A stage
+    that makes nothing, ``-> None``, is the end of a pipeline. A coroutine is waited for, and no other item is
+    taken meanwhile.
 
-    Further parameters of a function, and those of ``__init__``, are the stage's arguments; one that is called ``env`` is what
-    :func:`env` gives. In a class the method is called ``process``, or has the decorator :func:`handler`. ``warmup(self)`` runs
-    before the first item, ``finish(self)`` after the last one, and may return items as well; ``stopped(self)`` runs at the stage's clean end.
+    Further parameters of a function, and those of ``__init__``, are the stage's arguments; a parameter
+    ``env`` gets the result of :func:`env`. In a class the method is called ``process``, or has the decorator
+    :func:`handler`. ``warmup(self)`` runs before the first item, ``finish(self)`` after the last one, and may
+    return items as well; ``stopped(self)`` runs at the stage's clean end.
 
-    A source has no item for a parameter: a function with ``yield``, or a class with ``__iter__``, whose result is annotated with
-    ``Iterator[Frame]``.
+    A source has no item parameter: a function with ``yield``, or a class with ``__iter__``, whose result is
+    annotated with ``Iterator[Frame]``.
     """
     if not isinstance(what, type) and not inspect.isfunction(what):
         raise SchemaError(f"@tp.stage stands on a class or a function, and not on {what!r}")
@@ -105,7 +107,7 @@ def stage(what: _S, /) -> _S:
 
 
 def info(of: Any) -> StageInfo:
-    """What is known of a stage."""
+    """Returns the data that the decorator keeps of a stage."""
     known = vars(of).get(STAGE) if isinstance(of, type) or inspect.isfunction(of) else None
     if known is None:
         name = getattr(of, "__qualname__", None) or repr(of)
@@ -121,7 +123,7 @@ def _hints(of: Any, function: Any) -> dict[str, Any]:
 
 
 def _item(of: Any, where: str) -> type:
-    """A class of messages without a reply."""
+    """Checks that a type is a class of messages without a reply."""
     described = info_of(of)
     if described is None or described.is_variant:
         name = getattr(of, "__name__", None) or repr(of)
@@ -132,7 +134,7 @@ def _item(of: Any, where: str) -> type:
 
 
 def _made(of: Any, where: str) -> type | None:
-    """What a result's annotation says is made."""
+    """Returns the item type in a result's annotation."""
     if of is None or of is type(None):
         return None
     origin, arguments = get_origin(of), get_args(of)
@@ -159,8 +161,8 @@ def _method_of(cls: type, is_source: bool) -> str:
 
 
 def form_of(of: Any) -> Form:
-    """What a stage takes, makes and is called with. A class with ``__iter__`` and without a method for items is a source, and so is a
-    function whose first parameter is no message."""
+    """Returns the input type, the result type and the arguments of a stage. A class with ``__iter__`` and
+    without a method for items is a source, and so is a function whose first parameter is not a message."""
     info(of)
     if isinstance(of, type):
         return _form_of_class(of)
@@ -169,7 +171,7 @@ def form_of(of: Any) -> Form:
     makes = _made(hints.get("return"), f"{where} -> ..")
     parameters = list(inspect.signature(of).parameters.values())
     first = parameters[0] if parameters else None
-    # A function without an item before its arguments makes them by itself.
+    # A function without an item parameter before its arguments is a source.
     if first is not None and info_of(hints.get(first.name)) is not None:
         takes = _item(hints[first.name], f"{where}({first.name})")
         return _with_arguments(Form(of, where, takes, makes, None, parameters[1:], hints, False))
@@ -207,6 +209,6 @@ def _with_arguments(form: Form) -> Form:
 
 
 def schemas_of(form: Form) -> tuple[str | None, str | None]:
-    """The canonical texts of what it takes and makes."""
+    """Returns the canonical texts of its input and result types."""
     takes = None if form.takes is None else interface_of(form.takes)[0]
     return takes, None if form.makes is None else interface_of(form.makes)[0]

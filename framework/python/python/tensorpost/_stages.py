@@ -1,4 +1,5 @@
-"""What runs in the worker of a stage: finds it, compares what it takes and makes with its pipeline, and gives it its items."""
+"""Runs in the worker of a stage: finds the stage, compares its types with those of the pipeline, and gives it
+its items."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _END = object()
 
 
 def _agree(name: str, verb: str, here: type | None, there: str | None) -> None:
-    """Whether both sides' definitions of an item are the same."""
+    """Raises if the two sides' definitions of an item differ."""
     if here is None and there is None:
         return
     if here is None or there is None:
@@ -50,17 +51,17 @@ class _Running:
             self.process = getattr(made, form.method) if form.method else partial(made, **given)
 
     def method(self, name: str) -> Any:
-        """Of a class, one that it may have."""
+        """Returns an optional method of a stage that is a class."""
         return getattr(self.made, name, None) if self.form.method else None
 
     def wait(self, awaited: Any) -> Any:
-        """The result of a coroutine, on the stage's own event loop."""
+        """Runs a coroutine on the stage's own event loop, and returns its result."""
         if self.loop is None:
             self.loop = asyncio.Runner()
         return self.loop.run(_awaited(awaited))
 
     def emit(self, call: Call, made: Any) -> None:
-        """Hands on what a call has returned: an item, none, or several."""
+        """Passes on the results of a call: an item, none, or several."""
         if inspect.isawaitable(made):
             made = self.wait(made)
         if made is None:
@@ -89,7 +90,7 @@ class _Running:
         call.emit(self.makes, made)
 
     def next(self) -> Any:
-        """The next item of a source."""
+        """Makes the next item of a source."""
         if self.items is None:
             items = self.process()
             self.items = self.of_async(items) if hasattr(items, "__aiter__") else iter(items)
@@ -106,7 +107,7 @@ class _Running:
             assert self.takes is not None
             item = call.value(self.takes)
             made = self.process(item)
-            # Before its results go on: what is forwarded may be written by whoever has it alone.
+            # Before its results go on: a receiver that holds a forwarded tensor alone may write it.
             del item
             self.emit(call, made)
             del made
@@ -152,7 +153,7 @@ def _make(
     form = _stage.form_of(found)
     _agree(form.name, "takes", form.takes, schemas[0])
     _agree(form.name, "makes", form.makes, schemas[1])
-    # What the stage puts on a GPU when it is made is put there in the order of its stream.
+    # GPU work in the stage's constructor is enqueued on the stage's stream.
     _torch.enter(mailbox)
     call_args: tuple[Any, ...] = ()
     if rest is not None:

@@ -1,5 +1,5 @@
-"""The topic that a program in Python starts: an actor that keeps the newest version of a value. It answers as ``tensorpost::published::Topic``
-does, so readers of both languages follow it."""
+"""The topic that a Python program starts: an actor that keeps the newest version of a value. It answers as
+``tensorpost::published::Topic`` does, so readers in both languages follow it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ._published import MOST_HEARD, question_of
 
 @_actor.actor
 class Topic:
-    """Runs in the worker. It gets the message's class, or its name, and makes a class with the right handlers for it."""
+    """Runs in the worker. It gets the message's class, or its name, and makes a class with the right handlers
+    for it."""
 
     def __new__(cls, message: Any) -> Topic:
         return object.__new__(_class_of(message if isinstance(message, type) else _worker.named(message, "message")))
 
     def __init__(self, message: str) -> None:
-        # Tells this topic from one that was under the same name before; 0 is what a reader says that knows none.
+        # Tells this topic from one that was under the same name before; a reader that knows no topic says 0.
         self.life = int.from_bytes(os.urandom(8), "big") or 1
         # The highest number that it has given out or heard of.
         self.last = 0
@@ -30,11 +31,12 @@ class Topic:
 
     @_actor.handler(_actor.Lifecycle)
     def event(self, _: _actor.Lifecycle) -> None:
-        """A class of actors has a handler; those of the messages are in the classes that are made from this one."""
+        """Does nothing: an actor's class needs a handler, and those of the messages are in the derived
+        classes."""
 
     def replace(self, value: Any) -> None:
         self.last += 1
-        # The version before goes here, unless a reader has it.
+        # The version before is dropped here, unless a reader has it.
         self.newest = self.last, value
         self.tell()
 
@@ -43,7 +45,7 @@ class Topic:
         changed.set()
 
     def outnumber(self, number: int) -> None:
-        """Gives the version that is there, and all to come, higher numbers than this."""
+        """Gives the current version, and all later ones, higher numbers than this."""
         if number < self.last or number > MOST_HEARD:
             return
         self.last = number
@@ -56,7 +58,8 @@ class Topic:
         if self.told is None:
             self.told = asyncio.create_task(self.until_stopping())
         if life != self.life:
-            # What it has is of a topic before this one: everything here is newer, and has to have a higher number.
+            # The reader's version comes from a topic before this one: everything here is newer, and must have
+            # a higher number.
             self.outnumber(than)
             newest = 0
         else:
@@ -68,7 +71,7 @@ class Topic:
         return self.life, *self.newest
 
     async def until_stopping(self) -> None:
-        """A shutdown waits until all questions are answered: from here on they are."""
+        """Answers all questions from the beginning of a shutdown on, because the shutdown waits for that."""
         told = _actor._Told()
         await told.wait(_actor.env()._mailbox.stopping(told))
         self.stopping = True

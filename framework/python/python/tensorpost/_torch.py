@@ -1,4 +1,4 @@
-"""What is asked of PyTorch on GPUs: that it works on an actor's stream, and allocates in the actor's pool."""
+"""PyTorch on GPUs: makes it work on an actor's stream, and allocate in the actor's pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _kept: list[Any] = []
 
 
 def work_on(ordinal: int, handle: int) -> None:
-    """Has PyTorch work on this stream, on this thread."""
+    """Makes PyTorch work on this stream, on this thread."""
     import torch
 
     torch.cuda.set_device(ordinal)
@@ -23,21 +23,23 @@ def work_on(ordinal: int, handle: int) -> None:
 
 
 def current(ordinal: int) -> int:
-    """The stream that PyTorch works on, on this thread, as DLPack numbers it."""
+    """Returns the stream that PyTorch works on, on this thread, as DLPack numbers it."""
     import torch
 
     return torch.cuda.current_stream(ordinal).cuda_stream or 1
 
 
 def enter(mailbox: Mailbox) -> None:
-    """An actor's thread begins, or its module has been loaded: PyTorch, if it is there, works on the actor's stream from here on."""
+    """Makes PyTorch, if it is loaded, work on the actor's stream from here on. Called when an actor's thread
+    begins, and when its module has been loaded."""
     gpu = mailbox.gpu()
     if gpu is not None and "torch" in sys.modules:
         work_on(*gpu)
 
 
 def allocate(mailbox: Mailbox) -> None:
-    """What PyTorch allocates on this thread from here on lies in the pool, and is sent without a copy."""
+    """Makes PyTorch allocate in the pool on this thread from here on: tensors in the pool are sent without a
+    copy."""
     gpu = mailbox.gpu()
     if gpu is None or "torch" not in sys.modules:
         return

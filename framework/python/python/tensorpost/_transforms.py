@@ -1,4 +1,4 @@
-"""What a :class:`tensorpost.Loader` does with each image."""
+"""The transforms that a :class:`tensorpost.Loader` applies to each image."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def _range(of: object, name: str, low: float, high: float, most: float) -> None:
 
 @dataclass(frozen=True)
 class Resize:
-    """The image in ``height`` rows and ``width`` columns, whatever its shape was; with ``height`` alone its shorter side becomes as
-    long, and the other follows. Pixels are averaged where it shrinks, as PIL and torchvision (``antialias=True``) do it."""
+    """Resizes to ``height`` rows and ``width`` columns, whatever the image's shape was; with ``height`` alone
+    the shorter side gets this length, and the other follows. Pixels are averaged when the image shrinks, as
+    PIL and torchvision (``antialias=True``) do."""
 
     height: int
     width: int | None = None
@@ -50,7 +51,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The middle. An image that is smaller is a broken file."""
+    """Crops the middle. An image that is smaller is a broken file."""
 
     height: int
     width: int
@@ -61,7 +62,8 @@ class CenterCrop:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Any place of this size, with the same probability. An image that is smaller is a broken file."""
+    """Crops a random part of this size; all places are equally likely. An image that is smaller is a broken
+    file."""
 
     height: int
     width: int
@@ -72,8 +74,8 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A part of the image, resized: its area is a random part of the image's, from ``scale``, its width over its height one from
-    ``ratio``, drawn as torchvision does it."""
+    """Crops a random part of the image and resizes it. Its share of the image's area is drawn from ``scale``,
+    and its width divided by its height from ``ratio``, as torchvision does."""
 
     height: int
     width: int
@@ -90,7 +92,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class RandomHorizontalFlip:
-    """Left and right change places, with probability ``p``."""
+    """Swaps left and right, with probability ``p``."""
 
     p: float = 0.5
 
@@ -100,7 +102,7 @@ class RandomHorizontalFlip:
 
 @dataclass(frozen=True)
 class RandomVerticalFlip:
-    """Above and below change places, with probability ``p``."""
+    """Swaps top and bottom, with probability ``p``."""
 
     p: float = 0.5
 
@@ -110,7 +112,8 @@ class RandomVerticalFlip:
 
 @dataclass(frozen=True)
 class Normalize:
-    """``(value - mean) / std`` for each channel, of values from 0 to 1. It comes last. Without arguments, ImageNet's numbers."""
+    """Computes ``(value - mean) / std`` for each channel, of values from 0 to 1. It must come last. The
+    defaults are ImageNet's numbers."""
 
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -127,7 +130,7 @@ Transform = Resize | CenterCrop | RandomCrop | RandomResizedCrop | RandomHorizon
 
 
 class Recipe(NamedTuple):
-    """What the workers are told."""
+    """The parameters for the workers."""
 
     steps: list[tuple[str, list[float], str]]
     size: tuple[int, int]
@@ -157,7 +160,7 @@ def _step(one: object) -> tuple[str, list[float], str]:
 
 
 def recipe(transforms: Iterable[Transform]) -> Recipe:
-    """All of them, checked: every sample has to get the same size."""
+    """Checks the transforms, and makes the recipe: every sample must get the same size."""
     listed: Sequence[Transform] = list(transforms)
     normalize = listed[-1] if listed and isinstance(listed[-1], Normalize) else None
     steps = listed[:-1] if normalize is not None else listed

@@ -1,6 +1,7 @@
-"""What stands in annotations: numbers of a width, tensors, arrays, and how the variant of a union is told.
+"""The types for annotations: numbers of a width, tensors, arrays, and the tags of unions.
 
-A number of a width is an ``int`` or a ``float`` for Python and for type checkers; its width is beside it, in ``Annotated``.
+A number of a width is an ``int`` or a ``float`` for Python and for type checkers; ``Annotated`` adds its
+width.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ DEVICES = frozenset(("host", "cuda"))
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a field asks of its tensors, as ``#[tensor(dtype = .., shape = .., device = ..)]`` in Rust does. What is ``None``
-    may be anything. It stands beside a tensor: ``Annotated[Tensor, TensorSpec(dtype="f32")]``.
+    """The requirements of a field on its tensors, as ``#[tensor(dtype = .., shape = .., device = ..)]`` in
+    Rust. ``None`` allows anything. It is used in ``Annotated``:
+    ``Annotated[Tensor, TensorSpec(dtype="f32")]``.
     """
 
     dtype: Any = None
@@ -99,16 +101,17 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ForGood:
-    """Beside a tensor: its receiver has it alone, and may write it."""
+    """Marks a tensor in ``Annotated``: its receiver owns it, and may write it."""
 
 
 def _of_library(asked: Any) -> str | None:
-    """The name that PyTorch or NumPy has for ``asked``, where that is a dtype of theirs. Imports nothing."""
+    """Returns the name that PyTorch or NumPy has for ``asked``, if that is a dtype of theirs. Imports
+    nothing."""
     kind = type(asked)
     if kind.__module__ == "torch" and kind.__name__ == "dtype":
         return str(asked).removeprefix("torch.")
     if kind.__module__.partition(".")[0] == "numpy" and isinstance(getattr(asked, "isnative", None), bool):
-        # Of numbers in the other order of bytes there are no tensors.
+        # There are no tensors of numbers in the other byte order.
         return str(asked.name) if asked.isnative else str(asked)
     if isinstance(asked, type) and asked.__module__.partition(".")[0] in ("numpy", "ml_dtypes"):
         return asked.__name__
@@ -116,8 +119,8 @@ def _of_library(asked: Any) -> str | None:
 
 
 def dtype_of(asked: Any) -> str | None:
-    """The name of a dtype, where ``asked`` is one: ours, or one of PyTorch or NumPy. Raises :class:`SchemaError` for those of theirs of
-    which there are no tensors here."""
+    """Returns the name of a dtype, if ``asked`` is one: ours, or one of PyTorch or NumPy. Raises
+    :class:`SchemaError` for a dtype of theirs that tensors here cannot have."""
     if asked is bool:
         return "bool"
     if asked is float:
@@ -138,7 +141,8 @@ def dtype_of(asked: Any) -> str | None:
 
 
 def tensor_of(asked: Any) -> Any:
-    """``Tensor[dtype, axis, axis, ...]``: each axis an extent or ``...``, and at the end a kind of device where one is asked."""
+    """Reads ``Tensor[dtype, axis, axis, ...]``: each axis is an extent or ``...``; a kind of device may come
+    last."""
     parts = asked if isinstance(asked, tuple) else (asked,)
     dtype, rest = None, list(parts)
     if rest and (dtype := dtype_of(rest[0])) is not None:
@@ -154,9 +158,9 @@ def tensor_of(asked: Any) -> Any:
 
 
 class Owned:
-    """A tensor that its receiver has for good, and may write in place: ``Owned[f32, 3, ...]``, as :class:`Tensor` is annotated, or
-    ``Owned`` alone. On the wire it is a tensor as any. Where somebody else still has the memory, such as the sender, the receiver gets
-    a copy.
+    """A tensor that its receiver owns, and may write in place: ``Owned[f32, 3, ...]``, as :class:`Tensor` is
+    annotated, or ``Owned`` alone. On the wire it is an ordinary tensor. If another holder still has the
+    memory, such as the sender, the receiver gets a copy.
     """
 
     def __class_getitem__(cls, asked: Any) -> Any:
@@ -165,7 +169,8 @@ class Owned:
 
 @dataclass(frozen=True)
 class Length:
-    """How many items a list has, beside it: ``Annotated[list[tp.u8], Length(3)]`` is ``[u8; 3]`` in Rust."""
+    """The number of items of a list, in ``Annotated``: ``Annotated[list[tp.u8], Length(3)]`` is ``[u8; 3]``
+    in Rust."""
 
     items: int
 
@@ -185,9 +190,10 @@ class Array:
 
 @dataclass(frozen=True)
 class Tagged:
-    """How the variant of a union is told, beside it: ``Annotated[A | B, Tagged("kind")]``. With one name, the variant's name is
-    a field among the others (``#[serde(tag = "kind")]``); with two, what it holds is the second
-    (``#[serde(tag = "kind", content = "what")]``). Without this, a variant is a map from its name.
+    """The tag of a union, in ``Annotated``: ``Annotated[A | B, Tagged("kind")]``. With one name, the
+    variant's name is a field among the others (``#[serde(tag = "kind")]``); with two, the content is in the
+    second field (``#[serde(tag = "kind", content = "what")]``). Without this, a variant is a map from its
+    name.
     """
 
     tag: str
@@ -196,4 +202,4 @@ class Tagged:
 
 @dataclass(frozen=True)
 class Untagged:
-    """Beside a union: its variant is the first that fits (``#[serde(untagged)]``)."""
+    """Marks a union in ``Annotated``: the first variant that fits is taken (``#[serde(untagged)]``)."""

@@ -1,4 +1,4 @@
-"""What runs in a worker: finds the class of an actor, makes it, and gives it its messages."""
+"""Runs in a worker: finds the class of an actor, makes the actor, and gives it its messages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _began_in = _main.first_folder
 
 
 def _forked() -> None:
-    """In a forked child: what this process was, its parent is."""
+    """Resets the state in a forked child: the parent is the worker, and not the child."""
     global is_worker, _loading
     is_worker, _loading = False, threading.Lock()
     main: Any = threading.main_thread()
-    # An actor's thread is none of Python's own, and is made the main one here. Before 3.12.4 Python leaves it as it is then, and
-    # the child fails at its exit.
+    # An actor's thread was not started by Python, and is made the main one here. Before 3.12.4 Python does
+    # not convert such a thread, and the child would fail at its exit.
     if isinstance(main, threading._DummyThread):
         main.__class__, main._name, main._daemon = getattr(threading, "_MainThread"), "MainThread", False  # noqa: B009
         main._set_tstate_lock()
@@ -67,12 +67,12 @@ class _Unpickler(pickle.Unpickler):
         return self.mailbox.address(pid[1]) if pid[0] == "address" else _main.named(pid[1], *self.main)
 
     def find_class(self, module: str, name: str, /) -> Any:
-        # Some objects give the pickler their name by themselves.
+        # Some objects give the pickler their own name.
         return _main.named(name, *self.main) if module in _main.NAMES else super().find_class(module, name)
 
 
 def place_of(cls: type) -> str:
-    """Where a worker finds a class."""
+    """Returns the place where a worker finds a class."""
     if "<locals>" in cls.__qualname__:
         raise NodeError(f"`{cls.__qualname__}` is defined in a function, where a worker cannot find it; define it in a module")
     module = _main.MAIN if cls.__module__ in _main.NAMES else cls.__module__
@@ -82,8 +82,8 @@ def place_of(cls: type) -> str:
 def order_of(
     cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, met: list[Address[Any]] | None = None
 ) -> tuple[str, bytes]:
-    """Names an actor's class for a worker, and pickles the rest that it needs. ``met`` gets the addresses in it, which have to be
-    of the worker's node."""
+    """Names an actor's class for a worker, and pickles everything else that it needs. ``met`` gets the
+    addresses in it, which must belong to the worker's node."""
     name, inner = place_of(cls), io.BytesIO()
     pickler = _Pickler(inner, protocol=5)
     pickler.met = met
@@ -129,9 +129,9 @@ def named(name_of_it: str, what: str) -> Any:
 
 
 def find(name: str, what: str, path: list[str], own: bool, args: bytes) -> tuple[Any, Any]:
-    """What has this name in a module, and what else a program in Python has said."""
+    """Finds the object with this name in a module, and reads the further data from a Python program."""
     rest = None
-    # One at a time: the path and the modules are the process's.
+    # One at a time: the path and the modules belong to the process.
     with _loading:
         if own:
             rest = pickle.loads(args)
@@ -139,21 +139,21 @@ def find(name: str, what: str, path: list[str], own: bool, args: bytes) -> tuple
             if name.startswith(f"{_main.MAIN}:"):
                 return _main.named(name.partition(":")[2], *rest["main"]), rest
         else:
-            # As they were when the worker began: an actor may go to another directory.
+            # Relative to the folder in which the worker began: an actor may change the directory.
             first = [os.path.join(_began_in, folder) for folder in path]
             sys.path[:] = [*first, *(folder for folder in sys.path if folder not in first)]
         return named(name, what), rest
 
 
 def unpickled(mailbox: Mailbox, rest: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that a program in Python has given."""
+    """Reads the arguments from a Python program."""
     return _Unpickler(io.BytesIO(rest["call"]), mailbox, rest["main"]).load()  # type: ignore[no-any-return]
 
 
 def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -> Any:
     cls, rest = find(actor, "class", path, own, args)
     _actor.info(cls)
-    # What the actor puts on a GPU when it is made is put there in the order of its stream.
+    # GPU work in the actor's constructor is enqueued on the actor's stream.
     _torch.enter(mailbox)
     if rest is not None:
         call_args, call_kwargs = unpickled(mailbox, rest)
@@ -164,7 +164,7 @@ def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes)
 
 
 def values(mailbox: Mailbox, of: Any, fields: list[inspect.Parameter], hints: dict[str, Any], args: bytes) -> dict[str, Any]:
-    """The arguments that a program in Rust has given to a class or a function."""
+    """Reads the arguments of a class or a function from a Rust program."""
     head = args[0]
     if head == 0xC0:
         args = b"\x90"
@@ -176,7 +176,7 @@ def values(mailbox: Mailbox, of: Any, fields: list[inspect.Parameter], hints: di
 
 
 def text_of(error: BaseException, skip: int) -> str:
-    """An exception with its traceback, without our own frames at its beginning."""
+    """Returns the text of an exception with its traceback, without our own frames at its beginning."""
     where = error.__traceback__
     for _ in range(skip):
         where = where.tb_next if where is not None and where.tb_next is not None else where
@@ -184,7 +184,7 @@ def text_of(error: BaseException, skip: int) -> str:
 
 
 def shown(error: BaseException) -> str:
-    """An exception in a line, as Python ends a traceback with it."""
+    """Returns an exception in one line, as the last line of a traceback."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -210,7 +210,7 @@ class _Actor:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def find(self, given: Delivered) -> tuple[_actor.Handler, Any, Any]:
-        """The handler of a message, and the message."""
+        """Returns the handler of a message, its method, and the message's value."""
         key = given.key
         handler, method = self.by_key.get(key, (None, None))
         if handler is None:
@@ -249,7 +249,7 @@ class _Actor:
         given.unsent(shown(error))
 
     def reply(self, given: Delivered, handler: _actor.Handler, value: Any) -> None:
-        # First: a GPU that was made to write where it may not has nothing left to send.
+        # Checked first: if the handler has written memory that it must not write, nothing of it may be sent.
         given.check_writes()
         try:
             given.reply(handler.reply, value)
@@ -257,7 +257,7 @@ class _Actor:
             self.unsent(given, handler, error)
 
     def handle(self, given: Delivered) -> bool:
-        """Handles a message on this thread. False where the actor has failed."""
+        """Handles a message on this thread. Returns False if the actor has failed."""
         try:
             handler, method, value = self.find(given)
         except _Refused as refused:
@@ -305,7 +305,7 @@ class _Actor:
             self.done.set()
 
     def begin(self, given: Delivered) -> bool:
-        """Handles a message, or begins to. False where the actor has failed."""
+        """Handles a message, or begins to. Returns False if the actor has failed."""
         handler, method = self.by_key.get(given.key, (None, None))
         if handler is None or not handler.is_async:
             return self.handle(given)
@@ -320,7 +320,7 @@ class _Actor:
         return True
 
     def some(self) -> None:
-        """Messages have come, or no more come."""
+        """Handles messages that have come, or the news that no more come."""
         self.mailbox.drain()
         while (given := self.mailbox.take()) is not None:
             if not self.begin(given):
@@ -358,8 +358,9 @@ class _Actor:
 
 
 def leave_fork(mailbox: Mailbox, error: BaseException | None = None) -> None:
-    """Ends a child that user code of an actor has forked, and that has come back from there: the actor is its parent's. It ends as
-    a program ends that is done, or that raised ``error``. Returns in any other process."""
+    """Ends a child that an actor's code has forked, and that has returned from that code: the actor belongs
+    to the parent. The child ends as a program that is done, or that raised ``error``. Returns in any other
+    process."""
     if not mailbox.is_inherited:
         return
     status = 0

@@ -1,7 +1,7 @@
-"""``python -m tensorpost.demo``: an actor of Rust and one of Python, each in a process of its own, and this program.
+"""``python -m tensorpost.demo``: a Rust actor and a Python actor in processes of their own, and this program.
 
-A picture goes from here to the actor of Rust, which inverts it in place, from there to the actor of Python, which looks at it
-with numpy, and what that finds comes back here. The pixels are not copied on the way.
+A picture goes from here to the Rust actor, which inverts it in place, and from there to the Python actor,
+which examines it with numpy. The result comes back here. The pixels are not copied on the way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Picture:
 
 @tp.message
 class Found:
-    """What was found of a picture."""
+    """The result for a picture."""
 
     id: tp.u64
     brightness: tp.f64

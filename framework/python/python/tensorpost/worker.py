@@ -1,4 +1,5 @@
-"""A worker of a node: ``python -m tensorpost.worker``, which a node starts. By hand it does nothing."""
+"""A worker of a node: ``python -m tensorpost.worker``, which a node starts. Started by hand, it does
+nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from ._native import run_worker
 def main() -> int:
     """Runs the worker; the process ends with it."""
     _worker.is_worker = True
-    # Lines that a handler has printed are there when its process is killed.
+    # Lines that a handler has printed must be out when its process is killed.
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(line_buffering=True)  # type: ignore[attr-defined]
-    # A write into memory of another process ends this one: where it was is said then.
+    # A write into another process's memory ends this process: the traceback then shows where it was.
     if sys.stderr is not None and not faulthandler.is_enabled():
         faulthandler.enable(all_threads=False)
     run_worker()
