@@ -1,4 +1,4 @@
-"""Actors for `test_reading.py`: one is sent numbers by several, in its own worker and in others."""
+"""Actors for `test_reading.py`: several send numbers to one, in its own worker and in others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Number:
 
 @tp.message(reply=tp.u64)
 class Weighed:
-    """As `Number`, with a tensor, and asked."""
+    """As `Number`, but with a tensor, and sent as an ask."""
 
     sender: tp.u64
     number: tp.u64
@@ -34,7 +34,7 @@ class SendAll:
 
 @tp.actor
 class Sink:
-    """It fails where what one sends is out of order."""
+    """Fails if the numbers of a sender are out of order."""
 
     def __init__(self) -> None:
         self.counts = [0] * 8
@@ -65,7 +65,7 @@ class Sender:
 
     @tp.handler
     def send_all(self, order: SendAll) -> int:
-        """Mostly sent, and some asked with a tensor: the sum of what came back."""
+        """Sends most numbers, and asks some with a tensor. Returns the sum of the replies."""
         total = 0
         for number in range(order.many):
             if number % 7 == 0:

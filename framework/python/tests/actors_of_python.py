@@ -26,14 +26,14 @@ class Scale:
 
 @tp.message(reply=str)
 class Play:
-    """How many steps to send."""
+    """The number of steps to send."""
 
     count: tp.u32
 
 
 @tp.actor
 class Player:
-    """Sends small tensors, until there is no room for a second."""
+    """Sends small tensors, until there is no room for one within a second."""
 
     def __init__(self, out: tp.Address[Scale]) -> None:
         self.out = out
@@ -86,7 +86,7 @@ class Pass:
 
 @tp.message(reply=tp.Tensor[tp.f32])
 class Late:
-    """Its reply is of a library that waits for another actor while it gives the tensor."""
+    """Its reply belongs to a library that waits for another actor while it exports the tensor."""
 
     other: tp.Address[Where]
     how: str
@@ -122,7 +122,7 @@ class Make:
 
 @tp.message
 class Weights:
-    """What a topic of Rust publishes."""
+    """The value that a Rust topic publishes."""
 
     step: tp.u64
     values: tp.Tensor[tp.f32, 4]
@@ -147,12 +147,12 @@ class Bytes:
 
 @tp.actor
 class Looker:
-    """Looks at a tensor that may not be there yet."""
+    """Reads a tensor that may not be ready yet."""
 
     @tp.handler
     def look(self, m: Look) -> list[int]:
         if m.how == "bytes of a busy process":
-            # So that clocks of its own are further on than any that it is to wait for.
+            # So that its own clocks are further on than any that it has to wait for.
             for _ in range(500):
                 tp.Tensor(np.arange(4, dtype=np.uint64)).tobytes()
         m.begins.send(Seen(m.how))
@@ -185,7 +185,7 @@ class AwaitedReplies(Replies):
 
 @tp.actor
 class Reader:
-    """Two subscribers that have to agree: one waits in a thread, the other in a coroutine."""
+    """Two subscribers that must agree: one waits in a thread, the other in a coroutine."""
 
     def __init__(self) -> None:
         self.weights = tp.env().subscribe(Weights, "weights")
@@ -214,7 +214,7 @@ class Reader:
 
 @tp.actor
 class Statistics:
-    """It is started by Rust, too."""
+    """Rust starts it too."""
 
     def __init__(self, sink: tp.Address[Scale], by: tp.f32) -> None:
         self.sink, self.by = sink, by
@@ -251,7 +251,7 @@ class Statistics:
 
 
 class Waits:
-    """An array that asks before it says where it is."""
+    """An array that asks an actor before it tells its device."""
 
     def __init__(self, late: Late) -> None:
         self.late, self.values = late, np.arange(3, dtype=np.float32)
@@ -279,7 +279,7 @@ class IsLate:
 
 @tp.actor
 class Counter:
-    """It counts, and tells how much memory it has."""
+    """Counts, and reports how much memory it has."""
 
     def __init__(self) -> None:
         self.sum = 0.0
@@ -300,7 +300,7 @@ class Counter:
 
 @tp.actor
 class Slow:
-    """It waits for a file."""
+    """Waits for a file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -343,7 +343,7 @@ class Doors:
 
 @tp.actor(restart=tp.on_failure(2))
 class Watcher:
-    """It passes on what it sees of another."""
+    """Passes on the events of another actor."""
 
     def __init__(self, other: tp.Address[Where], sink: tp.Address[Seen]) -> None:
         self.sink = sink
@@ -375,7 +375,7 @@ class Broken:
 
 @tp.actor
 class Keeper:
-    """It keeps what it is given until it is told to let go."""
+    """Keeps the tensors that it gets until it is told to drop them."""
 
     def __init__(self) -> None:
         self.kept: list[Scale] = []
@@ -405,7 +405,7 @@ class Keeper:
 
 @tp.actor
 class Relay:
-    """It passes on what it is given, and sends what it makes as long as there is room."""
+    """Passes on the tensors that it gets, and sends tensors of its own as long as there is room."""
 
     def __init__(self, keeper: tp.Address[Scale]) -> None:
         self.keeper = keeper

@@ -1,4 +1,4 @@
-"""What the tests share: the Rust half, and how seeds are reported."""
+"""The fixtures of the tests: the Rust half, and the report of seeds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def peer() -> Iterator[Peer]:
 
 @pytest.fixture(autouse=True)
 def _ends() -> Iterator[None]:
-    """A test that hangs ends the run, with what all threads are doing."""
+    """Ends the run if a test hangs, and prints the stacks of all threads."""
     faulthandler.dump_traceback_later(600, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()

@@ -1,4 +1,4 @@
-"""Actors for `test_gpu.py` and `gpu_times.py`, which need the installed package alone, and a GPU."""
+"""Actors for `test_gpu.py` and `gpu_times.py`, which need only the installed package, and a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorpost as tp
 
 @tp.message(reply=tp.Tensor[tp.f32])
 class Step:
-    """Is computed with, and comes back."""
+    """A tensor that the other side computes with and sends back."""
 
     how: str
     x: tp.Tensor[tp.f32]
@@ -41,7 +41,7 @@ class Counts: ...
 
 @tp.message(reply=list[float])
 class Run:
-    """What the front actor is to do."""
+    """An order for the front actor."""
 
     what: str
     elements: tp.u64
@@ -78,7 +78,7 @@ class Back:
         if step.how == "view":
             return step.x.torch()[1:]
         if step.how == "busy":
-            # Kernels are in flight when the reply goes out: nobody waits for them here.
+            # Kernels are in flight when the reply goes out: nothing waits for them here.
             x = step.x.torch()
             y = torch.eye(2048, device=x.device)
             for _ in range(50):
@@ -107,12 +107,13 @@ class Back:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                # Numbers that floats of this size have: each sum is exact.
+                # Floats represent these numbers exactly: each sum is exact.
                 y = step.x.torch()
                 for _ in range(20):
                     y = y + 1
                 y = y - 19
-            # As PyTorch wants it of every user of two streams; what is sent is sent in the order of the actor's.
+            # PyTorch asks this of every user of two streams; tensors are sent in the order of the actor's
+            # stream.
             torch.cuda.current_stream().wait_stream(stream)
             return y
         raise ValueError(step.how)
@@ -137,7 +138,7 @@ class Back:
 
 @tp.actor
 class Front:
-    """It asks the other side, and looks at what comes back."""
+    """Asks the other side, and checks the replies."""
 
     def __init__(self, back: tp.Address[Step]) -> None:
         self.back = back
@@ -148,7 +149,7 @@ class Front:
 
     @tp.handler
     def tried(self, given: Try) -> str:
-        """An empty text where all is right."""
+        """Returns an empty text if everything is right."""
         what, device = given.what, tp.env().device
         x = torch.arange(1 << 20, dtype=torch.float32, device=device)
         if what.startswith("step "):
@@ -172,7 +173,7 @@ class Front:
             got = self.back.ask(Owning(made), timeout=60).torch()
             return "" if made.torch().tolist() == [3] * 4 and got.tolist() == [-3] * 4 else f"{made.torch()} {got}"
         if what == "reuse":
-            # torch would use the memory of what is dropped at once: the piece that was sent has to stay.
+            # torch would reuse the memory of a dropped tensor at once: the piece that was sent must stay.
             replies = []
             for number in range(200):
                 replies.append(self.back.ask(Step("forward", torch.full((5000,), float(number), device=device)), timeout=60))
@@ -200,7 +201,7 @@ class Front:
 
     @tp.handler
     def run(self, run: Run) -> list[float]:
-        """Microseconds of each round."""
+        """Returns the microseconds of each round."""
         x = torch.zeros(run.elements, device=tp.env().device)
         torch.cuda.current_stream().synchronize()
         times = []
@@ -230,8 +231,9 @@ class Front:
 
 
     def parts(self, x: Any, rounds: int) -> list[float]:
-        """What an allocation with a kernel, a kernel with its output and a send cost this thread; and of a round trip the ask, PyTorch's
-        tensor of the answer, and letting go of that: medians."""
+        """Measures the time on this thread of an allocation with a kernel, of a kernel with its output, and
+        of a send. In a round trip it measures the ask, the conversion of the answer to PyTorch, and its drop.
+        Returns medians."""
         item = Item(x)
 
         def sent() -> None:
@@ -240,7 +242,7 @@ class Front:
         def timed(call: Any) -> float:
             times = []
             for number in range(rounds):
-                # Not so many that anything is waited for.
+                # So few that nothing has to wait.
                 if number % 50 == 0:
                     torch.cuda.current_stream().synchronize()
                     self.back.ask(Counts(), timeout=120)
@@ -272,14 +274,14 @@ class Mean:
 
 @tp.message(reply=tp.Tensor[tp.f32])
 class Fill:
-    """A share of what is free on the GPU."""
+    """A share of the free memory of the GPU."""
 
     share: tp.f64
 
 
 @tp.actor
 class Hog:
-    """It fills its GPU with tensors of a GiB, and sends a part of the last."""
+    """Fills its GPU with tensors of a GiB, and sends a part of the last."""
 
     @tp.handler
     def fill(self, fill: Fill) -> Any:
@@ -292,7 +294,7 @@ class Hog:
 
 @tp.actor
 class HostSide:
-    """It works on the host, and gets copies of what was on a GPU."""
+    """Works on the host, and gets copies of tensors that were on a GPU."""
 
     @tp.handler
     def mean(self, mean: Mean) -> str:
@@ -302,7 +304,7 @@ class HostSide:
 
 @tp.actor
 class Writer:
-    """It must not write what it gets."""
+    """Writes the tensors that it gets, which it must not do."""
 
     @tp.handler
     def item(self, item: Item) -> None:

@@ -1,4 +1,5 @@
-"""The stage of PyTorch in `peer times`, which needs the installed package alone; without a GPU it computes on the host."""
+"""The PyTorch stage of `peer times`, which needs only the installed package; without a GPU it computes on the
+host."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Frame:
 
 @tp.stage
 class Bump:
-    """Keeps its device busy for so many microseconds, and then adds one; without a number it passes items on as they are."""
+    """Keeps its device busy for so many microseconds, and then adds one; without a number it passes items on
+    as they are."""
 
     def __init__(self, env: tp.Env, micros: tp.u64 | None) -> None:
         self.micros, self.device = micros, env.device
@@ -30,7 +32,7 @@ class Bump:
         stream = torch.cuda.current_stream()
         began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         cycles = 1_000_000
-        # The first ones warm the clock up.
+        # The first ones warm up the GPU's clock.
         for _ in range(20):
             began.record(stream)
             torch.cuda._sleep(cycles)

@@ -1,10 +1,11 @@
-"""Round trips and streams of PyTorch's tensors between two processes on one GPU, beside torch.multiprocessing and the floor in the same run.
+"""Round trips and streams of PyTorch's tensors between two processes on one GPU, next to
+torch.multiprocessing and the floor in the same run.
 
     python gpu_times.py [--mps] [--rounds 500] [--messages 2000] [--tensorpost]
 
-Medians in microseconds, and messages per second. --mps starts an MPS daemon for all processes. The floor is the same exchange without messages:
-two tensors that both processes have mapped, clock writes and waits of the driver, and a word in shared memory that each side polls without a
-pause.
+Medians in microseconds, and messages per second. --mps starts an MPS daemon for all processes. The floor is
+the same exchange without messages: two tensors that both processes have mapped, clock writes and waits of the
+driver, and a word in shared memory that each side polls without a pause.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def peer_trips(torch: Any, requests: Any, replies: Any, elements: int, kernels: 
 
 
 class Words:
-    """What the two sides of the floor tell each other: a word of each, that the other polls, and a clock of each, which the GPU writes."""
+    """The shared words of the two sides of the floor. Each side has a word, which the other polls, and a
+    clock, which the GPU writes."""
 
     PAGE = 4096
     CLOCKS = (128, 192)
@@ -72,7 +74,7 @@ class Words:
         assert int(torch.cuda.cudart().cudaHostRegister(self.base, self.PAGE, 0)) == 0
         self.torch, self.own, self.other = torch, own, 1 - own
         self.words = (ctypes.c_uint64 * 2).from_buffer(self.shared.buf)
-        # PyDLL keeps the interpreter, as what calls so often should.
+        # PyDLL keeps the interpreter, which is right for calls that are so frequent.
         driver = ctypes.PyDLL("libcuda.so.1")
         self.write, self.wait = driver.cuStreamWriteValue64_v2, driver.cuStreamWaitValue64_v2
         for call in (self.write, self.wait):
@@ -82,17 +84,17 @@ class Words:
     def close(self) -> None:
         self.torch.cuda.synchronize()
         assert int(self.torch.cuda.cudart().cudaHostUnregister(self.base)) == 0
-        # The memory is given back behind the last that looks into it.
+        # The memory is released after the last object that refers to it.
         del self.buffer, self.words
         self.shared.close()
 
     def tell(self, number: int) -> None:
-        """What this side's stream has been given so far is `number`."""
+        """Publishes `number` for the work that this side's stream has got so far."""
         assert self.write(self.stream, self.base + self.CLOCKS[self.own], number, 0) == 0
         self.words[self.own] = number
 
     def hear(self, number: int, peer: Any) -> None:
-        """Waits until the other side says so; this side's stream waits for its work."""
+        """Waits until the other side publishes `number`; this side's stream waits for its work."""
         words, other, looks = self.words, self.other, 0
         while words[other] != number:
             looks += 1
@@ -163,7 +165,7 @@ def daemon(wanted: bool) -> Iterator[None]:
                 time.sleep(0.05)  # another program gets ready, and tells nobody
             yield
         finally:
-            # This process is a client itself, and a daemon that is asked without a time waits for the last one.
+            # This process is a client itself, and without a time limit the daemon waits for its last client.
             told("quit -t 1")
             try:
                 running.wait(15)
@@ -173,7 +175,7 @@ def daemon(wanted: bool) -> Iterator[None]:
 
 
 def told(command: str) -> bool:
-    """Whether the daemon has answered."""
+    """Sends the daemon a command, and returns whether it has answered."""
     try:
         return subprocess.run(["nvidia-cuda-mps-control"], input=f"{command}\n".encode(), capture_output=True, timeout=15).returncode == 0
     except subprocess.TimeoutExpired:
@@ -212,7 +214,8 @@ def main() -> int:
                     times = front.ask(app.Run(what, elements, options.rounds), timeout=TIMEOUT)
                     line("tensorpost", f"trip{'.kernels' if what == 'kernels' else ''}.{size}", statistics.median(times))
             for size, elements in SIZES.items():
-                # All of them may be alive at a time, because the GPU is behind its handlers: they have to fit into the pool.
+                # All of them may be alive at a time, because the GPU is behind its handlers: they must fit
+                # into the pool.
                 count = options.messages if size == "4KiB" else options.messages // 8
                 times = front.ask(app.Run("stream", elements, count), timeout=TIMEOUT)
                 line("tensorpost", f"stream.{size}", 1e6 / statistics.median(times))

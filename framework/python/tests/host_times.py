@@ -1,10 +1,11 @@
-"""What a message costs Python on the host: time of the processor, on the thread that sends it and on the one that handles it.
+"""The cost of a message in Python on the host: processor time of the sending thread and of the handling
+thread.
 
     python host_times.py [--rounds 5] [--messages 20000]
 
-Medians in microseconds. `torch`: the handler takes each tensor to PyTorch, where that is installed. `reply`: of an ask, on both
-sides, and the round trip by the clock. Memory is the processes' own, so that nothing is copied, but that of a fresh array; what happens on
-other threads is Rust's alone.
+Medians in microseconds. `torch`: the handler takes each tensor to PyTorch, if that is installed. `reply`: an
+ask, on both sides, and the round trip by the clock. All memory is the processes' own, so that nothing is
+copied, except a fresh array. Only Rust code runs on other threads.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Echo:
 
 @tp.message(reply=float)
 class Used:
-    """Seconds that the handlers' thread has used."""
+    """Asks for the seconds that the handlers' thread has used."""
 
 
 @tp.actor
@@ -100,7 +101,7 @@ class Sink:
 
 
 def streamed(sink: tp.Address[Any], make: Callable[[int], Any], messages: int, rounds: int) -> tuple[float, float]:
-    """Medians of sending one, its making included, and of handling one."""
+    """Returns the medians of making and sending a message, and of handling one."""
     sent, handled = [], []
     for _ in range(rounds):
         theirs, own = sink.ask(Used(), timeout=TIMEOUT), 0.0
@@ -112,7 +113,7 @@ def streamed(sink: tp.Address[Any], make: Callable[[int], Any], messages: int, r
             now = sink.ask(Used(), timeout=TIMEOUT)
         count = -(-messages // WINDOW) * WINDOW
         sent.append(own / count)
-        # One of WINDOW is what asks.
+        # One in WINDOW messages is the ask.
         handled.append((now - theirs) / (count + count // WINDOW))
     return statistics.median(sent) * 1e6, statistics.median(handled) * 1e6
 

@@ -1,4 +1,4 @@
-"""Files for the tests of the loader, and what numpy and PIL make of them."""
+"""Files for the tests of the loader, and the results of numpy and PIL for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHOTOGRAPHS = sorted(path for path in DATA.iterdir() if path.suffix in (".jpg", 
 
 
 def numbered(folder: Path, count: int) -> list[Path]:
-    """PNGs of 8 x 8 pixels that are all of one value: the number of the file."""
+    """Makes PNGs of 8 x 8 pixels of one value: the number of the file."""
     paths = []
     for number in range(count):
         pixels = np.empty((8, 8, 3), np.uint8)
@@ -27,13 +27,13 @@ def numbered(folder: Path, count: int) -> list[Path]:
 
 
 def numbers(pixels: np.ndarray) -> list[int]:
-    """Which of the numbered files these are; an error if a sample is mixed of several."""
+    """Returns the numbers of the files of these samples; fails if a sample is a mix of several."""
     assert (pixels == pixels[:, :, :1, :1]).all() and (pixels[:, 2] == 7).all()
     return [int(one[0, 0, 0]) + 256 * int(one[1, 0, 0]) for one in pixels]
 
 
 def by_pil(path: Path, height: int, width: int, filter: Image.Resampling = Image.Resampling.BILINEAR) -> np.ndarray:
-    """What torchvision makes of it, with its back end PIL."""
+    """Returns torchvision's result for a file, with its back end PIL."""
     image = Image.open(path).convert("RGB").resize((width, height), filter)
     return np.asarray(image).transpose(2, 0, 1)
 
@@ -43,13 +43,14 @@ class Late:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The kernel says by this signal that somebody waits. It is asked instead.
+        # The kernel sends this signal when a reader waits. The test polls instead.
         signal.signal(signal.SIGIO, lambda *_: None)
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         assert self.take()
 
     def take(self) -> bool:
-        """Has the next one wait, also where one has waited. False while another process has it open."""
+        """Makes the next reader wait, also if one has waited before. False while another process has the file
+        open."""
         with contextlib.suppress(BlockingIOError):  # there is none yet
             fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         try:
@@ -59,10 +60,10 @@ class Late:
         return True
 
     def is_wanted(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether a reader waits for it."""
         return fcntl.fcntl(self.file, fcntl.F_GETLEASE) != fcntl.F_WRLCK
 
     def give(self, content: bytes = b"") -> None:
-        """Lets the waiting reader have this."""
+        """Gives the waiting reader this content."""
         os.write(self.file, content)
         os.close(self.file)

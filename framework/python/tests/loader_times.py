@@ -1,11 +1,12 @@
-"""How fast the loader is, beside ``torch.utils.data.DataLoader``: the same files, transforms and number of workers, in one run.
+"""The speed of the loader and of ``torch.utils.data.DataLoader``, with the same files and transforms.
 
     python loader_times.py [--device cuda:0] [--workers 2] [--batch 16] [--size 384 512] [--folder FOLDER]
 
-It wants PyTorch, torchvision and Pillow. Without ``--folder`` it takes the photographs of ``--photographs``, over and over, or of the
-repository that it is in; where there are none, it makes some. DataLoader has PIL, spawn, ``persistent_workers``, and ``pin_memory``
-and a copy to the GPU that does not block where there is one. The two take turns; a figure is the median of its turns, each an epoch,
-from the call of ``iter`` until the last batch is where it is wanted.
+It needs PyTorch, torchvision and Pillow. Without ``--folder`` it takes the photographs of ``--photographs``,
+over and over, or of the repository that it is in; if there are none, it makes some. DataLoader uses PIL,
+spawn, ``persistent_workers``, and with a GPU ``pin_memory`` and a copy that does not block. The two take
+turns. A figure is the median of its turns; each is an epoch, from the call of ``iter`` until the last batch
+is on its device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Files:
-    """What DataLoader reads: one file after the other."""
+    """The data set for DataLoader: one file after the other."""
 
     def __init__(self, folder: str, transform: Any) -> None:
         from torchvision.datasets import ImageFolder
@@ -44,7 +45,7 @@ class Files:
 
 
 def made(folder: Path) -> list[Path]:
-    """Photographs, where there are none: smooth noise, as large as ImageNet's."""
+    """Makes photographs of smooth noise, as large as ImageNet's."""
     import numpy as np
     from PIL import Image
 
@@ -57,7 +58,7 @@ def made(folder: Path) -> list[Path]:
 
 
 def linked(photographs: list[Path], folder: Path, count: int) -> None:
-    """As many files as asked for, in two classes."""
+    """Links as many files as asked for, in two classes."""
     for number in range(count):
         photograph = photographs[number % len(photographs)]
         place = folder / str(number % 2) / f"{number:06}{photograph.suffix}"
@@ -66,7 +67,8 @@ def linked(photographs: list[Path], folder: Path, count: int) -> None:
 
 
 def stopped(began: float, batches: Iterable[Any], device: str) -> tuple[float, float, int, float]:
-    """Seconds until the first batch and the last, how many samples, and the mean of one batch."""
+    """Returns the seconds until the first and the last batch, the number of samples, and the mean of one
+    batch."""
     import torch
 
     first, samples, mean = 0.0, 0, 0.0
@@ -81,7 +83,8 @@ def stopped(began: float, batches: Iterable[Any], device: str) -> tuple[float, f
 
 
 def processor_seconds(processes: Iterable[int]) -> float:
-    """Of these processes, so far: what does not depend on what else the machine is doing, or less so."""
+    """Returns the processor seconds of these processes so far. They depend little on the load of the
+    machine."""
     ticks = 0
     for process in processes:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -200,7 +203,7 @@ def measured(options: argparse.Namespace, folder: str) -> int:
 
 
 def pieces(options: argparse.Namespace, folder: str) -> dict[str, float]:
-    """Milliseconds that each step of DataLoader's work takes for an image, here, on one thread."""
+    """Returns the milliseconds of each step of DataLoader's work for an image, here, on one thread."""
     import torch
     from PIL import Image
     from torchvision import transforms

@@ -58,7 +58,7 @@ def forward(sample: Sample) -> Sample:
 
 @tp.stage
 class Several:
-    """None of every third, two of others, and one more at the end."""
+    """Makes no result of every third item, two of others, and one more at the end."""
 
     def __init__(self, env, path: str, at_least: tp.u32 = 0) -> None:  # type: ignore[no-untyped-def]
         assert env.name.startswith("Several"), env.name
@@ -146,7 +146,7 @@ def picky(sample: Sample) -> Sum:
 
 @tp.stage
 class Mortal:
-    """Ends its process at one item, in its first life; what way is in the argument."""
+    """Ends its process at one item, in its first life, in the way that the argument names."""
 
     def __init__(self, how: str) -> None:
         self.how = how

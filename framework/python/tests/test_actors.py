@@ -1,4 +1,4 @@
-"""Actors: their messages, their failures, their restarts, and what is said of them."""
+"""Actors: their messages, their failures, their restarts, and the reports of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_messages_go_both_ways_with_tensors_in_them(node: tp.Node) -> None:
     answer = scaled.recv(timeout=PATIENCE)
     assert answer.id == 2
     assert np.from_dlpack(answer.values).tolist() == [0, 3, 6, 9]
-    # What came is passed on as it is.
+    # A received tensor is passed on as it is.
     address.send(answer, timeout=PATIENCE)
     assert np.from_dlpack(scaled.recv(timeout=PATIENCE).values).tolist() == [0, 9, 18, 27]
     assert node.lookup("statistics") == address
@@ -71,7 +71,7 @@ def test_what_was_sent_is_let_go_of_by_the_sender_or_soon_by_itself(node: tp.Nod
             sink.send(app.Scale(number, VALUES.copy().view(Noted)), timeout=PATIENCE)
         for number in range(50):
             assert scaled.recv(timeout=PATIENCE).id == number
-    # Nobody else took the interpreter for it while messages came.
+    # No other thread took the interpreter for it while messages came.
     assert threading.get_ident() in gone
     # No more messages come.
     until = time.monotonic() + PATIENCE
@@ -86,7 +86,7 @@ def test_an_exception_ends_a_life_with_its_traceback(node: tp.Node) -> None:
     address, _ = statistics(node, restart=tp.on_failure(1).backoff(0.01, 0.1))
     watch = node.watch(address)
     with pytest.raises(tp.AskError, match="its handler Statistics.crash of Crash raised ValueError: as told$"):
-        # The reply is None's, and there is none.
+        # The handler would reply None, and fails.
         address.ask(app.Crash("as told"), timeout=PATIENCE)
     down = watch.recv(timeout=PATIENCE)
     assert down is not None and down.kind == "down" and down.will_restart and down.reason is not None
@@ -113,7 +113,7 @@ def test_a_reply_that_cannot_be_sent_costs_its_asker_the_reply_and_nobody_else(
         with pytest.raises(tp.AskError, match="the reply could not be sent: EncodeError: .*(does not give itself by DLPack|a str is no tensor)"):
             address.ask(app.Reply(how), timeout=PATIENCE)
         address.send(app.Reply(how), timeout=PATIENCE)
-    # The same life.
+    # It is the same life.
     assert address.ask(app.Reply("good"), timeout=PATIENCE).numpy().tolist() == [5]
     assert f"the reply of {actor.__name__}.reply was not sent: EncodeError: " in capfd.readouterr().err
 
@@ -127,7 +127,7 @@ def test_what_waits_behind_a_failure_is_told(node: tp.Node, tmp_path: Path) -> N
     failed = asyncio.run(run(address))
     assert all(isinstance(error, tp.AskError) for error in failed), failed
     for _ in failed:
-        # A life that is about to end may have taken it, and is told to have.
+        # A life that is about to end may have taken the message, and the ask then fails.
         with contextlib.suppress(tp.AskError):
             address.ask(app.Mean(VALUES), timeout=PATIENCE)
     assert address.ask(app.Mean(VALUES), timeout=PATIENCE) == 1.5
@@ -154,11 +154,11 @@ def test_two_actors_in_one_worker_have_lives_of_their_own(node: tp.Node) -> None
 
     (first, life, pid), (second, *_, same) = where(one), where(two)
     assert (first, life, second) == ("Statistics", "0", "two") and pid == same
-    # Each has a thread: one asks the other, which answers meanwhile.
+    # Each actor has a thread: one asks the other, which answers meanwhile.
     assert one.ask(app.Pass(two), timeout=PATIENCE).split()[0] == "two"
     one.send(app.Scale(1, VALUES), timeout=PATIENCE)
     assert scaled.recv(timeout=PATIENCE).id == 2
-    # The end of the process is the end of both.
+    # The end of the process ends both.
     watches = [node.watch(one), node.watch(two)]
     os.kill(int(pid), signal.SIGKILL)
     for watch in watches:
@@ -256,7 +256,7 @@ def test_a_start_that_fails_says_why(node: tp.Node, tmp_path: Path, monkeypatch:
     with pytest.raises(tp.NodeError, match="tensor"):
         node.spawn(app.Counter, tp.Tensor(VALUES))
 
-    # A module that this process could import, and a worker cannot.
+    # A module that this process can import, and a worker cannot.
     module = tmp_path / "gone_later.py"
     module.write_text("from actors_of_python import Counter\nimport tensorpost as tp\n@tp.actor\nclass Gone(Counter): ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -397,7 +397,7 @@ def test_ctrl_c_lets_a_script_finish_what_is_under_way(tmp_path: Path) -> None:
 
 
 def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
-    # Its worker, which loads it again, starts no node, and so no other worker.
+    # The worker loads the script again, but starts no node, and so no other worker.
     (tmp_path / "script.py").write_text(PROGRAM.partition("if __name__")[0] + "tp.Node(console=False).spawn(Worker, None)\n")
     for command in ([str(tmp_path / "script.py")], ["-m", "script"]):
         run = subprocess.run(

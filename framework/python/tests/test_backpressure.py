@@ -1,4 +1,4 @@
-"""A sender that is ahead waits for the bytes that it has out, and not for the mailbox alone."""
+"""A sender that is ahead waits for the bytes that it has lent out, and not only for the mailbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def item(node: tp.Node, number: int) -> app.Scale:
 
 
 def fill(node: tp.Node, address: tp.Address) -> int:
-    """Sends until there is no room; how many there were."""
+    """Sends until there is no room, and returns how many messages were sent."""
     count = 0
     while address.try_send(item(node, count)):
         count += 1
@@ -44,8 +44,8 @@ def fill(node: tp.Node, address: tp.Address) -> int:
 
 
 def keeper_of(node: tp.Node) -> tuple[tp.Address, tp.Address]:
-    """One who keeps what it is given, and the way to it for others than this process, whose messages would wait behind those that
-    wait."""
+    """Returns an actor that keeps its tensors, and a relay to it from another process: this process's own
+    messages would wait behind those that already wait."""
     keeper = node.spawn(app.Keeper)
     return keeper, node.spawn(app.Relay, keeper)
 
@@ -94,7 +94,7 @@ def test_a_fast_sender_is_bounded_by_bytes_and_loses_nothing(node: tp.Node) -> N
     gone = []
     until = time.monotonic() + PATIENCE
     while len(gone) < last:
-        # While it waits, this thread goes on.
+        # While the sender waits, this thread goes on.
         gone += let_go(relay, 1)
         assert not failed and time.monotonic() < until, (failed, gone)
     sender.join()
@@ -163,7 +163,7 @@ def test_what_was_given_is_passed_on_and_a_large_tensor_goes(node: tp.Node) -> N
     del large
     assert not keeper.try_send(item(node, 4)), "it is more than the bound by itself"
     assert keeper.ask(app.LetGo(1), timeout=PATIENCE) == [3]
-    # The relay's own tensors are out up to its bound. What it passes on is not its own.
+    # The relay's own tensors are lent out up to its bound. Tensors that it passes on are not its own.
     assert relay.ask(app.Make(2 * MOST, ELEMENTS), timeout=PATIENCE) == MOST
     for number in range(MOST):
         relay.send(item(node, 100 + number), timeout=PATIENCE)

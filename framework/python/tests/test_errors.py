@@ -1,4 +1,4 @@
-"""What cannot be: each error names the field and the remedy."""
+"""Errors: each names the field and the remedy."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_scalars_of_numpy_are_taken_alike() -> None:
     for broken in (np.float16(0.5), np.float32(0.5), np.float64(0.5), np.array(0.5)):
         assert there_and_back(Kinds(broken=broken)) == Kinds(broken=0.5)
     assert there_and_back(Kinds(text=np.str_("x"), raw=np.bytes_(b"y"))) == Kinds(text="x", raw=b"y")
-    # Neither is the other.
+    # A bool is not a number.
     for field, value in [("whole", np.True_), ("broken", np.False_), ("whole", np.array(True)), ("broken", np.array(True))]:
         with pytest.raises(tp.EncodeError, match=f"^Kinds.{field}: it must be an? (int|float) and is of type numpy"):
             tp.encode(Kinds(**{field: value}))

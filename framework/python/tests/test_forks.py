@@ -1,4 +1,5 @@
-"""Processes that fork: their children change nothing of their parents', hear so wherever they try, and can have a node of their own.
+"""Processes that fork: a child changes nothing of its parent's, gets an error if it tries, and can have its
+own node.
 
 Each program is a process of its own, because it forks with the threads of a node.
 """

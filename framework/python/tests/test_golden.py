@@ -1,5 +1,5 @@
-"""Texts, keys and bytes that are kept: what Rust wrote is read and written here, and what was written here is read by the tests of
-`framework/core/tests/tensors/portable.rs`.
+"""Texts, keys and bytes that are kept in files. These tests read and write the bytes that Rust wrote, and the
+tests in `framework/core/tests/tensors/portable.rs` read the bytes that were written here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_tensors_are_where_rust_finds_them() -> None:
 
 
 def test_what_was_written_here_is_what_it_was() -> None:
-    """`TENSORPOST_WRITE_GOLDEN=1` writes the file; then the Rust test has to say what is in it."""
+    """`TENSORPOST_WRITE_GOLDEN=1` writes the file; the Rust test must then be adapted to its content."""
     values = {
         "scalars": Scalars((255, 0, 1, 2, 3, -4, 5, -6), (7, 8), [1e300, 0.1], -0.25, False, "€", "", None, "77", tp.Duration(9, 1)),
         "job": Job(each_way=[Tuple(0, -128), Unit()], left_out=7, absent=8, tree=Tree(-1, []), told=OneLine("𝄞")),

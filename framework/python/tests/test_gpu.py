@@ -31,11 +31,11 @@ TIMEOUT = 120.0
 
 
 class Skipped(Exception):
-    """With the reason."""
+    """A test is skipped, with the reason."""
 
 
 def why_not() -> str | None:
-    """Why nothing here can run."""
+    """Returns why no test here can run."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch
@@ -134,7 +134,7 @@ def test_a_write_in_place_fails_the_actor_with_the_field() -> None:
         watch = node.watch(writer)
         writer.send(app.Item(torch.ones(8)), timeout=TIMEOUT)
         event = watch.recv(timeout=TIMEOUT)
-        # One that came from the host was copied for it, and is found as any other.
+        # A tensor that came from the host was copied for the actor, and a write to it is found as any other.
         assert event is not None and event.kind == "down"
         assert "Item.x: the handler has written this tensor in place" in str(event.reason), event.reason
     with Pair() as pair:
@@ -160,7 +160,7 @@ def test_two_actors_in_one_worker() -> None:
         for how in ("step add", "step busy", "step forward", "reuse"):
             assert beside.ask(app.Try(how), timeout=TIMEOUT) == "", how
             assert other.ask(app.Try(how), timeout=TIMEOUT) == "", how
-        # Each allocates in a pool of its own.
+        # Each actor allocates in a pool of its own.
         for actor in (back, beside, other):
             counts = tp.Tensors(*actor.ask(app.Counts(), timeout=TIMEOUT))
             assert counts.copied == 0 and counts.without_copy > 0, counts
@@ -205,14 +205,15 @@ def test_the_program_sends_and_receives_gpu_tensors() -> None:
 
 
 def test_an_actor_uses_all_of_its_gpu() -> None:
-    """The pool's budget, a quarter, bounds what is lent: the rest is memory of the GPU that is in no pool, and is copied when sent."""
+    """The pool's budget, a quarter, bounds the lent memory: the rest is GPU memory outside of any pool, and
+    is copied when sent."""
     import torch
 
     count = int(torch.cuda.mem_get_info()[0] * 0.9) >> 30
     with tp.Node(console=False) as node:
         hog = node.spawn(app.Hog, device="cuda:0")
         last = hog.ask(app.Fill(0.9), timeout=TIMEOUT).torch()
-        # Its process has a context of its own by then.
+        # The actor's process has a context of its own by then.
         assert count - 4 <= last[0].item() + 1 <= count and last.tolist() == [last[0].item()] * 4
 
 
@@ -225,7 +226,7 @@ def test_an_actor_on_the_host_refuses_gpu_tensors_and_gets_copies() -> None:
 
 
 def png(path: Path, width: int, height: int, value: int) -> None:
-    """A picture, without a library for it."""
+    """Writes a PNG without a library."""
     import zlib
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -252,7 +253,7 @@ def test_batches_of_the_loader_on_the_gpu_are_those_of_the_host() -> None:
                 for there, here in zip(host, gpu, strict=True):
                     assert here.pixels.is_cuda and here.labels.is_cuda and here.indices == there.indices
                     assert torch.equal(here.labels.cpu(), there.labels)
-                    # A GPU may divide by multiplying.
+                    # A GPU may divide by multiplying with the reciprocal.
                     torch.testing.assert_close(here.pixels.cpu(), there.pixels, rtol=1e-5, atol=1e-5)
                     here.pixels.zero_()  # its own
 

@@ -1,4 +1,4 @@
-"""What somebody else's bytes become in memory (WIRE-1): bounded by their number, as in Rust."""
+"""The memory of values from another process's bytes (WIRE-1): their number bounds it, as in Rust."""
 
 from __future__ import annotations
 
@@ -103,15 +103,15 @@ def test_a_value_takes_no_more_than_its_bytes_allow(kind: str) -> None:
             assert len(value.of) == count
         except tp.DecodeError as error:
             why = f"{len(body)} bytes would take more than {32 * len(body) + 2**20} bytes"
-            # Of an untagged enum no variant fits what there is no room for.
+            # If there is no room, no variant of an untagged enum fits.
             assert why in str(error) or kind == "variants" and "it fits none of" in str(error)
-            # And in refusing it.
+            # The refusal itself is bounded too.
             assert tracemalloc.get_traced_memory()[1] <= 32 * len(body) + 2**20
             count //= 2
         finally:
             tracemalloc.stop()
     assert most <= 32 * len(body) + 2**20, f"{most / len(body):.0f} for each byte"
-    # What people send is let through.
+    # Values of ordinary programs are let through.
     assert count >= 1_000
 
 

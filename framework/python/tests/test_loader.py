@@ -1,4 +1,4 @@
-"""The loader: what it makes of files, in which order, and what it does about broken ones and dead workers."""
+"""The loader: its samples, their order, broken files and dead workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load(files: Any, transforms: Any = AS_IT_IS, **how: Any) -> tp.Loader:
 
 
 def until(happens: Callable[[], Any]) -> Any:
-    """What it gives, as soon as that is something."""
+    """Returns the first true result of a function, which is called again and again."""
     deadline = time.monotonic() + 60
     while not (found := happens()):
         assert time.monotonic() < deadline
@@ -64,7 +64,7 @@ def test_pixels_are_those_of_pil(node: tp.Node, path: Path, height: int, width: 
     if path.suffix == ".png":
         assert difference.max() <= 1
     else:
-        # Decoders of JPEG round differently, and differ in how they make chroma of twice the size.
+        # Decoders of JPEG round differently, and upsample chroma differently.
         assert difference.mean() < 0.5 and difference.max() <= 12
 
 
@@ -129,7 +129,7 @@ def test_random_transforms_depend_on_seed_epoch_and_sample_alone(node: tp.Node) 
     first, again, other = epochs(1, 1, 3), epochs(1, 3, 20), epochs(2, 2, 7)
     assert all((one == two).all() for one, two in zip(first, again, strict=True))
     assert (first[0] != first[1]).any() and (first[0] != other[0]).any()
-    # The same photograph at another index has another cut.
+    # The same photograph at another index gets another crop.
     assert (first[0][0] != first[0][5]).any()
 
 
@@ -174,7 +174,7 @@ def test_kinds_of_files(tmp_path: Path, node: tp.Node) -> None:
 
 
 def order(count: int, seed: int, epoch: int) -> list[int]:
-    """The documented order, in Python."""
+    """Computes the documented order, in Python."""
     most = (1 << 64) - 1
 
     def mix(word: int) -> int:
@@ -279,7 +279,7 @@ def test_a_folder_that_links_lead_to_twice_is_named(tmp_path: Path, many: list[P
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(many[number], tmp_path / name)
     data = tmp_path / "data"
-    # Where it is the only way there, a link is followed.
+    # A link is followed if it is the only path to a folder.
     (data / "cat" / "more").symlink_to(tmp_path / "elsewhere")
     with load(data, node=node) as loader:
         assert len(loader.paths) == 4 and loader.labels == [0, 0, 0, 1]
@@ -328,7 +328,7 @@ def test_a_node_without_room_for_the_workers_says_what_to_do(many: list[Path]) -
 
 
 def broken_files(folder: Path) -> dict[str, str]:
-    """Paths, and what is said of them."""
+    """Returns paths, and the errors that they cause."""
     photograph = next(path for path in PHOTOGRAPHS if path.name == "coffee.jpg").read_bytes()
     picture = next(path for path in PHOTOGRAPHS if path.name == "chelsea.png").read_bytes()
     small = saved(Image.new("RGB", (7, 9)), "PNG")
@@ -380,7 +380,7 @@ def test_broken_files_are_left_out(tmp_path: Path, many: list[Path], node: tp.No
         batches = list(loader)
         assert [numbers(batch.pixels) for batch in batches] == [[0, 1, 2], [3], [4]]
         assert [batch.labels.tolist() for batch in batches] == [[1, 2, 3], [10], [len(files) - 1]]
-        # Of the second four nothing is whole.
+        # All of the second four are broken.
         assert [[one.path for one in batch.broken] for batch in batches] == [bad[:1], bad[1:8], bad[8:]]
         assert all(said[one.path] in one.why for batch in batches for one in batch.broken)
         assert loader.broken.keys() == said.keys()
@@ -394,7 +394,7 @@ def test_a_dead_worker_is_replaced_and_no_sample_is_lost_or_doubled(many: list[P
     with load(many, shuffle=True, seed=3, batch=16, workers=workers, prefetch=64 * 16 * 192) as loader:
 
         def one_is_killed(first: int) -> bool:
-            # One that was killed a moment ago may still be named.
+            # A process that was killed a moment ago may still be listed.
             for place in range(workers):
                 with contextlib.suppress(ProcessLookupError, IndexError):
                     os.kill(loader.processes[(first + place) % workers], signal.SIGKILL)
@@ -440,7 +440,7 @@ def test_batches_are_made_ahead_within_the_budget(tmp_path: Path, many: list[Pat
     with load([*many[:3], late.path], batch=1, workers=1, prefetch=2 * 192, node=node) as loader:
         batches = iter(loader)
         assert numbers(next(batches).pixels) == [0]
-        # The second and the third are made, or ready; the fourth has no place.
+        # The second and the third are under way or ready; the fourth has no place.
         assert not late.is_wanted()
         assert numbers(next(batches).pixels) == [1]
         until(late.is_wanted)
@@ -488,7 +488,7 @@ def test_one_iteration_at_a_time(many: list[Path], node: tp.Node) -> None:
         next(second)
     with pytest.raises(tp.LoaderError, match="closed"):
         iter(loader)
-    # What was had stays, and is the program's own.
+    # Batches that were delivered stay, and are the program's own.
     assert numbers(kept.pixels) == [0, 1, 2, 3]
     kept.pixels += 1
     assert kept.pixels[0, 0, 0, 0] == 1

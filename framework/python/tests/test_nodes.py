@@ -1,4 +1,4 @@
-"""Two nodes in one program: what is of one means nothing, or something else, in the other."""
+"""Two nodes in one program: addresses of one mean nothing, or other actors, in the other."""
 
 from __future__ import annotations
 

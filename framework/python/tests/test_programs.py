@@ -1,4 +1,4 @@
-"""How a program may be started, what its workers find of it, and how it ends."""
+"""The ways to start a program, the surroundings of its workers, and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def start(*command: str, cwd: Path, **how: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *command], cwd=cwd, env=environment(), **pipes)
 
 
-# Two actors, of a module and of the script, and a stage: all with things of the script in their arguments.
+# Two actors, one of a module and one of the script, and a stage: all have objects of the script in their
+# arguments.
 ACTORS = """
 import tensorpost as tp
 
@@ -137,7 +138,7 @@ def test_a_script_is_found_however_it_is_started(tmp_path: Path, command: list[s
         folder_with(tmp_path / "folder", "__main__.py")
         if command == ["app.pyz"]:
             zipapp.create_archive(tmp_path / "folder", tmp_path / "app.pyz")
-    # It says where its modules are, where the interpreter does not look beside the script.
+    # The script adds its own folder, because the interpreter does not look beside the script.
     if "-P" in command:
         (tmp_path / "app.py").write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}")
     ran = run(*command, "given", cwd=tmp_path)
@@ -211,7 +212,7 @@ def test_a_relative_path_is_what_it_was_when_the_program_goes_elsewhere(tmp_path
     (tmp_path / "modules" / "away.py").write_text(AWAY)
     (tmp_path / "app.py").write_text(CHANGES)
     ran = run("app.py", cwd=tmp_path)
-    # Each actor is where the program was when it started it, in each of its lives.
+    # In each of its lives, an actor is in the directory where the program was when it started the actor.
     assert ran.stdout == f"{tmp_path.name} \n{tmp_path.name}\n", ran.stderr + ran.stdout
 
 
@@ -349,7 +350,7 @@ def test_a_signal_to_all_processes_lets_a_service_finish(tmp_path: Path, number:
     program = start("app.py", "service", cwd=tmp_path)
     try:
         pids = pids_of(program)
-        # Workers first, which must not mind.
+        # Workers first: they must ignore it.
         for pid in reversed(pids[1:]):
             os.kill(pid, signal.SIGHUP)
             os.kill(pid, number)
@@ -439,7 +440,7 @@ def test_what_a_killed_worker_has_printed_is_there(tmp_path: Path, switches: lis
     (tmp_path / "app.py").write_text(LAST_WORDS)
     ran = run(*switches, "app.py", end, cwd=tmp_path)
     assert ran.stdout == f"last words{end}said True\n", ran.stdout + ran.stderr
-    # Its log is a file here, and has no colours.
+    # The log goes to a file here, and has no colours.
     assert "ERROR" in ran.stderr and "\x1b" not in ran.stderr, ran.stderr
 
 

@@ -1,4 +1,5 @@
-"""Schemas and values out of seeds, made by both halves and compared. `TENSORPOST_RANDOM=n` takes n times as many."""
+"""Schemas and values from seeds, made by both halves and compared. `TENSORPOST_RANDOM=n` takes n times as
+many."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ DTYPES = {"u8": np.uint8, "i16": np.int16, "i64": np.int64, "f32": np.float32}
 
 
 def zeros(outline: dict[str, Any]) -> Any:
-    """A tensor of that dtype and shape. numpy knows no bf16, and has two bytes for it."""
+    """Makes a tensor of that dtype and shape. numpy has no bf16, so PyTorch makes these."""
     if outline["dtype"] == "bf16":
         torch = pytest.importorskip("torch")
         return torch.zeros(outline["shape"], dtype=torch.bfloat16)
@@ -61,7 +62,7 @@ SCALARS = {
 
 
 def values(of: Any, depth: int = 3) -> st.SearchStrategy[Any]:
-    """What an annotation allows, with no more than `depth` types inside each other that may be left out."""
+    """Generates values of an annotation, with at most `depth` optional types inside each other."""
     extras: tuple[Any, ...] = ()
     if get_origin(of) is Annotated:
         of, *rest = get_args(of)
@@ -118,7 +119,8 @@ def test_values_of_python_are_read_by_rust(peer: Peer, name: str) -> None:
         outlines = [{"dtype": tensor.dtype, "shape": tensor.shape} for tensor in tensors]
         answer = peer.ask(check={"of": name, "body": body.hex(), "tensors": outlines})
         assert answer["error"] is None, answer
-        # A map of Rust is sorted, so bytes are compared where there is at most one key; read again, all are the same.
+        # A map in Rust is sorted, so bytes are compared if there is at most one key; when they are read
+        # again, all values are the same.
         assert sorted(answer["same"]) == list(range(len(tensors)))
         mine, theirs = tp.decode(cls, body, tensors), bytes.fromhex(answer["body"])
         again = tp.decode(cls, theirs, [tensors[index] for index in answer["same"]])
@@ -130,7 +132,7 @@ def test_values_of_python_are_read_by_rust(peer: Peer, name: str) -> None:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal, also where there is a NaN or a tensor."""
+    """Whether two values are equal, also with NaNs and tensors in them."""
     if isinstance(right, tp.Tensor):
         return tp.Tensor(left).shape == right.shape
     if isinstance(left, float):
@@ -163,7 +165,7 @@ def variant_of(variant: dict[str, Any]) -> type:
 
 
 def annotation(schema: Any) -> Any:
-    """The annotation that has this schema."""
+    """Returns the annotation that has this schema."""
     plain = {"nil": None, "bool": bool, "str": str, "bytes": bytes, "f64": float}
     if isinstance(schema, str):
         return plain[schema] if schema in plain else getattr(tp, schema)
@@ -183,14 +185,14 @@ def annotation(schema: Any) -> Any:
     if kind == "array":
         return tp.Array[annotation(of[0]), of[1]]  # type: ignore[misc]
     if kind == "option":
-        # Of an option there is none in Python, and `None | None` is None.
+        # Python has no option of an option, and `None | None` is None.
         inner = annotation(of)
         return Skip if inner is None or is_option(of) else inner | None
     return {"list": list, "set": set}[kind][annotation(of)]  # type: ignore[index]
 
 
 class Skip:
-    """A type that Python has no words for."""
+    """A type that Python cannot express."""
 
 
 def is_option(schema: Any) -> bool:
@@ -215,7 +217,7 @@ def test_types_that_nobody_knows(peer: Peer) -> None:
         body = bytes.fromhex(made["body"])
         value = tp.decode(cls, body)
         assert tp.encode(value) == (body, []), (seed, value)
-        # Cut short or with one byte changed, it is a value or an error, and nothing else.
+        # Cut short or with one byte changed, it must be a value or an error.
         for at in range(min(len(body), 40)):
             for bad in (body[:at], body[:at] + bytes([body[at] ^ (1 << seed % 8)]) + body[at + 1 :]):
                 try:

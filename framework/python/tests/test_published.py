@@ -1,5 +1,5 @@
-"""Subscribers, against a topic of Rust (in `peer/src/node.rs`, of which `test_actors.py` is one run), against one of Python, and against ones that
-lie."""
+"""Subscribers, with a Rust topic (in `peer/src/node.rs`, which `test_actors.py` runs), with a Python topic,
+and with topics that lie."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Weights:
 
 
 class FakeTopic:
-    """Answers what it is told to."""
+    """A topic that gives prescribed answers."""
 
     def __init__(self) -> None:
         self.answers: queue.Queue[Any] = queue.Queue()
@@ -75,7 +75,7 @@ def test_an_older_version_and_one_that_fails_change_nothing(topic: FakeTopic, ca
     assert weights.changed(timeout=30) == tp.Version(6, Weights(60))
     said = capfd.readouterr().err
     assert "gave version 5 after 5" in said and "cannot be read: Newest.value: garbage" in said
-    # It goes on with the topic that it was from.
+    # The subscriber goes on with the topic that it knew.
     asked = [topic.asked.get(timeout=30) for _ in range(6)]
     assert asked == [(0, 0), (5, 7), (5, 7), (5, 7), (5, 7), (6, 8)]
 
@@ -174,7 +174,7 @@ def test_a_topic_of_python_is_followed_into_its_next_life() -> None:
             seen = reader.changed(timeout=60)
             assert (seen.number, seen.value.step) == (step, step)
             assert seen.value.values.numpy().tolist() == [step] * 4
-        # Who comes later has the newest at once, on the same memory as all others.
+        # A late reader gets the newest version at once, on the same memory as all others.
         with node.subscribe(app.Weights, "weights") as late:
             assert late.ready(timeout=60).number == 20
         watch = node.watch(weights)
@@ -182,7 +182,8 @@ def test_a_topic_of_python_is_followed_into_its_next_life() -> None:
         os.kill(pid, signal.SIGKILL)
         while (event := watch.recv(timeout=60)) is not None and event.kind != "up":
             pass
-        # Nothing is there until something is published, and that has a higher number than what readers have.
+        # The topic has no version until one is published, and that has a higher number than the readers'
+        # versions.
         assert reader.latest() == seen
         weights.send(values(100), timeout=60)
         after = reader.changed(timeout=60)
@@ -191,7 +192,7 @@ def test_a_topic_of_python_is_followed_into_its_next_life() -> None:
             node.topic(app.Weights, "weights")
         with pytest.raises(tp.SchemaError, match="is no message"):
             node.topic(int, "numbers")
-        # Questions are open, and are answered: nothing is waited for.
+        # Open questions are answered, so the shutdown does not wait.
         ended = node.shutdown()
         assert ended is not None and ended.drained, ended
         with pytest.raises(tp.TopicClosed):

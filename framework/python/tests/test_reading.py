@@ -1,4 +1,5 @@
-"""Threads of Python read for their process while they wait, where cores are plenty: with `TENSORPOST_LOOK=always` anywhere."""
+"""Python threads read for their process while they wait, if there are enough cores; with
+`TENSORPOST_LOOK=always` they always do."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def test_what_each_sends_comes_once_and_in_order(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TENSORPOST_LOOK", look)
     with tp.Node(console=False) as node:
         sink = node.spawn(app.Sink)
-        # One in the sink's own worker, whose messages take another way, and two in workers of their own.
+        # One sender is in the sink's own worker, whose messages take another path, and two are in workers of
+        # their own.
         senders = [node.spawn(app.Sender, sink, beside=sink), node.spawn(app.Sender, sink), node.spawn(app.Sender, sink)]
         sums: list[int | None] = [None] * len(senders)
 

@@ -1,4 +1,4 @@
-"""The program in the README, and that the package says what it is."""
+"""Tests the program in the README, and that the package is documented."""
 
 from __future__ import annotations
 

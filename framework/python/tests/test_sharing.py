@@ -1,4 +1,5 @@
-"""The MPS daemon that a node starts, with a program in its place that does what the daemon does: it comes, answers and goes."""
+"""The MPS daemon that a node starts, replaced by a program that behaves as the daemon does: it starts,
+answers and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of Python in pipelines of Rust. Each test is a run of the Rust half, which checks it."""
+"""Python stages in Rust pipelines. Each test is a run of the Rust half, which does the checks."""
 
 from __future__ import annotations
 

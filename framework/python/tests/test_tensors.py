@@ -1,4 +1,4 @@
-"""Tensors of the host, from numpy and from a library that is written here in C's structs, and back."""
+"""Host tensors, from numpy and from a library that is written here with C structs, and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES += ["complex64", "complex128"]
 
 
 def eventually(is_so: Callable[[], bool]) -> None:
-    """Memory of others is let go of on a thread of its own."""
+    """Waits for a condition: another library's memory is released on a separate thread."""
     until = time.monotonic() + 30
     while not is_so():
         assert time.monotonic() < until, "it is not let go of"
@@ -75,7 +75,7 @@ def test_a_copy_can_be_written() -> None:
 
 
 class Only:
-    """An object that has a capsule to give, and takes no questions."""
+    """An object that gives a capsule, and takes no arguments."""
 
     def __init__(self, capsule: Any, device: tuple[int, int] = (1, 0)) -> None:
         self.capsule, self.device = capsule, device
@@ -88,7 +88,7 @@ class Only:
 
 
 class Old(Only):
-    """A library that knows no versions."""
+    """A library that does not know versions."""
 
     def __dlpack__(self) -> Any:
         return self.capsule
@@ -110,7 +110,7 @@ def test_capsules_with_and_without_a_version() -> None:
 
 def test_an_array_lives_as_long_as_it_is_used() -> None:
     class Array(np.ndarray):
-        """One that can be watched."""
+        """An array that can have weak references."""
 
     array = np.zeros(1000, np.uint8).view(Array)
     gone = weakref.ref(array)
@@ -142,7 +142,7 @@ DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Foreign:
-    """A tensor of a library of C, which counts how often it is let go of, and on which threads."""
+    """A tensor of a C library, which counts how often it is released, and on which threads."""
 
     def __init__(self, **fields: int) -> None:
         self.data, self.shape = (ctypes.c_float * 4)(1, 2, 3, 4), (ctypes.c_int64 * 1)(4)
@@ -173,7 +173,8 @@ def test_the_deleter_runs_once_and_on_a_thread_of_its_own() -> None:
     assert foreign.threads == []
     del arrays
     eventually(lambda: len(foreign.threads) > 0)
-    # One thread lets go of all, in order: a second call for the first tensor would have come before this one.
+    # One thread releases all tensors, in order: a second call for the first tensor would have come before
+    # this one.
     another = Foreign()
     tp.Tensor(another)
     eventually(lambda: len(another.threads) > 0)
@@ -236,7 +237,7 @@ def test_an_array_past_the_end_of_its_memory_is_refused() -> None:
             for one in (beyond, beyond[1:], beyond.view(np.int32)):
                 with pytest.raises(tp.TensorError, match="bytes of memory, and its shape and strides reach over"):
                     tp.Tensor(one)
-    # One that lends its memory as CuPy does.
+    # An object that describes its memory as CuPy does.
     whole = types.SimpleNamespace(mem=types.SimpleNamespace(ptr=owner.ctypes.data, size=20))
     lent = types.SimpleNamespace(data=whole, __dlpack_device__=owner.__dlpack_device__, __dlpack__=owner.__dlpack__)
     with pytest.raises(tp.TensorError, match="has 20 bytes of memory, and its shape and strides reach over 24"):
@@ -264,7 +265,7 @@ def test_dtypes_are_named_as_other_libraries_do() -> None:
             ("f8e5m2fnuz", "f8e5m2fnuz"),
         ]:
             assert node.empty(3, theirs).dtype == name
-        # Floats of 8 bits are no numbers of numpy's.
+        # numpy has no floats of 8 bits.
         with pytest.raises(tp.TensorError, match="numpy has no f8e4m3"):
             node.empty(3, tp.f8e4m3).numpy()
         with pytest.raises(tp.SchemaError, match="there are no tensors of datetime64"):
@@ -293,7 +294,7 @@ def test_what_cannot_be_given() -> None:
 
 
 def test_a_program_may_end_with_tensors() -> None:
-    """Deleters need the interpreter, and must not ask for it when it is gone."""
+    """Deleters need the interpreter, and must not take it when it is gone."""
     program = (
         "import numpy as np, tensorpost as tp, threading\n"
         "kept = [tp.Tensor(np.zeros(1000)) for _ in range(2000)]\n"
@@ -306,7 +307,7 @@ def test_a_program_may_end_with_tensors() -> None:
 
 
 def test_a_forked_process_may_end() -> None:
-    """It has the tensors, and not the thread that lets go of them."""
+    """A forked process has the tensors, but not the thread that releases them."""
     program = (
         "import os, sys, numpy as np, tensorpost as tp\n"
         "kept = [tp.Tensor(np.zeros(10)) for _ in range(100)]\n"

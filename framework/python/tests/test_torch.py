@@ -1,4 +1,4 @@
-"""Tensors of PyTorch on the host. They are tested where torch is installed."""
+"""PyTorch tensors on the host. The tests run if torch is installed."""
 
 from __future__ import annotations
 

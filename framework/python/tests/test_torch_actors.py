@@ -1,4 +1,4 @@
-"""Tensors of PyTorch, in and out of actors, on the host."""
+"""PyTorch tensors, in and out of actors, on the host."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def node() -> Iterator[tp.Node]:
 
 
 class Adder:
-    """An actor, and what it sends."""
+    """An actor, and its results."""
 
     def __init__(self, node: tp.Node) -> None:
         sink, self.results = node.channel(app.Work)
-        # A worker that imports PyTorch takes its time.
+        # A worker that imports PyTorch starts slowly.
         self.address = node.spawn(app.Adder, sink, restart=tp.on_failure(20))
         self.watch = node.watch(self.address)
 
@@ -42,7 +42,7 @@ class Adder:
         return tp.Tensors(*self.address.ask(app.Counts(), timeout=TIMEOUT))
 
     def fails(self, message: Any) -> str:
-        """Why its life ends that gets this; the next one follows."""
+        """Sends a message that ends the actor's life, and returns why it ended; the next life follows."""
         self.send(message)
         event = self.watch.recv(timeout=TIMEOUT)
         assert event is not None and event.kind == "down"
@@ -105,7 +105,7 @@ def test_a_program_has_a_pool_too(node: tp.Node, adder: Adder) -> None:
     back = adder.recv().torch()
     adder.send(app.Work(5, back[:2], "forward"))
     assert torch.equal(adder.recv().torch(), values()[:2])
-    # It is the program's own memory that has come back.
+    # The memory that has come back is the program's own.
     assert difference(node.tensors, before) == (0, 4, 1, 24)
 
 
@@ -129,7 +129,7 @@ def test_handed_over_for_good(node: tp.Node, adder: Adder, how: str) -> None:
     adder.send(app.Given(1, made, how))
     assert torch.equal(adder.recv().torch(), 1 - values())
     assert torch.equal(made.torch(), values()), "the sender still has it, so the receiver's was a copy"
-    # Not held by the sender any more, it is written where it is, and sent on as it is.
+    # The sender no longer holds it, so it is written in place, and sent on as it is.
     adder.send(app.Given(2, values(), how))
     assert torch.equal(adder.recv().torch(), 1 - values())
     forwarded, without_copy, copied, _ = difference(adder.counts(), before)
@@ -202,7 +202,8 @@ def test_of_many_that_were_sent_and_kept_each_write_is_found(adder: Adder) -> No
 
 
 def test_a_handler_sends_more_than_the_pool_has() -> None:
-    """64 MiB out of a pool of 16: what the receiver has let go of is free again before the handler is done."""
+    """64 MiB out of a pool of 16: memory that the receiver has released is free again before the handler is
+    done."""
     with tp.Node(console=False, start_deadline=TIMEOUT, host_budget=16 << 20) as small:
         adder = Adder(small)
         adder.send(app.Work(1, values(), "many"))
@@ -211,7 +212,7 @@ def test_a_handler_sends_more_than_the_pool_has() -> None:
 
 
 def test_memory_of_others_is_read_only(adder: Adder) -> None:
-    """The system sees to it on the host: the worker is killed. (Its stderr says where.)"""
+    """On the host the system enforces it: the worker is killed. (Its stderr says where.)"""
     assert "SIGSEGV" in adder.fails(app.Work(1, values(), "write"))
 
 

@@ -1,4 +1,4 @@
-"""The example that trains: it learns, and goes on from where it was interrupted."""
+"""The training example: it learns, and goes on from where it was interrupted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_training_learns_and_goes_on(tmp_path: Path) -> None:
     first, *epochs = again.stdout.splitlines()
     position = re.fullmatch(r"goes on behind sample (\d+) of epoch (\d+)", first)
     assert position is not None, again.stdout
-    # What is left of the epoch, and then whole ones.
+    # The rest of the epoch, and then whole epochs.
     begun = int(position[1]) < 320
     samples = [int(re.findall(r"of (\d+) samples", line)[0]) for line in epochs]
     assert samples == ([320 - int(position[1])] if begun else []) + [320] * (len(samples) - begun)

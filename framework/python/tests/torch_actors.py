@@ -1,4 +1,5 @@
-"""Actors with tensors of PyTorch, for the tests on the host and on GPUs: no checkout is needed, only the package."""
+"""Actors with PyTorch tensors, for the tests on the host and on GPUs: they need only the package, and no
+checkout."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Work:
 
 @tp.message
 class Given:
-    """Its tensor is the receiver's."""
+    """A message whose receiver owns its tensor."""
 
     id: tp.u64
     values: tp.Owned[tp.f32]
@@ -50,7 +51,7 @@ class Seen:
 
 @tp.actor
 class Adder:
-    """It adds, in one way or another, and sends the result on."""
+    """Adds, in one way or another, and sends the result on."""
 
     def __init__(self, sink: tp.Address[Work]) -> None:
         self.sink = sink
@@ -127,7 +128,7 @@ class Adder:
 
 @tp.actor
 class ToItself:
-    """It sends itself tensors of its own memory, which it could write."""
+    """Sends itself tensors of its own memory, which it could write."""
 
     @tp.handler
     def owns(self, own: Own) -> None:
@@ -149,7 +150,7 @@ class ToItself:
 
 @tp.actor
 class Process:
-    """It says where it is."""
+    """Tells which process it is in."""
 
     @tp.handler
     def owns(self, _: Owns) -> bool:

@@ -1,5 +1,5 @@
-//! Types that no program has: a shape out of a seed, and a value of it, which serde writes as it writes what
-//! its derive makes.
+//! Types that no program defines: makes a shape from a seed, and a value of it, which serde writes as it
+//! writes values of derived types.
 
 use serde::Serialize;
 use serde::ser::{
@@ -66,7 +66,7 @@ fn shape(random: &mut Random<'_>, depth: u32) -> Shape {
                 let body = match random.below(4) {
                     0 => Body::Unit,
                     1 => Body::Newtype(shape(random, depth - 1)),
-                    // One alone would be a newtype.
+                    // A single one would be a newtype.
                     2 => Body::Tuple(vec![shape(random, depth - 1), shape(random, depth - 1)]),
                     _ => Body::Struct(fields(random, depth - 1)),
                 };
@@ -89,7 +89,7 @@ fn fields(random: &mut Random<'_>, depth: u32) -> Vec<Field> {
 }
 
 fn name(name: &str) -> &'static str {
-    // Serde wants names that a program has; this one makes some hundred in its life.
+    // Serde needs static names; this program makes some hundred in its life.
     Box::leak(name.to_owned().into_boxed_str())
 }
 
@@ -116,12 +116,12 @@ pub(crate) fn value(shape: &Shape, random: &mut Random<'_>) -> Value {
         Shape::Str => Value::Text(random.text()),
         Shape::Bytes => Value::Bytes(random.text().into_bytes()),
         Shape::Option(inner) => {
-            // Some(nil) is nil, too.
+            // Some(nil) is written as nil too.
             let some = random.below(3) > 0 && !matches!(**inner, Shape::Nil | Shape::Option(_));
             Value::Option(some.then(|| Box::new(value(inner, random))))
         }
         Shape::List(inner) => Value::List((0..random.count()).map(|_| value(inner, random)).collect()),
-        // One at most, so that there is no order to agree on.
+        // At most one item, so that both halves need not agree on an order.
         Shape::Set(inner) => Value::List((0..random.below(2)).map(|_| value(inner, random)).collect()),
         Shape::Map(key, inner) => {
             Value::Map((0..random.below(2)).map(|_| (value(key, random), value(inner, random))).collect())

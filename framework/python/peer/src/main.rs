@@ -1,9 +1,9 @@
-//! The Rust half of the Python package's tests. It answers questions, one a line, as JSON:
+//! The Rust half of the Python package's tests. It answers questions, one per line, as JSON:
 //!
 //! - `{"make": {"of": "Image", "seed": 7}}`: a value of a type that both halves know;
 //! - `{"check": {"of": "Image", "body": "82..", "tensors": [{"dtype": "f32", "shape": [3]}]}}`: these bytes
 //!   as a value of the type, written again;
-//! - `{"invent": {"seed": 7}}`: a type that nobody knows, and a value of it;
+//! - `{"invent": {"seed": 7}}`: a type that neither half knows, and a value of it;
 //! - `{"text": {"text": ".."}}`: the canonical text of the interface that a text describes, read and written
 //!   again.
 //!
@@ -51,7 +51,7 @@ struct Answer {
     key: u64,
     body: String,
     tensors: Vec<Outline>,
-    /// Which of the tensors that came in each of `tensors` is.
+    /// For each of `tensors`, the index of the incoming tensor that it is.
     same: Vec<usize>,
     error: Option<String>,
 }
@@ -71,7 +71,7 @@ fn outlines(tensors: &[Tensor]) -> Vec<Outline> {
     tensors.iter().map(|one| Outline { dtype: one.dtype(), shape: one.shape().to_vec() }).collect()
 }
 
-/// The answer of a type that both halves know.
+/// Makes the answer for a type that both halves know.
 fn known<M: GpuMessage + Portable>(body: &[u8], tensors: Vec<Outline>) -> Answer {
     let (schema, key) = (M::schema(), message_key::<M>());
     Answer { schema, key, body: hex(body), tensors, ..Answer::default() }

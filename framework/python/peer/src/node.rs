@@ -1,6 +1,6 @@
-//! A node in Rust that starts an actor of Python: `peer node INTERPRETER FOLDER`, as the tests run it.
+//! A Rust node that starts Python actors: `peer node INTERPRETER FOLDER`, as the tests run it.
 //!
-//! Prints a line for each thing that was as it must be, and ends with 1 at the first that was not.
+//! Prints a line for each check that passes, and exits with 1 at the first that fails.
 
 use std::time::{Duration, Instant};
 
@@ -35,21 +35,21 @@ struct Crash {
     why: String,
 }
 
-/// In Python it has another field.
+/// Its class in Python has another field.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core, portable, reply = bool)]
 struct Other {
     here: u8,
 }
 
-/// Has an actor wait for a file.
+/// Makes an actor wait for a file.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core, portable)]
 struct Seen {
     what: String,
 }
 
-/// What is published.
+/// The published value.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core, portable)]
 struct Weights {
@@ -138,10 +138,11 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
     Ok(())
 }
 
-/// Messages that wait for a handler in Python are in the actor's figures: five, of which one is handled.
+/// Checks that messages that wait for a Python handler are in the actor's figures: five, of which one is
+/// being handled.
 fn queued(node: &Node, slow: Python) -> Result<()> {
     let path = std::env::temp_dir().join(format!("tensorpost-{}-slow", std::process::id()));
-    // What an earlier process of this number may have left.
+    // An earlier process with this process id may have left the file.
     let _ = std::fs::remove_file(&path);
     let slow = node.spawn::<Python>(slow.args((path.to_string_lossy(),))).label("slow").start()?;
     for _ in 0..5 {
@@ -166,7 +167,8 @@ fn queued(node: &Node, slow: Python) -> Result<()> {
     Ok(std::fs::remove_file(&path)?)
 }
 
-/// A topic of Rust, and two readers in Python: one in a coroutine, both older than their topic.
+/// Checks a Rust topic with two readers in Python: one is in a coroutine, and both are older than their
+/// topic.
 fn published(node: &Node, reader: Python) -> Result<()> {
     let reader = node.spawn::<Python>(reader).start()?;
     let address = reader.address::<Read>();
@@ -189,7 +191,7 @@ fn published(node: &Node, reader: Python) -> Result<()> {
         ensure!(seen.is_sorted_by(|(one, ..), (next, ..)| one < next) && seen[0].0 > last, "{seen:?}");
         last = *newest;
     }
-    // The topic dies: its next life knows nothing, and has to outnumber what readers have.
+    // The topic dies: its next life knows nothing, and must give higher numbers than the readers have.
     let mut watch = node.watch(&topic.address::<Weights>());
     node.supervisor().kill_worker(topic.worker());
     while !matches!(watch.blocking_recv(), Some(Lifecycle::Up { .. }) | None) {}
@@ -200,7 +202,7 @@ fn published(node: &Node, reader: Python) -> Result<()> {
     Ok(())
 }
 
-/// A topic of Python, and a reader in Rust.
+/// Checks a Python topic with a reader in Rust.
 fn followed(node: &Node, topic: Python) -> Result<()> {
     let mut reader = Subscriber::<Weights>::follow(node, "of python");
     let topic = topic.args(("actors_of_python:Weights",));

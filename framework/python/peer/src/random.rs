@@ -1,4 +1,4 @@
-//! Values out of a seed.
+//! Makes values from a seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,12 +7,12 @@ use tensorpost_core::tensor::{DType, DeviceStream, Tensor};
 
 use crate::types::*;
 
-/// Numbers (xorshift64*), and the tensors that were made with them, in the order in which they were.
+/// Random numbers (xorshift64*), and the tensors that were made with them, in order.
 pub(crate) struct Random<'a> {
     state: u64,
     stream: &'a DeviceStream,
     pub(crate) tensors: Vec<Tensor>,
-    /// How much may still be inside of what is being made.
+    /// How many values may still be inside the one that is being made.
     room: u32,
 }
 
@@ -32,7 +32,7 @@ impl<'a> Random<'a> {
         self.bits() % most
     }
 
-    /// As often as not a number at an edge of its form on the wire.
+    /// Returns a number; half of them are at an edge of their form on the wire.
     pub(crate) fn integer(&mut self) -> u64 {
         const EDGES: [u64; 13] =
             [0, 1, 31, 32, 127, 128, 255, 256, 65_535, 65_536, u32::MAX as u64, 1 << 32, u64::MAX];
@@ -54,7 +54,7 @@ impl<'a> Random<'a> {
         [0.0, -0.0, 1.5, f64::INFINITY, f64::MIN_POSITIVE, 0.1, f64::NAN, -3e300][self.below(8) as usize]
     }
 
-    /// Few, and none where much was made already.
+    /// Returns a small count, and zero if much was made already.
     pub(crate) fn count(&mut self) -> usize {
         if self.room == 0 {
             return 0;
@@ -70,7 +70,7 @@ impl<'a> Random<'a> {
     }
 }
 
-/// Made out of a seed, inside before after, as serde goes through it.
+/// A value from a seed, made depth first, as serde goes through it.
 pub(crate) trait Make {
     fn make(random: &mut Random<'_>) -> Self;
 }
@@ -123,7 +123,7 @@ impl<T: Make> Make for Vec<T> {
     }
 }
 
-/// The keys first, and in order: so the values are made in the order in which they are written.
+/// Makes the keys first, and in order, so the values are made in the order in which they are written.
 impl<K: Make + Ord, V: Make> Make for BTreeMap<K, V> {
     fn make(random: &mut Random<'_>) -> Self {
         let keys: BTreeSet<K> = Vec::<K>::make(random).into_iter().collect();

@@ -1,6 +1,6 @@
-//! Pipelines of Rust with stages of Python: `peer stages WHAT INTERPRETER FOLDER`, as the tests run it.
+//! Rust pipelines with Python stages: `peer stages WHAT INTERPRETER FOLDER`, as the tests run it.
 //!
-//! Each ends with 1 and says why at the first thing that was not as it must be.
+//! Each exits with 1 and says why at the first check that fails.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -44,14 +44,14 @@ struct Draft {
     values: Tensor,
 }
 
-/// In Python it has another field.
+/// Its class in Python has another field.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core, portable)]
 struct Other {
     here: u8,
 }
 
-/// What a run is called with.
+/// The arguments of a run.
 struct Given {
     interpreter: PathBuf,
     folder: PathBuf,
@@ -62,10 +62,10 @@ impl Given {
         Python::stage(format!("stages_of_python:{name}")).interpreter(&self.interpreter).path(&self.folder)
     }
 
-    /// A file that a stage writes.
+    /// Returns the path of a file that a stage writes.
     fn file(&self, name: &str) -> Result<(PathBuf, String)> {
         let path = std::env::temp_dir().join(format!("tensorpost-{}-{name}", std::process::id()));
-        // What an earlier process of this number may have left.
+        // An earlier process with this process id may have left the file.
         let _ = std::fs::remove_file(&path);
         let text = path.to_string_lossy().into_owned();
         Ok((path, text))
@@ -82,7 +82,7 @@ fn samples(pipeline: &Pipeline, count: u64) -> Flow<Sample, AfterSource> {
     })
 }
 
-/// Runs what `write` ends in a channel, and returns what came there.
+/// Runs a pipeline whose flow ends in a channel, and returns the items that came there.
 fn collected<T: Item>(
     pipeline: &Pipeline,
     flow: impl FnOnce(&Pipeline) -> Flow<T>,
@@ -115,7 +115,7 @@ fn collected<T: Item>(
     Ok((items, report))
 }
 
-/// Runs them one after the other, on one node.
+/// Runs pipelines one after the other, on one node.
 fn ended(pipelines: &[Pipeline]) -> Result<Vec<std::result::Result<Report, PipelineError>>> {
     let node = Node::builder().start()?;
     Ok(pipelines.iter().map(|pipeline| node.run_pipeline(pipeline)?.wait()).collect())
@@ -151,7 +151,7 @@ pub(crate) fn run(what: &str, interpreter: &str, folder: &str) -> Result<()> {
     }
 }
 
-/// Replicas lose no item and their order is restored; tensors go both ways.
+/// Checks that replicas lose no item, that their order is restored, and that tensors go both ways.
 fn order(given: &Given) -> Result<()> {
     const COUNT: u64 = 300;
     let pipeline = Pipeline::new("order");
@@ -194,7 +194,7 @@ fn several(given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// Sources and sinks in Python, with a stage of Rust between them.
+/// Checks sources and sinks in Python, with a Rust stage between them.
 fn ends(given: &Given) -> Result<()> {
     let (path, text) = given.file("ends")?;
     let pipeline = Pipeline::new("ends");
@@ -226,7 +226,7 @@ fn coroutines(given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// A tensor that is handed over is written in the memory that the source wrote, and handed on.
+/// Checks that a tensor that is handed over is written in the memory that the source wrote, and handed on.
 fn in_place(given: &Given) -> Result<()> {
     let pipeline = Pipeline::new("in place");
     let (items, report) = collected(&pipeline, |pipeline| {
@@ -247,7 +247,7 @@ fn in_place(given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// Closures choose who takes what a stage of Python makes; batches, and replicas by their keys.
+/// Checks that closures choose the receivers of a Python stage's items, with batches, and replicas by key.
 fn chosen(given: &Given) -> Result<()> {
     let pipeline = Pipeline::new("chosen");
     let (items, report) = collected(&pipeline, |pipeline| {
@@ -286,7 +286,7 @@ fn in_a_loop(given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// An exception is an error of the stage, with its traceback.
+/// Checks that an exception is an error of the stage, with its traceback.
 fn skipped(given: &Given) -> Result<()> {
     let pipeline = Pipeline::new("skipped");
     let (items, report) = collected(&pipeline, |pipeline| {
@@ -309,7 +309,7 @@ fn anyhow(text: &'static str) -> tensorpost_core::__private::anyhow::Error {
     tensorpost_core::__private::anyhow::anyhow!(text)
 }
 
-/// Its dead letters are the items as they came.
+/// Checks that the dead letters of a Python stage are the items as they came.
 fn dead(given: &Given) -> Result<()> {
     let pipeline = Pipeline::new("dead");
     let (items, report) = collected(&pipeline, |pipeline| {
@@ -356,7 +356,7 @@ fn failed(given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// A death takes what the stage had, and the report names it; the next life goes on.
+/// Checks that the report names the items that a death took, and that the next life goes on.
 fn lost(given: &Given) -> Result<()> {
     for how in ["exit", "kill"] {
         let pipeline = Pipeline::new("lost");
@@ -377,7 +377,7 @@ fn lost(given: &Given) -> Result<()> {
             "{items:?}"
         );
     }
-    // Without a policy the pipeline fails, and says what died.
+    // Without a policy the pipeline fails, and names the stage that died.
     let pipeline = Pipeline::new("lost");
     let (_, result) = collected(&pipeline, |pipeline| {
         plain(samples(pipeline, 100).python::<Sum>(given.python("Mortal").args("exit")))
@@ -387,7 +387,8 @@ fn lost(given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// Delivery is at least once: what a death took is sent again, to another replica or to the next life.
+/// Checks at-least-once delivery: items that a death took are sent again, to another replica or to the next
+/// life.
 fn again(given: &Given) -> Result<()> {
     for replicas in [1, 2] {
         let pipeline = Pipeline::new("again").at_least_once(16);
@@ -403,7 +404,7 @@ fn again(given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// What cannot be is said before an item flows.
+/// Checks that mistakes are reported before an item flows.
 fn refused(given: &Given) -> Result<()> {
     let module = |name: &str| Python::stage(name).interpreter(&given.interpreter).path(&given.folder);
     let wrong: Vec<(Python, &[&str])> = vec![
@@ -446,7 +447,7 @@ fn refused(given: &Given) -> Result<()> {
         }
     }
 
-    // Nothing of this program runs in an interpreter.
+    // No stage of this program runs in an interpreter.
     let pipeline = Pipeline::new("beside");
     let sums = samples(&pipeline, 1).python::<Sum>(given.python("total"));
     sums.map("same", Ok).beside().for_each("drop", |_: Sum| Ok(()));
@@ -467,7 +468,7 @@ fn described(given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// What a hop through Python takes, for people to read.
+/// Prints the time of a hop through Python.
 fn rate(given: &Given) -> Result<()> {
     const COUNT: u64 = 20_000;
     let pipeline = Pipeline::new("rate");

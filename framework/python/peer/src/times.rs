@@ -1,9 +1,9 @@
-//! The time of an item through a stage of Rust, one of PyTorch and one of Rust, each with a kernel for it,
-//! and through each of them with its kernel alone:
-//! `peer times INTERPRETER FOLDER DEVICE SHARING [ITEMS [MICROSECONDS]]`. The stage of PyTorch is in
+//! Measures the time of an item through a Rust stage, a PyTorch stage and a Rust stage, each with a kernel
+//! for it, and with the kernel of only one of them:
+//! `peer times INTERPRETER FOLDER DEVICE SHARING [ITEMS [MICROSECONDS]]`. The PyTorch stage is in
 //! `tests/gpu_stages.py`, which is in the folder.
 //!
-//! Four lines, of microseconds an item, and one of what all three take over the slowest alone.
+//! Prints four lines with microseconds per item, and one with the ratio of all three to the slowest alone.
 
 #![expect(unsafe_code, reason = "launches kernels, whose bounds only their text shows")]
 
@@ -27,11 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Frame {
     #[tensor(dtype = f32)]
     data: Tensor,
-    /// What the kernels before have made of the data.
+    /// The value to which the earlier kernels have set the data.
     value: f32,
 }
 
-/// When the sink's stream was through with the last item of the warm-up, and with the last.
+/// When the sink's stream had finished the last item of the warm-up, and the last item.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, GpuMessage)]
 struct Times {
     micros: f64,
@@ -74,7 +74,7 @@ impl Kernels {
             Kernels::Cuda { fill, .. } => {
                 let mut launch = stream.launch_builder(fill)?;
                 launch.arg(&mut out).arg(&value).arg(&n).arg(&nanos);
-                // SAFETY: the arguments are the kernel's, in its order; it writes `n` floats, and the tensor
+                // SAFETY: the arguments match the kernel's, in order; it writes `n` floats, and the tensor
                 // has as many.
                 unsafe { launch.launch(grid()) }?;
             }
@@ -104,7 +104,7 @@ impl Kernels {
     }
 }
 
-/// How many items, and how long a kernel is busy before it writes each.
+/// The number of items, and how long a kernel is busy before it writes each.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct Make {
     count: u64,
@@ -195,7 +195,8 @@ struct Given {
 }
 
 impl Given {
-    /// Microseconds for each item behind the first tenth; `works` says which of the three have kernels.
+    /// Returns the microseconds per item after the first tenth; `works` says which of the three stages have
+    /// kernels.
     fn measure(&self, node: &Node, works: [bool; 3]) -> Result<f64> {
         let [source, python, sink] = works.map(|works| works.then_some(self.micros));
         let (to, mut times) = node.channel::<Times>()?;

@@ -161,7 +161,7 @@ pub(crate) struct Everything {
     pub(crate) unit: Empty,
 }
 
-/// `()` is nil; this is a list of nothing.
+/// `()` is nil; this is an empty list.
 #[derive(Serialize, Deserialize, Portable)]
 #[portable(crate = tensorpost_core)]
 pub(crate) struct Empty();

@@ -1,5 +1,5 @@
-//! Memory in which a library allocates by itself: pieces of it are lent out, and it has each back when nobody
-//! uses it.
+//! Tests memory in which a library allocates by itself: pieces of it are lent out, and each comes back when
+//! it is no longer used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use tensorpost_core::ids::ProcessId;
 use tensorpost_core::lease::{Pool, PoolOptions};
 use tensorpost_core::tensor::{DType, DeviceStream, Layout, Tensor};
 
-/// Says when it is dropped.
+/// Notes when it is dropped.
 struct Kept(Arc<AtomicBool>);
 
 impl Drop for Kept {
@@ -48,7 +48,7 @@ fn a_piece_is_kept_until_nobody_has_it() {
     let layout = Layout::contiguous(&[2, 3]).unwrap().with_offset(200).unwrap();
     let (first, gone) = piece(&whole, &layout, &stream);
     assert_eq!(first.to_vec::<i32>().unwrap(), [200, 201, 202, 203, 204, 205]);
-    // The same place twice: neither is anybody's alone.
+    // The same place twice: neither piece has a sole holder.
     let (second, also_gone) = piece(&whole, &layout, &stream);
     assert!(!first.is_sole() && !second.is_sole());
     let refused = first.into_mut(&stream).unwrap_err();
@@ -57,7 +57,7 @@ fn a_piece_is_kept_until_nobody_has_it() {
     assert!(!gone.load(Ordering::Acquire));
     assert_eq!(view.to_vec::<i32>().unwrap(), [203, 204, 205]);
     drop(view);
-    // What came back is looked at with the next that does.
+    // A piece that came back is checked when the next one comes back.
     drop(second);
     drop(stream.empty(DType::U8, &[1]).unwrap());
     eventually(|| gone.load(Ordering::Acquire) && also_gone.load(Ordering::Acquire));
