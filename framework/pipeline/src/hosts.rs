@@ -3,7 +3,7 @@
 //! Used by `launch`, once for each pipeline, before any of its processes has started. A node that is alone,
 //! or a program without the feature `hosts`, has one host, and nothing is looked up.
 //!
-//! ***If a host is lost** meanwhile, the start fails with an error that names it.
+//! **If a host is lost** meanwhile, the start fails with an error that names it.
 
 #[cfg(feature = "hosts")]
 use std::collections::HashMap;

@@ -4,8 +4,8 @@
 //! pipeline asks for the next one. Between the two is a queue. An item is answered when the source has taken
 //! it, so only the actor's mailbox is ahead of the source.
 //!
-//! ***Locks.** The table's and the queue's, each held for as long as a look takes; a source that waits
-//! releases the queue's. ***On a crash** of the worker the sender gets an error, as every sender does, and
+//! **Locks.** The table's and the queue's, each held for as long as a look takes; a source that waits
+//! releases the queue's. **On a crash** of the worker the sender gets an error, as every sender does, and
 //! the source begins anew if its policy says so. **On cancellation** the source ends, and drops the items
 //! that it has not taken.
 

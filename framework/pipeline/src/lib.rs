@@ -70,7 +70,7 @@
 //! [described](Pipeline::describe) as text and as diagrams, reports [its progress](Pipeline::progress), and
 //! returns a [`Report`]. `PIPELINES.md` says what is promised about order, ends, errors and deaths.
 //!
-//! ***In a worker** nothing of `main` runs. The worker finds code among what the program links, so a pipeline
+//! **In a worker** nothing of `main` runs. The worker finds code among what the program links, so a pipeline
 //! may be written down anywhere and at any time: in a loop, on any thread, before or after its node. A
 //! closure captures nothing; if it does, the program does not compile. [`with`](Flow::with) gives it
 //! arguments, such as an actor's address.

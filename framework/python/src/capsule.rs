@@ -7,7 +7,7 @@
 //! the process. So such a thread first asks whether the interpreter is still there ([`Gate`]), and otherwise
 //! leaves the memory to the end of the process.
 //!
-//! ***Locks.** The gate's is held only to count, and never during a call of Python.
+//! **Locks.** The gate's is held only to count, and never during a call of Python.
 
 #![expect(unsafe_code, reason = "capsules hold structs of C")]
 

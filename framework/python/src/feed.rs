@@ -5,7 +5,7 @@
 //! the next one. Between the two is a queue. An item is answered when the source has taken it, or has ended,
 //! so only the actor's mailbox is ahead of the source.
 //!
-//! ***Locks.** The list's and the queue's, each held for as long as a look takes; a source that waits
+//! **Locks.** The list's and the queue's, each held for as long as a look takes; a source that waits
 //! releases the queue's. **On a crash** of the worker the sender gets an error, as every sender does, and the
 //! pipeline fails: there is nothing to begin anew from.
 

@@ -7,11 +7,11 @@
 //! interpreter anyway ([`clear`]). If no Python thread has a message within a [`TICK`], or one waits for
 //! memory to come back, a thread of this module takes the interpreter and drops the tensor.
 //!
-//! ***Invariants.** A tensor that was put here is dropped once, with the interpreter, or stays until the
+//! **Invariants.** A tensor that was put here is dropped once, with the interpreter, or stays until the
 //! process ends ([`capsule::drop_with_interpreter`]). `put` never waits: it may be called with locks of the
 //! core held (LEASE-2).
 //!
-//! ***Locks.** The list's, for as long as it takes to move a tensor; nothing is dropped under it.
+//! **Locks.** The list's, for as long as it takes to move a tensor; nothing is dropped under it.
 //!
 //! **A forked child** has a list of its own, and leaves its parent's as it is.
 

@@ -5,11 +5,11 @@
 //! or made for the library), or as a *pool* in which it allocates by itself. A view or a slice of the first
 //! two stands on the same lease, so it is sent without a copy. Tensors in a pool are lent out piece by piece.
 //!
-//! ***Dropping a tensor** on a GPU costs a clock write, behind the tensor's last use. The next tensor of a
+//! **Dropping a tensor** on a GPU costs a clock write, behind the tensor's last use. The next tensor of a
 //! pool that the handler sends has a clock write too, which can stand for both. So a small amount of dropped
 //! memory waits for that on the handler's thread, at the latest until the handler is done ([`Handling`]).
 //!
-//! ***Locks.** One for the lists, held for as long as a look takes; nothing is dropped under it.
+//! **Locks.** One for the lists, held for as long as a look takes; nothing is dropped under it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

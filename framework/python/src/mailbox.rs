@@ -4,7 +4,7 @@
 //! The Python thread takes them out, and releases the interpreter while there are none. A descriptor wakes an
 //! event loop.
 //!
-//! ***Invariants.** Each message is answered once: by its handler, by a refusal, or when it is dropped.
+//! **Invariants.** Each message is answered once: by its handler, by a refusal, or when it is dropped.
 //! Messages that wait here when a handler fails are turned away before the actor's end, as if they still
 //! stood in the Rust mailbox.
 //!

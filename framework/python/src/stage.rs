@@ -6,7 +6,7 @@
 //! thread may not wait for messages in a call, and the Python thread may. So the actor's thread hands a call
 //! over, and waits for its answer.
 //!
-//! ***Invariants.** There is one call at a time, and it is answered once: by Python, or by the end of its
+//! **Invariants.** There is one call at a time, and it is answered once: by Python, or by the end of its
 //! thread. The results of a call are sent only when it has succeeded. The reader is on a third thread and
 //! never waits for the interpreter.
 

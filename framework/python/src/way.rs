@@ -5,7 +5,7 @@
 //! up there takes a Python call for each message, so the ways of recently sent classes are cached here, by
 //! class.
 //!
-//! ***Locks.** One, for as long as a look takes. No Python code is called and no object is dropped under it.
+//! **Locks.** One, for as long as a look takes. No Python code is called and no object is dropped under it.
 
 use std::sync::Arc;
 

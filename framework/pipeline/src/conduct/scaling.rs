@@ -3,12 +3,12 @@
 //! Used by the conductor, which alone decides. A stage whose number of replicas changes has a place for each
 //! replica that it may have (`plan/scale.rs`), and each place goes through these states:
 //!
-//! 1. **Empty*: no process. Senders to the stage know nothing of this place; receivers count its end as said.
-//! 2. **Starting*: a worker, then the actor in it, is started on another thread, because that blocks.
-//! 3. **Opening*: the replica runs, and its receivers are told that something comes from it after all. No
+//! 1. *Empty*: no process. Senders to the stage know nothing of this place; receivers count its end as said.
+//! 2. *Starting*: a worker, then the actor in it, is started on another thread, because that blocks.
+//! 3. *Opening*: the replica runs, and its receivers are told that something comes from it after all. No
 //!    sender sends to it before they have heard that: they must not end while it works.
-//! 4. **Open*: its senders are told, and send to it.
-//! 5. **Leaving*: its senders are told. Each sends it an end, behind the last item that it sent there, and
+//! 4. *Open*: its senders are told, and send to it.
+//! 5. *Leaving*: its senders are told. Each sends it an end, behind the last item that it sent there, and
 //!    chooses it no more. So the replica ends as any does: it finishes the items that it has, and sends its
 //!    end behind its last result. When it has answered the conductor, its place is empty again, and its
 //!    process ends.
@@ -19,14 +19,14 @@
 //! others before it is asked to run. If the first has died for good, the last open replica does not leave
 //! either.
 //!
-//! ***On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its
+//! **On a death** of a replica that opens, is open or leaves, all is as with any replica: with a policy its
 //! next life goes on in the same state. Without one its place is gone, and is not used again. Only another
 //! open replica can take the items of the dead one: a replica that leaves takes no more items, and one that
 //! opens is not known to the senders yet. So if none is open, the run fails. A replica that does not start
 //! leaves its place empty; the log says why, and the conductor does not try again before the number is
 //! changed.
 //!
-//! ***At the end**, also by Ctrl-C or a death, a replica that opens gets the end from its senders and ends;
+//! **At the end**, also by Ctrl-C or a death, a replica that opens gets the end from its senders and ends;
 //! the start of one that is starting is undone.
 
 use std::collections::{BTreeMap, HashMap};

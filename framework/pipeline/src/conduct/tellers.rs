@@ -4,7 +4,7 @@
 //! if it came from a process of that member's worker (WIRE-1). So a worker can report wrong facts about
 //! itself, but not about another.
 //!
-//! ***On a crash** of a worker its processes stay known: their last events may be read after their end.
+//! **On a crash** of a worker its processes stay known: their last events may be read after their end.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,7 +1,7 @@
 //! The way from an actor to one stage: chooses the replica that an item goes to, keeps the actor from running
 //! too far ahead, and follows every message until it is answered.
 //!
-//! An item passes three steps. *Room*: the window has room for it and its bytes. **Accepted*: the receiver's
+//! An item passes three steps. *Room*: the window has room for it and its bytes. *Accepted*: the receiver's
 //! mailbox has taken it; the caller is free. *Answered*: a task follows the ask and settles the item, or
 //! finds out that it was lost. The counts go up when an item is accepted and down when it is answered. A
 //! resent item is counted again before its first sending is taken out: `idle` waits for zero, and must not

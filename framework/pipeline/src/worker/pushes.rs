@@ -6,7 +6,7 @@
 //! accepted message until it is answered, as on every hop; the stage does not end before all answers have
 //! come. Under at-least-once delivery, and in a loop, the item is not answered before.
 //!
-//! ***On a death of the actor** the messages that it had accepted are named as lost, or left to the sender
+//! **On a death of the actor** the messages that it had accepted are named as lost, or left to the sender
 //! that can send the item again. An actor that does not come back takes no more messages; that is an error of
 //! the stage.
 

@@ -6,13 +6,13 @@
 //! only this process may write it. So all workers work on the batch that is needed next, the budget does not
 //! grow with their number, and a batch is complete as soon as possible.
 //!
-//! ***When a worker dies**, the parts that it had are lost, and the batch cannot be joined any more: the
+//! **When a worker dies**, the parts that it had are lost, and the batch cannot be joined any more: the
 //! whole batch is made anew in other memory. One batch of that number is delivered, so no sample is lost, and
 //! none comes twice. From then on each sample that the dead worker had is given alone to a worker that has
 //! nothing else, so that a sample that kills its worker is found; after [`MAX_DEATHS`] it counts as a broken
 //! file.
 //!
-//! ***On cancellation** (another epoch begins, or the loader is closed) the asks are dropped; parts that
+//! **On cancellation** (another epoch begins, or the loader is closed) the asks are dropped; parts that
 //! workers still send back go back to the pool.
 
 use std::collections::{HashMap, VecDeque};

@@ -5,10 +5,10 @@
 //! is used. The worker has no memory of its own for batches, and no state: its tasks can be given to another
 //! worker.
 //!
-//! ***The process** is a Python interpreter because the extension is a Python library, but it imports only
+//! **The process** is a Python interpreter because the extension is a Python library, but it imports only
 //! the extension, and not this package: it starts in milliseconds.
 //!
-//! ***A broken file** is named in the reply, and its place is filled with zeros. A file on which the decoder
+//! **A broken file** is named in the reply, and its place is filled with zeros. A file on which the decoder
 //! panics counts as broken.
 
 use std::ffi::OsStr;

@@ -4,7 +4,7 @@
 //! sender keeps the newest or the oldest few items, and a task, the pump, sends them when the stage is ready.
 //! An item that is dropped gives its tensors back at once, because it never left its sender.
 //!
-//! ***On a death of the stage** the kept items wait for its next life. **On a death of the actor that keeps
+//! **On a death of the stage** the kept items wait for its next life. **On a death of the actor that keeps
 //! them**, or of its process, they are lost with it. That actor's own senders name them, because an item is
 //! not answered before it was accepted or dropped. A process that outlives its actor sends none of the kept
 //! items: the actor's next life sends too, and the order between the two would be lost.

@@ -5,7 +5,7 @@
 //! went there, and no item after that: nothing waits between the choice of a replica and the ask, and asks to
 //! one mailbox arrive in order (MBX-1).
 //!
-//! ***A later life** of this actor knows from its arguments only the first place, which never leaves. The
+//! **A later life** of this actor knows from its arguments only the first place, which never leaves. The
 //! conductor tells it of the others, and of those that are leaving. It sends these the end again, because its
 //! earlier life may not have sent it.
 
