@@ -94,6 +94,8 @@ fn start_actors(
         let mut replicas = Vec::new();
         let here = &plan.stages[stage];
         let mut starters = Vec::new();
+        // Each place gets a starter, also one that has no replica yet: later replicas start on another
+        // thread, which does not have the arguments.
         for replica in 0..here.replicas as u16 {
             let site = site(node, plan, settings, (stage, replica), events, &started)?;
             let not_started = |source| not_started(here, source);
@@ -107,6 +109,7 @@ fn start_actors(
             }
             starters.push(starter);
         }
+        // Before the stages in front of this one, whose sites take these addresses.
         started.insert(stage, replicas);
         if here.scales() {
             let starters = starters.into_iter().map(Arc::new).collect();
@@ -241,6 +244,7 @@ fn start_workers(
         };
         threads.into_iter().map(|(at, thread)| (at, join(thread))).collect()
     });
+    // Only after all threads have ended, so that a failure ends every worker that has started.
     let (mut workers, mut failure) = (HashMap::new(), None);
     for (at, result) in results {
         match result {

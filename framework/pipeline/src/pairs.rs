@@ -47,6 +47,7 @@ impl Plan {
     /// it is settled on all branches, there is nothing left to report.
     pub(super) fn partners(&self, fork: usize, output: u8) -> Vec<Partner> {
         let edges = self.edges_from(fork, output);
+        // Each replica of such a stage forks every item, so none knows what the others still have of it.
         let copied = self.stages[fork].select == Select::All && self.stages[fork].replicas > 1;
         if self.at_least_once.is_none() || edges.len() < 2 || copied {
             return Vec::new();
@@ -63,6 +64,7 @@ impl Plan {
                     .filter(leads)
                     .map(|(branch, _)| branch as u16)
                     .collect();
+                // Without these branches, nothing of an item reaches the side.
                 let needed = |branches: &[u16]| {
                     let past = |edge: &Edge| {
                         let here = edge.from.stage == fork && edge.from.output == output;
@@ -73,6 +75,8 @@ impl Plan {
                 let alone: Vec<_> =
                     leading.iter().map(|branch| vec![*branch]).filter(|branch| needed(branch)).collect();
                 let all = !leading.is_empty() && leading.len() < edges.len() && needed(&leading);
+                // A branch that is needed by itself is enough to report; otherwise all that lead to the side
+                // must be settled.
                 let sets = if alone.is_empty() && all { vec![leading] } else { alone };
                 partners.extend(sets.into_iter().map(|branches| Partner { stage, left, branches }));
             }

@@ -88,7 +88,7 @@ pub(super) struct StagePlan {
     /// Whether it can keep nothing beyond a call.
     pub(super) holds_nothing: bool,
     pub(super) on_error: OnError,
-    /// Whether it is there for the pipeline's own needs.
+    /// Whether the pipeline added it for its own needs.
     pub(super) helper: bool,
     /// The number of loops around it.
     pub(super) depth: usize,
@@ -322,6 +322,7 @@ impl Plan {
             relay.depth = self.stages[stage].depth;
             let index = self.stages.len();
             let output = Output { select: Select::All, branches: 1 };
+            // The helper takes over the branches of the stage, which sends everything to the helper.
             let branches = std::mem::replace(&mut self.stages[stage].outputs[0], output);
             relay.outputs[0] = branches;
             for (at, _) in edges {

@@ -39,7 +39,7 @@ impl Default for Settings {
     }
 }
 
-/// How often actors report when nobody shows their progress.
+/// How often actors report when their progress is not shown.
 const SELDOM: Duration = Duration::from_secs(1);
 
 impl Settings {

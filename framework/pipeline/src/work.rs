@@ -54,7 +54,7 @@ pub(super) struct Way<'s> {
     pub(super) tell: Vec<PartnerArgs>,
     pub(super) tell_still: Vec<Address<Control>>,
     pub(super) source: u16,
-    /// Whether the replica's program does not know the types of what it makes.
+    /// Whether the replica's program does not know the types of its items.
     pub(super) untyped: bool,
 }
 

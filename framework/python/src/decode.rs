@@ -394,6 +394,7 @@ impl<'py> Decoder<'_, 'py> {
             Style::Newtype => {
                 let field = &class.fields[0];
                 let value = match (&self.plan.nodes[field.node], tag) {
+                    // The tag is among the fields of the inner class.
                     (Node::Struct(inner), Some(_)) => self.body(inner, tag, reader),
                     _ => self.value(field.node, reader),
                 };
@@ -411,6 +412,7 @@ impl<'py> Decoder<'_, 'py> {
             },
         }
         let defaults = values.of_fields.iter().filter(|value| value.is_none()).count();
+        // Counted before the object is made, so that its memory is bounded.
         self.meter.object(values.of_fields.len(), defaults)?;
         values.make(self.py).map_err(|error| self.raised(error))
     }

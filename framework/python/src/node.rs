@@ -163,6 +163,7 @@ impl PyNode {
         let device = device.map(named).transpose()?;
         let receive_on = receive_on.map(named).transpose()?;
         let policy = restart.map_or(Ok(Restart::never()), |restart| policy(py, restart))?;
+        // On another thread, so that Ctrl-C ends the wait.
         let started = wait::aside(py, move || {
             let mut start = Start::actor(actor).with_own_args(args).command(interpreter.into_iter());
             for (name, value) in environment {

@@ -150,6 +150,8 @@ impl Written {
             let none = || format!("the step `{}` takes no flow", step.name);
             match step.kind.as_str() {
                 "feed" => {
+                    // On a thread of its own: the source waits for the program, and the process's reader must
+                    // go on.
                     let flow = pipeline.source::<Feed>(number as u64).own_thread().named(&step.name);
                     flows.push(Some(flow.plain()));
                 }
@@ -172,6 +174,7 @@ impl Written {
                     let taken = taken.ok_or_else(none)?;
                     drop(match channels.next() {
                         Some(address) => taken.sink_to(address).named(&step.name),
+                        // A check or a description has no channels: a sink of Python stands for the program.
                         None => taken
                             .foreign_sink::<PyStage>(Order {
                                 python: Start::stage("in this program"),

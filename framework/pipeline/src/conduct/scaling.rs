@@ -250,8 +250,8 @@ impl Conductor {
         let sends_there =
             |from: usize| self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == stage);
         for (index, member) in self.members.iter().enumerate() {
-            // A sender that has ended may have to send its end to a new replica; a sender that has left is
-            // not there any more.
+            // A sender that has ended may have to send its end to a new replica; a sender that has left has
+            // ended for good.
             let is_there = self.scaling.is_there(member.stage, member.replica);
             if sends_there(member.stage) && is_there && !self.exited.contains_key(&index) {
                 let places = Control::Places { stage: stage as u16, places: scaled.told() };

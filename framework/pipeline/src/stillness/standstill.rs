@@ -2,7 +2,7 @@
 //!
 //! Used by the conductor, at each look. The verdict needs three things. The counts of all replicas have not
 //! changed for long. All have told since then that they wait. None waits for a time, for its own code or for
-//! an actor outside. Then nobody is left to end the waiting.
+//! an actor outside. Then no actor is left that could end the waiting.
 
 use std::collections::HashSet;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Tells errors that mean "lost with a process" (DEATH-3) from all others, and whether the current item is
-//! what was lost.
+//! Tells errors that mean "lost with a process" (DEATH-3) from all others, and whether the loss concerns the
+//! current item.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;

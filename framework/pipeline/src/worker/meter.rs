@@ -175,6 +175,7 @@ impl Counts {
         self.waiting = self.waiting.saturating_add(other.waiting);
         self.active = self.active.saturating_add(other.active);
         self.calls.merge(&other.calls);
+        // `None` if the device of either life does not tell: a sum of the other alone would be wrong.
         let waited = self.stream_waited.zip(other.stream_waited);
         self.stream_waited = waited.map(|(one, other)| one.saturating_add(other));
         let named = |named: &[Lost]| MAX_NAMED.saturating_sub(named.len());

@@ -82,8 +82,8 @@ impl<T> Pick<T> {
         matches!(self.way, Way::RoundRobin | Way::LeastLoaded)
     }
 
-    /// Chooses a receiver for `item`. A key keeps its receiver for as long as that is there, and then goes to
-    /// the next one.
+    /// Chooses a receiver for `item`. A key keeps its receiver until that has ended, and then goes to the
+    /// next one.
     pub(super) fn choose(&self, item: &T, count: usize, load: impl Fn(usize) -> Load) -> Choice {
         let from =
             |first: usize| (0..count).map(move |step| (first + step) % count).find(|at| !load(*at).exited);

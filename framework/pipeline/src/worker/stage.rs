@@ -491,6 +491,7 @@ impl<S: Stage> Core<S> {
             };
             let core = Rc::clone(self);
             let rest = async move {
+                // In order: the later results, and the gaps last, must stay behind the result that waits.
                 let sent = core.results.send_later(not_yet).await;
                 core.sent(sent, last).await;
                 for emitted in emitted {

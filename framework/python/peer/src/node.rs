@@ -58,7 +58,7 @@ struct Weights {
     values: Tensor,
 }
 
-/// "Read until this step is there." The reply is the number and the step of each version that was seen, and
+/// "Read until this step has come." The reply is the number and the step of each version that was seen, and
 /// the values of the last.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core, portable, reply = Vec<(u64, u64, Vec<f32>)>)]

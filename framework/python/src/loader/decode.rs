@@ -61,6 +61,7 @@ impl Decoder {
     fn png(&mut self, file: &[u8], into: &mut Rgb) -> Result<(), Box<dyn std::error::Error>> {
         let mut decoder =
             png::Decoder::new_with_limits(Cursor::new(file), png::Limits { bytes: MAX_PIXELS * 8 });
+        // Texts and profiles are not needed, and an untrusted file may unpack to large ones.
         decoder.set_ignore_text_chunk(true);
         decoder.set_ignore_iccp_chunk(true);
         decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);

@@ -338,6 +338,7 @@ impl<'a> Run<'a> {
                 load.gone |= !error.reason.is_retryable() || load.refusals > 16;
                 self.last_end = error.reason.to_string();
                 let Fill { samples, part, .. } = error.message;
+                // At the front, because its batch is needed before those in the queue.
                 self.queue.push_front(Task { batch: given.batch, samples, part, alone: given.alone });
                 Ok(())
             }
@@ -348,6 +349,7 @@ impl<'a> Run<'a> {
                     samples = given.indices.len(),
                     "a worker of a loader has lost its samples, which others are given again: {error}"
                 );
+                // Any of them may have killed the worker, so each is given out alone from now on.
                 for index in &given.indices {
                     *self.deaths.entry(*index).or_default() += 1;
                 }

@@ -190,8 +190,10 @@ impl Transformer {
             window.height as f64,
         );
         self.resizer.resize(&source, &mut target, &options).map_err(|error| failed(&error))?;
+        // The source may be `made`, so the result is written to `spare`, and the two are swapped.
         std::mem::swap(&mut self.made, &mut self.spare);
         *resized = true;
+        // The new pixels are not mirrored yet: mirroring stays with the window.
         *window =
             Window { mirrored: window.mirrored, upside_down: window.upside_down, ..Window::all(&self.made) };
         Ok(())
