@@ -1,7 +1,7 @@
-//! A strict reader of traces in the Chrome trace event format: what Perfetto's importer
-//! (`src/trace_processor/importers/json/` in its repository) drops, counts as an error or puts elsewhere is a
-//! failure here, with the event in it. Where the environment variable `TENSORPOST_PERFETTO` names the folder
-//! of Perfetto's own parser (`scripts/perfetto/README.md`), that parser reads every file too.
+//! A strict reader of traces in the Chrome trace event format. It fails, with the event in question, on
+//! everything that Perfetto's importer (`src/trace_processor/importers/json/` in its repository) drops,
+//! counts as an error or puts elsewhere. Where the environment variable `TENSORPOST_PERFETTO` names the
+//! folder of Perfetto's own parser (`scripts/perfetto/README.md`), that parser reads every file too.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -12,30 +12,30 @@ use serde_json::{Map, Value};
 /// An event.
 pub type Event = Map<String, Value>;
 
-/// A trace whose events have passed.
+/// A trace whose events have passed the checks.
 #[derive(Debug)]
 pub struct Trace {
-    /// All of them, in the order of the file.
+    /// All events, in the order of the file.
     pub events: Vec<Event>,
-    /// What the file says about itself.
+    /// The file's metadata.
     pub about: Event,
 }
 
-/// One arrow from a send to where the message went.
+/// One arrow from a send to the place where the message went.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// The slice that it begins in.
+    /// The slice in which the arrow begins.
     pub from: Event,
-    /// Those that it passes.
+    /// The slices that it passes.
     pub through: Vec<Event>,
-    /// The one that it ends in.
+    /// The slice in which it ends.
     pub to: Event,
 }
 
-/// The phase of an arrow's step, and the slice that it is in.
+/// The phase of an arrow's step, and the slice of the step.
 type Step<'a> = (&'a str, Event);
 
-/// The text under `key`, or nothing.
+/// Returns the text under `key`, or an empty text.
 pub fn text<'a>(event: &'a Event, key: &str) -> &'a str {
     event.get(key).and_then(Value::as_str).unwrap_or_default()
 }
@@ -57,7 +57,7 @@ impl Trace {
     /// Reads and checks a file.
     ///
     /// # Panics
-    /// With the event that is wrong.
+    /// Panics with the event that is wrong.
     pub fn read(path: &Path) -> Trace {
         let file =
             std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -71,7 +71,7 @@ impl Trace {
     }
 
     fn parse(file: &str) -> Trace {
-        // Its own scanner stops at keys that it does not know, and knows one escape.
+        // Perfetto's own scanner stops at keys that it does not know, and knows one escape.
         assert!(file.starts_with("{\"traceEvents\":["), "the events come first");
         for (at, escape) in file.match_indices('\\') {
             let known = file[at + escape.len()..].starts_with('"');
@@ -99,7 +99,7 @@ impl Trace {
         trace
     }
 
-    /// Those of one phase.
+    /// The events of one phase.
     pub fn phase<'a>(&'a self, phase: &'a str) -> impl Iterator<Item = &'a Event> {
         self.events.iter().filter(move |event| text(event, "ph") == phase)
     }
@@ -206,7 +206,7 @@ impl Trace {
         }
     }
 
-    /// What begins under an id ends under it, once.
+    /// Checks that each slice that begins under an id ends under it, once.
     fn check_async(&self) {
         let mut open: HashMap<(&str, &str), &Event> = HashMap::new();
         for event in &self.events {
@@ -217,7 +217,7 @@ impl Trace {
                 "e" => {
                     let Some(began) = open.remove(&key) else { panic!("it has not begun: {event:?}") };
                     assert_eq!(text(began, "name"), text(event, "name"), "{event:?}");
-                    // They become the details of one slice.
+                    // The details of both events become the details of one slice.
                     let details = |event: &Event| event.get("args").and_then(Value::as_object).cloned();
                     let (ours, theirs) =
                         (details(event).unwrap_or_default(), details(began).unwrap_or_default());
@@ -230,7 +230,7 @@ impl Trace {
         assert!(open.is_empty(), "these did not end: {open:?}");
     }
 
-    /// All arrows. Each has a beginning and an end, in this order, in slices that are open then.
+    /// All arrows. Each arrow has a beginning and an end, in this order, in slices that are open then.
     pub fn flows(&self) -> Vec<Flow> {
         let mut flows: BTreeMap<(&str, &str, u64), Vec<Step<'_>>> = BTreeMap::new();
         let mut open: HashMap<u64, Vec<&Event>> = HashMap::new();
@@ -271,10 +271,10 @@ impl Trace {
     }
 }
 
-/// What Perfetto's own parser says of a file, where it is there: see the module.
+/// Returns the verdict of Perfetto's own parser on a file, where the parser is installed: see the module.
 ///
 /// # Panics
-/// When there is no `node` to run it.
+/// There is no `node` to run it.
 fn ask_perfetto(file: &Path) -> Option<Output> {
     let folder = std::env::var_os("TENSORPOST_PERFETTO").filter(|folder| !folder.is_empty())?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/perfetto/check.mjs");

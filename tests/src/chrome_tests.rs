@@ -28,7 +28,7 @@ fn lease(phase: &str, at: f64, args: Value) -> Value {
     json!({ "ph": phase, "pid": 1, "tid": 1, "ts": at, "cat": "lease", "name": "lease", "id": "l", "args": args })
 }
 
-/// Two processes of one thread each.
+/// The rows of two processes with one thread each.
 fn rows() -> Vec<Value> {
     vec![process(1, "a"), thread(1, 1, "t"), process(2, "b"), thread(2, 2, "u")]
 }
@@ -65,8 +65,7 @@ fn file(events: &[Value]) -> String {
     format!("{{\"traceEvents\":{},\"otherData\":{{}}}}", Value::from(events))
 }
 
-/// What the reader has against a file, and whether Perfetto, where it can be asked, has something against it
-/// too.
+/// Returns the reader's objection to a file, and whether Perfetto, where it is installed, objects too.
 fn objections(file: &str) -> (Option<String>, Option<bool>) {
     let text = file.to_owned();
     let ours = catch_unwind(move || drop(Trace::parse(&text))).err().map(|panic| {
@@ -90,7 +89,7 @@ fn a_good_file_passes() {
     assert_eq!(Trace::parse(&file(&good())).flows().len(), 1);
 }
 
-// Each of these is lost, or shown as something else, when Perfetto's parser reads it (v52).
+// Perfetto's parser (v52) loses each of these, or shows it as something else.
 #[test]
 fn what_perfetto_does_not_take_is_refused() {
     let label = json!({ "ph": "M", "pid": 1, "name": "process_labels", "args": { "labels": "x" } });
@@ -137,7 +136,7 @@ fn what_perfetto_does_not_take_is_refused() {
     assert!(matches!(objections(&cut), (Some(_), None | Some(true))));
 }
 
-// And these it takes, but other readers or other versions of it do not.
+// Perfetto accepts these, but other readers or other versions of it do not.
 #[test]
 fn what_is_not_safe_everywhere_is_refused_too() {
     let cases = [

@@ -8,13 +8,14 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use parking_lot::RwLock;
 use tensorpost::node::{Node, NodeBuilder};
 
-/// How long one case may take. Each takes seconds at most; this is for a machine with other things to do.
+/// How long one case may take. Each takes seconds at most; the bound is for a machine that does other work
+/// too.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The settings of a case's node.
 pub type Builder = NodeBuilder;
 
-/// One test: its name says what it shows.
+/// A test, whose name says what it shows.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     name: &'static str,
@@ -25,18 +26,18 @@ pub struct Case {
 }
 
 impl Case {
-    /// A case. The name begins with that of the program, which is not shown.
+    /// Makes a case. The name begins with that of the program, which is not shown.
     pub const fn new(name: &'static str, run: fn(Builder)) -> Self {
         Case { name, run, possible: || Ok(()), deadline: DEADLINE, alone: false }
     }
 
-    /// The same where `possible` says that it can be run. Elsewhere it counts as ignored, and not as passed,
-    /// with what that says.
+    /// Runs the case only where `possible` says that it can be run. Elsewhere the case counts as ignored, not
+    /// as passed, with the reason that `possible` gave.
     pub const fn only_where(self, possible: fn() -> Result<(), String>) -> Self {
         Case { possible, ..self }
     }
 
-    /// The same, given up after `deadline`.
+    /// Gives the case up after `deadline` instead.
     pub const fn within(self, deadline: Duration) -> Self {
         Case { deadline, ..self }
     }
@@ -46,7 +47,7 @@ impl Case {
     }
 }
 
-/// The same cases, each while no other one runs: for those that look at the process as a whole.
+/// Makes each case run while no other one does, for cases that look at the process as a whole.
 pub fn alone(cases: Vec<Case>) -> Vec<Case> {
     cases.into_iter().map(|case| Case { alone: true, ..case }).collect()
 }
@@ -74,8 +75,8 @@ pub fn run(cases: Vec<Case>) -> ! {
     run_with(cases, Arguments::from_args)
 }
 
-/// [`run`] of cases of which many wait for seconds, as for the grace of a host that is silent: more of them
-/// at a time.
+/// Runs cases of which many wait for seconds, as for the grace period of a host that is silent: it is [`run`]
+/// with more of them at a time.
 pub fn run_waiting(cases: Vec<Case>) -> ! {
     run_with(cases, || {
         let mut arguments = Arguments::from_args();
@@ -84,13 +85,12 @@ pub fn run_waiting(cases: Vec<Case>) -> ! {
     })
 }
 
-/// [`run`] of one case after the other, by one and the same thread.
+/// Runs one case after the other, all on the same thread: it is [`run`] without concurrency.
 pub fn run_one_by_one(cases: Vec<Case>) -> ! {
     run_with(cases, || Arguments { test_threads: Some(1), ..Arguments::from_args() })
 }
 
-/// Panics that a case asks for say nothing on stderr: dozens of them hide the line of the one that nobody
-/// asked for.
+/// Silences panics that a case provokes on purpose: dozens of them would hide the line of an unexpected one.
 fn hush_asked_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -113,7 +113,7 @@ fn run_with(cases: Vec<Case>, arguments: fn() -> Arguments) -> ! {
             .with_writer(std::io::stderr)
             .try_init();
     }
-    // What may not run beside others comes last, so that it waits for others once.
+    // Cases that may not run beside others come last, so that the others are waited for only once.
     let (alone, beside): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.alone);
     let trials = beside
         .into_iter()
@@ -130,7 +130,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Held by all cases that run, and by one that is alone as its only one.
+/// Each running case holds it shared; a case that runs alone holds it exclusively.
 static RUNNING: RwLock<()> = RwLock::new(());
 
 /// Runs a case when it may run.

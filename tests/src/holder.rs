@@ -1,4 +1,4 @@
-//! An actor that does what a test tells it: hold tensors, wait at a door, end.
+//! An actor that follows a test's orders: it holds tensors, waits at a door, ends.
 
 use actix::AsyncContext;
 use tensorpost::actor::ActorId;
@@ -19,26 +19,26 @@ pub struct Holder {
 #[derive(Debug, Default, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = usize)]
 pub struct Hold {
-    /// What [`Seen`] shows of it.
+    /// The label that [`Seen`] reports.
     pub label: u64,
-    /// What is kept.
+    /// The tensors to keep.
     pub tensors: Vec<Tensor>,
     /// Where the handler waits first.
     pub door: Option<Door>,
 }
 
 impl Hold {
-    /// One without tensors.
+    /// Makes one without tensors.
     pub fn label(label: u64) -> Self {
         Hold { label, ..Hold::default() }
     }
 
-    /// One whose handler waits.
+    /// Makes one whose handler waits.
     pub fn at(label: u64, door: &Door) -> Self {
         Hold { label, door: Some(door.clone()), ..Hold::default() }
     }
 
-    /// One with a tensor.
+    /// Makes one with a tensor.
     pub fn with(label: u64, tensor: Tensor) -> Self {
         Hold { label, tensors: vec![tensor], door: None }
     }
@@ -54,7 +54,7 @@ pub struct LetGo;
 #[gpu_message(reply = Vec<u64>)]
 pub struct Seen;
 
-/// "Make a tensor of these." It is in the holder's memory.
+/// "Make a tensor of these elements." The tensor is in the holder's memory.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]
 pub struct Make {
@@ -72,7 +72,7 @@ pub struct Read(#[tensor(dtype = u32)] pub Tensor);
 /// "End."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 pub struct End {
-    /// In which way.
+    /// The way to end.
     pub how: How,
     /// Where the handler waits first.
     pub door: Option<Door>,
@@ -98,7 +98,7 @@ pub enum How {
 #[gpu_message(reply = Health)]
 pub struct Check;
 
-/// Of a holder and its process.
+/// The state of a holder and its process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// The process.
@@ -107,7 +107,7 @@ pub struct Health {
     pub actor: ActorId,
     /// The thread that its handlers run on.
     pub thread: String,
-    /// Allocations of the process's pool that anybody holds.
+    /// Allocations of the process's pool that are still held.
     pub allocations: usize,
     /// Bytes of the process's pool.
     pub chunk_bytes: u64,

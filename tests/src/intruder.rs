@@ -1,5 +1,5 @@
-//! A worker that somebody has taken over: it does with its descriptors and its control socket what no worker
-//! of ours does.
+//! A worker that an attacker has taken over: it does with its descriptors and its control socket what no
+//! worker of ours does.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -11,22 +11,22 @@ use rustix::net::sockopt::{set_socket_linger, socket_type};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType};
 use tensorpost::prelude::*;
 
-/// What it is to do. The reply comes when it is done.
+/// An order to the intruder. The reply comes when it is done.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 pub enum Deed {
     /// Nothing.
     Nothing,
-    /// Fill and unsettle everything with which others could be rung, or ring it.
+    /// Fill and disturb every descriptor with which others could be rung, or ring it.
     SpoilBells,
-    /// Say this to the node so often, byte for byte.
+    /// Say this to the node this many times, byte for byte.
     Say(Vec<u8>, u32),
-    /// Say these to the node, one after the other and over and over, until it listens no more. The reply does
-    /// not wait.
+    /// Say these to the node, one after the other and over and over, until the node has ended the
+    /// conversation. The reply does not wait for that.
     KeepSaying(Vec<Vec<u8>>),
     /// Send the node a descriptor whose close waits, with this message.
     SendLingering(Vec<u8>),
-    /// Say so often to the node what has a descriptor of memory with it, four of which go with each message.
+    /// Say this to the node this many times, with four descriptors of memory in each message.
     SayWithMemory(Vec<u8>, u32),
 }
 
@@ -77,7 +77,7 @@ impl Handler<Deed> for Intruder {
                 let (slow, reader) = lingering();
                 self.kept.push(reader);
                 let _ = say(&message, &[slow.as_fd()]);
-                // Left open here, the last close would be this process's.
+                // If it stayed open here, the last close would be this process's.
                 drop(slow_end(slow));
             }
         }
@@ -85,7 +85,7 @@ impl Handler<Deed> for Intruder {
     }
 }
 
-/// The control socket, as a worker finds it.
+/// Returns the control socket, found as a worker finds it.
 fn control() -> i32 {
     let variable = std::env::var("TENSORPOST_WORKER").expect("this is a worker");
     variable.split(':').next().and_then(|number| number.parse().ok()).expect("a descriptor")
@@ -93,13 +93,12 @@ fn control() -> i32 {
 
 #[expect(unsafe_code, reason = "an intruder knows descriptors by number")]
 fn borrow(number: i32) -> BorrowedFd<'static> {
-    // SAFETY: the control socket and what `/proc/self/fd` has listed are open; where one closes meanwhile, a
-    // call fails.
+    // SAFETY: the control socket and the numbers that `/proc/self/fd` has listed are open; where one closes
+    // meanwhile, a call fails.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
-/// One control message in its packets. False where the node has ended the conversation: there is nobody to
-/// talk to.
+/// Sends one control message in its packets. Returns false where the node has ended the conversation.
 fn say(message: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     let mut parts = message.chunks((64 << 10) - 1).peekable();
     while let Some(part) = parts.next() {
@@ -126,7 +125,8 @@ fn say(message: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     true
 }
 
-/// A socket whose close waits because nobody reads what was sent, and the end that does not read.
+/// Makes a socket whose close waits because nobody reads what was sent. Also returns the end that does not
+/// read.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mut writer = TcpStream::connect(listener.local_addr().expect("its own")).expect("its own");
@@ -143,8 +143,8 @@ fn slow_end(slow: OwnedFd) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || drop(slow))
 }
 
-/// Fills every counter and buffer of a descriptor that could be a doorbell, shuts it, and has who writes to
-/// it wait.
+/// Fills every counter and buffer of a descriptor that could be a doorbell, shuts it down, and makes its
+/// writers wait.
 fn spoil_bells() {
     let control = control();
     for entry in std::fs::read_dir("/proc/self/fd").expect("a process").flatten() {

@@ -1,9 +1,9 @@
-//! Tests of the public API across real processes: what every test binary shares.
+//! Shared code of all test binaries, which test the public API across real processes.
 //!
-//! A binary's workers are the binary itself, run again; so its `main` is [`harness::run`], which first
-//! becomes a worker if it is one. Every case starts a node of its own. Nothing sleeps to let something
-//! happen: a case waits for events ([`gate`], replies, channels), or looks again until a deadline
-//! ([`wait::until`]). A case that is not done in [`harness::DEADLINE`] fails by name, so nothing hangs.
+//! A binary's workers are the binary itself, run again; so its `main` is [`harness::run`], which becomes a
+//! worker first where the process is one. Every case starts a node of its own. Nothing sleeps to let
+//! something happen: a case waits for events ([`gate`], replies, channels), or looks again until a deadline
+//! ([`wait::until`]). A case that has not ended within [`harness::DEADLINE`] fails by name, so nothing hangs.
 
 pub mod chrome;
 pub mod faults;

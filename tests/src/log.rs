@@ -15,7 +15,7 @@ struct Listeners(Arc<Mutex<Vec<Listener>>>);
 
 impl<S: Subscriber> Layer<S> for Listeners {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        // Outside of the lock: a listener may hold up whoever logs.
+        // Called outside of the lock, because a listener may hold up the thread that logs.
         let listeners = self.0.lock().clone();
         listeners.iter().for_each(|listener| listener(event));
     }
@@ -36,14 +36,15 @@ pub fn message_of(event: &Event<'_>) -> String {
     message.0
 }
 
-/// Hears of all that this process logs until it is dropped, cases that run beside this one included. `None`
-/// where somebody else has the log, because `RUST_LOG` is set; the case then has to do without.
+/// Hears of every event that this process logs until it is dropped, those of cases that run beside this one
+/// included. Returns `None` where another subscriber has the log, because `RUST_LOG` is set; the case then
+/// has to do without.
 #[must_use = "it listens until it is dropped"]
 pub fn listen(listener: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Option<Listening> {
     static LISTENERS: OnceLock<Option<Listeners>> = OnceLock::new();
     let begin = || {
         let listeners = Listeners::default();
-        // For the whole process: one of a thread's own would miss callsites that others register.
+        // For the whole process: a thread's own subscriber would miss callsites that others register.
         let subscriber = tracing_subscriber::registry().with(listeners.clone());
         tracing::subscriber::set_global_default(subscriber).is_ok().then_some(listeners)
     };
@@ -56,7 +57,7 @@ pub fn listen(listener: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Option<L
     Some(Listening { listeners: listeners.clone(), listener })
 }
 
-/// Somebody who hears of what is logged.
+/// A registered listener.
 pub struct Listening {
     listeners: Listeners,
     listener: Listener,

@@ -1,13 +1,13 @@
-//! A process in a network namespace of its own, with links to programs in others, which it takes down in both
-//! directions or in one.
+//! A process in a network namespace of its own, with links to programs in other namespaces. It takes the
+//! links down in both directions or in one.
 //!
 //! A namespace here has no name. It goes with its last process, and its links with it, however the test ends;
-//! and no address outside of it is ever used. It is a process's and not a thread's, because all nodes of a
-//! process start their workers by one thread.
+//! and no address outside of it is ever used. The namespace belongs to a process and not to a thread, because
+//! all nodes of a process start their workers by one thread.
 //!
-//! One direction is cut by a neighbour with a wrong hardware address: what is sent leaves, arrives, and is
-//! nobody's, so the sender hears nothing of it. That needs `ip` alone; `tc netem` and rules of `nft` are not
-//! in all kernels.
+//! One direction is cut by a neighbour with a wrong hardware address. Packets leave and arrive, but no
+//! interface takes them, so the sender hears nothing of it. The method needs only `ip`; `tc netem` and rules
+//! of `nft` are not in all kernels.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,24 +18,24 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Says that its namespace is there, waits for its address, and becomes its arguments.
+/// Says that its namespace is there, waits for its address, and becomes the program in its arguments.
 const BEGIN: &str = "echo there && read -r address && ip address add \"$address\" dev here && ip link set here up && exec \"$0\" \"$@\"";
-/// Nobody's.
+/// A hardware address that no interface has.
 const WRONG: &str = "02:00:00:00:00:01";
 
-/// Which direction of a link, seen from the process that made it.
+/// A direction of a link, seen from the process that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Both: the link is down, as its two ends see.
+    /// Both directions: the link is down, as its two ends see.
     Both,
-    /// What goes to the program at its other end is lost.
+    /// Packets to the program at the other end are lost.
     There,
-    /// What comes from there is lost.
+    /// Packets from that program are lost.
     Back,
 }
 
 impl Way {
-    /// Each.
+    /// All three ways.
     pub const ALL: [Way; 3] = [Way::Both, Way::There, Way::Back];
 }
 
@@ -52,10 +52,10 @@ pub struct Link {
     there: File,
 }
 
-/// Whether this process may make namespaces and links, and has what that takes.
+/// Returns whether this process may make namespaces and links, and has the commands for it.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn possible() -> Result<(), String> {
     let tried = Command::new("unshare")
         .args(["--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other"])
@@ -70,7 +70,7 @@ pub fn possible() -> Result<(), String> {
     ))
 }
 
-/// A command that runs a program in a namespace of its own.
+/// Returns a command that runs a program in a namespace of its own.
 pub fn alone(program: &Path) -> Command {
     let mut command = Command::new("unshare");
     command.arg("--net").arg(program);
@@ -90,7 +90,7 @@ fn run(program: &str, arguments: &str) -> Result<(), String> {
     Err(format!("`{program} {arguments}`: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// In a namespace, for so long.
+/// Runs `work` in a namespace.
 fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let working = scope.spawn(|| {
@@ -103,11 +103,11 @@ fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
 }
 
 impl Network {
-    /// That of this process, which [`alone`] has started. The process ends with the thread that started it: a
-    /// test that is given up leaves nothing behind.
+    /// Returns the namespace of this process, which [`alone`] has started. The process ends with the thread
+    /// that started it, so a test that is given up leaves nothing behind.
     ///
     /// # Panics
-    /// It is in the network of who started it.
+    /// Panics where the process is in the network of its parent.
     pub fn own() -> Self {
         set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
         let of = |process: &dyn std::fmt::Display| std::fs::read_link(format!("/proc/{process}/ns/net"));
@@ -116,8 +116,8 @@ impl Network {
         Network { links: 0 }
     }
 
-    /// Starts a program in a namespace of its own, with a link to it. `command` says which, with what
-    /// arguments and variables, where this is the address by which it reaches this namespace. Its standard
+    /// Starts a program in a namespace of its own, with a link to it. `command` gets the address by which the
+    /// program reaches this namespace. It returns the program with its arguments and variables. Its standard
     /// input and output are pipes.
     pub fn start(&mut self, command: impl FnOnce(&str) -> Command) -> (Child, Link) {
         let number = self.links;
@@ -157,16 +157,16 @@ impl Link {
         format!("10.77.{}.1", self.number)
     }
 
-    /// The address of the program at the other end.
+    /// Returns the address of the program at the other end.
     pub fn there(&self) -> String {
         format!("10.77.{}.2", self.number)
     }
 
-    /// So many bits a second each way from now on, as `tc` writes them: `1gbit`. The headers of packets
-    /// count.
+    /// Limits each direction to this rate from now on, in bits a second as `tc` writes them: `1gbit`. The
+    /// headers of packets count.
     ///
     /// # Errors
-    /// The kernel or the machine has no `tbf`.
+    /// Fails where the kernel or the machine has no `tbf`.
     pub fn limit(&self, rate: &str) -> Result<(), String> {
         let limited = |by: &str| {
             run("tc", &format!("qdisc replace dev {by} root tbf rate {rate} burst 256kb latency 50ms"))
@@ -175,7 +175,7 @@ impl Link {
         within(&self.there, || limited("here"))
     }
 
-    /// What goes this way is lost from now on.
+    /// Makes the link lose all packets that go this way, from now on.
     pub fn cut(&self, way: Way) {
         let lost =
             |to: &str, by: &str| ip(&format!("neighbour replace {to} lladdr {WRONG} nud permanent dev {by}"));
@@ -187,7 +187,7 @@ impl Link {
         .expect("a link that can be cut");
     }
 
-    /// Takes a [`cut`](Self::cut) back.
+    /// Undoes a [`cut`](Self::cut).
     pub fn mend(&self, way: Way) {
         let known = |to: &str, by: &str| ip(&format!("neighbour delete {to} dev {by}"));
         match way {

@@ -1,5 +1,5 @@
-//! Parts of pipelines to test with: a source that counts, a stage that does as it is told, a sink that writes
-//! down what it got.
+//! Parts of pipelines to test with: a source that counts, a stage that follows orders, a sink that writes
+//! down the items that it got.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -18,18 +18,18 @@ use crate::wait::numbers;
 /// An item.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 pub struct Numbered {
-    /// Which it is.
+    /// Its place in the source's count.
     pub number: u64,
-    /// Its number in every element, where there is one.
+    /// A tensor with the number in every element, where there is one.
     pub tensor: Option<Tensor>,
 }
 
-/// Several, with their tensors as one.
+/// Several items, with their tensors as one.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 pub struct Rows {
-    /// Which they are.
+    /// Their numbers.
     pub numbers: Vec<u64>,
-    /// A row for each.
+    /// A tensor with a row for each item.
     #[tensor(dtype = u32, shape = [_, 4])]
     pub rows: Tensor,
 }
@@ -50,28 +50,28 @@ pub struct Count {
     next: u64,
 }
 
-/// What it makes.
+/// The work of a [`Count`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CountArgs {
-    /// How many; for ever without.
+    /// How many items it makes; without a number it never stops.
     pub count: Option<u64>,
     /// Elements of the tensor in each item.
     pub elements: usize,
     /// Numbers at which it returns an error once.
     pub fails: Vec<u64>,
-    /// A number on which its process dies, unless the file was there before: it makes it.
+    /// A number on which its process dies, unless the file already exists. The source makes the file first.
     pub dies_once: Option<(u64, PathBuf)>,
-    /// A number that it makes behind a door.
+    /// A number that it makes only once it has passed a door.
     pub door: Option<(u64, Door)>,
 }
 
 impl CountArgs {
-    /// So many, with a small tensor each.
+    /// Makes this many items, with a small tensor each.
     pub fn to(count: u64) -> Self {
         CountArgs { count: Some(count), elements: 4, fails: Vec::new(), dies_once: None, door: None }
     }
 
-    /// Until it is stopped.
+    /// Makes items until it is stopped.
     pub fn endless() -> Self {
         CountArgs { count: None, ..CountArgs::to(0) }
     }
@@ -105,31 +105,31 @@ impl Source for Count {
     }
 }
 
-/// A stage that does as it is told.
+/// A stage that follows orders.
 pub struct Obey {
     orders: Orders,
     tried: HashMap<u64, u32>,
     held: Vec<Numbered>,
 }
 
-/// What it is told, by number.
+/// The orders, by number.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Orders {
     /// Numbers on which it fails, and how often.
     pub fails: HashMap<u64, u32>,
     /// A number on which its process dies.
     pub dies: Option<u64>,
-    /// A number on which its process dies, unless the file was there before: it makes it.
+    /// A number on which its process dies, unless the file already exists. The stage makes the file first.
     pub dies_once: Option<(u64, PathBuf)>,
     /// A number on which it panics.
     pub panics: Option<u64>,
-    /// A number at which it stands at a door.
+    /// A number at which it waits at a door.
     pub door: Option<(u64, Door)>,
     /// Whether it takes its time, more or less by number.
     pub dawdles: bool,
-    /// Keeps all until the end, and then gives them from the last to the first.
+    /// Whether it keeps all items until the end, and then emits them from the last to the first.
     pub reverses: bool,
-    /// Gives each so often; once without.
+    /// How often it emits each item; once without a number.
     pub copies: Option<u64>,
 }
 
@@ -157,7 +157,7 @@ impl Stage for Obey {
             door.pass()?;
         }
         if self.orders.dawdles {
-            // Some take 40 times as long as others.
+            // Some items take 40 times as long as others.
             spin(Duration::from_micros(5 + 195 * u64::from(number.is_multiple_of(7))));
         }
         if *tried <= self.orders.fails.get(&number).copied().unwrap_or(0) {
@@ -180,17 +180,17 @@ impl Stage for Obey {
     }
 }
 
-/// A stage whose results are made on its stream. From one item on the stream stands at a door, so that what
-/// comes of this item and of later ones is not there yet when the next stage has it.
+/// A stage that makes its results on its stream. From one item on the stream waits at a door, so the results
+/// for this item and for later ones are not ready yet when the next stage gets them.
 pub struct Late {
     stream: DeviceStream,
     args: LateArgs,
 }
 
-/// When it is late.
+/// The item at which it is late.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LateArgs {
-    /// The item, the door, and a file: it is only late where that was not there before, and makes it.
+    /// The item, the door, and a file. The stage is late only where the file did not exist, and makes it.
     pub at: Option<(u64, Door, PathBuf)>,
 }
 
@@ -217,7 +217,7 @@ impl Stage for Late {
     }
 }
 
-/// Works for a while.
+/// Spins for a while.
 pub fn spin(time: Duration) {
     let until = Instant::now() + time;
     while Instant::now() < until {
@@ -225,30 +225,30 @@ pub fn spin(time: Duration) {
     }
 }
 
-/// A sink that writes the numbers of what it got into a file, a line each, and checks the tensors.
+/// A sink that writes the numbers of its items into a file, a line each, and checks the tensors.
 pub struct WriteDown {
     args: WriteDownArgs,
     lines: String,
 }
 
-/// Where to.
+/// The file, and when it is written.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct WriteDownArgs {
     /// The file, written at the end.
     pub file: PathBuf,
     /// Written with each item instead.
     pub at_once: bool,
-    /// A number at which it stands at a door, or [its end](Self::AT_ITS_END).
+    /// A number at which it waits at a door, or [its end](Self::AT_ITS_END).
     pub door: Option<(u64, Door)>,
-    /// A number on which its process dies, unless the file was there before: it makes it.
+    /// A number on which its process dies, unless the file already exists. The sink makes the file first.
     pub dies_once: Option<(u64, PathBuf)>,
 }
 
 impl WriteDownArgs {
-    /// When all items have come.
+    /// The end, when all items have come.
     pub const AT_ITS_END: u64 = u64::MAX;
 
-    /// Into this file.
+    /// Writes into this file.
     pub fn to(file: impl AsRef<Path>) -> Self {
         WriteDownArgs { file: file.as_ref().to_owned(), ..WriteDownArgs::default() }
     }
@@ -305,20 +305,20 @@ fn is_first(mark: &Path) -> bool {
     OpenOptions::new().write(true).create_new(true).open(mark).is_ok()
 }
 
-/// What [`WriteDown`] wrote.
+/// Returns the numbers that [`WriteDown`] wrote.
 pub fn written(file: impl AsRef<Path>) -> Vec<u64> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().map(|line| line.parse().expect("a number")).collect()
 }
 
-/// [`written`], sorted.
+/// Returns the numbers of [`written`], sorted.
 pub fn written_sorted(file: impl AsRef<Path>) -> Vec<u64> {
     let mut numbers = written(file);
     numbers.sort_unstable();
     numbers
 }
 
-/// Has a pipeline tell how far it is, and returns how many items a stage has had.
+/// Has a pipeline report its progress. Also returns a function that says how many items a stage has had.
 pub fn watch(pipeline: Pipeline) -> (Pipeline, impl Fn(&str) -> u64) {
     let seen: Arc<Mutex<HashMap<String, u64>>> = Arc::default();
     let told = Arc::clone(&seen);
@@ -330,7 +330,7 @@ pub fn watch(pipeline: Pipeline) -> (Pipeline, impl Fn(&str) -> u64) {
     (pipeline, move |stage| seen.lock().get(stage).copied().unwrap_or(0))
 }
 
-/// Has a pipeline tell how far it is, and returns what it told last.
+/// Has a pipeline report its progress. Also returns a function that gives the last report.
 pub fn watched(pipeline: Pipeline) -> (Pipeline, impl Fn() -> Snapshot) {
     let seen: Arc<Mutex<Snapshot>> = Arc::default();
     let told = Arc::clone(&seen);
@@ -339,7 +339,7 @@ pub fn watched(pipeline: Pipeline) -> (Pipeline, impl Fn() -> Snapshot) {
     (pipeline, move || seen.lock().clone())
 }
 
-/// The replicas of a stage, and the items that it has had.
+/// Returns the number of replicas of a stage, and of the items that it has had.
 pub fn of(snapshot: &Snapshot, name: &str) -> (u32, u64) {
     let stage = snapshot.stages.iter().find(|stage| stage.stage == name);
     stage.map_or((0, 0), |stage| (stage.replicas, stage.items))
@@ -359,7 +359,7 @@ impl Stage for Slow {
 
     fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
         if !self.0.exists() {
-            // What its call takes, and no time to wait for something.
+            // The sleep is the duration of the call; nothing is waited for.
             std::thread::sleep(Duration::from_millis(10));
         }
         out.emit(item);

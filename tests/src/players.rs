@@ -1,5 +1,5 @@
-//! Workers that pass tensors around for ever, copied on the device each time: a node to be killed in the
-//! middle of traffic.
+//! Workers that pass tensors around for ever and copy them on the device each time, so that a test can kill a
+//! node in the middle of traffic.
 
 use actix::fut::wrap_future;
 use tensorpost::prelude::*;
@@ -9,7 +9,7 @@ const NEWS_EVERY: u64 = 50;
 /// Balls that each player begins with.
 const BALLS: usize = 4;
 
-/// Passed from worker to worker.
+/// A tensor that the workers pass on.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 struct Ball {
     hops: u64,
@@ -17,11 +17,12 @@ struct Ball {
     reports: Address<Report>,
 }
 
-/// "So many hops." Said now and then.
+/// "This many hops." A player reports it now and then.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 struct Report(u64);
 
-/// "Play to this one from now on, with balls of your own of so many elements." Replies with the process.
+/// "Play to this one from now on, with balls of your own of this many elements." The reply is the player's
+/// process.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Play {
@@ -85,12 +86,12 @@ impl Handler<Ball> for Player {
     }
 }
 
-/// Has so many workers play on a device with balls of so many elements. Prints `pids` with the ids of the
+/// Has this many workers play on a device with balls of this many elements. Prints `pids` with the ids of the
 /// node's process and theirs, and then for ever `reports` with the hops of a ball. The players are restarted
 /// when they fail.
 ///
 /// # Errors
-/// The node, or a worker, did not start or has ended.
+/// Fails where the node or a worker did not start, or has ended.
 pub fn play_for_ever(node: &Node, device: &Device, players: usize, elements: usize) -> anyhow::Result<()> {
     let spawn = || node.spawn::<Player>(()).device(device.clone()).restart(Restart::on_failure(9)).start();
     let players = (0..players).map(|_| spawn()).collect::<Result<Vec<_>, _>>()?;

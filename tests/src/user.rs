@@ -1,7 +1,7 @@
-//! This program again, as another user, who tries what another user can.
+//! This program again, as another user, which tries everything that another user can try.
 //!
-//! Root becomes `nobody`. Others have users of their own to be, where `/etc/subuid` gives them some: a
-//! process in a user namespace is one of those for everybody outside of it.
+//! Root becomes `nobody`. Another user takes one of its subordinate users, where `/etc/subuid` gives it some.
+//! For every process outside of a user namespace, a process in it runs as one of those.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,26 +12,26 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::net::{connect, recv, send, socket_with};
 
-/// Set in the program that is another user: what it tries.
+/// Set in the program that runs as another user: the attempt that it makes.
 const TRIES: &str = "TENSORPOST_TESTS_ANOTHER_USER";
 const NOBODY: u32 = 65534;
 
-/// What another user tries.
+/// An attempt of another user.
 #[derive(Debug)]
 pub enum Tries<'a> {
-    /// To look by a console of this abstract name, three times.
+    /// To look at the console of this abstract name, three times.
     Console(&'a str),
     /// To speak to a host at this address as hosts do.
     Host(&'a str),
-    /// To be a host: it listens, and says at which address, and then of each connection how many bytes come.
+    /// To be a host: it listens, prints its address, and then prints for each connection how many bytes come.
     /// It does not end.
     ToBeAHost,
 }
 
-/// Whether this process can be another user.
+/// Returns whether this process can become another user.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn possible() -> Result<(), String> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -47,7 +47,8 @@ pub fn possible() -> Result<(), String> {
     }
 }
 
-/// Has another user try it. What it says, and which user it is, comes over its standard output.
+/// Makes the attempt as another user. The attempt's report, with the id of the user, comes over the program's
+/// standard output.
 pub fn another(tries: &Tries<'_>) -> (Child, ChildStdout) {
     let own = std::env::current_exe().expect("this program");
     let mut command = if rustix::process::geteuid().is_root() {
@@ -70,12 +71,13 @@ pub fn another(tries: &Tries<'_>) -> (Child, ChildStdout) {
     (child, said)
 }
 
-/// As [`another`], to its end. Whether it was told nothing.
+/// Makes the attempt as [`another`] does, and waits for its end. Returns whether the attempt was told
+/// nothing.
 pub fn is_told_nothing(tries: &Tries<'_>) -> bool {
     another(tries).0.wait().expect("it ends").success()
 }
 
-/// Becomes another user's program, if this process is one.
+/// Becomes another user's program, if this process was started as one.
 pub fn be_another_if_told() {
     let Ok(tries) = std::env::var(TRIES) else { return };
     let (what, place) = tries.split_once(' ').unwrap_or((&tries, ""));
@@ -83,7 +85,7 @@ pub fn be_another_if_told() {
         "console" => (0..3).map(|_| looks(place)).sum(),
         "host" => {
             let mut stream = TcpStream::connect(place).expect("it listens");
-            // It may be closed already.
+            // The peer may have closed it already.
             let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
             read_all(&mut stream)
         }
@@ -99,12 +101,12 @@ pub fn be_another_if_told() {
     std::process::exit(i32::from(told > 0));
 }
 
-/// The bytes of an answer.
+/// Returns the number of bytes of an answer.
 fn looks(name: &str) -> usize {
     let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .expect("a socket");
     connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name")).expect("it listens");
-    // It may be closed already.
+    // The peer may have closed it already.
     let _ = send(&fd, b"\"Look\"", SendFlags::NOSIGNAL);
     match recv(&fd, &mut [0; 1024], RecvFlags::empty()) {
         Ok((_, bytes)) => bytes,

@@ -1,4 +1,4 @@
-//! Waiting for what comes about without an event that a test could see.
+//! Waits for changes of which no event tells a test.
 
 use std::future::Future;
 use std::pin::pin;
@@ -21,19 +21,19 @@ pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
     }
 }
 
-/// Stops a process (`SIGSTOP`), and waits until all of it stands: one thread takes the signal, and where
-/// processors are few the others go on, and answer what they are asked, until that one has had its turn.
+/// Stops a process (`SIGSTOP`), and waits until all of its threads stand still. One thread takes the signal.
+/// Where processors are few, the other threads go on and answer requests until that thread has had its turn.
 pub fn stop(pid: u32) {
     let process = Pid::from_raw(pid.cast_signed()).expect("a process");
     kill_process(process, Signal::STOP).expect("it lives");
     until("all of it has stopped", || has_stopped(pid));
 }
 
-/// Whether each thread of a process stands still because of a signal.
+/// Returns whether each thread of a process stands still because of a signal.
 pub fn has_stopped(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
     threads.into_iter().all(|thread| {
-        // One that has ended meanwhile is looked for again.
+        // A thread that has ended meanwhile is looked for again.
         let Ok(thread) = thread else { return false };
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
         // The state is behind the name, which is in brackets.
@@ -41,7 +41,7 @@ pub fn has_stopped(pid: u32) -> bool {
     })
 }
 
-/// Waits until nobody holds memory of the node's own pool.
+/// Waits until all memory of the node's own pool is free.
 pub fn until_free(node: &Node) {
     until_allocations(node, 0);
 }
@@ -51,8 +51,8 @@ pub fn until_allocations(node: &Node, count: usize) {
     let transport = node.transport();
     let stream = node.host_stream().expect("a stream to look at the pool with");
     until_allocations_of(stream.pool(), count, || {
-        // What peers have given back is taken into the lease table when there is something else to do. This
-        // is it.
+        // A transport takes returned leases into its lease table only when it has something else to do. This
+        // call is such an occasion.
         transport.poll(&mut Default::default());
     });
 }
@@ -71,23 +71,23 @@ pub fn until_allocations_of(pool: &Pool, count: usize, drain: impl Fn()) {
     }
 }
 
-/// A sequence of numbers as a tensor.
+/// Returns a sequence of numbers as a tensor.
 pub fn numbers(stream: &DeviceStream, from: u32, count: usize) -> Tensor {
     let numbers: Vec<u32> = (from..).take(count).collect();
     stream.from_slice(&[count], &numbers).expect("room for a few numbers").freeze()
 }
 
-/// [`Node::block_on`] of a `send` that has to succeed.
+/// Sends with [`Node::block_on`], and panics where that fails.
 pub fn deliver<M: GpuMessage>(node: &Node, address: &Address<M>, message: M) {
     node.block_on(address.send(message)).expect("it is accepted");
 }
 
-/// [`Node::block_on`] of an `ask` that has to succeed.
+/// Asks with [`Node::block_on`], and panics where that fails.
 pub fn ask<M: GpuMessage>(node: &Node, address: &Address<M>, message: M) -> <M as GpuMessage>::Reply {
     node.block_on(address.ask(message)).expect("it is answered")
 }
 
-/// What any crate's `block_on` does.
+/// Runs a future as any crate's `block_on` does.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -1,5 +1,5 @@
-//! A node that has too little of something: this program again, as a node in a scene, and an actor that uses
-//! up what its process may have.
+//! A node that is short of a resource: this program again, as a node in a scene, and an actor that uses up
+//! its process's share.
 //!
 //! Limits are a process's, so each case starts a process that is a node.
 
@@ -17,13 +17,14 @@ use crate::harness::{self, Builder, Case};
 use crate::holder::{Hold, Holder, LetGo, Read as ReadIt};
 use crate::wait::{ask, deliver, numbers, until, until_free};
 
-/// Set in the program that is a node in want: which scene it plays, and for whom.
+/// Set in the program that is a node in want: the scene that it plays, and the id of the process that started
+/// it.
 const SCENE: &str = "TENSORPOST_TESTS_WANT";
 
-/// How long what takes milliseconds may take on a busy machine.
+/// How long a step of milliseconds may take on a busy machine.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// An actor that uses up what its process may have.
+/// An actor that uses up its process's share of a resource.
 #[derive(Debug)]
 pub struct Greedy {
     stream: DeviceStream,
@@ -31,12 +32,12 @@ pub struct Greedy {
     tensors: Vec<TensorMut>,
 }
 
-/// "Open files until so many descriptors are left, or close them."
+/// "Open files until only this many descriptors are left, or close them."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 pub struct Open(pub Option<usize>);
 
-/// "Make so many tensors of so many bytes, or as many as there is room for." The reply is how many there
+/// "Make this many tensors of this many bytes, or as many as there is room for." The reply is how many there
 /// were, and why there were no more.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (usize, Option<String>))]
@@ -47,7 +48,7 @@ pub struct Allocate {
     pub bytes: usize,
 }
 
-/// As [`Allocate`], and write all of them: pages that nobody has touched take no memory.
+/// As [`Allocate`], but all of them are written: pages that nobody has touched take no memory.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (usize, Option<String>))]
 pub struct Fill(pub Allocate);
@@ -57,18 +58,18 @@ pub struct Fill(pub Allocate);
 #[gpu_message(reply = ())]
 pub struct Free;
 
-/// "Send this one something." The reply is why that was not possible.
+/// "Send a message to this one." The reply is why that was not possible.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Option<String>)]
 pub struct Tell(pub Address<Hold>);
 
-/// "Have that one send this one something." The reply is why that was not possible.
+/// "Have that one send a message to this one." The reply is why that was not possible.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Option<String>)]
 pub struct Through {
-    /// Who sends.
+    /// The sender.
     pub by: Address<Tell>,
-    /// To whom.
+    /// The receiver.
     pub to: Address<Hold>,
 }
 
@@ -168,16 +169,17 @@ impl Handler<Last> for Greedy {
     }
 }
 
-/// A cgroup with a limit of memory, of either version. It goes with this value, and has no process then.
+/// A cgroup with a memory limit, of either version. It is removed with this value, and has no process by
+/// then.
 #[derive(Debug)]
 pub struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// One of so many bytes, in the group of this process or, where that may have none in it, in the
-    /// outermost one.
+    /// Makes a cgroup of this many bytes in the group of this process or, where that may have none in it, in
+    /// the outermost one.
     ///
     /// # Errors
-    /// Why none can be made here.
+    /// The reason why none can be made here.
     pub fn new(bytes: u64) -> Result<Self, String> {
         let groups = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let mut why_not = Vec::new();
@@ -200,7 +202,7 @@ impl MemoryGroup {
                 let group = MemoryGroup(group);
                 match fs::write(group.0.join(maximum), bytes.to_string()) {
                     Ok(()) => {
-                        // There is none of it on many machines, or it is not counted.
+                        // Many machines have no swap, or do not count it.
                         let _ = fs::write(group.0.join(swap), "0");
                         return Ok(group);
                     }
@@ -211,14 +213,14 @@ impl MemoryGroup {
         Err(format!("no cgroup with a limit of memory can be made here ({})", why_not.join("; ")))
     }
 
-    /// A command that runs `program` in it.
+    /// Returns a command that runs `program` in the cgroup.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\" && exec \"$1\""]).arg(self.0.join("cgroup.procs")).arg(program);
         command
     }
 
-    /// How many processes the system has killed for want of memory.
+    /// Returns how many processes the system has killed for want of memory.
     pub fn killed(&self) -> Option<u64> {
         let texts = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(self.0.join(name)));
         let lines = texts.iter().flatten().flat_map(|text| text.lines());
@@ -236,20 +238,20 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// As many files as this process can open, but for so many.
+/// Opens as many files as this process can, except for this many.
 pub fn all_files_but(left: usize) -> Vec<File> {
     let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     files.truncate(files.len().saturating_sub(left));
     files
 }
 
-/// This program again, in a scene.
+/// Returns a command that runs this program again, in a scene.
 pub fn scene(mut command: Command, name: &str, folder: &Path) -> Command {
     command.env(SCENE, format!("{name}:{}", std::process::id())).env("TMPDIR", folder).env_remove("RUST_LOG");
     command
 }
 
-/// Plays a scene to its end, and returns what its processes have written.
+/// Plays a scene to its end, and returns the output of its processes.
 pub fn play(name: &str) -> String {
     play_as(Command::new("/proc/self/exe"), name)
 }
@@ -262,7 +264,7 @@ pub fn play_as(command: Command, name: &str) -> String {
     command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
     let mut child = command.spawn().unwrap();
     drop(command);
-    // The pipe ends with the last process that has it: one that is left behind hangs this.
+    // The pipe ends with the last process that has it, so a process that is left behind hangs this.
     let mut text = Vec::new();
     reader.read_to_end(&mut text).unwrap();
     let (status, text) = (child.wait().unwrap(), String::from_utf8_lossy(&text).into_owned());
@@ -271,7 +273,7 @@ pub fn play_as(command: Command, name: &str) -> String {
     text
 }
 
-/// A folder is empty, and no shared memory has a name.
+/// Asserts that a folder is empty, and that no shared memory has a name.
 pub fn nothing_is_left(folder: &Path) {
     let names = |folder: &Path| -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten();
@@ -281,7 +283,7 @@ pub fn nothing_is_left(folder: &Path) {
     assert!(names(Path::new("/dev/shm")).iter().all(|name| !name.contains("tensorpost")));
 }
 
-/// All of these are in the text.
+/// Asserts that all of these are in the text.
 #[track_caller]
 pub fn has(text: &str, parts: &[&str]) {
     for part in parts {
@@ -289,7 +291,7 @@ pub fn has(text: &str, parts: &[&str]) {
     }
 }
 
-/// The descriptors of a process.
+/// Returns the number of descriptors of a process.
 pub fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
@@ -300,17 +302,17 @@ pub fn limit(pid: u32, resource: Resource, current: Option<u64>) {
     prlimit(pid_of(pid), resource, Rlimit { current: current.or(maximum), maximum }).unwrap();
 }
 
-/// The process with that number.
+/// Returns the process with that number.
 pub fn pid_of(pid: u32) -> Option<Pid> {
     Pid::from_raw(pid.cast_signed())
 }
 
-/// The process of an actor.
+/// Returns the process id of an actor.
 pub fn pid<A: RemoteActor>(node: &Node, of: &Spawned<A>) -> u32 {
     node.supervisor().worker(of.worker()).unwrap().pid
 }
 
-/// They answer, and get what they are sent.
+/// Asserts that the holders answer, and get their messages.
 pub fn serve(node: &Node, holders: &[Spawned<Holder>]) {
     let stream = node.host_stream().unwrap();
     for holder in holders {
@@ -321,7 +323,7 @@ pub fn serve(node: &Node, holders: &[Spawned<Holder>]) {
     until_free(node);
 }
 
-/// A node that has come and gone: what its program keeps after that is no leak of the next one.
+/// Starts and ends a node: memory that its program keeps after that is no leak of the next one.
 pub fn first_node(builder: Builder) -> usize {
     let node = builder.start().unwrap();
     serve(&node, &[node.spawn::<Holder>(()).start().unwrap()]);
@@ -329,8 +331,7 @@ pub fn first_node(builder: Builder) -> usize {
     descriptors(std::process::id())
 }
 
-/// Ends a node, none of whose workers is in the middle of anything, and drops what the test still holds of
-/// it.
+/// Ends a node whose workers are all idle, and drops the values that the test still holds of it.
 pub fn end(node: Node, held: impl Sized, descriptors_before: usize) {
     let report = node.shutdown(LONG).unwrap();
     assert!(report.is_clean(), "{report:?}");
@@ -338,7 +339,7 @@ pub fn end(node: Node, held: impl Sized, descriptors_before: usize) {
     until("all descriptors are closed", || descriptors(std::process::id()) <= descriptors_before);
 }
 
-/// A node in want: its name, and what it does.
+/// A node in want: its name and its function.
 pub type Scene = (&'static str, fn());
 
 /// Plays a scene, or runs the cases, one after the other.

@@ -1,17 +1,17 @@
-//! What a message costs in processor time, on one thread and without a scheduler in it: to compare two builds
-//! of the framework, or one with and without a trace. Wall time of two processes moves by far more than what
-//! is looked for.
+//! Measures the processor time of a message on one thread, without a scheduler. It compares two builds of the
+//! framework, or one build with and without a trace. Wall time of two processes varies far more than the
+//! differences that this program looks for.
 //!
 //! `cargo run --release -p tensorpost-tests --bin message_cost`, and again with
 //! `TENSORPOST_TRACE=/tmp/trace.json`.
 //!
-//! * `frame`: a message from one transport to another, encoded, written, read, decoded and done with.
-//! * `lease`: the same with a tensor: granted, adopted and returned.
+//! * `frame`: a message from one transport to another is encoded, written, read, decoded and released.
+//! * `lease`: the same with a tensor, whose lease is granted, adopted and returned.
 //! * `handler`: an actor's message to itself, through its mailbox and its handler.
 //! * `tensors`: the same with 64 tensors in it.
 //!
-//! Each line is the best and the median of many short samples, in nanoseconds a message; then the same where
-//! ten other processes have died, and the ratio. The samples of the two take turns.
+//! Each line gives the best and the median of many short samples, in nanoseconds a message. Then it gives the
+//! same where ten other processes have died, and the ratio. The samples of the two cases alternate.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const BATCH: usize = 32;
 const BATCHES: usize = 8;
 const TICKS: u32 = 2_000;
 const DEATHS: usize = 10;
-/// In a message to oneself, and how many of those are a sample.
+/// The tensors in a message to oneself, and the number of messages in a sample.
 const TENSORS: usize = 64;
 const ROUNDS: u32 = 200;
 
@@ -59,7 +59,7 @@ fn cpu_ns() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-/// Nanoseconds a message of each of two, in turn.
+/// Returns the nanoseconds a message of each of two cases, sampled in turn.
 fn sample<T>(two: &[T; 2], run: impl Fn(&T) -> anyhow::Result<f64>) -> anyhow::Result<[Vec<f64>; 2]> {
     let mut times = [Vec::new(), Vec::new()];
     for turn in 0..=SAMPLES {
@@ -97,12 +97,12 @@ struct Pair {
 }
 
 impl Pair {
-    /// Beside them that many others, which have died.
+    /// Beside them, this many others, which have died.
     fn new(deaths: usize) -> anyhow::Result<Self> {
         let cluster = Cluster::new(2 + deaths);
         cluster.connect();
         for other in 2..2 + deaths {
-            // What it has left behind is known by name.
+            // Each has sent a tensor before its death, so the survivors remember it by name.
             let (to, inbox) = cluster.inbox(1, 1);
             cluster.send(other, &to, Some(cluster.stream(other).from_slice(&[16], &[0_u32; 16])?.freeze()));
             cluster.run_until_idle();
@@ -113,7 +113,7 @@ impl Pair {
         }
         let (to, inbox) = cluster.inbox(1, BATCH as u32);
         let tensor = cluster.stream(0).from_slice(&[16], &[0_u32; 16])?.freeze();
-        // The first one has its chunk mapped.
+        // The first message has its chunk mapped.
         cluster.send(0, &to, Some(tensor.clone()));
         cluster.run_until_idle();
         drop(inbox.take());
@@ -121,7 +121,7 @@ impl Pair {
         Ok(Pair { cluster, to, inbox, tensor })
     }
 
-    /// Nanoseconds of this thread for each of some messages.
+    /// Nanoseconds of this thread for each of several messages.
     fn frames(&self, with_tensor: bool) -> f64 {
         let began = cpu_ns();
         for _ in 0..BATCHES {
@@ -142,7 +142,8 @@ struct Ticker {
     took: u64,
 }
 
-/// How many more. The reply is what the last row of them took, in nanoseconds of the thread.
+/// How many more messages follow. The reply is the time that the last row of them took, in nanoseconds of the
+/// thread.
 #[derive(Clone, Copy, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Ticks {
@@ -150,8 +151,8 @@ struct Ticks {
     began: Option<u64>,
 }
 
-/// The same, and what goes along. A type of its own: a message that can hold no tensor is never searched for
-/// lost ones.
+/// The same, with tensors. This is a type of its own because a message that can hold no tensor is never
+/// searched for lost ones.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Laden {
@@ -160,7 +161,7 @@ struct Laden {
 }
 
 impl Ticker {
-    /// An actor of a node in which that many other workers have died.
+    /// Starts an actor of a node in which this many other workers have died.
     fn start(node: &Node, deaths: usize) -> anyhow::Result<Spawned<Ticker>> {
         for _ in 0..deaths {
             let other = node.spawn::<Ticker>(()).start()?;
@@ -170,7 +171,7 @@ impl Ticker {
         Ok(node.spawn::<Ticker>(()).start()?)
     }
 
-    /// The next of a row; none behind the last.
+    /// Returns the next message of a row, or none after the last.
     fn tick(&mut self, ticks: Ticks) -> Option<Ticks> {
         if let (0, Some(began)) = (ticks.left, ticks.began) {
             self.took = cpu_ns() - began;

@@ -1,4 +1,4 @@
-//! Random pipelines, and what can go wrong in them (see `tensorpost_tests::random`):
+//! Plays random pipelines and failures in them (see `tensorpost_tests::random`).
 //!
 //! ```sh
 //! random_run --minutes 3                     # fresh seeds, which it prints
@@ -7,7 +7,7 @@
 //! random_run --replay spec.json              # a spec
 //! ```
 //!
-//! `--help` has the rest. The program needs nothing but itself.
+//! `--help` lists the options. The program needs no other files.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,9 +23,9 @@ use tensorpost_tests::random::spec::Spec;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Runs pipelines drawn from seeds, each in a process of its own, and checks that every item comes once, or
-/// is named, that all tensors are right, that everything ends, and that nothing is left. Exits with 1 if
-/// anything was wrong.
+/// Runs pipelines drawn from seeds, each in a process of its own. Checks that every item arrives once or is
+/// named as lost, that all tensors are right, that every run ends, and that nothing is left behind. Exits
+/// with 1 if any check failed.
 #[derive(Debug, Parser)]
 #[command(name = "random_run")]
 struct Arguments {
@@ -35,37 +35,37 @@ struct Arguments {
     /// Plays these seeds, such as `0..5000`.
     #[arg(long, value_parser = range, conflicts_with_all = ["minutes", "replay"])]
     seeds: Option<(u64, u64)>,
-    /// Plays fresh seeds for so long.
+    /// Plays fresh seeds for this long.
     #[arg(long, value_parser = minutes)]
     minutes: Option<Duration>,
     /// Plays the spec in this file.
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
-    /// How often `--seed` and `--replay` are played, until one fails.
+    /// How often `--seed` and `--replay` are played; the first failure ends the loop.
     #[arg(long, default_value_t = 1)]
     times: u32,
-    /// Runs at a time; as many as there are cores without this.
+    /// Runs at a time; by default as many as there are cores.
     #[arg(long)]
     jobs: Option<usize>,
-    /// Whether things go wrong: processes that end, pipelines that are ended.
+    /// Whether failures are played: processes that die, pipelines that are stopped.
     #[arg(long, default_value = "mixed")]
     faults: Wrong,
     /// Where the tensors are: `host`, `best` (a GPU, where there is one), `cuda:` and a number.
     #[arg(long, default_value = "host")]
     device: String,
-    /// Seconds in which something has to move in a run.
+    /// Seconds without progress after which a run has failed.
     #[arg(long, default_value_t = 30)]
     patience: u64,
-    /// Makes specs that failed smaller, for as long as they fail.
+    /// Shrinks specs that failed, as long as they still fail.
     #[arg(long)]
     shrink: bool,
-    /// Keeps the specs and the logs of failed runs there.
+    /// Keeps the specs and the logs of failed runs in this folder.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-    /// Prints the spec of `--seed` and does nothing.
+    /// Prints the spec of `--seed` and exits.
     #[arg(long)]
     show: bool,
-    /// For the program's own use: does the run in this folder.
+    /// For the program's own use: plays the run in this folder.
     #[arg(long, hide = true, value_name = "FOLDER")]
     child: Option<PathBuf>,
 }
@@ -137,7 +137,7 @@ fn main() -> Result<ExitCode> {
     Ok(if tally.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Plays one spec, until it fails.
+/// Plays one spec until it fails.
 fn again(options: &Options, spec: &Spec, times: u32) -> Result<ExitCode> {
     for _ in 0..times {
         let outcome = play(options, spec, "replayed")?;

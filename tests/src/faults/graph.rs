@@ -9,13 +9,13 @@ use tensorpost::testing::{Usage, leaks};
 
 use super::plan::mix;
 
-/// How long anybody waits for a send in the graph.
+/// How long each send in the graph may wait.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What passes through the graph.
+/// An item that passes through the graph.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 pub struct Item {
-    /// Its number; the content follows from it.
+    /// Its number, which determines the content.
     pub id: u64,
     /// Made by the source, and forwarded.
     pub made: Tensor,
@@ -35,32 +35,32 @@ pub struct Emit {
     pub count: u64,
 }
 
-/// What became of an item at the sink.
+/// An item's fate at the sink.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 pub struct Seen {
     /// Its number.
     pub id: u64,
-    /// What was found.
+    /// The sink's finding.
     pub verdict: Verdict,
 }
 
-/// How an item was.
+/// The state of an item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// As it has to be.
     Right,
-    /// Something else.
+    /// Different from what it has to be.
     Wrong(String),
-    /// It could not be read, for this reason, which names the dead.
+    /// It could not be read, for this reason, which names the dead worker.
     Lost(String),
 }
 
-/// "Let go of everything that you keep, and say what your process uses." Asks `others` first, so that there
-/// is a link to each; the reply says also who of them did not answer, and why.
+/// "Let go of everything that you keep, and say what your process uses." The actor asks `others` first, so
+/// that there is a link to each; the reply also names those that did not answer, with the reason.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (Usage, Vec<String>))]
 pub struct Measure {
-    /// The others.
+    /// The other actors.
     pub others: Vec<Address<Ping>>,
 }
 
@@ -72,19 +72,19 @@ pub struct Ping;
 /// Elements of an item's tensors.
 pub fn length(id: u64) -> usize {
     match id % 32 {
-        // Several pages, and a body of its own kind of block.
+        // Several pages, and a message body with its own kind of block.
         0 => 50_000,
         1 => 1,
         _ => 1 + (mix(id) % 3000) as usize,
     }
 }
 
-/// What element `index` of an item is when it is made.
+/// Returns element `index` of an item as it is made.
 pub fn element(id: u64, index: usize) -> u32 {
     mix(id.wrapping_mul(0x1_0000_0001).wrapping_add(index as u64)) as u32
 }
 
-/// What a stage does with an element.
+/// Returns an element as a stage changes it.
 pub fn step(element: u32) -> u32 {
     element.rotate_left(5).wrapping_add(0x9e37_79b9)
 }
@@ -94,7 +94,7 @@ fn is_host(stream: &DeviceStream) -> bool {
 }
 
 async fn measure(others: Vec<Address<Ping>>) -> (Usage, Vec<String>) {
-    // Those who are just being restarted are linked to at the next look.
+    // Actors that are just being restarted are linked to at the next look.
     let answers = join_all(others.iter().map(|other| other.ask(Ping).timeout(PATIENCE))).await;
     let silent = answers.into_iter().filter_map(Result::err).map(|error| error.to_string());
     (leaks(), silent.collect())
@@ -114,7 +114,7 @@ impl Source {
             let mut made = self.stream.empty(DType::U32, &[elements])?;
             let write = move |(to,): (&mut [u32],)| {
                 if id.is_multiple_of(7) {
-                    // Others wait for it, and may see its maker die.
+                    // Other workers wait for it, and may see its maker die.
                     std::thread::sleep(Duration::from_micros(300));
                 }
                 to.iter_mut().enumerate().for_each(|(index, to)| *to = element(id, index));
@@ -175,7 +175,7 @@ impl Handler<Ping> for Source {
     fn handle(&mut self, _: Ping, _: &mut Context<Self>) {}
 }
 
-/// Passes items on: computes, or only forwards and keeps some for a while.
+/// Passes items on. It computes, or it only forwards items and keeps some for a while.
 #[derive(Debug)]
 pub struct Stage {
     stream: DeviceStream,
@@ -189,7 +189,7 @@ impl Actor for Stage {
 }
 
 impl RemoteActor for Stage {
-    /// Where to, and whether it computes.
+    /// The receivers, and whether the actor computes.
     type Args = (Vec<Address<Item>>, bool);
 
     fn create((nexts, computes): Self::Args, env: &Env) -> anyhow::Result<Self> {
@@ -241,7 +241,7 @@ impl Handler<Item> for Stage {
             }
         }
         let item = if self.computes { self.compute(item) } else { Ok(item) };
-        // What depends on the dead cannot be computed with.
+        // A stage cannot compute with data that depends on the dead.
         let Ok(item) = item else { return Box::pin(async {}) };
         let next = &self.nexts[(id / 2 % self.nexts.len() as u64) as usize];
         let sent = next.send(item).timeout(PATIENCE);

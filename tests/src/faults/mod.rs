@@ -1,5 +1,5 @@
-//! Fault runs: a graph of workers that pass tensors with known content on, while processes are killed,
-//! stopped and continued at points drawn from a seed.
+//! Fault runs: a graph of workers passes tensors with known content on, while processes are killed, stopped
+//! and continued at points drawn from a seed.
 //!
 //! ```text
 //!            ┌─ first-0 ─┐   ┌─ second-0 ─┐
@@ -7,16 +7,17 @@
 //!            └─ first-1 ─┘   └─ second-1 ─┘
 //! ```
 //!
-//! Every item carries two tensors: one that the source made and everybody forwards, and one that each stage
-//! makes anew from the last, or writes in place where it got it alone. What each element has to be follows
-//! from the item's number. The sink compares all of them and tells the node.
+//! Every item carries two tensors. The source makes one, and every stage forwards it. Each stage makes the
+//! other anew from the last one, or writes it in place where it got it alone. The item's number determines
+//! the value of each element. The sink compares all of them and tells the node.
 //!
-//! What a run shows: no element is ever wrong, whatever died; nothing arrives twice (MBX-1); after each fault
-//! the graph serves again (DEATH-2); in the end every lease, descriptor, mapping and process is accounted for
-//! (LEASE-1 to LEASE-4), in the node and in every worker. No stream waits for ever (DEATH-1), because the run
-//! would.
+//! A run shows that no element is ever wrong, whatever died, and that nothing arrives twice (MBX-1). After
+//! each fault the graph serves again (DEATH-2). In the end every lease, descriptor, mapping and process is
+//! accounted for (LEASE-1 to LEASE-4), in the node and in every worker. No stream waits for ever (DEATH-1),
+//! because the run would wait with it.
 //!
-//! [`graph`] are the actors, [`plan`] what goes wrong and when, [`run`](mod@run) does it and looks.
+//! [`graph`] has the actors, [`plan`] draws the faults and their times, and [`run`](mod@run) plays them and
+//! checks.
 
 // As in `random`, the unit tests have no workers.
 #[cfg(not(test))]

@@ -1,4 +1,4 @@
-//! What goes wrong, drawn from a seed.
+//! The faults of a run, drawn from a seed.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use tensorpost::testing::fault::{Action, Fault, POINTS};
 pub struct Draw(u64);
 
 impl Draw {
-    /// From a seed.
+    /// Begins at a seed.
     pub fn new(seed: u64) -> Self {
         Draw(seed)
     }
 
-    /// 64 bits.
+    /// Draws 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// Below `bound`.
+    /// Draws a number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.bits() % bound.max(1) as u64) as usize
     }
 }
 
-/// A seed that nobody has had, short enough to be typed again.
+/// Returns a seed that nobody has had, short enough to be typed again.
 pub fn fresh_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     // A hasher's keys are random for each process, and differ from call to call.
@@ -41,14 +41,14 @@ pub fn mix(n: u64) -> u64 {
     n ^ (n >> 31)
 }
 
-/// One thing that goes wrong.
+/// One fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// These are killed, one right after the other.
+    /// These workers are killed, one right after the other.
     Kill(Vec<usize>),
-    /// One is stopped, and continued after a while.
+    /// One worker is stopped, and continued after a while.
     Stop(usize, Duration),
-    /// One is armed with a fault. What it stops is continued after a while.
+    /// One worker is armed with a fault. A worker that the fault stops is continued after a while.
     Arm(usize, Fault),
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// The events of a seed, one after the other, without an end.
+/// The endless sequence of events of a seed.
 #[derive(Clone, Debug)]
 pub struct Plan {
     draw: Draw,
@@ -70,17 +70,17 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For that many workers.
+    /// Draws events for this many workers.
     pub fn new(seed: u64, workers: usize) -> Self {
         Plan { draw: Draw::new(seed), workers }
     }
 
-    /// How long to wait before the next event.
+    /// Draws the pause before the next event.
     pub fn pause(&mut self) -> Duration {
         Duration::from_micros(self.draw.below(20_000) as u64)
     }
 
-    /// What goes wrong next.
+    /// Draws the next event.
     pub fn event(&mut self) -> Event {
         let victim = self.draw.below(self.workers);
         match self.draw.below(100) {

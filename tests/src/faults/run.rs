@@ -1,4 +1,4 @@
-//! Plays the events of a seed, and looks at what becomes of the graph.
+//! Plays the events of a seed, and checks how the graph copes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -17,7 +17,7 @@ use super::graph::{Emit, Measure, Ping, Seen, Sink, Source, Stage, Verdict};
 use super::plan::{Event, Plan};
 use crate::harness::Builder;
 
-/// Restarts at once and for ever: what dies is what the run decides.
+/// Restarts at once and without limit, because the run decides which workers die.
 const RESTART: Restart = Restart::always(u32::MAX)
     .within(Duration::from_millis(200))
     .backoff(Duration::from_millis(1), Duration::from_millis(20));
@@ -25,53 +25,53 @@ const RESTART: Restart = Restart::always(u32::MAX)
 /// How long the graph may take to serve again after a fault.
 const RECOVERY: Duration = Duration::from_secs(30);
 
-/// How long the last of what the dead left may take to go.
+/// How long the last resources of dead workers may take to go.
 const SETTLING: Duration = Duration::from_secs(30);
 
-/// Threads that a process may have by the end: its own, the control thread, its streams', and in the node the
-/// supervisor's, the reader's and those of the run.
+/// Threads that a process may have by the end. Each has its own, the control thread and its streams'; the
+/// node also has those of the supervisor, the reader and the run.
 const MOST_THREADS: usize = 10;
 
-/// How a shared mapping without a descriptor is listed. The framework makes none; with CUDA there are 14 from
-/// the start, and once there was one more, so they are taken for the driver's.
+/// The name under which a shared mapping without a descriptor is listed. The framework makes none. With CUDA
+/// there are 14 from the start, and once there was one more, so they are taken for the driver's.
 const OF_THE_DRIVER: &str = "/dev/zero (deleted)";
-/// So many of them are nobody's leak.
+/// Up to this many of them do not count as a leak.
 const MOST_OF_THE_DRIVER: usize = 24;
 
-/// How long an armed fault is waited for.
+/// How long the run waits for an armed fault to strike.
 const STRIKES_IN: Duration = Duration::from_millis(400);
 
-/// What to do.
+/// What a run plays.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the events are drawn from.
+    /// The seed of the events.
     pub seed: u64,
-    /// How many events.
+    /// The number of events.
     pub faults: u64,
-    /// When to end, though there were fewer.
+    /// When to end, even before all events were played.
     pub time: Option<Duration>,
-    /// Where the tensors are.
+    /// The device of the tensors.
     pub device: Device,
-    /// After how many events everything is counted, besides the end.
+    /// After how many events everything is counted; the end counts too.
     pub count_every: u64,
-    /// Say each event.
+    /// Prints each event.
     pub verbose: bool,
-    /// After a failure leave everything as it is, for ever.
+    /// After a failure, leaves everything as it is, for ever.
     pub hold: bool,
 }
 
-/// What was seen.
+/// The findings of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Events played.
     pub faults: u64,
-    /// Of these, how many ended a process, counted by process.
+    /// How many processes these events ended.
     pub deaths: u64,
     /// Items that arrived as they had to be.
     pub right: u64,
     /// Items that could not be read at the sink because of a death.
     pub lost: u64,
-    /// Items that the source was to make.
+    /// Items that the source was asked to make.
     pub emitted: u64,
     /// How often everything was counted.
     pub counted: u64,
@@ -79,7 +79,7 @@ pub struct Report {
     pub recoveries: Recoveries,
 }
 
-/// How long the graph took to serve again: until 24 items that were made afterwards had come.
+/// How long the graph took to serve again, which means that 24 items that were made afterwards had arrived.
 #[derive(Clone, Default)]
 pub struct Recoveries(Vec<Duration>);
 
@@ -94,14 +94,14 @@ impl fmt::Debug for Recoveries {
     }
 }
 
-/// Something that must not be.
+/// A violated expectation.
 #[derive(Debug)]
 pub struct Failure {
-    /// What.
+    /// The violation.
     pub what: String,
-    /// After which event.
+    /// The event before it.
     pub after: String,
-    /// What had been seen until then.
+    /// The findings until then.
     pub report: Report,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What the sink has said.
+/// The sink's reports so far.
 #[derive(Default)]
 struct Arrivals {
     right: AtomicU64,
@@ -140,7 +140,7 @@ struct Graph {
 /// Plays a seed.
 ///
 /// # Errors
-/// [`Failure`] says what must not be, and after which event.
+/// [`Failure`] names the violated expectation, and the event before it.
 pub fn run(builder: Builder, options: &Options) -> Result<Report, Failure> {
     let fail = |what: String| Failure { what, after: "the start".into(), report: Report::default() };
     let graph =
@@ -224,7 +224,7 @@ impl Graph {
             let from = self.emitted.fetch_add(count, Ordering::SeqCst);
             let asked = self.emit.ask(Emit { from, count }).timeout(Duration::from_secs(2));
             if self.node.block_on(asked).is_err() {
-                // It may be restarting.
+                // The source may be restarting.
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -274,7 +274,7 @@ impl Graph {
         self.node.supervisor().worker(part.worker)
     }
 
-    /// Makes it happen; returns how many processes it ended.
+    /// Plays the event; returns how many processes it ended.
     fn happen(&self, event: &Event) -> u64 {
         match event {
             Event::Kill(victims) => {
@@ -312,12 +312,12 @@ impl Graph {
     fn signal(&self, part: &Part, signal: Signal) -> bool {
         let status = self.status(part).filter(|status| matches!(status.state, WorkerState::Running));
         let pid = status.and_then(|status| Pid::from_raw(status.pid.cast_signed()));
-        // A moment later it may be another's number; the node has not reaped it while it is listed as
-        // running.
+        // A moment later the number may belong to another process. The node has not reaped a process that it
+        // lists as running.
         pid.is_some_and(|pid| kill_process(pid, signal).is_ok())
     }
 
-    /// Continues what an armed fault has stopped.
+    /// Continues the workers that an armed fault has stopped.
     fn continue_all(&self) {
         for part in &self.parts {
             if let Some(status) = self.status(part)
@@ -333,7 +333,7 @@ impl Graph {
         wrong.clone().map_or(Ok(()), Err)
     }
 
-    /// Waits until the graph serves again: items that were made after now arrive.
+    /// Waits until the graph serves again, so that items made from now on arrive.
     fn recover(&self) -> Result<Duration, String> {
         let begin = Instant::now();
         let before = self.arrivals.right.load(Ordering::SeqCst);
@@ -358,7 +358,7 @@ impl Graph {
         text + &format!("{:?}", self.node.transport())
     }
 
-    /// Counts what everybody uses when nothing is under way, and compares it with what was used `before`.
+    /// Counts what every process uses while nothing is under way, and compares it with the count `before`.
     fn count(&self, before: Option<&Counted>) -> Result<Counted, String> {
         self.paused.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + SETTLING;
@@ -405,17 +405,17 @@ impl Graph {
             }
             usages.insert(part.name, usage);
         }
-        // What the node holds is looked at when it has read everything.
+        // The node's own usage is read last, when the node has read everything.
         usages.insert("node", leaks());
         Ok(Counted(usages))
     }
 }
 
-/// What everybody uses.
+/// The usage of every process.
 struct Counted(BTreeMap<&'static str, Usage>);
 
 impl Counted {
-    /// What is more than it was.
+    /// Returns the counts that have grown.
     fn growth(&self, later: &Counted) -> Vec<String> {
         let mut grown = Vec::new();
         for (name, now) in &later.0 {
@@ -425,7 +425,7 @@ impl Counted {
             if let Some(count) = before.mappings.get_mut(OF_THE_DRIVER) {
                 *count = (*count).max(MOST_OF_THE_DRIVER);
             }
-            // A pool keeps what it once needed.
+            // A pool keeps chunks that it once needed.
             let now = Usage {
                 chunk_bytes: before.chunk_bytes.clone(),
                 descriptors: without_chunks(&now.descriptors),
@@ -438,7 +438,7 @@ impl Counted {
         grown
     }
 
-    /// What is held though nothing is under way.
+    /// Returns what is held though nothing is under way.
     fn held(&self) -> Vec<String> {
         let mut held = Vec::new();
         for (name, usage) in &self.0 {
@@ -455,7 +455,7 @@ impl Counted {
     }
 }
 
-/// Pools grow by chunks when several deaths keep memory at once, and every chunk is mapped by those who read
+/// Pools grow by chunks when several deaths keep memory at once, and every process that reads a chunk maps
 /// it.
 fn without_chunks(counts: &BTreeMap<String, usize>) -> BTreeMap<String, usize> {
     counts
@@ -470,7 +470,7 @@ fn is_stopped(pid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
 
-/// Takes what the sink says until the node ends.
+/// Takes the sink's reports until the node ends.
 fn watch(mut channel: Channel<Seen>, arrivals: &Arrivals) {
     let mut seen = HashSet::new();
     while let Ok(Seen { id, verdict }) = channel.blocking_recv() {

@@ -1,4 +1,4 @@
-//! Plays fault runs (see `tensorpost_tests::faults`):
+//! Plays fault runs (see `tensorpost_tests::faults`).
 //!
 //! ```sh
 //! cargo run -p tensorpost-tests --bin fault_run -- --faults 1000             # a fresh seed, which it prints
@@ -6,7 +6,7 @@
 //! cargo run -p tensorpost-tests --bin fault_run -- --minutes 2               # fresh seeds for two minutes
 //! ```
 //!
-//! `--help` has the rest.
+//! `--help` lists the options.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -18,19 +18,18 @@ use tensorpost::node::Sharing;
 use tensorpost_tests::faults::plan::fresh_seed;
 use tensorpost_tests::faults::{self, Options};
 
-/// Kills, stops and continues workers of a graph at points that a seed chooses, and checks that nothing is
-/// lost that was not the dead one's, and nothing leaked. Prints the seed; the same seed plays the same
-/// events.
+/// Kills, stops and continues workers of a graph at points that a seed chooses. Checks that only items in a
+/// dead worker are lost, and that nothing leaks. Prints the seed; the same seed plays the same events.
 #[derive(Debug, Parser)]
 #[command(name = "fault_run")]
 struct Arguments {
     /// Plays this seed; fresh ones otherwise.
     #[arg(long)]
     seed: Option<u64>,
-    /// Faults in all; 200, or with `--minutes` as many as there is time for.
+    /// The number of faults: 200, or with `--minutes` as many as there is time for.
     #[arg(long)]
     faults: Option<u64>,
-    /// Plays fresh seeds for so long.
+    /// Plays fresh seeds for this long.
     #[arg(long, value_parser = minutes)]
     minutes: Option<Duration>,
     /// Where the tensors are: `host`, `best` (a GPU, where there is one), `cuda:` and a number, or a UUID.
@@ -42,10 +41,10 @@ struct Arguments {
     /// Counts descriptors, mappings, leases and processes after each so many events.
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..))]
     count_every: u64,
-    /// Says each event.
+    /// Prints each event.
     #[arg(long)]
     verbose: bool,
-    /// Leaves all processes as they are after a failure, for a debugger, until it is interrupted.
+    /// After a failure, leaves all processes as they are, for a debugger, until the program is interrupted.
     #[arg(long)]
     hold: bool,
 }
@@ -66,7 +65,7 @@ fn device(text: &str) -> Result<Device> {
     Ok(if text == "best" { Device::best() } else { text.parse()? })
 }
 
-/// A run of one seed is bounded, so that fresh ones come.
+/// Bounds the run of one seed, so that fresh seeds get their turn.
 const FAULTS_PER_SEED: u64 = 500;
 
 fn main() -> Result<ExitCode> {

@@ -1,6 +1,6 @@
-//! For a machine with a GPU: the device conformance suite on it, hand-overs between two real processes, the
-//! death of one of them, and what blocks while a stream waits. Ends with an error at the first thing that is
-//! wrong or stuck.
+//! A program for a machine with a GPU. It runs the device conformance suite, hand-overs between two real
+//! processes, the death of one of them, and a check of which calls block while a stream waits. It ends with
+//! an error at the first step that fails or is stuck.
 //!
 //! ```sh
 //! CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=8 gpu_conformance [conformance|processes|peers|waiting|speed]…
@@ -24,7 +24,7 @@ use tensorpost_core::clock::{ClockDomain, ClockPage, Ticket};
 use tensorpost_core::device::cuda::{CudaBackend, devices};
 use tensorpost_core::device::{Backend, StreamBackend, conformance};
 
-/// After this long a step counts as stuck, and the program ends with its streams.
+/// After this long a step counts as stuck, and the program exits with its streams.
 const STUCK: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {

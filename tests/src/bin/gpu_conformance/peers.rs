@@ -1,4 +1,5 @@
-//! Two GPUs of one machine: what one writes in its memory, the other reads there, ordered by their clocks.
+//! Two GPUs of one machine: one writes to its memory, the other reads that memory, and their clocks order the
+//! two.
 
 #![expect(unsafe_code, reason = "streams copy between raw addresses")]
 
@@ -30,7 +31,7 @@ pub(super) fn run(first: &Arc<CudaBackend>) -> Result<()> {
     let chunk = first.create_chunk(2 * BYTES)?;
     let wrong = second.import_chunk(chunk.read_only.as_fd(), chunk.mapping.len(), Access::ReadOnly);
     ensure!(wrong.is_err(), "a chunk was taken for one of another GPU");
-    // A receiver imports a chunk by the device that it is on, whatever device its streams are on.
+    // A receiver imports a chunk through the device that the chunk is on, whatever device its streams are on.
     let view = first.import_chunk(chunk.read_only.as_fd(), chunk.mapping.len(), Access::ReadOnly)?;
     let log = second.create_chunk(ROUNDS * 512)?.mapping;
     let start = Instant::now();
@@ -65,7 +66,7 @@ pub(super) fn run(first: &Arc<CudaBackend>) -> Result<()> {
     for (round, bytes) in (1..=ROUNDS).zip(seen.chunks(512)) {
         ensure!(bytes.iter().all(|&byte| byte == round as u8), "round {round} came wrong: {:?}", &bytes[..8]);
     }
-    // One process with streams on both: its page is seen by both.
+    // One process with streams on both devices: both see its page.
     let both = Process::new(first, 3)?;
     let clock = both.domain.allocate_slot()?;
     let on_second = second.create_stream(clock, Arc::clone(&both.domain))?;

@@ -15,7 +15,7 @@ use tensorpost_core::os::Seqpacket;
 
 use super::Process;
 
-/// Buffers of this many bytes, two of them, handed over so many times.
+/// The size of each of the two buffers, which are handed over this many times.
 const BYTES: u64 = 256 << 10;
 const ROUNDS: u64 = 2_000;
 /// The last round whose clock value the dying sender reaches.
@@ -29,7 +29,7 @@ pub(super) fn run(backend: &Arc<CudaBackend>) -> Result<()> {
     a_death(backend)
 }
 
-/// Starts this program again as a peer, with one end of a socket as its standard input and a page of clocks
+/// Starts this program again as a peer. Its standard input is one end of a socket. It gets a page of clocks
 /// that this process made for it and can release, as a node does.
 fn start(how: &str, page: &ClockPage) -> Result<(Child, Seqpacket)> {
     let (ours, theirs) = Seqpacket::pair()?;
@@ -96,7 +96,7 @@ fn a_death(backend: &Arc<CudaBackend>) -> Result<()> {
     let peer = process.meet(PEER, page)?;
     let len = chunk_bytes(backend);
     let view = backend.import_chunk(chunk.as_fd(), len, Access::ReadOnly)?;
-    // The first half of this waits for what comes, the second for what never will.
+    // The first wait is for a value that comes, the second for a value that never comes.
     stream.submit(&[StreamOp::Wait(Ticket { process: peer, slot: 0, value: LAST }), StreamOp::Advance(1)])?;
     stream.submit(&[
         StreamOp::Wait(Ticket { process: peer, slot: 0, value: LAST + 1 }),
@@ -158,7 +158,7 @@ pub(super) fn peer(dies: bool) -> Result<()> {
         stream.submit(&[StreamOp::Advance(round)])?;
     }
     stream.synchronize()?;
-    // Ends by the parent's word, by its death, or by being killed.
+    // Ends at the parent's word or at the parent's death, or is killed.
     ensure!(!socket.recv(&mut word)?.is_closed() || dies, "the parent is gone");
     if dies {
         bail!("was not killed");

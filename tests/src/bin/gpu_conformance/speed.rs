@@ -1,4 +1,4 @@
-//! What calls cost, for a first look; the benches measure properly.
+//! The cost of single calls, for a first look; the benches measure properly.
 
 #![expect(unsafe_code, reason = "streams copy between raw addresses")]
 

@@ -1,5 +1,5 @@
-//! What a process can still do while one of its streams waits, and how long it takes. What blocks is released
-//! after [`PATIENCE`], so that nothing stays stuck.
+//! Which calls a process can still make while one of its streams waits, and how long they take. A call that
+//! blocks is released after [`PATIENCE`], so that nothing stays stuck.
 
 #![expect(unsafe_code, reason = "streams copy between raw addresses")]
 
@@ -23,7 +23,7 @@ struct Scene {
     process: Process,
     /// Waits for the gate.
     held: Arc<dyn StreamBackend>,
-    /// Does not.
+    /// Does not wait.
     other: Arc<dyn StreamBackend>,
     gate: OwnClock,
     chunk: Arc<ChunkMapping>,
@@ -31,7 +31,7 @@ struct Scene {
 
 type Work = fn(&Scene) -> Result<()>;
 
-/// What must not block.
+/// The calls that must not block.
 const FREE: &[(&str, Work)] = &[
     ("a chunk is made and dropped", |scene| {
         scene.process.device.create_chunk(64 << 20)?;
@@ -100,7 +100,7 @@ const FREE: &[(&str, Work)] = &[
     }),
 ];
 
-/// What does block, by design, until the stream goes on.
+/// The calls that block, by design, until the stream goes on.
 const HELD: &[(&str, Work)] = &[
     ("2,000 fills on the stream that waits", |scene| {
         for _ in 0..2_000 {

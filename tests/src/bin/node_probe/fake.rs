@@ -1,7 +1,7 @@
-//! A transport and actors without tensors: enough to see what the processes of a node do.
+//! A transport and actors without tensors, which are enough to watch the processes of a node.
 //!
-//! "Messages" between processes are link messages by way of the node; a handler takes [`WORK`] for each. What
-//! an actor does is its type's name.
+//! "Messages" between processes are link messages that go through the node; a handler takes [`WORK`] for
+//! each. The name of an actor's type says how it behaves.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -23,7 +23,7 @@ use tensorpost_core::os::vital;
 use tensorpost_core::transport::control_channel::{ControlChannel, FromNode, LinkMessage, ToNode};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// How long one message is worked on: long enough that a shutdown finds some waiting.
+/// How long a handler works on one message: long enough that a shutdown finds some messages waiting.
 const WORK: Duration = Duration::from_millis(1);
 
 /// The fake's node.
@@ -48,7 +48,7 @@ pub(crate) fn start(builder: NodeBuilder) -> Result<FakeNode, NodeError> {
     Ok(FakeNode { transport, processes })
 }
 
-/// Another file name plays another build with other types.
+/// Another file name stands for another build with other types.
 fn fingerprint() -> u64 {
     let mut hasher = DefaultHasher::new();
     std::env::current_exe().unwrap().file_name().hash(&mut hasher);
@@ -165,7 +165,7 @@ impl ProcessRuntime for Transport {
 }
 
 impl Transport {
-    /// Waits for a message from the node that `find` takes.
+    /// Waits for a message from the node for which `find` returns something.
     pub(crate) fn wait_for<T>(&self, find: impl Fn(&FromNode) -> Option<T>) -> T {
         let mut messages = self.from_node.lock();
         loop {
@@ -188,7 +188,7 @@ impl Transport {
         .map(|named| named.location.process)
     }
 
-    /// Asks for a chunk, and says whether there is one.
+    /// Asks for a chunk, and returns whether there is one.
     pub(crate) fn has_chunk(&self, wanted: ChunkId) -> bool {
         self.want_chunk(wanted);
         self.wait_for(|message| match message {
@@ -211,7 +211,7 @@ impl Transport {
 
     pub(crate) fn send_link_message(&self, to: ProcessId) {
         self.sent.fetch_add(1, Ordering::SeqCst);
-        // A process that sends anything but memory and local sockets is given up.
+        // The node gives up a process that sends anything but memory and local sockets.
         let pairs = [(); 3].map(|()| std::os::unix::net::UnixStream::pair().unwrap());
         let descriptors =
             pairs.into_iter().flat_map(|(one, other)| [one.into(), other.into()]).take(5).collect();

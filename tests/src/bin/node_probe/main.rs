@@ -165,7 +165,8 @@ fn actors(node: &FakeNode) -> Result<()> {
     println!("error: {}", start(node, two, "fail", "disk on fire").unwrap_err());
     println!("error: {}", start(node, two, "panic", "purpose").unwrap_err());
     println!("error: {}", supervisor.start_actor(two, new_actor("quiet", Some("a"), vec![])).unwrap_err());
-    // An actor that ended gives its name back; the notice comes right behind the word that it started.
+    // An actor that has ended gives its name back; the notice arrives right behind the message that it
+    // started.
     supervisor.start_actor(two, new_actor("ends", Some("short"), vec![]))?;
     start(node, two, "quiet", "")?;
     ensure!(node.transport.look_up("short").is_none());
@@ -188,7 +189,7 @@ fn deaths(node: &FakeNode) -> Result<()> {
     let (one, two) = (supervisor.spawn_worker("one")?, supervisor.spawn_worker("two")?);
     let (_, location) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
     println!("error: {}", start(node, one, "exit", "").unwrap_err());
-    // Everybody is told, the name is free, and the rest goes on.
+    // Every process is told, the name is free, and the other actors go on.
     node.transport.wait_for(|message| match message {
         FromNode::Exited { process } if *process == location.process => Some(()),
         _ => None,
@@ -205,7 +206,7 @@ fn deaths(node: &FakeNode) -> Result<()> {
     finish(node)
 }
 
-/// Chunks that are there, that never were, and whose owner dies before anybody can know.
+/// Chunks that exist, chunks that never existed, and chunks whose owner dies before anybody can know.
 fn chunks(node: &FakeNode) -> Result<()> {
     let (supervisor, transport) = (node.supervisor(), &node.transport);
     let (owner, asker) = (supervisor.spawn_worker("owner")?, supervisor.spawn_worker("asker")?);
@@ -218,8 +219,8 @@ fn chunks(node: &FakeNode) -> Result<()> {
     start(node, asker, "wants-chunk", "99")?;
 
     let status = supervisor.worker(owner).context("status")?;
-    // All of it: its control thread would say that there is none, and then the death below is part of the
-    // shutdown.
+    // The whole process has to stop: otherwise its control thread would say that there is no chunk, and the
+    // death below would be part of the shutdown.
     wait::stop(status.pid);
     transport.want_chunk(chunk(7));
     supervisor.kill_worker(owner);
@@ -268,7 +269,7 @@ fn signal(pid: u32, signal: Signal) -> Result<()> {
     Ok(kill_process(Pid::from_raw(pid.cast_signed()).context("no process")?, signal)?)
 }
 
-/// Workers that share a GPU through MPS, or so the node takes it, one of which is killed.
+/// Workers that share a GPU through MPS, as far as the node can tell. One of them is killed.
 fn shared_gpu(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let gpu = |of: u8| DeviceId([of; 16]);
@@ -285,7 +286,7 @@ fn shared_gpu(node: &FakeNode) -> Result<()> {
     let kill = |worker| -> Result<_> {
         let before = pids();
         signal(supervisor.worker(worker).context("status")?.pid, Signal::KILL)?;
-        // It is back last: whoever ends with it has ended before.
+        // The killed worker is back last: the workers that end with it have ended before.
         wait::until("the killed one is back", || {
             let now = supervisor.worker(worker);
             now.is_some_and(|now| now.state == WorkerState::Running && !before.contains(&now.pid))
@@ -295,13 +296,13 @@ fn shared_gpu(node: &FakeNode) -> Result<()> {
     let (before, now) = kill(a)?;
     ensure!(before[1..] == now[1..], "nobody has lost anything: {before:?}, {now:?}");
 
-    // One that is stopped says nothing, and the others do not wait for ever.
+    // A stopped worker does not answer, and the others do not wait for ever.
     wait::stop(now[2]);
     let (before, now) = kill(a)?;
     signal(now[2], Signal::CONT)?;
     ensure!(before[1..] == now[1..], "nobody has said that anything is lost: {before:?}, {now:?}");
 
-    // What breaks in a process is not its GPU.
+    // A worker that breaks without losing its GPU restarts alone.
     let before = pids();
     let _ = start(node, b, "breaks", "");
     wait::until("the broken one is back", || {
@@ -330,7 +331,8 @@ fn shared_gpu(node: &FakeNode) -> Result<()> {
     finish(node)
 }
 
-/// A worker that is stopped (not dead) is written to until the bound; the other goes on all the while.
+/// The node writes to a worker that is stopped (not dead) until the bound; the other worker goes on
+/// meanwhile.
 fn stuck(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let (stuck, good) = (supervisor.spawn_worker("stuck")?, supervisor.spawn_worker("good")?);
