@@ -41,7 +41,7 @@ const MOST_OF_THE_DRIVER: usize = 24;
 /// How long the run waits for an armed fault to strike.
 const STRIKES_IN: Duration = Duration::from_millis(400);
 
-/// What a run plays.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The seed of the events.

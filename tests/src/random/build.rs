@@ -1,4 +1,5 @@
-//! From a spec to a pipeline. There is one item type, so every operator makes a flow of it of any other.
+//! Builds a pipeline from a spec. There is only one item type, so every operator turns a flow of it into
+//! flows of it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,7 +14,7 @@ use super::plan::{Plan, again, dead_name, helper_name, join_key, stage_name, wid
 use super::spec::{Drops, Fault, FlowId, Fork, Form, Op, Pick, Settings, Stage as StageSpec, Then, What};
 use super::thing::{Thing, Things};
 
-/// The flows that nobody has taken yet.
+/// The flows that no operator has taken yet.
 type Open = HashMap<FlowId, Flow<Thing>>;
 
 struct Builder<'b> {
@@ -22,12 +23,12 @@ struct Builder<'b> {
     device: &'b str,
 }
 
-/// Restarts of what dies: soon, so many times.
+/// The restart policy of dying workers: soon, and this many times.
 fn policy(times: u32) -> Restart {
     Restart::on_failure(times).backoff(Duration::from_millis(1), Duration::from_millis(20))
 }
 
-/// Writes the pipeline of a spec down. Its parts write into `folder`, and its tensors are on `device`.
+/// Builds the pipeline of a spec. Its parts write into `folder`, and its tensors are on `device`.
 pub fn build(plan: &Plan, folder: &Path, device: &str) -> Pipeline {
     let spec = &plan.spec;
     let mut pipeline = Pipeline::new("random").shutdown_deadline(Duration::from_secs(20));
@@ -54,13 +55,13 @@ pub fn build(plan: &Plan, folder: &Path, device: &str) -> Pipeline {
     pipeline
 }
 
-/// A flow of which nothing is to be tuned any more.
+/// A flow whose stage needs no more tuning.
 fn plain<T: Item, At>(flow: Flow<T, At>) -> Flow<T> {
     let [flow] = flow.broadcast::<1>();
     flow
 }
 
-/// What decides about an item.
+/// The number by which an item's way is decided.
 trait ByNumber {
     fn number(&self) -> u64;
 }
@@ -90,7 +91,7 @@ impl ByNumber for Pair<Thing, Thing> {
 }
 
 impl Builder<'_> {
-    /// Writes an operator down; the flows that come out of it.
+    /// Adds an operator to the pipeline; returns its output flows.
     fn op(&self, pipeline: &Pipeline, op: &Op, number: u16, mut takes: Vec<Flow<Thing>>) -> Vec<Flow<Thing>> {
         if let What::Source(_) = op.what {
             return vec![self.source(pipeline, op, number)];
@@ -117,7 +118,7 @@ impl Builder<'_> {
         }
     }
 
-    /// An operator with one input and one output, which may be in a loop: that of `turn`.
+    /// Adds an operator with one input and one output, which may be in the loop of `turn`.
     fn in_line(&self, flow: Flow<Thing>, op: &Op, number: u16, turn: Option<u16>) -> Flow<Thing> {
         match &op.what {
             What::Stage(stage) => self.stage(flow, op, number, stage).remove(0),
@@ -192,7 +193,7 @@ impl Builder<'_> {
                 Ok(hand.work(thing, None)?.then(hand.step(0)))
             }),
             Form::Filter(k) => flow.with((hand, k)).filter(&name, |(hand, k), thing| {
-                // A filter cannot fail; what it was not able to write down shows as lost.
+                // A filter cannot fail; an item that it could not write down shows as lost.
                 hand.begin(&thing.past, thing.life, None).is_ok() && !thing.number().is_multiple_of(*k)
             }),
             Form::FlatMap(k) => flow.with((hand, k)).flat_map(&name, |(hand, k), thing| {
@@ -357,7 +358,7 @@ impl Builder<'_> {
         self.tune_by(flow, settings, I::number)
     }
 
-    /// `number`: what decides about an item.
+    /// `number` gives the number that decides about an item.
     fn tune_by<T, I: Item>(
         &self,
         flow: Flow<T, After<I>>,
@@ -405,7 +406,7 @@ fn restarted<T, I: Item>(flow: Flow<T, After<I>>, restart: Option<u32>) -> Flow<
     }
 }
 
-/// One item of several, which goes on as `leading`.
+/// Merges several items into one, which goes on as `leading`.
 fn among(
     hand: &mut Hand,
     leading: Thing,

@@ -1,4 +1,4 @@
-//! Many runs, each in a process of its own: whatever becomes of that is seen here.
+//! Plays many runs, each in a process of its own, so that a campaign sees whatever happens to that process.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,31 +18,31 @@ use super::run::{JOB, Job, OUTCOME, Outcome};
 use super::shrink::shrink;
 use super::spec::Spec;
 
-/// How runs are done.
+/// How to play the runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The program whose `--child` does one.
+    /// The program whose `--child` plays one run.
     pub program: PathBuf,
-    /// So many at a time.
+    /// How many run at a time.
     pub jobs: usize,
-    /// Whether things go wrong.
+    /// Whether failures are played.
     pub faults: Faults,
-    /// Where the tensors are.
+    /// The device of the tensors.
     pub device: String,
-    /// How long nothing may move in a run.
+    /// How long a run may stand still.
     pub patience: Duration,
-    /// Where the specs and logs of failed runs are kept.
+    /// The folder for the specs and logs of failed runs.
     pub keep: Option<PathBuf>,
     /// Whether specs that failed are made smaller.
     pub shrink: bool,
 }
 
-/// Which seeds are played.
+/// The seeds to play.
 #[derive(Clone, Debug)]
 pub enum Seeds {
-    /// These.
+    /// These seeds.
     All(std::ops::Range<u64>),
-    /// From this one on, for so long.
+    /// The seeds from this one on, for this long.
     For(u64, Duration),
 }
 
@@ -51,18 +51,18 @@ pub enum Seeds {
 pub struct Failed {
     /// Its seed, if it was drawn from one.
     pub seed: Option<u64>,
-    /// What it was.
+    /// Its spec.
     pub spec: Spec,
-    /// What was wrong.
+    /// Its outcome, with the verdicts.
     pub outcome: Outcome,
 }
 
-/// What became of all runs.
+/// The sums over all runs.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Runs that ended.
     pub runs: u64,
-    /// Of them, refused before the start.
+    /// The runs that were refused before the start.
     pub refused: u64,
     /// Items that were written down.
     pub items: u64,
@@ -70,23 +70,24 @@ pub struct Tally {
     pub deaths: u64,
     /// Items that reports name as lost or left over.
     pub named: u64,
-    /// Those that failed.
+    /// The runs that failed.
     pub failed: Vec<Failed>,
 }
 
-/// A run is killed when it takes this many times as long as nothing may move, and a minute.
+/// A run is killed when it takes this many times as long as it may stand still, and a minute.
 const PATIENCES: u32 = 12;
-/// What a peaceful run may say where it should say nothing: that halves were left over is right where nothing
-/// else is wrong, and that a process did not answer within a second is so where it got no core for that long.
+/// Lines that a peaceful run may log although it should log nothing. Halves that are left over are right
+/// where nothing else is wrong. A process fails to answer within a second where it gets no core for that
+/// long.
 const EXCUSED: [&str; 2] = ["a run is incomplete", "has not said in time what a death left it without"];
 
 /// Tells runs' folders from each other.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Does a run in a process of its own. What fails is kept under this name, where the options say so.
+/// Plays a run in a process of its own. A failed run is kept under this name, where the options say so.
 ///
 /// # Errors
-/// There is no folder, or no process.
+/// The folder or the process cannot be made.
 pub fn play(options: &Options, spec: &Spec, name: &str) -> anyhow::Result<Outcome> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("tensorpost-random-{}-{number}", std::process::id()));
@@ -118,7 +119,7 @@ pub fn play(options: &Options, spec: &Spec, name: &str) -> anyhow::Result<Outcom
     Ok(outcome)
 }
 
-/// Waits until a process ends; kills it when it takes too long. `None`: it was killed.
+/// Waits until a process ends; kills it when it takes too long. Returns `None` where it was killed.
 fn wait(mut child: Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let begin = Instant::now();
     loop {
@@ -166,7 +167,7 @@ fn tail(said: &str) -> String {
     lines[lines.len().saturating_sub(8)..].join(" | ")
 }
 
-/// Processes of a run that outlive it; they are ended.
+/// Kills the processes of a run that outlive it, and returns their ids.
 fn left_behind(folder: &Path) -> Vec<u32> {
     let name = folder.as_os_str().as_encoded_bytes();
     let of_run = || -> Vec<u32> {
@@ -205,7 +206,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What several threads do together.
+/// The state that the threads of a campaign share.
 struct Shared<'o> {
     options: &'o Options,
     seeds: &'o Seeds,
@@ -287,7 +288,7 @@ impl Shared<'_> {
     }
 }
 
-/// Plays all seeds. Failures are printed as they come.
+/// Plays all seeds. Prints failures as they come.
 pub fn campaign(options: &Options, seeds: &Seeds) -> Tally {
     let shared = Shared {
         options,
@@ -312,14 +313,14 @@ pub fn campaign(options: &Options, seeds: &Seeds) -> Tally {
     shared.tally.into_inner()
 }
 
-/// The smallest spec that fails in the same way.
+/// Returns the smallest spec that fails in the same way.
 pub fn smallest(options: &Options, spec: &Spec, outcome: &Outcome) -> Spec {
-    /// What does not fail at once may fail the next time.
+    /// A spec that does not fail at once may fail the next time.
     const TRIES: usize = 3;
-    /// Runs that are worth it.
+    /// The most runs that shrinking is worth.
     const MOST: usize = 250;
     let kinds: Vec<_> = outcome.verdicts.iter().map(|verdict| verdict.kind).collect();
-    // A spec that hangs is waited for each time.
+    // Each try waits this long for a spec that hangs.
     let patience = options.patience.min(Duration::from_secs(8));
     let options = Options { patience, keep: None, ..options.clone() };
     shrink(spec, MOST, |spec| {
@@ -330,7 +331,7 @@ pub fn smallest(options: &Options, spec: &Spec, outcome: &Outcome) -> Spec {
     })
 }
 
-/// What was wrong with a run, in a line.
+/// Says in a line why a run failed.
 pub fn in_words(outcome: &Outcome) -> String {
     let all = outcome.verdicts.iter().map(|verdict| format!("{:?}: {}", verdict.kind, verdict.what));
     let shown: Vec<_> = all.take(4).collect();
@@ -340,14 +341,14 @@ pub fn in_words(outcome: &Outcome) -> String {
 }
 
 impl Options {
-    /// Those that play a seed again.
+    /// Returns the arguments with which a seed is played again.
     fn arguments(&self) -> String {
         format!(" --faults {} --device {}", format!("{:?}", self.faults).to_lowercase(), self.device)
     }
 }
 
 impl Tally {
-    /// How many runs had a verdict of each kind.
+    /// Returns how many runs had a verdict of each kind.
     pub fn kinds(&self) -> BTreeMap<Kind, usize> {
         let mut kinds = BTreeMap::new();
         for failed in &self.failed {

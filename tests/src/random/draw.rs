@@ -1,4 +1,4 @@
-//! From a seed to a spec.
+//! Draws a spec from a seed.
 
 use tensorpost::pipeline::OnError;
 
@@ -9,21 +9,21 @@ use super::spec::{
 };
 use crate::faults::plan::{Draw, mix};
 
-/// Whether things go wrong.
+/// Whether failures are played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Faults {
-    /// Nothing does.
+    /// No failures.
     None,
-    /// Something does.
+    /// Some failures in every run.
     Some,
-    /// In every other run.
+    /// Some failures in every other run.
     Mixed,
 }
 
-/// Processes of a drawn pipeline, about.
+/// The number of processes of a drawn pipeline, roughly.
 const MOST_PROCESSES: u32 = 11;
 
-/// The spec of a seed.
+/// Draws the spec of a seed.
 pub fn draw(seed: u64, faults: Faults) -> Spec {
     let mut draw = Draw::new(mix(seed ^ 0x7e50_4057));
     let goes_wrong = match faults {
@@ -31,7 +31,7 @@ pub fn draw(seed: u64, faults: Faults) -> Spec {
         Faults::Some => true,
         Faults::Mixed => draw.below(2) == 0,
     };
-    // One that is too large is drawn again; the seed decides about that too.
+    // A spec that is too large is drawn again; the seed decides about that too.
     loop {
         let mut drawing = Drawing::new(&mut draw, goes_wrong);
         let spec = drawing.spec();
@@ -45,7 +45,7 @@ struct Drawing<'d> {
     draw: &'d mut Draw,
     goes_wrong: bool,
     spec: Spec,
-    /// Flows that nobody takes yet, each with what may take it.
+    /// The flows that no operator takes yet, each with the conditions on its taker.
     open: Vec<Open>,
     uniform: bool,
     pairings: u32,
@@ -54,7 +54,7 @@ struct Drawing<'d> {
 #[derive(Clone, Copy)]
 struct Open {
     flow: FlowId,
-    /// Who takes an item has to write that down: nothing else says which branch it went.
+    /// The operator that takes an item has to log it: nothing else says which branch the item went.
     choice: bool,
     /// The stage before has one replica, so that another can be beside it.
     single: bool,
@@ -206,21 +206,22 @@ impl<'d> Drawing<'d> {
         if self.chance(20) {
             settings.mailbox = Some(self.between(1, 6) as u32);
         }
-        // At most once, in no loop, and not where only those who take an item say which branch it went.
+        // Only at most once, outside of loops, and where the takers' logs are not the only record of the
+        // branch that an item went.
         let drops =
             self.spec.at_least_once.is_none() && !in_loop && !open.choice && settings.pick != Pick::All;
         let which = self.one_of(&[Drops::Oldest, Drops::Newest]);
         settings.drops = (drops && self.chance(20)).then_some(which);
-        // Under at-least-once delivery, where a half waits for its partner, nobody can see a stage that waits
-        // for bytes.
+        // With at-least-once delivery and a half that waits for its partner, nobody can see a stage that
+        // waits for bytes.
         if self.chance(8) && (self.spec.at_least_once.is_none() || self.pairings == 0) {
             settings.max_bytes = Some(self.one_of(&[1, 100, 1_000, 100_000]));
         }
         settings
     }
 
-    /// Of the stage behind a helper. What all replicas take, or it drops, cannot be told from what came
-    /// several times, or not.
+    /// Draws the settings of the stage behind a helper. That stage must not go to all replicas or drop: the
+    /// logs could not tell that from packs that came several times or not at all.
     fn pack_settings(&mut self, open: Open, in_loop: bool) -> Settings {
         let settings = Settings { drops: None, ..self.settings(open, in_loop) };
         if settings.pick == Pick::All { Settings { pick: Pick::Turns, ..settings } } else { settings }
@@ -289,8 +290,8 @@ impl<'d> Drawing<'d> {
         self.open(at, false, settings.replicas == 1);
     }
 
-    /// A time for a batch of so many. Without one, batches may wait for ever where fewer items can be under
-    /// way.
+    /// Draws a time limit for a batch of this many items. Without a limit, batches may wait for ever where
+    /// fewer items can be under way.
     fn within(&mut self, in_loop: bool) -> Option<u64> {
         let doubtful = self.spec.at_least_once.is_some() || in_loop || self.has_loop();
         if doubtful {
@@ -309,7 +310,7 @@ impl<'d> Drawing<'d> {
 
     fn batch(&mut self) {
         let Some(open) = self.take() else { return };
-        // Of one source: those of another may have another shape.
+        // Only batches of one source are gathered: items of another may have another shape.
         let sources = self.spec.ops.iter().filter(|op| matches!(op.what, What::Source { .. })).count();
         let gathers = self.uniform && sources == 1 && self.chance(60);
         let then = match self.draw.below(2) {
@@ -383,7 +384,7 @@ impl<'d> Drawing<'d> {
 
     fn pair(&mut self) {
         let uses_bytes = self.spec.ops.iter().any(|op| op.settings.max_bytes.is_some());
-        // What `PIPELINES.md` says that nobody sees to stand still.
+        // `PIPELINES.md` says that nobody sees such a pipeline stand still.
         if self.spec.at_least_once.is_some() && (self.pairings > 0 || uses_bytes) {
             return;
         }
@@ -529,7 +530,7 @@ mod tests {
         }
     }
 
-    /// The first word of a value as it is debugged: its variant.
+    /// Returns the first word of a value's debug text: its variant.
     fn variant(value: &impl std::fmt::Debug) -> String {
         format!("{value:?}").chars().take_while(|c| c.is_alphanumeric()).collect()
     }

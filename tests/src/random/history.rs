@@ -1,5 +1,5 @@
-//! Where an item has been: what the oracle compares. And the logs in which everybody writes down what they
-//! got.
+//! The histories of items, which the oracle compares. Also the logs in which every part writes down the items
+//! that it got.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,27 +14,27 @@ use serde::{Deserialize, Serialize};
 pub struct Past {
     /// The number of the source's operator.
     pub source: u16,
-    /// Which of its items.
+    /// The item's number at that source.
     pub number: u64,
-    /// In order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
 }
 
 /// A stage that an item has passed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Step {
-    /// An operator, and which of the results for one item.
+    /// An operator, and the index of this item among the results for one item.
     At(u16, u16),
     /// The dead letters of an operator.
     Dead(u16),
-    /// A pair: the right item.
+    /// A pair, with the right item.
     With(u16, Box<Past>),
-    /// A batch or a window: the other items.
+    /// A batch or a window, with the other items.
     Among(u16, Vec<Past>),
 }
 
 impl Step {
-    /// The operator's number.
+    /// Returns the operator's number.
     pub fn op(&self) -> u16 {
         match self {
             Step::At(op, _) | Step::Dead(op) | Step::With(op, _) | Step::Among(op, _) => *op,
@@ -43,26 +43,26 @@ impl Step {
 }
 
 impl Past {
-    /// A new item's.
+    /// Returns the history of a new item.
     pub fn new(source: u16, number: u64) -> Past {
         Past { source, number, steps: Vec::new() }
     }
 
-    /// With a step more.
+    /// Returns the history with one more step.
     pub fn then(&self, step: Step) -> Past {
         let mut past = self.clone();
         past.steps.push(step);
         past
     }
 
-    /// Without its last step.
+    /// Returns the history without its last step.
     pub fn before(&self) -> Past {
         let mut past = self.clone();
         past.steps.pop();
         past
     }
 
-    /// How often it has passed `turn`, since it has last passed `outer`.
+    /// Returns how often the item has passed `turn` since it last passed `outer`.
     pub fn rounds(&self, turn: u16, outer: Option<u16>) -> u64 {
         let steps = self.steps.iter().rev().filter_map(|step| match step {
             Step::At(op, _) => Some(*op),
@@ -71,7 +71,8 @@ impl Past {
         steps.take_while(|op| Some(*op) != outer).filter(|op| *op == turn).count() as u64
     }
 
-    /// The items of sources that it is made of: as the framework names it first, then the others.
+    /// Returns the source items of which the item is made: first the one by which the framework names it,
+    /// then the others.
     pub fn atoms(&self) -> Vec<(u16, u64)> {
         let mut atoms = vec![(self.source, self.number)];
         for step in &self.steps {
@@ -116,7 +117,7 @@ impl fmt::Debug for Past {
 /// Histories, each with how often it occurs.
 pub type Bag = BTreeMap<Past, u32>;
 
-/// Which log: that of an operator, or of the stage that takes its dead letters.
+/// The owner of a log: an operator, or the stage that takes its dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Place {
     /// The operator's number.
@@ -126,7 +127,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Of an operator itself.
+    /// Returns the place of an operator itself.
     pub fn of(op: u16) -> Place {
         Place { op, dead: false }
     }
@@ -138,8 +139,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// Writes down what an actor got: a file for each process, appended at each item, so that a death takes
-/// nothing of it.
+/// Logs the items that an actor got. Each process has a file, which is appended at each item, so a death
+/// loses none of them.
 #[derive(Debug)]
 pub struct Log {
     folder: PathBuf,
@@ -155,7 +156,7 @@ impl Clone for Log {
 }
 
 impl Log {
-    /// In this folder.
+    /// Makes a log in this folder.
     pub fn new(folder: &Path, place: Place) -> Log {
         Log { folder: folder.to_owned(), place, file: None }
     }
@@ -195,7 +196,7 @@ impl Logs {
     /// Reads a folder.
     ///
     /// # Errors
-    /// It cannot be read, or what is in it is not ours.
+    /// It cannot be read, or its contents are not logs of ours.
     pub fn read(folder: &Path) -> anyhow::Result<Logs> {
         let mut logs = Logs::default();
         for entry in std::fs::read_dir(folder)? {
@@ -204,7 +205,7 @@ impl Logs {
             let text = std::fs::read_to_string(&path)?;
             let mut lines = Vec::new();
             for line in text.split_inclusive('\n') {
-                // Whoever was killed while it wrote has not got the item.
+                // A process that was killed while it wrote has not got the item.
                 if line.ends_with('\n') {
                     lines.push(serde_json::from_str(line)?);
                 }
@@ -214,7 +215,7 @@ impl Logs {
         Ok(logs)
     }
 
-    /// All that one place got.
+    /// Returns all items that one place got.
     pub fn bag(&self, place: Place) -> Bag {
         let mut bag = Bag::new();
         for (_, past) in self.lines(place) {
@@ -223,12 +224,12 @@ impl Logs {
         bag
     }
 
-    /// The lines of a place.
+    /// Returns the lines of a place.
     pub fn lines(&self, place: Place) -> impl Iterator<Item = &Line> {
         self.0.get(&place).into_iter().flatten().flatten()
     }
 
-    /// Lines in all.
+    /// Returns the number of all lines.
     pub fn count(&self) -> u64 {
         self.0.values().flatten().map(|lines| lines.len() as u64).sum()
     }
@@ -241,7 +242,7 @@ fn location_of(path: &Path) -> Option<Place> {
     Some(Place { op: op.parse().ok()?, dead })
 }
 
-/// Lines that are in the logs of a place by now.
+/// Returns the number of lines in the logs of a place by now.
 pub fn lines_so_far(folder: &Path, place: Place) -> usize {
     let logs = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let logs = logs.map(|entry| entry.path()).filter(|path| location_of(path) == Some(place));
@@ -250,7 +251,7 @@ pub fn lines_so_far(folder: &Path, place: Place) -> usize {
         .sum()
 }
 
-/// Bytes in all logs by now: what progress is.
+/// Returns the number of bytes in all logs by now, which is the measure of progress.
 pub fn bytes_so_far(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.metadata().ok()).map(|about| about.len()).sum()

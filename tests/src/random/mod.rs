@@ -1,22 +1,21 @@
-//! Random runs: a pipeline drawn from a seed, with everything that can go wrong in it, and an oracle that
-//! judges it.
+//! Random runs: a pipeline drawn from a seed, in which anything can fail, and an oracle that judges it.
 //!
 //! ```text
 //!   seed ── draw ── spec ── build ── pipeline ── logs and report ── oracle ── verdicts
 //!                     └───────────── shrink ←──────────────────────────┘
 //! ```
 //!
-//! Every item carries its [history], and every part writes down what it got. So the law of conservation is
-//! checked edge by edge: what one part made and the next did not get has to be named in the report; nothing
-//! comes twice, nowhere else, out of order, or with another content. What exactly is promised is in
-//! `PIPELINES.md`, and how that is judged in [`oracle`].
+//! Every item carries its [history], and every part writes down the items that it got. So the law of
+//! conservation is checked edge by edge. The report has to name each item that one part made and the next did
+//! not get. No item comes twice, to a wrong place, out of order, or with other content. `PIPELINES.md` has
+//! the exact promises, and [`oracle`] judges them.
 //!
-//! [`spec`] says what a run is, [`draw`] draws one from a seed, [`build`](mod@build) writes its pipeline down
-//! of the [`parts`], [`run`] does one in this process, [`campaign`] does many in processes of their own,
-//! [`shrink`] makes a spec that fails smaller.
+//! [`spec`] defines a run, and [`draw`] draws one from a seed. [`build`](mod@build) builds its pipeline from
+//! the [`parts`], and [`run`] plays it in this process. [`campaign`] plays many runs in processes of their
+//! own, and [`shrink`] makes a spec that fails smaller.
 //!
-//! The unit tests here do without what builds and runs pipelines: it would be compiled once more for them,
-//! and takes longest.
+//! The unit tests here leave out the modules that build and run pipelines: those would be compiled once more
+//! for them, and take longest.
 
 #[cfg(not(test))]
 pub mod build;

@@ -1,5 +1,5 @@
-//! What runs in the workers: sources, stages and sinks that do as the spec says, compare every tensor, and
-//! write down what they got.
+//! The parts that run in the workers: sources, stages and sinks that follow the spec, compare every tensor,
+//! and log the items that they got.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::OpenOptions;
@@ -16,35 +16,35 @@ use super::spec::{Form, How, Source as SourceSpec, Stage as StageSpec, Work};
 use super::thing::{Thing, Wrong, note_wrong};
 use crate::pipes::spin;
 
-/// What a part is told.
+/// A part's orders.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Orders {
-    /// Which part it is.
+    /// The part that they are for.
     pub place: Place,
-    /// Where everybody writes.
+    /// The folder in which all parts write.
     pub folder: PathBuf,
-    /// What it does.
+    /// The part's work.
     pub stage: StageSpec,
     /// How often it is called again after an error.
     pub retries: u32,
-    /// Where its process ends.
+    /// The faults that end its process.
     pub faults: Vec<OrderedFault>,
 }
 
 /// An end of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OrderedFault {
-    /// Which fault of the spec it is.
+    /// Its index in the spec's faults.
     pub fault: usize,
-    /// On the first item with this number or a later one.
+    /// Its process ends on the first item with this number or a later one.
     pub at: u64,
-    /// How.
+    /// The way to end.
     pub how: How,
-    /// So often.
+    /// How often it happens.
     pub times: u32,
 }
 
-/// A part as it is in its process. On the way there it is its orders.
+/// A part as it is in its process. On the way there only its orders travel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "Orders", into = "Orders")]
 pub struct Hand {
@@ -67,16 +67,16 @@ impl From<Hand> for Orders {
 }
 
 impl Hand {
-    /// With nothing done yet.
+    /// Makes a part that has done nothing yet.
     pub fn new(orders: Orders) -> Hand {
         let log = Log::new(&orders.folder.join("log"), orders.place);
         Hand { orders, log, failed: HashMap::new(), kept: VecDeque::new() }
     }
 
-    /// Begins work on an item: writes it down, dies, takes its time, fails, as the orders say.
+    /// Begins work on an item: logs it, dies, takes its time or fails, as the orders say.
     ///
     /// # Errors
-    /// It was told to fail, or the log cannot be written.
+    /// The part was told to fail, or the log cannot be written.
     pub fn begin(&mut self, past: &Past, life: u32, stream: Option<&DeviceStream>) -> anyhow::Result<()> {
         let before = self.failed.get(past).copied().unwrap_or(0);
         if before == 0 {
@@ -111,7 +111,7 @@ impl Hand {
     /// Does the work on an item's tensors.
     ///
     /// # Errors
-    /// They are lost with a process, or wrong.
+    /// The tensors are lost with a process, or wrong.
     pub fn work(&mut self, mut thing: Thing, stream: Option<&DeviceStream>) -> anyhow::Result<Thing> {
         if let Some(stream) = stream {
             let done = match self.orders.stage.work {
@@ -134,7 +134,7 @@ impl Hand {
     /// Compares an item's tensors, whatever the orders are.
     ///
     /// # Errors
-    /// They are lost with a process, or wrong.
+    /// The tensors are lost with a process, or wrong.
     pub fn check(&self, thing: &Thing, stream: &DeviceStream) -> anyhow::Result<()> {
         self.note(thing.check(stream))
     }
@@ -148,7 +148,7 @@ impl Hand {
         done
     }
 
-    /// A step of the part's own.
+    /// Returns a step of the part's own.
     pub fn step(&self, copy: u16) -> Step {
         Step::At(self.orders.place.op, copy)
     }
@@ -177,7 +177,7 @@ fn end(how: How, place: Place, stream: Option<&DeviceStream>) {
     }
 }
 
-/// Sources made in this process.
+/// The number of sources made in this process.
 static LIVES: AtomicU32 = AtomicU32::new(0);
 
 /// A source.
@@ -190,17 +190,17 @@ pub struct Maker {
 }
 
 impl Maker {
-    /// In its process.
+    /// Makes the source in its process.
     pub fn new((orders, args): (Orders, SourceSpec), env: &Env) -> Maker {
-        // One that panicked may be made anew in the same process.
+        // A source that panicked may be made anew in the same process.
         let life = std::process::id() << 8 | LIVES.fetch_add(1, Ordering::Relaxed) & 0xff;
         Maker { stream: env.stream(), hand: Hand::new(orders), args, life, next: 0 }
     }
 
-    /// The next item.
+    /// Makes the next item.
     ///
     /// # Errors
-    /// It was told to fail.
+    /// The source was told to fail.
     pub fn make(&mut self) -> anyhow::Result<Option<Thing>> {
         if self.next >= self.args.count {
             return Ok(None);
@@ -274,7 +274,7 @@ pub struct Holder {
     until: Option<Instant>,
 }
 
-/// The longest that it keeps any.
+/// The longest that it keeps an item.
 const HOLDS_FOR: Duration = Duration::from_millis(5);
 
 impl Holder {

@@ -1,4 +1,4 @@
-//! A spec with everything numbered: what the pipeline is written down from, and the oracle judges by.
+//! A spec with everything numbered: the pipeline is built from it, and the oracle judges by it.
 
 use super::history::{Past, Place};
 use super::spec::{FlowId, Op, Settings, Spec, What};
@@ -12,7 +12,7 @@ pub struct Plan {
     pub numbers: Vec<u16>,
 }
 
-/// An operator with its number, and what it takes.
+/// An operator with its number and its loops.
 #[derive(Clone, Copy, Debug)]
 pub struct Numbered<'p> {
     /// Its number.
@@ -31,7 +31,7 @@ impl Plan {
         Plan { spec: spec.clone(), numbers }
     }
 
-    /// All operators, those in loops too.
+    /// Returns all operators, including those in loops.
     pub fn all(&self) -> Vec<Numbered<'_>> {
         let mut all = Vec::new();
         for (op, number) in self.spec.ops.iter().zip(&self.numbers) {
@@ -41,12 +41,13 @@ impl Plan {
         all
     }
 
-    /// The operator with a number.
+    /// Returns the operator with a number.
     pub fn op(&self, number: u16) -> Option<Numbered<'_>> {
         self.all().into_iter().find(|op| op.number == number)
     }
 
-    /// Who takes a flow: the place in [`Spec::ops`], and which of the flows that it takes.
+    /// Returns the taker of a flow: its place in [`Spec::ops`], and the flow's index among those that it
+    /// takes.
     pub fn taker(&self, flow: FlowId) -> Option<(usize, usize)> {
         self.spec
             .ops
@@ -55,15 +56,14 @@ impl Plan {
             .find_map(|(at, op)| op.takes.iter().position(|taken| *taken == flow).map(|which| (at, which)))
     }
 
-    /// The operators whose sources' ids count up, each as often as it has replicas: which operator an id's
-    /// source is.
+    /// Returns the operator of each source id. Ids count up, and an operator has as many as it has replicas.
     pub fn sources(&self) -> Vec<u16> {
         let sources = self.spec.ops.iter().zip(&self.numbers);
         let sources = sources.filter(|(op, _)| matches!(op.what, What::Source(_)));
         sources.flat_map(|(op, number)| (0..op.settings.replicas).map(|_| *number)).collect()
     }
 
-    /// Processes that it needs, about.
+    /// Returns roughly how many processes it needs.
     pub fn processes(&self) -> u32 {
         let own = |op: &Op| if op.settings.beside { 0 } else { op.settings.replicas };
         let of = |op: Numbered<'_>| match op.op.what {
@@ -96,7 +96,7 @@ fn list<'p>(op: &'p Op, next: &mut u16, depth: usize, all: &mut Vec<Numbered<'p>
     }
 }
 
-/// The name of an operator's stage: the one that writes its log.
+/// Returns the name of an operator's stage, the one that writes its log.
 pub fn stage_name(number: u16, what: &What) -> String {
     let kind = match what {
         What::Source(_) => "source",
@@ -107,17 +107,18 @@ pub fn stage_name(number: u16, what: &What) -> String {
     format!("{kind}-{number}")
 }
 
-/// The name of the stage that an operator puts in before its own.
+/// Returns the name of the stage that an operator puts in before its own.
 pub fn helper_name(number: u16) -> String {
     format!("helper-{number}")
 }
 
-/// The name of the stage that takes the dead letters of an operator.
+/// Returns the name of the stage that takes the dead letters of an operator.
 pub fn dead_name(number: u16) -> String {
     format!("dead-{number}")
 }
 
-/// The operator that a stage's name is of, and whether it is the one behind its dead letters.
+/// Returns the operator to which a stage's name belongs, and whether the stage is the one behind its dead
+/// letters.
 pub fn location_of(name: &str) -> Option<Place> {
     let (kind, number) = name.split_once('-')?;
     let known = ["source", "stage", "sink", "pack", "helper", "dead", "unbatch"].contains(&kind);
@@ -125,7 +126,7 @@ pub fn location_of(name: &str) -> Option<Place> {
     Some(Place { op: number.parse().ok().filter(|_| known)?, dead: kind == "dead" })
 }
 
-/// Whether an operator writes a log: those without are seen only by what passes through.
+/// Returns whether an operator writes a log: those without are seen only by the items that pass through.
 pub fn writes(what: &What) -> bool {
     !matches!(
         what,
@@ -136,35 +137,35 @@ pub fn writes(what: &What) -> bool {
     )
 }
 
-/// Whether a stage fails on a number for good.
+/// Returns whether a stage fails on a number for good.
 pub fn fails_for_good(op: &Op, number: u64) -> bool {
     let What::Stage(stage) = &op.what else { return false };
     fail_times(stage.fails, number) > op.settings.on_error.retries()
 }
 
-/// How often a stage fails on a number.
+/// Returns how often a stage fails on a number.
 pub fn fail_times(fails: Option<super::spec::Fails>, number: u64) -> u32 {
     fails.filter(|fails| number % fails.every == fails.at).map_or(0, |fails| fails.times)
 }
 
-/// Settings of the stage that takes dead letters, or of another that has none of its own.
+/// Returns the settings of the stage that takes dead letters, or of another that has none of its own.
 pub fn plain() -> Settings {
     Settings::default()
 }
 
-/// Numbers that an operator takes: its own and those of its body.
+/// Returns how many numbers an operator takes: its own and those of its body.
 pub fn width(op: &Op) -> u16 {
     let body = if let What::Loop { body, .. } = &op.what { body.as_slice() } else { &[] };
     1 + body.iter().map(width).sum::<u16>()
 }
 
-/// What a `join` goes by.
+/// Returns the key by which a `join` pairs items.
 pub fn join_key(past: &Past, modulus: u64) -> u64 {
     if modulus == 0 { past.number } else { past.number % modulus }
 }
 
-/// Whether an item goes around once more, in the loop whose first stage is `turn`, which is in that of
-/// `outer`.
+/// Returns whether an item goes around once more in the loop whose first stage is `turn`, which is in the
+/// loop of `outer`.
 pub fn again(past: &Past, rounds: u64, turn: u16, outer: Option<u16>) -> bool {
     past.rounds(turn, outer) <= past.number % rounds
 }

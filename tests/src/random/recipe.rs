@@ -1,17 +1,17 @@
-//! What an item's tensors have to be: dtype, shape, view and every element follow from the item's number.
+//! The recipe of an item's tensors: dtype, shape, view and every element follow from the item's number.
 
 use tensorpost::prelude::*;
 
 use super::spec::Tensors;
 use crate::faults::plan::{Draw, mix};
 
-/// An element that numbers are written into.
+/// An element type into which numbers are written.
 pub trait Cell: Element + Copy + PartialEq + std::fmt::Debug {
     /// Numbers below this can be told apart.
     const RANGE: u64;
-    /// The element for a number below it.
+    /// Returns the element for a number below [`RANGE`](Self::RANGE).
     fn of(number: u64) -> Self;
-    /// The number of an element.
+    /// Returns the number of an element.
     fn number(self) -> u64;
 }
 
@@ -84,7 +84,7 @@ pub struct Recipe {
     pub dtype: DType,
     /// The shape of its memory.
     pub shape: Vec<usize>,
-    /// How it looks at that.
+    /// The views through which it looks at that memory.
     pub views: Vec<View>,
     seed: u64,
 }
@@ -98,13 +98,13 @@ pub enum View {
     Index(usize, usize),
     /// The axes the other way around.
     Reverse,
-    /// So many of it along a new axis in front.
+    /// This many copies of it along a new axis in front.
     Repeat(usize),
     /// As one axis.
     Flat,
 }
 
-/// The recipes of an item: those of its list of tensors, then of what is nested in it.
+/// Returns the recipes of an item: those of its list of tensors, then those of its nested tensors.
 pub fn recipes(tensors: Tensors, source: u16, number: u64) -> (Vec<Recipe>, Vec<Recipe>) {
     let mut draw = Draw::new(mix(u64::from(tensors.seed)) ^ mix((u64::from(source) << 40) + number));
     let count = if tensors.count == 0 {
@@ -173,7 +173,7 @@ impl View {
         shape
     }
 
-    /// Where each element of the view comes from, given where each of what it looks at does.
+    /// Returns the origin of each element of the view, given the origins of the elements that it looks at.
     fn elements(&self, shape: &[usize], elements: &[usize]) -> Vec<usize> {
         let after = self.shape(shape);
         let count: usize = after.iter().product();
@@ -202,7 +202,7 @@ impl View {
                 one.extend(tensor.shape());
                 let mut shape = one.clone();
                 shape[0] = *times;
-                // Some views cannot get a new axis without a copy; all that can be made here can.
+                // Some views cannot get a new axis without a copy; all views that are made here can.
                 tensor.view(&one)?.broadcast_to(&shape)
             }
             View::Flat => tensor.view(&[tensor.len()]),
@@ -224,18 +224,18 @@ fn ravel(index: &[usize], shape: &[usize]) -> usize {
 }
 
 impl Recipe {
-    /// What element `index` of the memory is, when so much was added to it.
+    /// Returns element `index` of the memory after `added` was added to it.
     fn element<T: Cell>(&self, index: usize, added: u64) -> T {
         let made = mix(self.seed.wrapping_add(index as u64)) % T::RANGE;
         T::of((made + added % T::RANGE) % T::RANGE)
     }
 
-    /// The shape that the tensor has.
+    /// Returns the shape that the tensor has.
     pub fn final_shape(&self) -> Vec<usize> {
         self.views.iter().fold(self.shape.clone(), |shape, view| view.shape(&shape))
     }
 
-    /// All elements that the tensor has, in row-major order.
+    /// Returns all elements that the tensor has, in row-major order.
     pub fn expected<T: Cell>(&self, added: u64) -> Vec<T> {
         let count: usize = self.shape.iter().product();
         let (mut shape, mut elements) = (self.shape.clone(), (0..count).collect::<Vec<_>>());
@@ -246,10 +246,10 @@ impl Recipe {
         elements.into_iter().map(|index| self.element(index, added)).collect()
     }
 
-    /// The tensor. On the host its elements are there after so many microseconds.
+    /// Makes the tensor. On the host its elements are ready after `late` microseconds.
     ///
     /// # Errors
-    /// No memory.
+    /// There is no memory.
     pub fn make(&self, stream: &DeviceStream, late: u64) -> Result<Tensor, TensorError> {
         let whole = with_cell!(self.dtype, T => {
             let count: usize = self.shape.iter().product();
@@ -269,10 +269,10 @@ impl Recipe {
     }
 }
 
-/// The elements of a tensor on any device.
+/// Returns the elements of a tensor on any device.
 ///
 /// # Errors
-/// They will not come.
+/// The elements will not come.
 pub fn elements<T: Element>(tensor: &Tensor, stream: &DeviceStream) -> Result<Vec<T>, TensorError> {
     if stream.kind() == DeviceKind::Host { tensor.to_vec() } else { stream.download(tensor) }
 }

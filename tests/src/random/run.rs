@@ -1,4 +1,4 @@
-//! One run, in this process: it starts the pipeline, causes what goes wrong, waits for the end, and judges.
+//! Plays one run in this process: starts the pipeline, causes the failures, waits for the end, and judges.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -22,18 +22,18 @@ use super::spec::{Ending, Fault, Spec, What, When};
 /// A run that was ordered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// What.
+    /// The spec to play.
     pub spec: Spec,
-    /// Where its tensors are.
+    /// The device of its tensors.
     pub device: String,
-    /// How long nothing may move.
+    /// How long it may stand still.
     pub patience: Duration,
 }
 
-/// What became of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What is wrong with the graph, if it was refused.
+    /// Why the graph was refused, if it was.
     pub refused: Option<String>,
     /// Everything that was wrong.
     pub verdicts: Vec<Verdict>,
@@ -52,10 +52,10 @@ pub const JOB: &str = "job.json";
 /// See [`JOB`].
 pub const OUTCOME: &str = "outcome.json";
 
-/// Does the run whose job lies in a folder, and writes its outcome there.
+/// Plays the run whose job lies in a folder, and writes its outcome there.
 ///
 /// # Errors
-/// The folder is not as it should be.
+/// The folder's contents are not as they should be.
 pub fn run(folder: &Path) -> anyhow::Result<()> {
     let job: Job = serde_json::from_str(&std::fs::read_to_string(folder.join(JOB))?)?;
     let plan = Plan::new(&job.spec);
@@ -94,18 +94,18 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
 }
 
 fn tuned(builder: NodeBuilder) -> NodeBuilder {
-    // Whatever the device: what dies must take no other with it.
+    // Workers are isolated on any device: a worker that dies must take no other with it.
     builder.worker_log("warn").start_deadline(Duration::from_secs(60)).sharing(Sharing::Isolated)
 }
 
-/// How the run ended, and what struck.
+/// How the run ended, and the faults that struck.
 struct Ended {
     end: End,
     struck: Vec<usize>,
     ended: bool,
 }
 
-/// Follows a pipeline to its end, and causes what the spec wants.
+/// Follows a pipeline to its end, and causes the failures of the spec.
 fn follow(
     running: Result<Running, PipelineError>,
     node: Option<&Arc<Node>>,
@@ -131,8 +131,8 @@ fn follow(
         if director.wants_end(&running, &canceller) {
             break;
         }
-        // What goes around for ever moves too. A machine with more to do than it has cores is only slow:
-        // something comes in, or out.
+        // Items that go around for ever count as progress too. A machine with more work than cores is only
+        // slow: items still come in, or out.
         let mut endless = ends.1.elapsed() > watch.patience * 3;
         if endless && !hung {
             let now = watch.at_the_ends(plan);
@@ -159,7 +159,7 @@ fn follow(
     }
     let result = running.wait();
     if let (true, Err(error), Some(verdict)) = (hung, &result, outcome.verdicts.last_mut()) {
-        // What everybody waited for.
+        // The error lists what each process waited for.
         verdict.what += &format!("; {error}");
     }
     let end = match result {
@@ -187,7 +187,7 @@ fn finish(
     marks: &mut HashSet<String>,
 ) -> anyhow::Result<()> {
     let names = std::fs::read_dir(folder)?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    // What struck in an earlier run of the node struck then.
+    // Faults that struck in an earlier run of the node do not count for this one.
     for mark in names.filter(|name| name.starts_with("fault-")) {
         let fault: Option<usize> = mark.split('-').nth(1).and_then(|fault| fault.parse().ok());
         if marks.insert(mark) {
@@ -205,7 +205,7 @@ fn finish(
         std::fs::write(folder.join("report.json"), report.to_json())?;
     }
     outcome.end = end_in_words(&end);
-    // Whether it was hanging was said already; what is missing then is no news.
+    // A verdict says already whether the run was hanging; items that are missing then are no news.
     if outcome.verdicts.iter().any(|verdict| verdict.kind == Kind::Hang) {
         return Ok(());
     }
@@ -230,7 +230,7 @@ fn end_in_words(end: &End) -> String {
     }
 }
 
-/// A node that goes on: the workers of a pipeline that has ended end, and leave nothing.
+/// Checks a node that goes on: the workers of a pipeline that has ended exit, and leave nothing behind.
 fn nothing_left(node: &Node, patience: Duration, outcome: &mut Outcome) {
     let deadline = Instant::now() + patience;
     loop {
@@ -257,7 +257,7 @@ fn nothing_left(node: &Node, patience: Duration, outcome: &mut Outcome) {
     }
 }
 
-/// Causes what goes wrong.
+/// Causes the failures.
 struct Director<'p> {
     plan: &'p Plan,
     log: PathBuf,
@@ -310,7 +310,7 @@ impl<'p> Director<'p> {
         }
     }
 
-    /// Changes the number of replicas where that is to change, some hundred times a second.
+    /// Changes the number of replicas of stages that scale, some hundred times a second.
     fn scale(&mut self, running: &Running) {
         self.looks += 1;
         if !self.looks.is_multiple_of(7) {
@@ -318,7 +318,7 @@ impl<'p> Director<'p> {
         }
         let change = self.looks / 7;
         for op in self.plan.all().iter().filter(|op| op.op.settings.scales) {
-            // Neither up and down in turn, nor the same for all.
+            // The count neither alternates between up and down, nor is it the same for all stages.
             let count = 1 + (change * 5 + u32::from(op.number) + change / 3) % (op.op.settings.replicas + 1);
             // It may have ended.
             let _ = running.scale(&stage_name(op.number, &op.op.what), count);
@@ -333,7 +333,7 @@ impl<'p> Director<'p> {
         running.filter(|worker| names.contains(&worker.name)).map(|worker| worker.pid).next()
     }
 
-    /// Ends the pipeline if it is time. Whether it is to be dropped now.
+    /// Ends the pipeline if it is time. Returns whether it is to be dropped now.
     fn wants_end(&mut self, running: &Running, canceller: &Canceller) -> bool {
         let (Ending::Cancel(when) | Ending::Kill(when) | Ending::Drop(when)) = self.plan.spec.ending else {
             return false;
@@ -362,7 +362,7 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// Sees that something moves, from a thread of its own: also while the main thread waits for something.
+/// Watches for progress on a thread of its own, so also while the main thread waits for something.
 struct Watch {
     folder: PathBuf,
     patience: Duration,
@@ -389,7 +389,7 @@ impl Watch {
                 if now != before {
                     (before, state.moved) = (now, Instant::now());
                 }
-                // While it runs, the main thread looks itself, and can say more.
+                // While the pipeline runs, the main thread looks itself, and can say more.
                 let limit = if state.phase == "running" { patience * 2 } else { patience };
                 if !state.done && state.moved.elapsed() > limit {
                     let what = format!("nothing moved for {limit:?} while {}: {}", state.phase, children());
@@ -415,7 +415,7 @@ impl Watch {
         self.state.lock().moved.elapsed() > self.patience
     }
 
-    /// Items that sources and sinks have had by now.
+    /// Returns how many items sources and sinks have had by now.
     fn at_the_ends(&self, plan: &Plan) -> usize {
         let log = self.folder.join("log");
         let all =

@@ -1,4 +1,4 @@
-//! Making a spec that fails smaller, for as long as it fails.
+//! Makes a failing spec smaller, for as long as it fails.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::spec::{
     Ending, Fault, FlowId, Form, Op, Pick, Settings, Source, Spec, Stage, Tensors, What, When, Work,
 };
 
-/// The smallest spec found that still fails. `fails` is asked at most `most` times.
+/// Returns the smallest spec found that still fails. Calls `fails` at most `most` times.
 pub fn shrink(spec: &Spec, most: usize, mut fails: impl FnMut(&Spec) -> bool) -> Spec {
     let (mut best, mut asked) = (spec.clone(), 0);
     'again: loop {
@@ -43,7 +43,7 @@ impl Candidates<'_> {
     }
 }
 
-/// Every spec that is a step smaller, the large steps first.
+/// Returns every spec that is a step smaller, the large steps first.
 fn smaller(spec: &Spec) -> Vec<Spec> {
     let mut to = Candidates { spec, all: Vec::new() };
     to.with(|spec| spec.faults.clear());
@@ -83,7 +83,7 @@ fn smaller(spec: &Spec) -> Vec<Spec> {
             Fault::Inside { times, .. } => *times = 1,
             Fault::Outside { victims, .. } => victims.truncate(1),
         });
-        // So that whatever it was about can go.
+        // Then the operator that the fault was about can go.
         to.with(|spec| match &mut spec.faults[at] {
             Fault::Inside { op, .. } => *op = 0,
             Fault::Outside { victims, .. } => victims.iter_mut().for_each(|victim| *victim = (0, 0)),
@@ -97,7 +97,7 @@ fn smaller(spec: &Spec) -> Vec<Spec> {
     to.all
 }
 
-/// An operator, and those in it.
+/// Changes an operator, and those in it.
 fn each(op: &mut Op, change: &mut dyn FnMut(&mut Op)) {
     change(op);
     if let What::Loop { body, .. } = &mut op.what {
@@ -105,7 +105,7 @@ fn each(op: &mut Op, change: &mut dyn FnMut(&mut Op)) {
     }
 }
 
-/// As nobody tuned it, with the same ways out.
+/// Returns default settings that keep the same outputs.
 fn plain(settings: &Settings) -> Settings {
     let on_error = if settings.dead { OnError::DeadLetter } else { settings.on_error };
     Settings { dead: settings.dead, on_error, restart: settings.restart, ..Settings::default() }
@@ -212,11 +212,11 @@ const PARTS: &[fn(&mut What)] = &[
     },
 ];
 
-/// Operators with the numbers that they had, and those in them.
+/// Operators with their old numbers, and the old numbers of the operators in them.
 type Kept = Vec<(Op, Vec<u16>)>;
 
-/// Without an operator, of which one output is what it took, and the others are nothing; or only without that
-/// output.
+/// Returns the spec without an operator: its input takes the place of one of its outputs, and its other
+/// outputs vanish. With `only_output`, leaves out only that output.
 fn without(spec: &Spec, at: usize, output: u8, only_output: bool) -> Option<Spec> {
     if matches!(spec.ops[at].what, What::Sink { .. }) {
         return None;
@@ -257,7 +257,7 @@ fn without(spec: &Spec, at: usize, output: u8, only_output: bool) -> Option<Spec
     if !kept.iter().any(|(op, _)| matches!(op.what, What::Source(_))) {
         return None;
     }
-    // What nobody takes any more ends in a sink.
+    // Each flow that nobody takes any more ends in a sink.
     for (from, outputs) in
         kept.iter().map(|(op, _)| op.what.outputs(&op.settings)).enumerate().collect::<Vec<_>>()
     {
@@ -271,7 +271,7 @@ fn without(spec: &Spec, at: usize, output: u8, only_output: bool) -> Option<Spec
     Some(renumbered(spec, kept))
 }
 
-/// Without an operator in a loop.
+/// Returns the spec without an operator in a loop.
 fn without_inside(spec: &Spec, at: usize, inside: usize) -> Spec {
     let plan = Plan::new(spec);
     let mut kept = Kept::new();
@@ -291,7 +291,7 @@ fn without_inside(spec: &Spec, at: usize, inside: usize) -> Spec {
     renumbered(spec, kept)
 }
 
-/// With these operators; what goes wrong at one of them follows it.
+/// Returns the spec with these operators; faults at an operator follow it to its new number.
 fn renumbered(spec: &Spec, kept: Kept) -> Spec {
     let new: BTreeMap<u16, u16> = kept
         .iter()
@@ -345,7 +345,8 @@ mod tests {
             let small = shrink(&spec, usize::MAX, fails);
             let kinds = |kind: fn(&What) -> bool| small.ops.iter().filter(|op| kind(&op.what)).count();
             assert_eq!((kinds(is_window), kinds(is_fork), small.faults.len()), (1, 1, 1), "{small:?}");
-            // The two, and at most a source and a sink more than needed, where they are on different ways.
+            // The two operators, and at most a source and a sink more than needed, where they are on
+            // different ways.
             assert!(small.ops.len() <= 7, "{small:?}");
             assert_eq!((small.ending, small.runs, small.at_least_once), (Ending::Natural, 0, None));
             tried += 1;

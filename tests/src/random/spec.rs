@@ -1,10 +1,11 @@
-//! What a random run is: a graph, its settings, and what goes wrong. Plain data, for replay and shrinking.
+//! The spec of a random run: a graph, its settings, and its failures. It is plain data, for replay and
+//! shrinking.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One output of an operator: the operator, by its place in [`Spec::ops`], and which of its outputs.
+/// One output of an operator: the operator's place in [`Spec::ops`], and the index of the output.
 pub type FlowId = (usize, u8);
 
 /// A run.
@@ -21,10 +22,10 @@ pub struct Spec {
     /// How it ends.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ending: Ending,
-    /// What goes wrong.
+    /// The faults of the run.
     #[serde(default, skip_serializing_if = "is_default")]
     pub faults: Vec<Fault>,
-    /// Milliseconds between two tellings of the progress.
+    /// Milliseconds between two reports of progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<u64>,
     /// [`Pipeline::require_complete`](tensorpost::prelude::Pipeline::require_complete).
@@ -33,7 +34,7 @@ pub struct Spec {
     /// Whether a trace is written.
     #[serde(default, skip_serializing_if = "is_default")]
     pub trace: bool,
-    /// It may be refused before the start, or work: either is right.
+    /// The run may be refused before the start, or work: either is right.
     #[serde(default, skip_serializing_if = "is_default")]
     pub doubtful: bool,
 }
@@ -46,40 +47,40 @@ fn is_one(number: &u32) -> bool {
     *number == 1
 }
 
-/// An operator: what it takes, what it is.
+/// An operator, with its input flows and its settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Op {
     /// The flows that it takes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub takes: Vec<FlowId>,
-    /// What it is.
+    /// Its kind.
     pub what: What,
-    /// How its stage is tuned: for those with helpers, the stage behind the helper.
+    /// How its stage is tuned: for operators with helpers, the stage behind the helper.
     #[serde(default, skip_serializing_if = "is_default")]
     pub settings: Settings,
 }
 
-/// What an operator is.
+/// The kind of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// Makes items.
     Source(Source),
     /// Takes one item at a time.
     Stage(Stage),
-    /// `batch` or `gather`, and what becomes of the batch.
+    /// `batch` or `gather`, and the further way of the batch.
     Batch {
-        /// Items in one.
+        /// Items in a batch.
         of: u32,
-        /// After so many milliseconds one that is not full goes on.
+        /// After this many milliseconds a batch that is not full goes on.
         within: Option<u64>,
-        /// What becomes of it.
+        /// The further way of the batch.
         then: Then,
         /// Restarts of the helper.
         restart: Option<u32>,
     },
     /// `window`, and a stage that goes on with the newest item.
     Window {
-        /// Items in one.
+        /// Items in a window.
         of: u32,
         /// Restarts of the helper.
         restart: Option<u32>,
@@ -106,7 +107,7 @@ pub enum What {
         bound: u32,
         /// An item makes `1 + number % rounds` rounds.
         rounds: u64,
-        /// What is in it.
+        /// The operators in it.
         body: Vec<Op>,
     },
     /// Takes items for good.
@@ -121,9 +122,9 @@ pub enum What {
 /// A source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// How many items.
+    /// The number of items.
     pub count: u64,
-    /// What is in them.
+    /// The tensors in them.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tensors: Tensors,
     /// A closure (`items`) instead of a type.
@@ -135,19 +136,19 @@ pub struct Source {
     /// Microseconds for each item.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slow: u64,
-    /// `every(..)` so many microseconds; 0: as fast as it can.
+    /// `every(..)` this many microseconds; 0: as fast as it can.
     #[serde(default, skip_serializing_if = "is_default")]
     pub every: u64,
 }
 
-/// Which tensors are in an item. Their content follows from this and the item's number; see
+/// The tensors of an item. Their content follows from this and the item's number; see
 /// [`recipe`](super::recipe).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tensors {
-    /// What dtypes, shapes and views are drawn from.
+    /// The seed of dtypes, shapes and views.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u32,
-    /// At most so many.
+    /// The most tensors in an item.
     #[serde(default, skip_serializing_if = "is_default")]
     pub count: u8,
     /// Some are in a nested struct, in an option, in a list.
@@ -172,7 +173,7 @@ pub struct Tensors {
 pub struct Stage {
     /// How it is written.
     pub form: Form,
-    /// What it does with the tensors.
+    /// Its work on the tensors.
     #[serde(default, skip_serializing_if = "is_default")]
     pub work: Work,
     /// Microseconds for each item.
@@ -195,7 +196,7 @@ pub enum Form {
     /// `map`.
     #[default]
     Map,
-    /// `filter`: the numbers with `number % k == 0` end here.
+    /// `filter`: the items with `number % k == 0` end here.
     Filter(u64),
     /// `flat_map`: `number % k` copies of each.
     FlatMap(u64),
@@ -203,17 +204,17 @@ pub enum Form {
     Apply,
     /// `stage::<..>`.
     Typed,
-    /// A type that holds so many items, for five milliseconds at most, and gives them then, in order.
+    /// A type that holds this many items, for five milliseconds at most, and then emits them in order.
     Hold(u32),
 }
 
-/// What a stage does with the tensors.
+/// A stage's work on the tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
     /// Nothing.
     #[default]
     Pass,
-    /// Compares them with what they have to be.
+    /// Compares them with their recipe.
     Check,
     /// Adds this to each element, in place where it may.
     Add(u64),
@@ -228,11 +229,11 @@ pub struct Fails {
     pub every: u64,
     /// The rest.
     pub at: u64,
-    /// So often; for ever from 100 on.
+    /// How often it fails; for ever from 100 on.
     pub times: u32,
 }
 
-/// What becomes of a batch.
+/// The further way of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Then {
     /// `unbatch`.
@@ -254,7 +255,7 @@ pub enum Fork {
     Least,
     /// `spread_by_key` of the number modulo this.
     Key(u64),
-    /// `split` of those with `number % k == 0` from the others.
+    /// `split` of the items with `number % k == 0` from the others.
     Split(u64),
 }
 
@@ -268,7 +269,7 @@ pub struct Settings {
     /// Whether their number changes all the time, from one to one more than `replicas`.
     #[serde(skip_serializing_if = "is_default")]
     pub scales: bool,
-    /// Which of them takes an item.
+    /// The replica that takes an item.
     #[serde(skip_serializing_if = "is_default")]
     pub pick: Pick,
     /// `ordered()`.
@@ -319,7 +320,7 @@ impl Default for Settings {
     }
 }
 
-/// What a stage does without that it has no room for.
+/// The items that a stage drops when it has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Drops {
     /// `drop_oldest()`.
@@ -328,7 +329,7 @@ pub enum Drops {
     Newest,
 }
 
-/// Which replica takes an item.
+/// The replica that takes an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pick {
     /// In turn.
@@ -359,13 +360,13 @@ pub enum Ending {
 /// A moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum When {
-    /// When this operator has had so many items.
+    /// When this operator has had this many items.
     Items(u16, usize),
-    /// So many microseconds after the start.
+    /// This many microseconds after the start.
     Micros(u64),
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
     /// The process of an operator ends while it works on an item.
@@ -374,18 +375,18 @@ pub enum Fault {
         op: u16,
         /// The item: the first with this number or a later one.
         at: u64,
-        /// How.
+        /// The way to end.
         how: How,
-        /// So often.
+        /// How often it happens.
         times: u32,
     },
     /// A signal from outside.
     Outside {
-        /// When.
+        /// The moment.
         when: When,
-        /// To whom: operators and replicas, one right after the other.
+        /// The victims: operators and replicas, one right after the other.
         victims: Vec<(u16, u32)>,
-        /// Stopped for so many milliseconds instead of killed.
+        /// The victims are stopped for this many milliseconds instead of killed.
         stop: Option<u64>,
     },
 }
@@ -399,13 +400,13 @@ pub enum How {
     Exit,
     /// A panic.
     Panic,
-    /// `abort()` after so many milliseconds, in which others go on.
+    /// `abort()` after this many milliseconds, in which others go on.
     Late(u64),
-    /// `abort()` in work on the stream, after so many milliseconds: the item may have been sent by then.
+    /// `abort()` in work on the stream, after this many milliseconds: the item may have been sent by then.
     InKernel(u64),
 }
 
-/// One line: each operator with its number, what it takes, and how it is tuned.
+/// Writes one line: each operator with its number, its inputs, and its settings.
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = super::plan::Plan::new(self);
@@ -427,22 +428,22 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// As JSON, in one line.
+    /// Returns the spec as JSON, in one line.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a spec is numbers and names")
     }
 
-    /// From JSON.
+    /// Reads a spec from JSON.
     ///
     /// # Errors
-    /// It is no spec.
+    /// The text is no spec.
     pub fn from_json(text: &str) -> serde_json::Result<Spec> {
         serde_json::from_str(text)
     }
 }
 
 impl Spec {
-    /// Whether nothing in it is told to fail, or to end early.
+    /// Returns whether nothing in it is told to fail, or to end early.
     pub fn is_peaceful(&self) -> bool {
         fn is_peaceful(op: &Op) -> bool {
             match &op.what {
@@ -457,7 +458,7 @@ impl Spec {
 }
 
 impl What {
-    /// How many flows come out.
+    /// Returns the number of output flows.
     pub fn outputs(&self, settings: &Settings) -> u8 {
         match self {
             What::Sink { .. } => 0,

@@ -18,13 +18,13 @@ pub struct Thing {
     pub past: Past,
     /// The life of the source that made it.
     pub life: u32,
-    /// What its tensors were made of.
+    /// The recipe of its tensors.
     pub made: Tensors,
-    /// What was added to the elements of `tensors`.
+    /// The sum of the numbers that were added to the elements of `tensors`.
     pub added: u64,
-    /// They are changed on the way.
+    /// Tensors that change on the way.
     pub tensors: Vec<Tensor>,
-    /// These are only passed on.
+    /// Tensors that are only passed on.
     pub nested: Option<Nested>,
 }
 
@@ -35,16 +35,16 @@ pub struct Nested {
     rest: Vec<Tensor>,
 }
 
-/// Several, the first tensors of which are one.
+/// Several items, whose first tensors are one tensor.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 pub struct Things {
-    /// Without their first tensors.
+    /// The items without their first tensors.
     pub things: Vec<Thing>,
-    /// Those, with an axis more in front.
+    /// Their first tensors, with one more axis in front.
     pub first: Tensor,
 }
 
-/// An element that is another than it has to be.
+/// An element that differs from the recipe.
 #[derive(Debug)]
 pub struct Wrong(String);
 
@@ -56,7 +56,7 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// Notes something that must never be, for whoever looks at the run.
+/// Notes something that must never be, for the judge of the run.
 pub fn note_wrong(folder: &Path, what: &str) {
     use std::io::Write;
     let file = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("wrong"));
@@ -66,10 +66,10 @@ pub fn note_wrong(folder: &Path, what: &str) {
 }
 
 impl Thing {
-    /// A new one.
+    /// Makes a new item.
     ///
     /// # Errors
-    /// No memory.
+    /// There is no memory.
     pub fn make(
         made: Tensors,
         past: Past,
@@ -83,28 +83,28 @@ impl Thing {
             recipes.iter().map(|recipe| recipe.make(stream, late)).collect::<Result<Vec<_>, _>>()
         };
         let (tensors, mut rest) = (make(&list)?, make(&nested)?);
-        // By turns in the option and in the list.
+        // In turn, the tensor goes into the option and into the list.
         let first = if number.is_multiple_of(2) { rest.pop() } else { None };
         let nested = (!nested.is_empty()).then_some(Nested { first, rest });
         Ok(Thing { past, life, made, added: 0, tensors, nested })
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn number(&self) -> u64 {
         self.past.number
     }
 
-    /// With a step more.
+    /// Adds a step to its history.
     #[must_use]
     pub fn then(mut self, step: Step) -> Thing {
         self.past.steps.push(step);
         self
     }
 
-    /// Compares all tensors with what they have to be.
+    /// Compares all tensors with their recipes.
     ///
     /// # Errors
-    /// They will not come, or [`Wrong`].
+    /// The elements will not come, or they are [`Wrong`].
     pub fn check(&self, stream: &DeviceStream) -> anyhow::Result<()> {
         let (list, nested) = recipes(self.made, self.past.source, self.number());
         same_count(self, "tensors", self.tensors.len(), list.len())?;
@@ -152,10 +152,10 @@ impl Thing {
     }
 
     /// Adds to every element of its tensors: in place where nobody else has them, in a copy otherwise. On the
-    /// host that is done after so many microseconds.
+    /// host that is done after `late` microseconds.
     ///
     /// # Errors
-    /// They are lost with a process, or there is no memory.
+    /// The tensors are lost with a process, or there is no memory.
     pub fn add(&mut self, more: u64, stream: &DeviceStream, late: u64) -> anyhow::Result<()> {
         let tensors = std::mem::take(&mut self.tensors);
         let added = tensors.into_iter().map(|tensor| add_to(tensor, more, stream, late));
@@ -164,10 +164,10 @@ impl Thing {
         Ok(())
     }
 
-    /// Puts copies in the place of its tensors.
+    /// Replaces its tensors by copies.
     ///
     /// # Errors
-    /// They are lost with a process, or there is no memory.
+    /// The tensors are lost with a process, or there is no memory.
     pub fn copy(&mut self, stream: &DeviceStream) -> Result<(), TensorError> {
         for tensor in &mut self.tensors {
             *tensor = stream.copy(tensor)?.freeze();
@@ -222,10 +222,10 @@ impl Gather for Thing {
 }
 
 impl Things {
-    /// Each with its first tensor again, which is a view of the one of all.
+    /// Returns the items, each with its first tensor again, which is a view of the one of all.
     ///
     /// # Errors
-    /// It has fewer rows.
+    /// The tensor has too few rows.
     pub fn apart(self) -> Result<Vec<Thing>, TensorError> {
         let put = |(row, mut thing): (usize, Thing)| {
             thing.tensors.insert(0, self.first.index(0, row)?);

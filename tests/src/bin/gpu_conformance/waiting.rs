@@ -1,4 +1,4 @@
-//! Which calls a process can still make while one of its streams waits, and how long they take. A call that
+//! The calls that a process can still make while one of its streams waits, and their times. A call that
 //! blocks is released after [`PATIENCE`], so that nothing stays stuck.
 
 #![expect(unsafe_code, reason = "streams copy between raw addresses")]

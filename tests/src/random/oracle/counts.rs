@@ -1,4 +1,5 @@
-//! Whether the report adds up: its numbers against the logs, where no process ended that took some with it.
+//! Checks that the report adds up: its numbers against the logs, where no process ended that took some
+//! numbers with it.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +61,7 @@ fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut
     match &op.op.what {
         What::Source(source) => {
             compare("items out", line.items_out, all);
-            // Each after the one before it, so one interval fewer than items.
+            // Each comes after the one before it, so there is one interval fewer than items.
             let intervals = (all / u64::from(line.replicas.max(1))).saturating_sub(1);
             let least = (intervals * source.every) as f64 / 1e6;
             if line.missed > 0 && source.every == 0 {
@@ -79,7 +80,7 @@ fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut
             compare("errors", line.errors, sum(&for_good));
             compare("retries", line.retries, sum(&|n| u64::from(fail_times(spec.fails, n).min(retries))));
             let keeps = op.op.settings.dead;
-            // Where nobody takes them, they are counted all the same.
+            // Where no stage takes them, they are counted all the same.
             let letters = if op.op.settings.on_error.keeps() { sum(&for_good) } else { 0 };
             compare("dead letters", line.dead_letters, letters);
             if keeps {
@@ -93,8 +94,8 @@ fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut
     }
 }
 
-/// The ids that the framework knows an item by: of a batch those of all, of a window that of the newest, of a
-/// pair those of both unless they begin with the same.
+/// Returns the ids by which the framework knows an item: of a batch those of all its items, of a window that
+/// of the newest, of a pair those of both unless they begin with the same.
 fn names(plan: &Plan, past: &Past) -> Vec<(u16, u64)> {
     let mut names = vec![(past.source, past.number)];
     for step in &past.steps {
@@ -115,14 +116,14 @@ fn is_window(plan: &Plan, op: u16) -> bool {
     plan.op(op).is_some_and(|op| matches!(op.op.what, What::Window { .. }))
 }
 
-/// Whether items of several ids may get others: a batch of such is taken apart.
+/// Returns whether items of several ids may get others, because a batch of such items is taken apart.
 fn renames(plan: &Plan) -> bool {
     let has = |kind: fn(&What) -> bool| plan.all().iter().any(|op| kind(&op.op.what));
     has(|what| matches!(what, What::Batch { then: Then::Unbatch, .. }))
         && has(|what| matches!(what, What::Join { .. } | What::Batch { then: Then::Pack | Then::Gather, .. }))
 }
 
-/// Every half that has no partner is named, once.
+/// Checks that every half without a partner is named, once.
 fn left_over(
     case: &Case<'_>,
     report: &Report,

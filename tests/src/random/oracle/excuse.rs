@@ -1,4 +1,5 @@
-//! What may be missing: what the report names, and what `PIPELINES.md` says that nobody names.
+//! The items that may be missing: those that the report names, and those that nobody names according to
+//! `PIPELINES.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +8,7 @@ use crate::random::history::{Past, Place, Step};
 use crate::random::plan::{Plan, dead_name, location_of};
 use crate::random::spec::{Fault, Fork, Form, What};
 
-/// What may be missing in a run.
+/// The excuses for missing items in a run.
 pub(super) struct Excuses<'r> {
     case: &'r Case<'r>,
     /// Items of sources that the report names.
@@ -16,10 +17,10 @@ pub(super) struct Excuses<'r> {
     cut: bool,
     /// Operators of which a process ended, and how often.
     died: BTreeMap<u16, usize>,
-    /// Those of which one did not come back.
+    /// Those of which one process did not come back.
     died_for_good: BTreeSet<u16>,
-    /// What ended at once with each operator: the process that it runs in, or its actor alone, or once the
-    /// one and once the other.
+    /// The unit that ended with each operator: its process, its actor alone, or each of them at different
+    /// times.
     ended_with: BTreeMap<u16, BTreeSet<Ended>>,
     /// The operators that each one's items come from, in any number of steps.
     before: BTreeMap<u16, BTreeSet<u16>>,
@@ -29,10 +30,10 @@ pub(super) struct Excuses<'r> {
     forks: Vec<Vec<u16>>,
 }
 
-/// What ends at once.
+/// A unit that ends as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ended {
-    /// The workers of an operator, with all that is in them.
+    /// The workers of an operator, with everything in them.
     Workers(u16),
     /// The worker that takes the dead letters of an operator.
     DeadLetters(u16),
@@ -62,7 +63,7 @@ impl<'r> Excuses<'r> {
                 let shares = |other: u16| other != op && home(plan, other) == home(plan, op);
                 let alone =
                     death.why.contains(" panicked") && plan.all().iter().any(|other| shares(other.number));
-                // The dead letters of an operator, and what is beside them, are in a worker of their own.
+                // The dead letters of an operator, and the stages beside them, are in a worker of their own.
                 let of_dead = death.why.starts_with(&format!("worker `{}`", dead_name(home(plan, op))));
                 let ended = match (alone, of_dead) {
                     (true, _) => Ended::Actor(op),
@@ -93,19 +94,19 @@ impl<'r> Excuses<'r> {
             last_made.extend(logs.into_iter().flatten().filter_map(|log| Some(log.last()?.1.clone())));
         }
         for op in died.keys() {
-            // Nobody has told how.
+            // No report says how it ended.
             ended_with.entry(*op).or_insert_with(|| [Ended::Workers(home(plan, *op))].into());
         }
         let (before, forks) = (before(plan), forks(plan));
         Excuses { case, named, cut, died, died_for_good, ended_with, before, last_made, forks }
     }
 
-    /// How often a process of an operator ended.
+    /// Returns how often a process of an operator ended.
     pub(super) fn deaths_at(&self, place: Place) -> usize {
         self.died.get(&place.op).copied().unwrap_or(0)
     }
 
-    /// Whether a process ended that sent to a place, or another stage in its worker did.
+    /// Returns whether a process ended that sends to a place, or another stage in its worker ended.
     pub(super) fn sender_died(&self, to: Place) -> bool {
         let plan = self.case.plan;
         let Some(at) = plan.numbers.iter().position(|number| *number == to.op) else { return false };
@@ -116,14 +117,14 @@ impl<'r> Excuses<'r> {
         })
     }
 
-    /// Whether an item that did not come to a place may be missing there.
+    /// Returns whether an item that did not come to a place may be missing there.
     pub(super) fn excuse(&self, past: &Past, to: Place) -> bool {
         let case = self.case;
         if self.cut || matches!(case.seen.end, End::Killed(_)) || self.is_named(past) {
             return true;
         }
         if matches!(case.seen.end, End::Dropped) && (case.deaths || case.fatal) {
-            // Nobody is left to whom it could be named.
+            // The report went with the `Running`, so nobody can name it.
             return true;
         }
         self.failed(to) || case.deaths && self.by_death(past, to)
@@ -148,8 +149,8 @@ impl<'r> Excuses<'r> {
         let before = self.before.get(&to.op).unwrap_or(&none);
         let dead_before: Vec<u16> = before.iter().copied().filter(|op| self.died.contains_key(op)).collect();
         let kind = |op: u16| self.case.plan.op(op).map(|op| &op.op.what);
-        // "A source that dies loses what it had not sent": what it was about to, and what had not left its
-        // worker.
+        // "A source that dies loses what it had not sent": the item that it was about to send, and the items
+        // that had not left its worker.
         if self.died.contains_key(&past.source)
             && (self.last_made.contains(past) || self.is_at_its_source(past))
         {
@@ -158,12 +159,12 @@ impl<'r> Excuses<'r> {
         let waited = matches!(kind(to.op), Some(What::Zip { .. } | What::Join { .. }))
             && self.died.contains_key(&to.op);
         if self.case.at_least_once {
-            // What a life of it had left over, and told nobody yet.
+            // An earlier life of it had left this over, and had told nobody yet.
             if waited {
                 return true;
             }
-            // A source that died sends nothing again. Behind one that does not come back items are lost, and
-            // named by who sent them there, who may have died as well.
+            // A source that died sends nothing again. Items behind a stage that does not come back are lost.
+            // Their senders name them, but those may have died as well.
             let source_died = dead_before.iter().any(|op| matches!(kind(*op), Some(What::Source(_))));
             let for_good = dead_before.iter().chain([&to.op]).any(|op| self.died_for_good.contains(op));
             let several = dead_before.len() > 1 || self.died.contains_key(&to.op);
@@ -179,16 +180,16 @@ impl<'r> Excuses<'r> {
         if waited || dead_before.iter().any(|op| kept(*op)) {
             return true;
         }
-        // Who would name it has died as well, with what it knew: "of a life that ended, the report counts
-        // what it had told".
+        // The process that would name it has died as well, with its knowledge: "of a life that ended, the
+        // report counts what it had told".
         let involved = dead_before.iter().chain([&to.op]);
         let dead: BTreeSet<_> = involved.filter_map(|op| self.ended_with.get(op)).flatten().collect();
         dead.len() > 1
     }
 
-    /// Whether what an item was made of went another way when it was sent again: to another branch of a fork
-    /// that does not look at it, where it is looked for too, into another batch, or to another partner in a
-    /// join.
+    /// Returns whether the origins of an item went another way when they were sent again. They may have gone
+    /// to another branch of a fork that does not look at items, into another batch, or to another partner in
+    /// a join. Branches of such a fork are searched for them too.
     fn is_made_anew(&self, past: &Past, to: Place) -> bool {
         let took = |op: u16, item: &Past| {
             let mut lines = self.case.seen.logs.lines(Place::of(op));
@@ -208,7 +209,7 @@ impl<'r> Excuses<'r> {
             })
         };
         let in_another = || {
-            // There, or in another branch of the fork before it.
+            // In this place, or in another branch of the fork before it.
             let beside = self.forks.iter().filter(|takers| takers.contains(&to.op)).flatten();
             let places: Vec<_> = beside.map(|op| Place::of(*op)).chain([to]).collect();
             past.atoms().iter().all(|atom| {
@@ -227,8 +228,8 @@ impl<'r> Excuses<'r> {
         (0..=past.steps.len()).any(elsewhere) || in_a_group && in_another()
     }
 
-    /// Whether what an item was made of may have been sent again to a replica that had failed the pipeline: a
-    /// stage had it, a replica of that died, and one has failed.
+    /// Returns whether the origins of an item may have been sent again to a replica that had failed the
+    /// pipeline: a stage had them, one of its replicas died, and one has failed.
     fn came_again_where_it_had_failed(&self, past: &Past, before: &BTreeSet<u16>) -> bool {
         let is_made_of = |line: &Past| {
             (line.source, line.number) == (past.source, past.number) && past.steps.starts_with(&line.steps)
@@ -238,24 +239,24 @@ impl<'r> Excuses<'r> {
         })
     }
 
-    /// Whether all that an item has passed is in the worker of its source.
+    /// Returns whether all stages that an item has passed are in the worker of its source.
     fn is_at_its_source(&self, past: &Past) -> bool {
         let mut steps = past.steps.iter().map(Step::op);
         steps.all(|op| self.home(op) == past.source) && self.leaves_late(past)
     }
 
-    /// Whether a stage that has something of it next to its source's can be in that worker.
+    /// Returns whether a stage that holds part of the item next to its source can be in that worker.
     fn leaves_late(&self, past: &Past) -> bool {
         self.case.plan.op(past.source).is_some_and(|op| op.op.settings.replicas == 1)
     }
 
-    /// The operator in whose workers another runs.
+    /// Returns the operator in whose workers another runs.
     fn home(&self, op: u16) -> u16 {
         home(self.case.plan, op)
     }
 }
 
-/// The operator in whose workers another runs.
+/// Returns the operator in whose workers another runs.
 pub(crate) fn home(plan: &Plan, op: u16) -> u16 {
     let Some(at) = plan.numbers.iter().position(|number| *number == op) else { return op };
     let op_at = &plan.spec.ops[at];
@@ -268,7 +269,7 @@ pub(crate) fn home(plan: &Plan, op: u16) -> u16 {
     }
 }
 
-/// The operators with stages whose items an operator takes.
+/// Returns the operators with stages whose items an operator takes.
 fn makers(plan: &Plan, at: usize) -> Vec<usize> {
     let mut found = Vec::new();
     for (from, _) in &plan.spec.ops[at].takes {
@@ -280,7 +281,7 @@ fn makers(plan: &Plan, at: usize) -> Vec<usize> {
     found
 }
 
-/// The operators behind each fork that does not look at the items.
+/// Returns the operators behind each fork that does not look at the items.
 fn forks(plan: &Plan) -> Vec<Vec<u16>> {
     let ops = plan.spec.ops.iter().enumerate();
     let forks = ops.filter_map(|(at, op)| match op.what {
@@ -303,7 +304,7 @@ fn before(plan: &Plan) -> BTreeMap<u16, BTreeSet<u16>> {
             all.extend(before.get(&from).into_iter().flatten().copied());
         }
         for inside in body {
-            // In a loop everybody is before everybody.
+            // In a loop every operator is before every other.
             before.insert(inside, all.clone());
         }
         before.insert(number, all);

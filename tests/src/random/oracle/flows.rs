@@ -1,6 +1,6 @@
-//! What has to come where, edge by edge: what each part makes follows from what it wrote down that it got, so
-//! a loss shows at the edge where it happened, and a choice that the framework made (whose turn it was, which
-//! items became a batch) follows from who got the item.
+//! Determines, edge by edge, which items each part had to get. A part's log of the items that it got
+//! determines the items that it made, so a loss shows at the edge where it happened. The receivers' logs also
+//! tell each choice of the framework: whose turn it was, and which items became a batch.
 
 use crate::random::history::{Bag, Logs, Past, Place, Step};
 use crate::random::plan::{Plan, again, fails_for_good, width};
@@ -9,35 +9,36 @@ use crate::random::spec::{FlowId, Fork, Form, Op, Pick, Then, What};
 /// An edge to a part that writes down what it gets.
 #[derive(Clone, Debug)]
 pub(super) struct Edge {
-    /// Who gets it.
+    /// The receiver.
     pub to: Place,
-    /// How.
+    /// How it takes items.
     pub taking: Taking,
-    /// What was made for it.
+    /// The items that were made for it.
     pub want: Bag,
-    /// What it got.
+    /// The items that it got.
     pub got: Bag,
 }
 
-/// How a part takes what comes.
+/// How a part takes its items.
 #[derive(Clone, Debug)]
 pub(super) enum Taking {
     /// One by one.
     Each,
-    /// In batches of at most so many; the last may be smaller, or any that waited too long.
+    /// In batches of at most this many. The last batch may be smaller; with `true`, so may any batch that
+    /// waited too long.
     Batches(u32, bool),
-    /// In windows of so many.
+    /// In windows of this many.
     Windows(u32),
-    /// In pairs: what came on the right side. `want` and `got` are of the left.
+    /// In pairs. These are the items of the right side; `want` and `got` of the edge are those of the left.
     Pairs {
-        /// What was made for it.
+        /// The items that were made for it.
         want: Bag,
-        /// What it got.
+        /// The items that it got.
         got: Bag,
         /// The modulus of a join; none for a zip.
         key: Option<u64>,
     },
-    /// Several that share what comes between them.
+    /// Several parts that share the items of an edge.
     Shared(Vec<Place>),
 }
 
@@ -56,7 +57,7 @@ fn add(bag: &mut Bag, other: &Bag) {
     }
 }
 
-/// The items of which packed ones are made.
+/// Returns the items in packed ones.
 fn members(packed: &Bag) -> Bag {
     let mut bag = Bag::new();
     for (past, count) in packed {
@@ -89,7 +90,7 @@ fn lefts(packed: &Bag) -> Bag {
 }
 
 impl<'r> Flows<'r> {
-    /// From the logs of a run.
+    /// Computes the flows from the logs of a run.
     pub(super) fn new(plan: &'r Plan, logs: &'r Logs) -> Flows<'r> {
         let mut flows = Flows { plan, logs, edges: Vec::new(), flows: Default::default() };
         for (at, op) in plan.spec.ops.iter().enumerate() {
@@ -142,7 +143,7 @@ impl<'r> Flows<'r> {
         }
     }
 
-    /// Items of which every replica has one, where all take all.
+    /// Adds an edge to a part whose replicas all take each item, and so get it once each.
     fn each(&mut self, op: &Op, to: Place, mut want: Bag) {
         if op.settings.pick == Pick::All {
             want.values_mut().for_each(|count| *count *= op.settings.replicas);
@@ -156,7 +157,7 @@ impl<'r> Flows<'r> {
         dead
     }
 
-    /// What comes out of an operator with one way in and one out.
+    /// Returns the results of an operator with one input and one output.
     fn in_line(&mut self, op: &Op, number: u16, came: Bag, turn: Option<u16>) -> Bag {
         let log = self.logs.bag(Place::of(number));
         match &op.what {
@@ -183,7 +184,7 @@ impl<'r> Flows<'r> {
             }
             What::Loop { rounds, body, .. } => {
                 let inner = number + 1;
-                // What the first stage of the body makes is known from its log, so the circle has a
+                // The log of the body's first stage tells which items that stage makes, so the circle has a
                 // beginning.
                 let (mut next, mut current) = (inner, Bag::new());
                 let edges = self.edges.len();
@@ -218,7 +219,7 @@ impl<'r> Flows<'r> {
                 self.flows.insert((at, 1), second);
             }
             Fork::Turns | Fork::Least | Fork::Key(_) => {
-                // Whoever takes an item has written it down.
+                // The part that took an item has logged it.
                 let mut all = Bag::new();
                 let mut takers = Vec::new();
                 for way in 0..ways {

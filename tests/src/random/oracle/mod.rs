@@ -1,14 +1,14 @@
-//! The oracle: from the spec, the logs and the report to what was wrong.
+//! The oracle judges a run by the spec, the logs and the report.
 //!
-//! - Without deaths everything that was made comes, exactly once (a clone for each branch of a broadcast), on
-//!   the right branch, in the promised order, or is named as left over or failed; the report's counts are
-//!   those of the logs.
-//! - What a stage drops for want of room is not named. Without deaths as many are missing there as the report
-//!   says, and the others keep their order; with deaths no more.
-//! - At most once, with deaths: nothing comes twice; what does not come is named. Excepted is what
-//!   `PIPELINES.md` excepts (`excuse`).
-//! - At least once, with deaths: everything comes at least once, or is named.
-//! - A killed pipeline ends, and what came of it is right.
+//! - Without deaths every item that was made comes, or is named as left over or failed. It comes exactly once
+//!   (a clone for each branch of a broadcast), on the right branch and in the promised order. The report's
+//!   counts are those of the logs.
+//! - An item that a stage drops for want of room is not named. Without deaths as many items are missing there
+//!   as the report says, and the others keep their order; with deaths no more are missing.
+//! - At most once, with deaths: no item comes twice, and each item that does not come is named. The
+//!   exceptions of `PIPELINES.md` are in `excuse`.
+//! - At least once, with deaths: each item comes at least once, or is named.
+//! - A killed pipeline ends, and the items that came out of it are right.
 
 mod counts;
 mod excuse;
@@ -28,23 +28,23 @@ use excuse::Excuses;
 pub(crate) use excuse::home;
 use flows::{Edge, Flows, Taking};
 
-/// What is wrong with a run.
+/// A violated expectation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Of which kind it is.
+    /// Its kind.
     pub kind: Kind,
-    /// What, for people.
+    /// A description for people.
     pub what: String,
 }
 
-/// The kinds of what can be wrong.
+/// The kinds of violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
-    /// It did not end.
+    /// The run did not end.
     Hang,
     /// The node's process ended by itself.
     Crash,
-    /// A tensor had other elements.
+    /// A tensor had other elements than it should have.
     Content,
     /// An item did not come, and nothing names it.
     Missing,
@@ -58,13 +58,13 @@ pub enum Kind {
     Group,
     /// The report's numbers are not those of the logs.
     Counts,
-    /// It ended in another way than it had to.
+    /// The run ended in another way than it had to.
     Result,
-    /// It did not start.
+    /// The run did not start.
     Start,
-    /// Something was left.
+    /// Something was left behind.
     Leak,
-    /// The log complained though nothing was told to go wrong.
+    /// The log has a complaint though no failure was played.
     Complaint,
 }
 
@@ -90,7 +90,7 @@ pub enum End {
 }
 
 impl End {
-    /// What was reported.
+    /// Returns the report.
     pub fn report(&self) -> Option<&Report> {
         match self {
             End::Fine(report)
@@ -104,10 +104,10 @@ impl End {
     }
 }
 
-/// What was seen of a run.
+/// The observations of a run.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// What everybody got.
+    /// The items that every part got.
     pub logs: Logs,
     /// How it ended.
     pub end: End,
@@ -119,23 +119,23 @@ pub struct Seen {
     pub ended: bool,
 }
 
-/// What is judged.
+/// The run to judge.
 struct Case<'r> {
     plan: &'r Plan,
     seen: &'r Seen,
     /// Whether any process ended.
     deaths: bool,
-    /// Whether a stage was told to fail on an item that it got, and this fails the pipeline.
+    /// Whether a stage that was told to fail on an item got that item, and this fails the pipeline.
     fatal: bool,
-    /// The same, leaving out sources that may have been stopped before they got to fail.
+    /// The same, leaving out sources that may have been stopped before they could fail.
     certainly_fatal: bool,
     at_least_once: bool,
 }
 
-/// In the error of a message that is nested too deeply.
+/// Part of the error of a message that is nested too deeply.
 const TOO_DEEP: &str = "nested deeper than";
 
-/// Everything that is wrong with a run; nothing, if it is as it has to be.
+/// Returns everything that is wrong with a run, or nothing if it is as it has to be.
 pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     let mut say = |kind: Kind, what: String| verdicts.push(Verdict { kind, what });
@@ -146,9 +146,9 @@ pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
         say(Kind::Start, error.clone());
         return verdicts;
     }
-    // Who packs around a loop may pack what holds an older pack, which holds an older one, and so on. What is
-    // too deep to be sent is refused, and the pipeline has failed with that; the rest of the run says
-    // nothing.
+    // A stage that packs items around a loop may pack an item that holds an older pack, which holds an older
+    // one, and so on. An item that is too deep to be sent is refused, and the pipeline fails with that; the
+    // rest of the run says nothing.
     if matches!(&seen.end, End::Failed(why, _) if why.contains(TOO_DEEP)) {
         return verdicts;
     }
@@ -182,8 +182,8 @@ pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
     verdicts
 }
 
-/// Whether a stage that was told to fail, and fails the pipeline then, got an item to fail on; or a source
-/// came so far.
+/// Returns whether a stage that was told to fail, and whose failure fails the pipeline, got an item to fail
+/// on, or whether a source came that far.
 fn told_to_fail(plan: &Plan, seen: &Seen, sources: bool) -> bool {
     plan.all().into_iter().any(|op| {
         if !op.op.settings.on_error.fails() {
@@ -192,7 +192,7 @@ fn told_to_fail(plan: &Plan, seen: &Seen, sources: bool) -> bool {
         match &op.op.what {
             What::Source(_) if !sources => false,
             What::Source(source) => source.fails.iter().any(|number| {
-                // It fails before the item that it makes then, if it gets so far.
+                // The source fails before it makes the item with that number, if it gets that far.
                 *number == 0
                     || seen.logs.lines(Place::of(op.number)).any(|(_, past)| past.number + 1 >= *number)
             }),
@@ -204,7 +204,7 @@ fn told_to_fail(plan: &Plan, seen: &Seen, sources: bool) -> bool {
     })
 }
 
-/// What differs between what was made and what came.
+/// The difference between the items that were made and those that came.
 struct Difference<'e> {
     missing: Vec<(&'e Past, u32)>,
     more: Vec<(&'e Past, u32, u32)>,
@@ -232,7 +232,7 @@ impl Case<'_> {
             }
             Taking::Shared(takers) => {
                 let mut missing = self.missing(&edge.want, &edge.got);
-                // Whichever of them was to have it.
+                // Any of the takers may have been the one that was to have it.
                 missing.retain(|(past, _)| !takers.iter().any(|taker| excuses.excuse(past, *taker)));
                 self.nothing_missing(to, missing, excuses, say);
             }
@@ -248,7 +248,7 @@ impl Case<'_> {
         }
     }
 
-    /// Nothing comes that was not made, and nothing twice.
+    /// Checks that no item comes that was not made, and none twice.
     fn no_more_than_made(&self, to: Place, want: &Bag, got: &Bag, say: &mut dyn FnMut(Kind, String)) {
         for (past, want, got) in differ(want, got).more {
             if want == 0 {
@@ -275,7 +275,7 @@ impl Case<'_> {
         }
     }
 
-    /// What does not come to a stage that drops is counted, and not named.
+    /// An item that does not come to a stage that drops is counted, and not named.
     fn only_dropped(
         &self,
         to: Place,
@@ -288,7 +288,7 @@ impl Case<'_> {
         let name = self.plan.op(to.op).map_or_else(String::new, |op| stage_name(op.number, &op.op.what));
         let dropped = report.stage(&name).map_or(0, |stage| stage.dropped);
         if self.deaths || self.is_over_early() {
-            // A sender that died has taken with it how many it had dropped.
+            // A sender that died has taken its count of dropped items with it.
             missing.retain(|(past, _)| !excuses.excuse(past, to) && !excuses.sender_died(to));
         }
         let all: u64 = missing.iter().map(|(_, count)| u64::from(*count)).sum();
@@ -302,7 +302,8 @@ impl Case<'_> {
         }
     }
 
-    /// What was made and did not come. Sent again, it may have been made more often than it had to come.
+    /// Returns the items that were made and did not come. When items are sent again, one may be made more
+    /// often than it had to come.
     fn missing<'e>(&self, want: &'e Bag, got: &'e Bag) -> Vec<(&'e Past, u32)> {
         let mut missing = differ(want, got).missing;
         if self.at_least_once && self.deaths {
@@ -337,7 +338,7 @@ impl Case<'_> {
         let windows: u32 = edge.got.values().sum();
         let wanted = (came + 1).saturating_sub(of);
         let first = of.saturating_sub(1) as usize;
-        // The first ones come in the window of a later one; where there are too few, in none.
+        // The first items come in the window of a later one, or in none where there are too few.
         let mut missing = self.missing(&edge.want, &edge.got);
         missing.retain(|(past, _)| !excuses.excuse(past, to));
         if self.deaths {
@@ -384,8 +385,8 @@ impl Case<'_> {
         }
         let mut alone = self.missing(&edge.want, &edge.got);
         alone.extend(self.missing(want, got));
-        // A source with replicas makes pairs of one replica's items alone, which a history does not tell
-        // apart.
+        // A source with replicas makes pairs of one replica's items alone. A history does not tell the
+        // replicas apart.
         let told_apart = self.plan.sources().len()
             == self.plan.spec.ops.iter().filter(|op| matches!(op.what, What::Source(_))).count();
         if !self.deaths && !self.at_least_once && told_apart && !self.is_over_early() {
@@ -402,13 +403,13 @@ impl Case<'_> {
         }
     }
 
-    /// Whether it was ended so that not everything under way is finished.
+    /// Returns whether the run was ended before everything under way was finished.
     fn is_over_early(&self) -> bool {
         self.fatal
             || matches!(self.seen.end, End::Killed(_) | End::Failed(..) | End::Died(..) | End::Other(..))
     }
 
-    /// How it ended.
+    /// Checks how the run ended.
     fn result(&self, say: &mut dyn FnMut(Kind, String)) {
         let report = self.seen.end.report();
         let unreplaced = report.and_then(|report| {
@@ -419,8 +420,8 @@ impl Case<'_> {
             report.deaths.iter().find(|death| {
                 let replicas = report.stage(&death.stage).map_or(1, |stage| stage.replicas) as u16;
                 let is_source = report.stage(&death.stage).is_some_and(|stage| stage.is_source);
-                // Of a stage that scales, `replicas` counts those that are open in the end, and none that
-                // died.
+                // For a stage that scales, `replicas` counts the replicas that are open in the end, and none
+                // that died.
                 let scales = super::plan::location_of(&death.stage).is_some_and(|at| {
                     !at.dead && self.plan.op(at.op).is_some_and(|op| op.op.settings.scales)
                 });
@@ -487,7 +488,7 @@ impl Case<'_> {
     }
 }
 
-/// Items in a packed one.
+/// Returns the number of items in a packed one.
 fn group(past: &Past) -> usize {
     match past.steps.last() {
         Some(super::history::Step::Among(_, others)) => 1 + others.len(),

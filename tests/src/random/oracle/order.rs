@@ -1,5 +1,5 @@
-//! Which order is promised where: items of one source come in the order of their numbers wherever all of
-//! them, or all with the same key, went the same way.
+//! Checks the promised orders: items of one source come in the order of their numbers wherever all of them,
+//! or all with the same key, went the same way.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,12 @@ use crate::random::history::{Logs, Place};
 use crate::random::plan::Plan;
 use crate::random::spec::{FlowId, Form, Op, Pick, Settings, Then, What};
 
-/// The sources whose items come there, and what order they have: that of their numbers, among those that are
-/// the same modulo this; 0 for none.
+/// The sources whose items come to a place, each with its order. The items with the same number modulo this
+/// value come in the order of their numbers; 0 stands for no order.
 type Order = BTreeMap<u16, u64>;
 
-/// Everything that came in another order than promised. `intact`: nobody died who would restore one.
+/// Returns every violation of a promised order. With `intact`, no process died that would have restored an
+/// order.
 pub(super) fn disorder(plan: &Plan, logs: &Logs, intact: bool) -> Vec<String> {
     let mut orders: BTreeMap<FlowId, Order> = BTreeMap::new();
     let mut found = Vec::new();
@@ -56,10 +57,10 @@ pub(super) fn disorder(plan: &Plan, logs: &Logs, intact: bool) -> Vec<String> {
     found
 }
 
-/// What several stages side by side leave of an order.
+/// Returns the order that is left behind several replicas of a stage.
 fn behind(op: &Op, order: &Order, intact: bool) -> Order {
     let settings = &op.settings;
-    // What was held is in the place of the item with which it is given.
+    // A held item takes the place of the item with which it is emitted.
     let holds = matches!(&op.what, What::Stage(stage) if matches!(stage.form, Form::Hold(_)));
     if settings.replicas == 1 || (settings.ordered && intact && !holds) {
         return order.clone();

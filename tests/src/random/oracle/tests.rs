@@ -1,5 +1,5 @@
-//! The oracle can fail: each test takes a run that was right, falsifies one thing in its logs or its report,
-//! and names the verdict that has to come of it.
+//! Shows that the oracle can fail: each test takes a run that was right, falsifies one thing in its logs or
+//! its report, and names the verdict that has to follow.
 
 use tensorpost::pipeline::{Death, ItemId, Lost, OnError, StageReport};
 
@@ -24,7 +24,7 @@ fn spec(ops: Vec<Op>) -> Spec {
     Spec { ops, ..Spec::from_json(r#"{"ops":[]}"#).unwrap() }
 }
 
-/// A source, a stage that fails on some, their dead letters, and two branches.
+/// A source, a stage that fails on some items, its dead letters, and two branches.
 fn forked() -> Plan {
     let fails = Some(Fails { every: 5, at: 2, times: 100 });
     let mut stage = op(&[(0, 0)], What::Stage(Stage { fails, ..Stage::default() }));
@@ -48,7 +48,7 @@ fn batched() -> Plan {
     Plan::new(&spec(vec![source(10), op(&[(0, 0)], batch), turns, sink(2, 0), sink(2, 1)]))
 }
 
-/// A sink that drops what it has no room for.
+/// A sink that drops items for which it has no room.
 fn dropping() -> Plan {
     let mut sink = sink(0, 0);
     sink.settings.drops = Some(crate::random::spec::Drops::Oldest);
@@ -64,7 +64,7 @@ fn right(plan: &Plan) -> Seen {
             logs.0.insert(Place::of(op.number), vec![made.collect()]);
         }
     }
-    // Whoever has no log yet gets what was made for it, from the sources on.
+    // A part that has no log yet gets the items that were made for it, from the sources on.
     loop {
         let edges = Flows::new(plan, &logs).edges;
         let Some(edge) = edges.iter().find(|edge| !has_log(&logs, edge)) else { break };
@@ -201,13 +201,13 @@ fn what_is_dropped_is_counted_and_no_more_is_missing() {
     assert_eq!(kinds(&plan, &seen), [Kind::Counts]);
     sink(&mut seen, 2);
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
-    // A death of the sink drops nothing that is not named; one of its sender takes with it what it had
-    // dropped.
+    // A death of the sink drops no item that is not named. A death of its sender takes the sender's count of
+    // dropped items with it.
     said(&mut seen).deaths.push(death("sink-1"));
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
     said(&mut seen).deaths[0] = death("source-0");
     assert_eq!(kinds(&plan, &seen), []);
-    // Elsewhere nothing is dropped.
+    // Other stages drop nothing.
     let plan = forked();
     let mut seen = right(&plan);
     said(&mut seen).stages[0].dropped = 1;
@@ -220,7 +220,7 @@ fn an_item_that_does_not_come_is_missing() {
     let mut seen = right(&plan);
     lines(&mut seen, 3).remove(2);
     assert_eq!(kinds(&plan, &seen), [Kind::Missing, Kind::Counts]);
-    // Also after a death, unless it is named.
+    // The same holds after a death, unless the item is named.
     said(&mut seen).deaths.push(death("sink-3"));
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
     name(&mut seen, 6);
@@ -360,14 +360,14 @@ fn what_goes_another_way_when_it_is_sent_again_is_not_missing_on_the_first() {
     let mut plan = batched();
     plan.spec.at_least_once = Some(4);
     let mut seen = right(&plan);
-    // A batch that was made in an earlier life, of what is in others now.
+    // A batch that was made in an earlier life, of items that are in other batches now.
     let members = [0, 4, 9].map(|number| Past::new(0, number));
     let [first, second, third] = members.clone();
     let batch = first.then(Step::Among(1, vec![second, third]));
     lines(&mut seen, 1).insert(0, (7, batch.clone()));
     said(&mut seen).deaths.push(death("pack-1"));
     assert_eq!(kinds(&plan, &seen), []);
-    // One of its items is in no other.
+    // One of its items is in no other batch.
     let alone = Past::new(0, 3);
     lines(&mut seen, 1)[0].1 = alone.then(Step::Among(1, vec![Past::new(0, 77)]));
     assert!(kinds(&plan, &seen).contains(&Kind::Missing));
@@ -390,7 +390,7 @@ fn a_source_that_was_stopped_before_it_failed_is_right() {
     assert_eq!(kinds(&plan, &right(&plan)), []);
 }
 
-/// A fork in turn whose first branch has a filter, which leaves no trace in what has passed it.
+/// A fork in turn whose first branch has a filter, which leaves no trace in the items that pass it.
 fn filtered_behind_a_fork() -> Plan {
     let turns = op(&[(0, 0)], What::Fork(Fork::Turns, 2));
     let filter = Stage { form: crate::random::spec::Form::Filter(3), ..Stage::default() };
@@ -404,7 +404,7 @@ fn what_takes_another_branch_than_the_one_with_a_filter_is_not_missing_behind_th
     plan.spec.at_least_once = Some(4);
     let mut seen = right(&plan);
     assert_eq!(judge(&plan, &seen), []);
-    // The filter had it when it died; sent again, it went to the other sink.
+    // The filter had the item when it died; sent again, the item went to the other sink.
     let (_, lost) = lines(&mut seen, 3).pop().unwrap();
     lines(&mut seen, 4).push((7, lost));
     said(&mut seen).deaths.push(death("stage-2"));
@@ -486,7 +486,8 @@ fn a_stage_and_the_worker_of_its_dead_letters_are_two() {
     assert!(!kinds(&plan, &seen).contains(&Kind::Missing));
 }
 
-/// A replica that has failed the pipeline takes nothing more, also not what another had when it died.
+/// A replica that has failed the pipeline takes no more items, not even one that another replica had when it
+/// died.
 #[test]
 fn what_is_sent_again_to_a_replica_that_has_failed_is_not_missing_behind_it() {
     let fails = Some(Fails { every: 20, at: 7, times: 100 });
