@@ -1,5 +1,5 @@
-//! What people complain of in systems that share tensors between processes, one test each. The name says what
-//! is not so here.
+//! Common complaints about systems that share tensors between processes, one test each. A test's name states
+//! that the complaint does not hold here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo, Make};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_allocations, until_free};
 
-/// "Add these up, slowly, on your stream." The reply is there before the sum is.
+/// "Add these up, slowly, on your stream." The reply arrives before the sum is computed.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]
 struct SlowSum {
@@ -34,19 +34,19 @@ struct WhoAreYou {
 #[derive(Debug, Serialize, Deserialize)]
 struct Identity {
     pid: u32,
-    /// What [`MARK`] is there.
+    /// The value of [`MARK`] in that process.
     mark: u64,
     /// The device of the tensor that came, as its process names it.
     device: DeviceId,
-    /// That of the message.
+    /// The device that the message named.
     told: DeviceId,
-    /// What it is called there.
+    /// The device's name in that process.
     text: String,
-    /// All that its process sees, in its order.
+    /// All devices that its process sees, in its order.
     devices: Vec<DeviceId>,
 }
 
-/// "Send it to your own neighbour." The reply is what arrived there.
+/// "Send it to your own neighbour." The reply is the neighbour's answer.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Arrived)]
 struct PutAndGet {
@@ -61,7 +61,7 @@ struct Arrived {
     tensor: Tensor,
 }
 
-/// What a fork would copy: the node's program writes it before it starts its workers.
+/// A mark that a fork would copy: the node's program writes it before it starts its workers.
 static MARK: AtomicU64 = AtomicU64::new(0);
 
 struct Worker {
@@ -164,7 +164,7 @@ fn memory_that_nobody_ever_opened_comes_back(builder: Builder) {
     let (consumer, gate) = (holder(&node), Gate::new());
     deliver(&node, &consumer.address(), Hold::at(0, &gate.door()));
     let arrival = gate.arrival();
-    // They lie in its ring and its mailbox; it is killed before it looks at any of them.
+    // The messages lie in its ring and its mailbox; it is killed before it looks at any of them.
     for index in 0..50 {
         deliver(&node, &consumer.address(), Hold::with(1, numbers(&stream, index, 1000)));
     }
@@ -172,7 +172,7 @@ fn memory_that_nobody_ever_opened_comes_back(builder: Builder) {
     kill(&node, &consumer);
     drop(arrival);
     until_free(&node);
-    // Nor does one stay that could not even be sent.
+    // The memory of a message that could not even be sent comes back too.
     let error = node.block_on(consumer.address::<Hold>().send(Hold::with(2, numbers(&stream, 0, 1000))));
     drop(error.expect_err("it is gone"));
     until_free(&node);
@@ -202,7 +202,7 @@ fn one_tensor_to_many_opened_many_times_is_counted_exactly(builder: Builder) {
             "{index} of {CONSUMERS} have let go, and not one more"
         );
         ask(&node, &consumer.address(), LetGo);
-        // An answer may be quicker than the releases; they are all there once the next one is.
+        // An answer may be quicker than the releases, which have all arrived once the next answer has.
         ask(&node, &consumer.address(), LetGo);
     }
     until_free(&node);
@@ -218,7 +218,7 @@ fn consumers_read_on_when_the_producer_has_ended(builder: Builder) {
     ask(&node, &keeper.address(), Hold::with(0, tensor.clone()));
     kill(&node, &producer);
     assert_eq!(tensor.to_vec::<u32>().unwrap(), elements);
-    // One that has never seen the producer reads it, too.
+    // A process that has never seen the producer reads it, too.
     let reader = worker(&node);
     let sum = ask(&node, &reader.address(), SlowSum { tensor, door: None });
     assert_eq!(sum.item::<u64>().unwrap(), (0..5000).sum::<u64>());
@@ -255,7 +255,7 @@ fn put_and_get_inside_one_process_is_the_same_memory(builder: Builder) {
     let arrived = ask(&node, &first.address(), PutAndGet { tensor, via: Some(second.address()) });
     assert_eq!(arrived.lease, lease);
     assert_eq!(arrived.tensor.to_vec::<u32>().unwrap(), (0..100).collect::<Vec<_>>());
-    // And to oneself.
+    // And to the actor itself.
     let tensor = arrived.tensor;
     let arrived = ask(&node, &first.address(), PutAndGet { tensor, via: Some(first.address()) });
     assert_eq!(arrived.lease, lease);
@@ -273,12 +273,12 @@ fn a_buffer_that_is_written_again_is_read_as_it_was_sent(builder: Builder) {
     let mut doors = Vec::new();
     let mut places = std::collections::BTreeSet::new();
     for round in 0..100_u32 {
-        // The reader's stream stands before it reads the first of them.
+        // The reader's stream waits before it reads the first of them.
         let door = (round == 0).then(|| gate.door());
         let mut buffer = node.block_on(stream.empty_when_free(DType::U32, &[size])).unwrap();
         places.insert(buffer.lease().offset());
         stream.run((buffer.of_mut::<u32>(),), move |(to,): (&mut [u32],)| to.fill(round)).unwrap();
-        // Given away at once: nobody waits for the writing, nor the reading.
+        // The buffer is given away at once: nobody waits for the write, nor for the read.
         sums.push(ask(&node, &reader.address(), SlowSum { tensor: buffer.freeze(), door }));
         if round == 0 {
             doors.push(gate.arrival());
@@ -320,13 +320,13 @@ fn a_full_pool_is_an_error_with_a_name_and_at_once(builder: Builder) {
 }
 
 /// "Device 0 here is device 1 there." A device is its UUID, with tensors, in arguments and in messages; the
-/// number by which a process counts it stays in that process. (That two workers which count the GPUs
-/// differently understand each other is in `gpu_suite`, for it takes GPUs.)
+/// number by which a process counts it stays in that process. (`gpu_suite` tests that two workers which count
+/// the GPUs differently understand each other, for it takes GPUs.)
 fn a_device_is_named_by_its_identity_in_every_process(builder: Builder) {
     let node = builder.start().unwrap();
     let stream = node.host_stream().unwrap();
     let worker = worker(&node);
-    // One that the sender counts as its fourth, and the receiver need not see at all.
+    // A device that is the sender's fourth, and that the receiver need not see at all.
     #[derive(Serialize)]
     struct Elsewhere {
         id: DeviceId,
@@ -353,8 +353,8 @@ fn a_device_is_named_by_its_identity_in_every_process(builder: Builder) {
     assert!(here.iter().all(|id| Device::by_id(*id).is_ok_and(|device| device.id() == *id)));
 }
 
-/// "After the GPU was touched, a fork breaks." There is none: a worker is a program that was executed, with
-/// nothing of the node's memory, threads or driver in it.
+/// "After the GPU was touched, a fork breaks." There is no fork: a worker is a program that was executed,
+/// with nothing of the node's memory, threads or driver in it.
 fn a_worker_starts_afresh_and_is_no_fork(builder: Builder) {
     MARK.store(4711, Ordering::Relaxed);
     let node = builder.start().unwrap();

@@ -1,5 +1,5 @@
-//! What the death of a worker costs the others, across real processes (DEATH-1, DEATH-3): its own work and
-//! what depends on it, which is never mistaken for data, and nothing else.
+//! The costs of a worker's death for the others, across real processes (DEATH-1, DEATH-3). They lose the dead
+//! worker's own work and data that depends on it, which is never mistaken for good data, and nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -22,13 +22,13 @@ struct Item {
     tensor: Tensor,
 }
 
-/// "Make items with these numbers, all elements the number, and send them on." Behind the door, if there is
-/// one: the stream stands there until the process is killed.
+/// "Make items with these numbers, all elements the number, and send them on." If there is a door, the stream
+/// waits at it until the process is killed.
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Make {
     ids: Vec<u32>,
     door: Option<Door>,
-    /// Who gets them as well.
+    /// Another receiver of the items.
     also: Option<Address<Item>>,
 }
 
@@ -50,7 +50,7 @@ struct Count;
 #[gpu_message(reply = Report)]
 struct Look;
 
-/// "Give me what you made of item `0`."
+/// "Give me the result for item `0`."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Option<Tensor>)]
 struct Give(u32);
@@ -58,25 +58,25 @@ struct Give(u32);
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
     pid: u32,
-    /// By number of the item: the tensor that came, and the one that was made of it.
+    /// For each item its number, the tensor that came, and the tensor that was made of it.
     items: Vec<(u32, Seen, Seen)>,
-    /// What all that came adds up to, in place.
+    /// The sum of all items that came, added up in place.
     sum: Seen,
-    /// Numbers of the dead letters, and whom they name.
+    /// Numbers of the dead letters, and the processes that they name.
     dead_letters: Vec<(u32, String)>,
 }
 
-/// What a tensor turns out to be.
+/// The state of a tensor's data.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Seen {
     Good(f32),
     /// Lost with this process.
     Lost(String),
-    /// Never.
+    /// It must never be this.
     Garbage(String),
 }
 
-/// What became of its data, when that is known: before, it may be pending.
+/// Returns the state of its data once that is known: before, it may be pending.
 fn outcome(tensor: &Tensor) -> Seen {
     let elements = tensor.to_vec();
     seen(tensor.status(), elements)
@@ -182,13 +182,13 @@ impl Handler<Item> for Stage {
         };
         match self.stream.run((made.of_mut::<f32>(), tensor.of::<f32>()), add) {
             Ok(()) => {}
-            // Learnt since the handler has begun: as a dead letter, a moment later.
+            // The process learned it after the handler had begun: as a dead letter, a moment later.
             Err(TensorError::Tainted { by }) => return self.dead_letters.push((id, by.to_string())),
             Err(error) => panic!("{error}"),
         }
         let add =
             |(sum, from): (&mut [f32], &[f32])| sum.iter_mut().zip(from).for_each(|(sum, from)| *sum += from);
-        // Once it is lost it stays that.
+        // Once the sum is lost it stays lost.
         let _ = self.stream.run((self.sum.of_mut::<f32>(), tensor.of::<f32>()), add);
         let made = made.freeze();
         self.send_on(id, made.clone());
@@ -254,9 +254,9 @@ impl Handler<Give> for Stage {
     }
 }
 
-/// Four workers in a row, the first first, and what comes out at the end.
+/// Four workers in a row, beginning with the first, and the channel at the end.
 struct Chain {
-    /// Dropped before the node, whose end waits for what nobody has read.
+    /// Dropped before the node, whose end waits for items that nobody has read.
     out: Channel<Item>,
     node: Node,
     stages: Vec<Spawned<Stage>>,
@@ -284,7 +284,7 @@ impl Chain {
         );
     }
 
-    /// Whether an item from the node comes out at the other end, as it should.
+    /// Returns whether an item from the node comes out at the other end, as it should.
     fn goes_on(&mut self, id: u32) -> bool {
         let stream = self.node.host_stream().unwrap();
         let tensor = stream.from_slice(&[ELEMENTS], &[id as f32; ELEMENTS]).unwrap().freeze();
@@ -306,8 +306,8 @@ impl Chain {
         }
     }
 
-    /// Waits until every stage behind the first has done that many items, on its stream too: what it has not
-    /// done when somebody dies may be lost.
+    /// Waits until every stage behind the first has finished that many items, on its stream too: unfinished
+    /// items may be lost when a worker dies.
     fn until_done(&self, count: usize) {
         self.until_handled(count);
         for stage in 1..self.stages.len() {
@@ -334,7 +334,7 @@ impl Chain {
     }
 }
 
-/// What stage `i` behind the first sees of item `id`, if that is good.
+/// Returns the item `id` that stage `i` behind the first sees, if it is good.
 fn good(stage: usize, id: u32) -> (u32, Seen, Seen) {
     let came = id as f32 + stage as f32 - 1.0;
     (id, Seen::Good(came), Seen::Good(came + 1.0))
@@ -378,7 +378,7 @@ fn a_chain_whose_first_dies_loses_what_it_had_not_done_and_nothing_else(builder:
     assert!(refused.to_string().contains(&dead), "{refused}");
     let kept = ask(&chain.node, &chain.stages[3].address(), Give(3)).expect("it has it");
     assert_eq!(kept.to_vec::<f32>().unwrap(), [6.0; ELEMENTS]);
-    // And who sends one gets it back.
+    // The sender of a lost tensor gets it back.
     let sent = chain.stages[2].address().try_send(out.pop().expect("nine items")).unwrap_err();
     assert!(matches!(sent.reason, SendFailure::Tainted(_)) && !sent.is_retryable(), "{sent}");
     // DEATH-2: the others go on.
@@ -412,7 +412,7 @@ fn what_waits_in_a_mailbox_or_a_ring_becomes_a_dead_letter(builder: Builder) {
         let worker = node.workers().into_iter().find(|worker| worker.worker == source.worker()).unwrap();
         node.supervisor().kill_worker(source.worker());
         let clocks = node.transport().domain();
-        // Then everybody has heard of it.
+        // By then every process has heard of the death.
         until("the dead is released", || clocks.passed(&ready).expect("its page is known"));
         stands.open();
         until("all were taken", || ask(&node, &receiver.address(), Look).dead_letters.len() == 2);
@@ -424,7 +424,7 @@ fn what_waits_in_a_mailbox_or_a_ring_becomes_a_dead_letter(builder: Builder) {
     }
 }
 
-/// A third process that is stopped cannot answer; it keeps nobody waiting, and is asked again when it goes
+/// A third process that is stopped cannot answer. It keeps nobody waiting, and is asked again when it goes
 /// on.
 fn a_stopped_worker_keeps_nobody_waiting(builder: Builder) {
     let mut chain = Chain::start(builder);
@@ -441,7 +441,7 @@ fn a_stopped_worker_keeps_nobody_waiting(builder: Builder) {
     kill_process(chain.pid(0), Signal::KILL).unwrap();
     let report = chain.look(1);
     assert_eq!(report.items[2], (3, Seen::Lost(dead.clone()), Seen::Lost(dead.clone())));
-    // Beyond the stopped one: what it had not done by then is not believed.
+    // Behind the stopped stage: data that it had not finished by then is not believed.
     assert!(matches!(out[3].tensor.to_vec::<f32>(), Err(TensorError::Tainted { .. })));
     println!("with one stopped, waits end after {:?}", killed.elapsed());
     assert!(killed.elapsed() < Duration::from_secs(10), "it held the others up");
@@ -453,14 +453,14 @@ fn a_stopped_worker_keeps_nobody_waiting(builder: Builder) {
         let expected = [good(stage, 1), good(stage, 2), (3, lost(), lost()), (4, lost(), lost())];
         assert_eq!(report.items, expected, "stage {stage}");
     }
-    // It is believed again as soon as the others have heard of its answer.
+    // Its data is believed again as soon as the others have heard of its answer.
     let mut ids = 20..;
     until("an item gets past it", || chain.goes_on(ids.next().expect("no end")));
     assert!((100..110).all(|id| chain.goes_on(id)));
     drop(at_the_door);
 }
 
-/// Two at the same moment, and the second depends on the first.
+/// Two die at the same moment, and the second depends on the first.
 fn two_deaths_at_once_release_everybody(builder: Builder) {
     let mut chain = Chain::start(builder);
     chain.make(1..=2, None);
@@ -487,8 +487,8 @@ fn two_deaths_at_once_release_everybody(builder: Builder) {
     drop(at_the_door);
 }
 
-/// A kernel on the host that panics is what one is on a GPU that faults: its worker ends and says why, and
-/// nobody takes for data what it had half written.
+/// A kernel on the host that panics is like a kernel on a GPU that faults: its worker ends and says why, and
+/// nobody takes its half-written data for good.
 fn a_host_kernel_that_panics_ends_its_worker_and_is_never_read(builder: Builder) {
     let mut chain = Chain::start(builder);
     chain.make(1..=2, None);

@@ -1,5 +1,5 @@
-//! A worker is killed at every point at which the framework can be killed, and stopped, and panics; the
-//! others serve on, and nothing is left behind (LEASE-1 to LEASE-4, DEATH-2).
+//! A worker is killed at every point at which the framework can be killed, and stopped, and panics. The
+//! others go on serving, and nothing is left behind (LEASE-1 to LEASE-4, DEATH-2).
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
 use tensorpost_tests::wait::{ask, deliver, has_stopped, until, until_free};
 
-/// A tensor on its way over a relay and the one that is to die to a holder.
+/// A tensor that travels over a relay and the victim to a holder.
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Pass {
-    /// What the holder shows of it.
+    /// The label that the holder reports.
     label: u64,
     tensor: Tensor,
     route: Vec<Address<Pass>>,
@@ -49,7 +49,7 @@ impl Handler<Pass> for Relay {
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, Pass { label, tensor, mut route, to }: Pass, _: &mut Context<Self>) -> Self::Result {
-        // Either may be gone by now, which is what this is about.
+        // Either receiver may be gone by now; the test is about that.
         if !route.is_empty() {
             let next = route.remove(0);
             let sent = next.send(Pass { label, tensor, route, to }).timeout(Duration::from_secs(5));
@@ -73,7 +73,7 @@ struct Scene {
     stream: DeviceStream,
     relay: Spawned<Relay>,
     sink: Spawned<Holder>,
-    /// Tensors that were sent over the relay, which are numbered.
+    /// The number of tensors that were sent over the relay; each has its number.
     passed: Cell<u64>,
 }
 
@@ -89,8 +89,8 @@ impl Scene {
         self.node.spawn::<Relay>(()).name("victim").start().unwrap()
     }
 
-    /// A tensor that is there a little later, so that streams wait for it: each later than the last, because
-    /// a busy machine may take longer than that to have a message arrive.
+    /// Makes a tensor that becomes ready a little later, so that streams wait for it. Each becomes ready
+    /// later than the last, because a message may take longer than that to arrive on a busy machine.
     fn slow(&self) -> Tensor {
         let mut tensor = self.stream.zeros(DType::U32, &[100]).expect("room");
         let later = Duration::from_millis((1 + self.passed.get() / 50).min(50));
@@ -139,13 +139,13 @@ impl Scene {
         matches!(self.state(worker), Some(WorkerState::Exited { .. }))
     }
 
-    /// The sink lets go meanwhile: what it drops goes back to the one that is to die.
+    /// The sink lets go meanwhile, so the leases that it drops go back to the victim.
     fn lets_go_until_it_has_ended(&self, worker: &Spawned<Relay>) -> bool {
         ask(&self.node, &self.sink.address(), LetGo);
         self.has_exited(worker)
     }
 
-    /// The survivors have let go of everything, and serve.
+    /// Checks that the survivors have let go of everything, and serve.
     fn check(&self, after: &str) {
         let (node, sink) = (&self.node, self.sink.address::<Check>());
         until(&format!("everything is let go after {after}"), || {
@@ -157,8 +157,8 @@ impl Scene {
     }
 }
 
-/// Points that a worker passes before anybody can tell it to die there; the processes that are started are
-/// armed for it.
+/// Points that a worker passes before anybody can tell it to die there; so the processes are armed before
+/// they start.
 const AT_THE_START: [&str; 2] = ["worker.open", "worker.create"];
 
 fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
@@ -170,7 +170,8 @@ fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
             let bystander = node.spawn::<Holder>(()).name("bystander").start().unwrap();
             let victim = scene.victim();
             if *point == "transport.drained" {
-                // What the victim is to read to the end: it has to know it before.
+                // The victim reads the rings of the bystander to the end, so it has to know the bystander
+                // before.
                 let known = || ask(node, &bystander.address(), LetGo).len() > 1;
                 assert!(scene.drive(&victim, &bystander.address(), known), "the bystander is known");
                 if nth > 1 {
@@ -179,7 +180,7 @@ fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
             }
             node.supervisor().arm(victim.worker(), Fault::new(*point, Action::Kill).at(nth));
             node.supervisor().kill_worker(bystander.worker());
-            // Some are passed once in a life.
+            // A worker passes some points only once in its life.
             let time = if nth == 1 { Duration::from_secs(20) } else { Duration::from_millis(300) };
             let ended = || scene.lets_go_until_it_has_ended(&victim);
             let died = scene.drive_for(time, &victim, &scene.sink.address(), ended);
@@ -187,12 +188,13 @@ fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
             node.supervisor().kill_worker(victim.worker());
             node.supervisor().await_end(victim.worker());
             scene.check(point);
-            // What the first round made stays: the pool's chunk, the links of those who live.
+            // The first round leaves the pool's chunk and the links of the workers that live.
             let before = before.get_or_insert_with(|| settled(&scene));
             let mut grown = before.growth(&leaks());
             let deadline = Instant::now() + Duration::from_secs(10);
             while !grown.is_empty() && Instant::now() < deadline {
-                // The last of the dead goes when everybody has read what they had posted.
+                // The last of the dead worker's resources go when every process has read the messages that it
+                // had posted.
                 ask(node, &scene.sink.address(), LetGo);
                 grown = before.growth(&leaks());
             }
@@ -201,14 +203,14 @@ fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
     }
 }
 
-/// The other points of the list. Whoever starts it is told; a later life that cannot start uses up the
-/// budget.
+/// The other points of the list. A failure of the first start is reported to the caller; a later life that
+/// cannot start uses up the budget.
 fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
     let scene = Scene::new(builder);
     let (node, supervisor) = (&scene.node, scene.node.supervisor());
     let policy = Restart::on_failure(3).backoff(Duration::from_millis(1), Duration::from_millis(2));
     let spawn = || node.spawn::<Relay>(()).name("victim").restart(policy);
-    // What the first message makes stays: the pool's chunk, the links of those who live.
+    // The first message leaves the pool's chunk and the links of the workers that live.
     let warm = spawn().start().unwrap();
     let arrives = |victim: &Spawned<Relay>| {
         let sink = scene.sink.address();
@@ -235,7 +237,7 @@ fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
         assert!(node.lookup::<Pass>("victim").is_err(), "its name is free after {after}");
     };
     for point in AT_THE_START {
-        // A panic of `create` is heard by the node before the process ends.
+        // The node hears of a panic in `create` before the process ends.
         let panic = if point == "worker.create" { "was armed" } else { "101" };
         for (action, last) in [(Action::Kill, "SIGKILL"), (Action::Panic, panic)] {
             let what = format!("{action:?} at {point}");
@@ -250,7 +252,7 @@ fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
             supervisor.arm_starts("victim", Fault::new(point, action));
             supervisor.kill_worker(victim.worker());
             until("it is given up", || scene.has_exited(&victim));
-            // It said so to whoever asks for its end, and to whoever sends: not that it comes back.
+            // The error of a waiter for its end, and of a sender, says so: it does not come back.
             let to = scene.sink.address();
             let pass = Pass { label: 0, tensor: scene.slow(), route: Vec::new(), to };
             let error = node.block_on(victim.address().send(pass)).unwrap_err();
@@ -270,7 +272,7 @@ fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
     }
 }
 
-/// A deadline ends the start of one that stands still.
+/// The deadline ends a start that stands still.
 fn a_worker_that_stops_at_its_start_is_given_up_at_the_deadline(builder: Builder) {
     let node = builder.start_deadline(Duration::from_millis(500)).start().unwrap();
     node.supervisor().arm_starts("frozen", Fault::new("worker.open", Action::Stop));
@@ -287,7 +289,7 @@ fn a_worker_that_stops_at_its_start_is_given_up_at_the_deadline(builder: Builder
     assert!(ask(&node, &again.unwrap().address(), LetGo).is_empty());
 }
 
-/// What the node uses when nothing is left to do after a death.
+/// Returns the node's usage when nothing is left to do after a death.
 fn settled(scene: &Scene) -> Usage {
     let mut last = leaks();
     loop {
@@ -301,7 +303,7 @@ fn settled(scene: &Scene) -> Usage {
 }
 
 fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Builder) {
-    /// Not of the relay.
+    /// The label of a tensor that does not go over the relay.
     const DIRECT: u64 = u64::MAX;
 
     let scene = Scene::new(builder);
@@ -313,8 +315,8 @@ fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Bui
         node.supervisor().arm(victim.worker(), Fault::new(point, Action::Stop));
         assert!(
             scene.drive(&victim, &sink, || {
-                // Few on their way: with all mailboxes full when it stops, the next would wait until the
-                // relay gives its sends up.
+                // Few tensors are on their way: with all mailboxes full when the victim stops, the next send
+                // would wait until the relay gives its sends up.
                 let mut stopped = false;
                 until(&format!("what is on its way arrives, or it stops at {point}"), || {
                     came.extend(ask(node, &scene.sink.address(), LetGo));
@@ -328,13 +330,13 @@ fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Bui
         // The others do without it.
         let tensor = scene.slow();
         ask(node, &sink, Hold::with(DIRECT, tensor));
-        // Besides, what the victim had sent before. At the last point that can be all that it was given: a
-        // frame is to be seen there, and a sink that is awake, or is woken by others, takes it without the
-        // doorbell.
+        // The victim's earlier sends come on top. At the last point those can be everything that it was
+        // given. A frame is visible there, and a sink that is awake, or is woken by others, takes it without
+        // the doorbell.
         let seen = ask(node, &scene.sink.address(), LetGo);
         assert!(seen.contains(&DIRECT), "{point}");
         came.extend(seen.into_iter().filter(|label| *label != DIRECT));
-        // So one more, which it gets when it goes on.
+        // So one more is sent, which it gets when it goes on.
         scene.pass(&victim, &sink);
         kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::CONT).unwrap();
         let passed: Vec<u64> = (0..scene.passed.get()).collect();
@@ -362,7 +364,7 @@ fn a_panic_while_reading_a_message_costs_that_message(builder: Builder) {
     assert!(!scene.has_exited(&victim));
 }
 
-// A worker that nobody can reach would hang, and everybody who sends to it.
+// A worker whose reader has panicked would hang unreachable, and so would all its senders.
 fn a_panic_of_the_reader_ends_the_worker(builder: Builder) {
     let scene = Scene::new(builder);
     let victim = scene.victim();
@@ -371,7 +373,7 @@ fn a_panic_of_the_reader_ends_the_worker(builder: Builder) {
     scene.check("a panic of the reader");
 }
 
-// Its clock would never move again, with everybody waiting for it.
+// Its clock would never move again, with every process waiting for it.
 fn a_panic_of_a_streams_thread_ends_the_worker(builder: Builder) {
     let scene = Scene::new(builder);
     let victim = scene.victim();

@@ -1,8 +1,8 @@
-//! A process of a node forks: its child changes nothing of its parent's, hears so wherever it tries, and can
-//! have a node of its own.
+//! A process of a node forks. Its child changes nothing of its parent's, gets an error wherever it tries, and
+//! can have a node of its own.
 //!
-//! Each test starts this program again, which plays a scene and forks in it: a test program has threads that
-//! know of no fork.
+//! Each test starts this program again, which plays a scene and forks in it: the threads of a test program do
+//! not know of the fork.
 
 #![expect(unsafe_code, reason = "forks")]
 
@@ -23,7 +23,7 @@ use tensorpost_tests::harness::{Builder, Case};
 const SCENE: &str = "TENSORPOST_TESTS_FORK";
 /// Elements of a tensor.
 const LEN: usize = 1 << 13;
-/// Every error in a child says so.
+/// The text of every error in a child.
 const SAID: &str = "this process was forked from one that has a node";
 
 /// "Keep this, and say what is in it."
@@ -33,7 +33,7 @@ struct Keep {
     values: Tensor,
 }
 
-/// "Fork, and have the child do this; say with what it ended."
+/// "Fork, and have the child do this; reply with the status with which it ended."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = i32)]
 struct Fork {
@@ -72,13 +72,13 @@ impl Handler<Fork> for Keeper {
     type Result = MessageResult<Fork>;
 
     fn handle(&mut self, Fork { child }: Fork, ctx: &mut Context<Self>) -> Self::Result {
-        // SAFETY: the child goes on with what a single thread may do.
+        // SAFETY: the child only makes calls that a single thread may make.
         let forked = unsafe { libc::fork() };
         if forked != 0 {
             return MessageResult(status_of(forked));
         }
         match child.as_str() {
-            // It comes back to the framework.
+            // The child comes back to the framework.
             "returns" => {}
             "panics" => panic!("it was told to panic"),
             "stops" => ctx.stop(),
@@ -109,11 +109,11 @@ fn end(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// How a child has ended: its status, or minus its signal.
+/// Returns how a child has ended: its status, or minus its signal.
 fn status_of(child: i32) -> i32 {
     let pidfd = PidFd::open(u32::try_from(child).expect("a fork")).unwrap();
     if !pidfd.wait(Some(Duration::from_secs(30))).unwrap() {
-        // SAFETY: it is a child of this process, that nobody has waited for.
+        // SAFETY: it is a child of this process for which nobody has waited.
         unsafe { libc::kill(child, libc::SIGKILL) };
     }
     let mut status = 0;
@@ -124,7 +124,7 @@ fn status_of(child: i32) -> i32 {
 
 /// Runs `body` in a child, which exits as a program does, and waits for its end.
 fn in_child(body: impl FnOnce()) {
-    // SAFETY: the child goes on with what a single thread may do.
+    // SAFETY: the child only makes calls that a single thread may make.
     match unsafe { libc::fork() } {
         0 => {
             let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err();
@@ -144,7 +144,7 @@ fn filled(stream: &DeviceStream, value: u64) -> Tensor {
     stream.from_slice(&[LEN], &vec![value; LEN]).unwrap().freeze()
 }
 
-/// Memory that was given back is somebody else's at once.
+/// Takes memory: memory that was given back belongs to somebody else at once.
 fn take_memory(stream: &DeviceStream) -> Vec<Tensor> {
     (0..64).map(|_| filled(stream, 666)).collect()
 }
@@ -164,7 +164,7 @@ fn calls(node: Node) -> anyhow::Result<()> {
     node.block_on(own.send(Keep { values: tensor.clone() }))?;
     let (watch, progress) = (node.watch(&keeper), node.progress());
     let open = keeper.ask(Keep { values: tensor.clone() });
-    // Each process has them: the child takes them out of its own memory.
+    // Each process has its own copy: the child takes the values out of its own memory.
     let mut both = Some((node, channel, watch, progress, open, stream, tensor));
     in_child(|| {
         let (node, mut channel, mut watch, progress, open, stream, tensor) = both.take().unwrap();
@@ -206,7 +206,7 @@ fn calls(node: Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A child has a node of its own while its parent's runs, and after that has ended.
+/// A child has a node of its own while its parent's runs, and after the parent's has ended.
 fn own(node: Node, another: fn() -> Builder) -> anyhow::Result<()> {
     let whole = |node: &Node| {
         let values = filled(&node.host_stream().unwrap(), 3);
@@ -267,15 +267,15 @@ fn sockets() -> HashSet<PathBuf> {
     targets.filter(|target| target.to_string_lossy().starts_with("socket:")).collect()
 }
 
-/// A child outlives the node, and has nothing that would hold up its end or the next node's beginning: no
-/// socket but those that were there `before` the node.
+/// A child outlives the node, and has nothing that would delay its end or the next node's start: no socket
+/// but those that existed `before` the node.
 fn outlives(node: Node, before: &HashSet<PathBuf>) -> anyhow::Result<()> {
     let keeper = keeper(&node);
     let values = filled(&node.host_stream()?, 7);
     node.block_on(keeper.ask(Keep { values }))?;
     let port = node.serve("127.0.0.1:0")?;
     let (reader, mut writer) = std::io::pipe()?;
-    // SAFETY: the child goes on with what a single thread may do.
+    // SAFETY: the child only makes calls that a single thread may make.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let sockets = sockets().difference(before).count();
@@ -283,7 +283,7 @@ fn outlives(node: Node, before: &HashSet<PathBuf>) -> anyhow::Result<()> {
         let shared = |line: &&str| line.contains("tensorpost-") && line.contains(" rw-s ");
         let writable = maps.lines().filter(shared).filter(|line| !line.contains("tensorpost-chunk")).count();
         drop(writer);
-        // Until the parent has no use for it any more.
+        // The child lives until the parent has no more use for it.
         let ended = std::io::Read::read(&mut &reader, &mut [0]);
         end(i32::from(ended.is_err() || sockets + writable > 0));
     }
@@ -298,14 +298,14 @@ fn outlives(node: Node, before: &HashSet<PathBuf>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Plays a scene if this process is to; whether it was.
+/// Plays a scene if this process was started for one; returns whether it was.
 pub(super) fn play() -> bool {
     let Ok(scene) = std::env::var(SCENE) else { return false };
     let builder = Node::builder;
-    // tokio has sockets too, with itself.
+    // tokio has sockets too, connected to itself.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let before = sockets();
-    // A worker goes on in here.
+    // A worker goes on from here.
     let node = builder().start().unwrap();
     match scene.as_str() {
         "calls" => calls(node),

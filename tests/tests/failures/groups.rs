@@ -1,4 +1,4 @@
-//! Actors that restart together: groups that restart as one, watching, and links (DEATH-2).
+//! Actors that restart together: groups that restart as one, watches, and links (DEATH-2).
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::holder::{Check, End, Health, Hold, Holder, How};
 use tensorpost_tests::wait::{ask, deliver, until};
 
-/// Restarts that come at once, as many as anybody needs here.
+/// Restarts at once, as often as any test here needs.
 const SOON: Restart = Restart::on_failure(50).backoff(Duration::from_millis(1), Duration::from_millis(5));
 
-/// Restarts that leave time to look.
+/// Restarts after a delay in which a test can look.
 const LATE: Restart = Restart::on_failure(50).backoff(Duration::from_millis(400), Duration::from_millis(400));
 
 /// Watches a holder, or is linked to it.
@@ -99,7 +99,7 @@ fn health(node: &Node, holder: &Spawned<Holder>) -> Health {
     ask(node, &holder.address(), Check)
 }
 
-/// Its health in a life after the one in `before`.
+/// Returns its health in a life after the one in `before`.
 fn next_life(node: &Node, holder: &Spawned<Holder>, before: u32) -> Health {
     loop {
         match node.block_on(holder.address().ask(Check)) {
@@ -124,7 +124,7 @@ fn one_for_all_restarts_all_together_and_counts_once(builder: Builder) {
         let before: Vec<_> = members.iter().map(|member| health(&node, member).pid).collect();
         let victim = round as usize % 3;
         match round {
-            // However it fails.
+            // The first victim panics, and the others are killed.
             1 => deliver(&node, &members[victim].address(), End { how: How::Panic, door: None }),
             _ => kill(before[victim]),
         }
@@ -139,7 +139,7 @@ fn one_for_all_restarts_all_together_and_counts_once(builder: Builder) {
         }
     }
     assert_eq!(health(&node, &stranger).pid, untouched);
-    // Each was the cause of one end, and only that is counted against it: see the next case.
+    // Each worker caused one end, and only that one is counted against it: see the next case.
     let report = node.report().unwrap();
     assert_eq!(report.restarts.len(), 3);
     for worker in &report.restarts {
@@ -196,7 +196,7 @@ fn a_group_is_given_up_as_a_whole(builder: Builder) {
     assert!(matches!(reason, EndReason::Group(_)), "{reason}");
 }
 
-/// A worker that is in two groups ties them together, and what else lives in a worker goes with it.
+/// A worker that is in two groups ties them together, and the other actors of a worker restart with it.
 fn group_restarts_pass_on_from_group_to_group(builder: Builder) {
     let node = builder.start().unwrap();
     let (left, right) = (node.group("left", Strategy::OneForAll), node.group("right", Strategy::OneForAll));
@@ -249,7 +249,7 @@ fn who_watches_hears_of_each_life_in_order(builder: Builder) {
     let tie = || vec![Tie::Watch(holder.address()), Tie::Watch(holder.address())];
     let friend = node.spawn::<Friend>((tie(), None)).start().unwrap();
     let mut watch = node.watch(&holder.address::<Hold>());
-    // The friend's own request goes by way of the node, behind this answer.
+    // The friend's own request goes through the node, behind this answer.
     assert_eq!(ask(&node, &friend.address(), Events), []);
     let first = health(&node, &holder).pid;
     kill(first);
@@ -270,12 +270,12 @@ fn who_watches_hears_of_each_life_in_order(builder: Builder) {
         panic!("{events:?}");
     };
     until("the friend has heard the same", || ask(&node, &friend.address(), Events) == events);
-    // Who comes later hears how it ended.
+    // A watcher that comes later hears how it ended.
     let mut late = node.watch(&holder.address::<Hold>());
     assert_eq!(late.blocking_recv().as_ref(), events.last());
     assert_eq!(late.blocking_recv(), None);
     let late = node.spawn::<Friend>((tie(), None)).start().unwrap();
-    // Twice asked, and both times it is over already.
+    // The friend asks twice, and both times the end is over already.
     until("a late friend hears it too", || ask(&node, &late.address(), Events).last() == events.last());
     assert_eq!(watch.missed(), 0);
 }
@@ -300,7 +300,7 @@ fn an_actor_fails_with_what_it_is_linked_to(builder: Builder) {
     let holder = node.spawn::<Holder>(()).restart(LATE).start().unwrap();
     let house = node.worker("house").unwrap();
     let tie = vec![Tie::Link(holder.address())];
-    // One alone in its process, and one that shares it: only the actor fails there.
+    // One friend is alone in its process, and one shares it: there only the actor fails.
     let alone = node.spawn::<Friend>((tie.clone(), None)).restart(SOON).start().unwrap();
     let shared = node.spawn::<Friend>((tie.clone(), None)).worker(house).restart(SOON).start().unwrap();
     let mortal = node.spawn::<Friend>((tie, None)).start().unwrap();
@@ -309,7 +309,7 @@ fn an_actor_fails_with_what_it_is_linked_to(builder: Builder) {
     let mut ends = node.watch(&mortal.address::<Life>());
     for round in 1..=3 {
         let watches = [node.watch(&alone.address::<Life>()), node.watch(&shared.address::<Life>())];
-        // Behind their requests, and behind the answers to these two.
+        // The lives follow the requests, and the answers to these two.
         let lives = [&alone, &shared].map(|friend| {
             loop {
                 match node.block_on(friend.address().ask(Life)) {
@@ -360,7 +360,7 @@ fn events_that_nobody_takes_are_dropped_and_counted(builder: Builder) {
     let house = node.worker("house").unwrap();
     let _neighbour = node.spawn::<Holder>(()).worker(house).start().unwrap();
     let policy = Restart::on_failure(1000).backoff(Duration::ZERO, Duration::ZERO);
-    // In a house with others: its lives are short and cheap.
+    // It shares a worker with others: its lives are short and cheap.
     let holder = node.spawn::<Holder>(()).worker(house).restart(policy).start().unwrap();
     let mut watch = node.watch(&holder.address::<Hold>());
     let ends = WATCH_EVENTS / 2 + 10;
@@ -383,7 +383,7 @@ fn drain(watch: &mut Watch) -> Vec<Lifecycle> {
     std::iter::from_fn(|| watch.try_recv()).collect()
 }
 
-/// Its mailbox is full for long, and nothing else waits for it.
+/// Its mailbox stays full for long, and nothing else waits for it.
 fn a_slow_watcher_holds_nobody_up(builder: Builder) {
     let node = builder.start().unwrap();
     let gate = Gate::new();

@@ -1,4 +1,5 @@
-//! What stands still past the node's limit: reported, with who waits for what, and killed if asked for.
+//! A process that stands still past the node's limit is reported, with the waits between processes, and
+//! killed if the node was told so.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use tensorpost_tests::wait::{ask, deliver, until};
 const LIMIT: Duration = Duration::from_millis(300);
 const SOON: Restart = Restart::on_failure(50).backoff(Duration::from_millis(1), Duration::from_millis(5));
 
-/// Has its stream wait at doors, or for others' tensors.
+/// Has its stream wait at doors, or for tensors of other actors.
 struct Streamer {
     stream: DeviceStream,
     held: Vec<Tensor>,
@@ -61,7 +62,7 @@ impl Handler<Late> for Streamer {
     }
 }
 
-/// "Copy this on your stream, and do not wait for it." Replies with the process.
+/// "Copy this on your stream, and do not wait for it." The reply is its process.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Copy(Tensor);
@@ -75,7 +76,7 @@ impl Handler<Copy> for Streamer {
     }
 }
 
-/// "How much have you noted for hang reports?"
+/// "How many notes have you made for hang reports?"
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Notes;
@@ -183,7 +184,7 @@ fn a_wait_names_the_stream_the_clock_the_value_and_who_is_to_blame(builder: Buil
     arrival.open();
 }
 
-/// A thread that waits is named too: the test's own, for what the slow one's stream was to make.
+/// A thread that waits is named too: the test's own, which waits for a tensor of the slow one's stream.
 fn a_thread_that_waits_is_named(builder: Builder) {
     let node = builder.hang_limit(LIMIT, OnHang::Report).start().unwrap();
     let slow = node.spawn::<Streamer>(()).name("slow").start().unwrap();
@@ -209,7 +210,7 @@ fn only_the_last_in_a_row_is_to_blame(builder: Builder) {
     let late = ask(&node, &slow.address(), Late(gate.door()));
     let arrival = gate.arrival();
     ask(&node, &middle.address(), Copy(late.clone()));
-    // Behind that copy on the middle one's stream; this process waits for it.
+    // This gate is behind that copy on the middle one's stream; this process waits for it.
     let behind = Gate::new();
     let later = ask(&node, &middle.address(), Late(behind.door()));
     let waiting = std::thread::spawn(move || later.wait(Some(std::time::Instant::now() + 10 * LIMIT)));
@@ -243,13 +244,13 @@ fn who_moves_or_has_nothing_to_do_is_not_reported(builder: Builder) {
     assert_eq!(node.report().unwrap().hangs, []);
 }
 
-/// A source's order to run is open for as long as it runs, and a reader's question until there is something
-/// newer.
+/// A source's order to run is open for as long as it runs, and a reader's question until there is a newer
+/// version.
 fn sources_stages_and_topics_that_wait_are_not_reported(builder: Builder) {
     let node = builder.hang_limit(Duration::from_secs(2), OnHang::Restart).start().unwrap();
     let topic = node.spawn::<Topic<Numbered>>(()).name("numbers").restart(SOON).start().unwrap();
     let reader = Subscriber::<Numbered>::follow(&node, "numbers");
-    // Items are apart by more than the limit.
+    // The items come further apart than the limit.
     let source = Pipeline::new("slow").source::<Count>(CountArgs::to(2)).every(Duration::from_secs(4));
     let folder = tempfile::tempdir().unwrap();
     let stage = source.stage::<Obey>(Orders::default());
@@ -261,7 +262,7 @@ fn sources_stages_and_topics_that_wait_are_not_reported(builder: Builder) {
     drop(reader);
 }
 
-/// Messages are handled, a stream waits for another process's, and so does a thread.
+/// Handles messages while a stream waits for another process's, and so does a thread.
 fn what_is_noted(builder: Builder) -> (u64, u64) {
     let node = builder.start().unwrap();
     let slow = node.spawn::<Streamer>(()).start().unwrap();

@@ -1,6 +1,6 @@
-//! Workers that do what they must not, with real processes: what they can reach they may spoil, and it costs
-//! themselves (ONE-WRITER, WIRE-1). What forged frames, notices and link messages lead to is tested step by
-//! step in `framework/core/tests`.
+//! Workers that break the rules, with real processes: they may spoil everything within their reach, and only
+//! they pay for it (ONE-WRITER, WIRE-1). `framework/core/tests` tests the effects of forged frames, notices
+//! and link messages step by step.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -41,12 +41,12 @@ struct Spoil {
     seed: u64,
 }
 
-/// "Try to write what is others'." The reply is what was tried, and whether it was possible.
+/// "Try to write memory of others." The reply lists the attempts, and whether each was possible.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Vec<(String, bool)>)]
 struct Trespass;
 
-/// "Store into the first mapping of this name that is others'."
+/// "Store into the first mapping of this name that belongs to others."
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Store {
     name: String,
@@ -134,11 +134,11 @@ impl Handler<Trespass> for Vandal {
                 format!("{name} through /proc/self/mem"),
                 memory.write_all_at(&[0xff], *from).is_ok(),
             ));
-            // Where the kernel shows the file behind a mapping, it can perhaps be opened once more.
+            // Where the kernel shows the file behind a mapping, it may be possible to open it once more.
             let again = OpenOptions::new().write(true).open(format!("/proc/self/map_files/{range}"));
             let written = again.and_then(|file| file.write_all_at(&[0xff], 0));
-            // The chunks of others are sealed against nothing but a change of size: one that was handed over
-            // is written by its new holder. A process of the same user that means harm can write them, as it
+            // The chunks of others are sealed against nothing but a change of size: a chunk that was handed
+            // over is written by its new holder. A malicious process of the same user can write them, as it
             // can trace any other.
             if name != "chunk" {
                 tried.push((format!("{name} through its file"), written.is_ok()));
@@ -157,7 +157,7 @@ impl Handler<Store> for Vandal {
     }
 }
 
-/// Writes a word where it must not be possible.
+/// Writes a word where that must not be possible.
 #[expect(unsafe_code, reason = "a stray write is what is tested")]
 fn store(address: u64) {
     // SAFETY: none is claimed for the write, which the kernel stops; nothing of this process lies in the
@@ -183,7 +183,7 @@ impl Scene {
         scene
     }
 
-    /// The others serve each other, and lose nothing.
+    /// Checks that the others serve each other, and lose nothing.
     fn check(&self) {
         for peer in &self.peers {
             let tensor = numbers(&self.stream, 3, 50);
@@ -203,12 +203,13 @@ impl Scene {
         self.check();
         until_free(&self.node);
         let report = self.node.shutdown(std::time::Duration::from_secs(20)).unwrap();
-        // The worker that was killed is none of those that are shut down.
+        // The worker that was killed is not among those that are shut down.
         assert!(report.is_clean(), "{report:?}");
     }
 }
 
-/// Garbage in all that a worker may write: its rings, its cursors and credits, its clocks, its wake page.
+/// The worker writes garbage into everything that it may write: its rings, its cursors and credits, its
+/// clocks, its wake page.
 fn garbage_in_its_own_pages_costs_the_worker_alone(builder: Builder) {
     let names = ["link", "wake", "clocks"];
     for round in 0..6_u64 {
@@ -223,7 +224,7 @@ fn garbage_in_its_own_pages_costs_the_worker_alone(builder: Builder) {
         drop(scene.node.block_on(asked));
         for _ in 0..20 {
             scene.check();
-            // Whoever talks to it gets an error or nothing, and goes on.
+            // A process that talks to it gets an error or nothing, and goes on.
             let meet = Meet { tensor: numbers(&scene.stream, 0, 10), others: vec![] };
             let asked = scene.vandal.address().ask(meet).timeout(std::time::Duration::from_millis(5));
             drop(scene.node.block_on(asked));
@@ -264,7 +265,7 @@ fn a_store_into_what_others_own_faults(builder: Builder) {
     }
 }
 
-/// A message on a worker's control socket, as far as it is tested.
+/// A message on a worker's control socket, in the variants that are tested.
 #[derive(Serialize)]
 pub(crate) enum Up {
     ActorsStopped,
@@ -290,7 +291,7 @@ impl Up {
     }
 }
 
-/// A node with a worker that was taken over, and one that was not.
+/// A node with a worker that was taken over, and a worker that was not.
 pub(crate) struct Break {
     pub(crate) node: Node,
     pub(crate) evil: Spawned<Intruder>,
@@ -311,7 +312,7 @@ impl Break {
         drop(self.node.block_on(self.evil.address().ask(deed).timeout(Duration::from_secs(5))));
     }
 
-    /// The node starts a worker, and the innocent one answers and has done nothing wrong.
+    /// Checks that the node starts a worker, and that the innocent worker answers and was not blamed.
     pub(crate) fn goes_on(&self) {
         let fresh = self.node.spawn::<Intruder>(()).start().unwrap();
         ask(&self.node, &fresh.address(), Deed::Nothing);
@@ -328,7 +329,7 @@ impl Break {
     }
 }
 
-// A ring must not wait for whoever holds the other end, alive or dead.
+// A ring must not wait for the process at its other end, alive or dead.
 fn a_worker_that_spoils_its_doorbells_holds_up_nobody(builder: Builder) {
     let scene = Break::new(builder);
     scene.does(Deed::SpoilBells);
@@ -338,14 +339,14 @@ fn a_worker_that_spoils_its_doorbells_holds_up_nobody(builder: Builder) {
     scene.goes_on();
 }
 
-// Nor must the close of a descriptor.
+// Nor must the close of a descriptor hold anybody up.
 fn a_descriptor_that_closes_slowly_holds_up_nobody(builder: Builder) {
     let scene = Break::new(builder_like(&builder));
     scene.does(Deed::SendLingering(Up::ActorsStopped.bytes()));
     assert!(scene.end_of_the_evil().contains("neither memory nor a local socket"));
     scene.goes_on();
 
-    // Of a GPU's chunk the node cannot know what it is: the wrong number of descriptors, and later the
+    // The node cannot know the properties of a GPU's chunk: the wrong number of descriptors, and later the
     // worker's end.
     let scene = Break::new(builder);
     let owner = scene.node.supervisor().worker(scene.evil.worker()).unwrap().process;
@@ -361,8 +362,8 @@ fn a_descriptor_that_closes_slowly_holds_up_nobody(builder: Builder) {
     scene.goes_on();
 }
 
-// What one worker says of its end goes to all others, so it must fit; and it must not pass for somebody
-// else's words.
+// The reason that a worker gives for its end goes to all others, so it must fit; and it must not pass for
+// another process's words.
 fn a_reason_of_any_length_or_form_costs_its_worker_alone(builder: Builder) {
     for why in
         ["x".repeat((8 << 20) - 64), "well\nERROR tensorpost::node: worker `innocent` ended".repeat(100)]
@@ -379,7 +380,7 @@ fn a_reason_of_any_length_or_form_costs_its_worker_alone(builder: Builder) {
     drop(builder);
 }
 
-// A worker that says what it must not is given up for that, and nobody who was said something of.
+// A worker that says forbidden things is given up for that; the workers that it talked about are not.
 fn a_worker_that_says_too_much_is_given_up(builder: Builder) {
     let scene = Break::new(builder);
     let failed = Up::OpenFailed { why: "it has long been open".into() };
@@ -388,7 +389,7 @@ fn a_worker_that_says_too_much_is_given_up(builder: Builder) {
     scene.goes_on();
 }
 
-// Nor does it cost whom a link message is for: the node passes each link message on once.
+// Nor does a flood cost the receiver of a link message anything: the node passes each link message on once.
 fn a_flood_of_link_messages_costs_its_sender(builder: Builder) {
     let scene = Break::new(builder);
     let to = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
@@ -398,13 +399,13 @@ fn a_flood_of_link_messages_costs_its_sender(builder: Builder) {
     scene.goes_on();
 }
 
-// A link that others have made is not refused by a third, nor an open one by its peer: that is said to the
-// node, and no further.
+// A third process cannot refuse a link between others, nor can a peer refuse a link that is open: the refusal
+// goes to the node, and no further.
 fn refusals_of_links_that_are_not_there_to_be_refused_cost_their_sender(builder: Builder) {
     for number in [1, 2, 1 << 40] {
         let scene = Break::new(builder_like(&builder));
         let innocent = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
-        // The node has made a link to each, which is open, and these two have none.
+        // The node has made an open link to each, and these two have none to each other.
         for peer in [innocent, ProcessId::NODE] {
             let refuse = ToNode::RefuseLink { peer, number, why: WhyRefused::System(24) };
             scene.does(Deed::Say(Up::Node(refuse).bytes(), 200));

@@ -1,4 +1,4 @@
-//! A worker that ends has answered: whoever asked hears of it, also where it was slow to read.
+//! A worker that ends has answered: each asker gets its reply, even where it was slow to read.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const ASKS: u32 = 64;
 /// Bytes of a reply.
 const REPLY: usize = 32 << 10;
 
-/// How long the one who asked does not read.
+/// How long the asker does not read.
 const READS_LATE: Duration = Duration::from_millis(300);
 
 /// "Answer, and end at the last."
@@ -24,7 +24,7 @@ const READS_LATE: Duration = Duration::from_millis(300);
 #[gpu_message(reply = Vec<u8>)]
 struct Question {
     number: u32,
-    /// Its handler panics, and else the actor stops.
+    /// Whether its handler panics; otherwise the actor stops.
     panics: bool,
 }
 
@@ -44,7 +44,7 @@ impl Handler<Question> for Answers {
     }
 }
 
-/// "Ask, and say how many were answered, and what became of the others."
+/// "Ask, and report how many asks were answered, and how the others failed."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (u32, Vec<String>))]
 struct Begin {
@@ -61,7 +61,7 @@ impl Handler<Begin> for Asks {
 
     fn handle(&mut self, Begin { whom, panics }: Begin, _: &mut Context<Self>) -> Self::Result {
         Box::pin(async move {
-            // The link is made, so that all others are sent before this process reads again.
+            // This makes the link, so that all others are sent before this process reads again.
             let first = whom.ask(Question { number: 0, panics }).await;
             let others = (1..=ASKS).map(|number| whom.ask(Question { number, panics }));
             let (mut answered, mut failed) = (0, Vec::new());
@@ -85,7 +85,7 @@ fn ends_behind_its_replies(builder: Builder, panics: bool) {
     let restart = Restart::always(1);
     let answers = node.spawn::<Answers>(()).mailbox(ASKS + 1).restart(restart).start().unwrap();
     let asks = node.spawn::<Asks>(()).start().unwrap();
-    // Behind the order to begin and the first reply.
+    // These come after the order to begin and the first reply.
     node.supervisor().arm(asks.worker(), Fault::new("transport.take.frame", Action::Delay(READS_LATE)).at(3));
     let (answered, failed) = ask(&node, &asks.address(), Begin { whom: answers.address(), panics });
     let expected = if panics { (ASKS, vec!["panicked".to_owned()]) } else { (ASKS + 1, Vec::new()) };
@@ -103,7 +103,7 @@ fn a_worker_whose_actor_panics_has_sent_its_replies(builder: Builder) {
 fn a_reply_waits_for_its_link_before_the_worker_ends(builder: Builder) {
     let node = builder.start().unwrap();
     let answers = node.spawn::<Answers>(()).restart(Restart::on_failure(1)).start().unwrap();
-    // Longer than a handler takes, so that the reply is there first.
+    // The delay is longer than a handler takes, so the reply is there first.
     let late = Fault::new("transport.link.acknowledged", Action::Delay(READS_LATE));
     node.supervisor().arm(answers.worker(), late);
     let reply = node.block_on(answers.address().ask(Question { number: ASKS, panics: true }));

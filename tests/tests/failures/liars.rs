@@ -1,5 +1,5 @@
-//! Workers that lie to the node about others, or with numbers at their ends (WIRE-1): what a worker says is
-//! compared with what the node sees for itself, and the liar pays.
+//! Workers that lie to the node about others, or send extreme numbers (WIRE-1): the node compares a worker's
+//! statements with its own observations, and the liar pays.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,8 @@ fn wait(on: ProcessId, clock: u16, value: u64) -> WaitProbe {
     WaitProbe { waits_in: WaitsIn::Thread("main".into()), on, clock, value }
 }
 
-/// A hang report that accuses others, in answer to whatever look there is and to those that there are not.
+/// The worker sends hang reports that accuse others, in answer to the node's looks and to looks that never
+/// were.
 fn who_says_that_others_keep_it_waiting_ends_nobody_else(builder: Builder) {
     let scene = Break::new(builder.hang_limit(Duration::from_millis(200), OnHang::Restart));
     let innocent = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
@@ -75,7 +76,7 @@ fn at_the_end(value: Value) -> Value {
     }
 }
 
-/// Counts and figures that cannot be: what is made of them is wrong, and nobody ends for it.
+/// Sends impossible counts and figures: the results are wrong, and nobody ends for it.
 fn numbers_at_their_ends_cost_nobody_else(builder: Builder) {
     let scene = Break::new(builder.hang_limit(Duration::from_millis(200), OnHang::Restart));
     let metrics = at_the_end(serde_json::to_value(ProcessMetrics::default()).unwrap());
@@ -99,14 +100,14 @@ fn numbers_at_their_ends_cost_nobody_else(builder: Builder) {
         before = metrics;
         scene.goes_on();
     }
-    // What it says of how busy it is keeps a shutdown waiting until it ends, or is ended.
+    // Its claim to be busy keeps a shutdown waiting until it ends, or is ended.
     scene.node.supervisor().kill_worker(scene.evil.worker());
     scene.end_of_the_evil();
     scene.goes_on();
     assert!(scene.node.shutdown(Duration::from_secs(20)).unwrap().drained);
 }
 
-/// What is said of others, and what nobody has asked for, each until it is too much.
+/// It speaks for others, and sends answers that nobody has asked for, each until it is too much.
 fn who_speaks_for_others_or_out_of_turn_is_given_up(builder: Builder) {
     let all = |innocent: ProcessId, actor: ActorId| {
         let range = TaintRange { process: innocent, slot: 0, from: 0, to: u64::MAX, by: innocent };
@@ -142,7 +143,7 @@ fn who_speaks_for_others_or_out_of_turn_is_given_up(builder: Builder) {
     drop(builder);
 }
 
-/// What changes nothing, however often it is said; it costs the node the time of reading it.
+/// These messages change nothing, however often they are sent; each costs the node the time of reading it.
 fn answers_to_what_nobody_asked_change_nothing(builder: Builder) {
     let scene = Break::new(builder);
     let innocent = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
@@ -159,7 +160,7 @@ fn answers_to_what_nobody_asked_change_nothing(builder: Builder) {
     for _ in 0..20 {
         scene.goes_on();
     }
-    // Those who die and come meanwhile are told of, and forgotten, as ever.
+    // Workers that die and start meanwhile are announced, and forgotten, as ever.
     let short = scene.node.spawn::<Intruder>(()).start().unwrap();
     ask(&scene.node, &short.address(), Deed::Nothing);
     scene.node.supervisor().kill_worker(short.worker());
@@ -197,7 +198,7 @@ impl<'de> Deserialize<'de> for Bad {
     }
 }
 
-/// "Send them until they are not taken any more." The reply, if there is a way for it, is how many were.
+/// "Send them until they are no longer taken." The reply, if it can be sent, is how many were taken.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Flood(Address<Bad>);
@@ -234,7 +235,8 @@ impl Handler<Flood> for Flooder {
     }
 }
 
-/// Messages that cannot be read are told of once a second, and end whoever sends nothing else.
+/// The log mentions messages that cannot be read once a second, and a worker that sends nothing else is
+/// ended.
 fn a_flood_of_messages_that_nobody_can_read_is_told_of_once_a_second(builder: Builder) {
     let lines = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&lines);

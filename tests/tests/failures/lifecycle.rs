@@ -1,4 +1,4 @@
-//! How nodes, workers and actors begin and end, and what that means for messages under way.
+//! The beginning and the end of nodes, workers and actors, and the effects on messages under way.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::holder::{Check, End, Hold, Holder, How, LetGo, Make, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
-/// Counted, and passed on.
+/// An item that is counted and passed on.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 struct Item {
     number: u64,
@@ -60,7 +60,7 @@ impl Handler<Item> for Stage {
             item.tensor.as_ref().map_or(item.number, |tensor| u64::from(tensor.item::<u32>().unwrap()));
         if let Some(next) = &self.next {
             let sent = next.send(item);
-            // Whether it arrived is what the next stage's count says.
+            // The next stage's count shows whether it arrived.
             ctx.spawn(wrap_future(async move { drop(sent.await) }));
         }
     }
@@ -68,7 +68,7 @@ impl Handler<Item> for Stage {
 
 const ITEMS: u64 = 600;
 
-/// Three stages, two of them in one worker, and everything that they are to do.
+/// Runs three stages, two of them in one worker, with all their items.
 fn pipeline(node: &Node, folder: &Path) {
     let file = |name: &str| folder.join(name);
     let worker = node.worker("first two").unwrap();
@@ -214,7 +214,7 @@ fn come_and_go(node: &Node, count: usize) {
     }
 }
 
-/// Of an actor that has ended nothing is left in its worker: no stream, no thread.
+/// An actor that has ended leaves nothing in its worker: no stream, no thread.
 fn actors_come_and_go_in_one_worker(builder: Builder) {
     let node = builder.start().unwrap();
     come_and_go(&node, 100);
@@ -289,7 +289,7 @@ fn a_worker_killed_while_idle_costs_its_senders_an_error_and_nobody_else_anythin
     );
 }
 
-// DEATH-2: what waits for the dead is told.
+// DEATH-2: asks and sends that wait for the dead worker fail.
 fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder) {
     for dies_itself in [false, true] {
         let node = fresh(&builder).start().unwrap();
@@ -314,7 +314,7 @@ fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder)
             matches!(failed, AskError::NoReply(AskFailure::ProcessExited(_))) && !failed.is_retryable(),
             "{failed:?}"
         );
-        // Who it was, and how it ended.
+        // The error names the worker and says how it ended.
         let end = if dies_itself { "exit status: 3" } else { "the node was asked to kill it" };
         assert!(
             failed.to_string().contains("worker `Holder`") && failed.to_string().contains(end),
@@ -359,7 +359,7 @@ fn two_nodes_in_one_process_have_nothing_to_do_with_each_other(builder: Builder)
     until_free(&other);
 }
 
-/// Of a worker's environment, as the kernel has it.
+/// Returns the process and the variable of a worker, from its environment as the kernel has it.
 fn connections(node: &Node, worker: WorkerId) -> (u32, String) {
     let pid = node.workers().into_iter().find(|status| status.worker == worker).expect("it is there").pid;
     let environment = std::fs::read(format!("/proc/{pid}/environ")).expect("it runs");
@@ -369,8 +369,8 @@ fn connections(node: &Node, worker: WorkerId) -> (u32, String) {
     (pid, String::from_utf8_lossy(found.expect("each worker has it")).into_owned())
 }
 
-/// A worker asks the driver for hardware queues by what it hosts, in each of its lives: they are what its
-/// start takes.
+/// A worker asks the driver for as many hardware queues as its actors need, in each of its lives; the figure
+/// is fixed when it starts.
 fn a_worker_has_hardware_queues_for_the_streams_that_it_was_made_with(builder: Builder) {
     let node = builder.start().unwrap();
     let alone = node.spawn::<Holder>(()).restart(Restart::on_failure(1)).start().unwrap();
@@ -378,7 +378,7 @@ fn a_worker_has_hardware_queues_for_the_streams_that_it_was_made_with(builder: B
     let many = node.spawn::<Holder>(()).streams(usize::MAX).start().unwrap();
     let shared = node.worker("shared").unwrap();
     let all = [(alone.worker(), "3"), (several.worker(), "6"), (many.worker(), "32"), (shared, "8")];
-    // What the node's own environment says holds for all.
+    // A value in the node's own environment holds for all workers.
     let said = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
     let all = all.map(|(worker, queues)| (worker, said.clone().unwrap_or_else(|| queues.to_owned())));
     let first = all.clone().map(|(worker, expected)| {

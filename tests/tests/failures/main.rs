@@ -1,4 +1,4 @@
-//! What ends, stands still or lies, and what that costs the others.
+//! Processes that end, stand still or lie, and the costs for the others.
 
 mod complaints;
 mod deaths;

@@ -1,7 +1,7 @@
-//! What is left when the node's process is killed in the middle of everything: nothing.
+//! The node's process is killed in the middle of everything, and leaves nothing behind.
 //!
-//! Each test starts this program again as a node with workers that pass tensors around, waits until they do,
-//! and kills the node.
+//! Each test starts this program again as a node with workers that pass tensors around, waits until the
+//! tensors move, and kills the node.
 
 use std::collections::HashSet;
 use std::fs;
@@ -20,7 +20,7 @@ use tensorpost_tests::wait::{stop, until};
 
 /// Set in the program that is a node to be killed: `isolated` or `mps`.
 const SCENE: &str = "TENSORPOST_TESTS_NODE";
-/// Where the daemon of [`FAKE_MPS`] says who it is.
+/// The file into which the daemon of [`FAKE_MPS`] writes its process id.
 const DAEMON: &str = "TENSORPOST_TESTS_DAEMON";
 
 /// Stands in for `nvidia-cuda-mps-control` where there is no GPU: a daemon that runs until it is told to
@@ -74,14 +74,14 @@ impl Running {
         self.line("pids ").split(' ').skip(1).map(|pid| pid.parse().unwrap()).collect()
     }
 
-    /// Waits until the balls fly.
+    /// Waits until the balls move.
     fn traffic(&mut self) {
         while self.line("hops ").split(' ').next_back().is_none_or(|hops| hops.parse::<u64>().unwrap() < 400)
         {
         }
     }
 
-    /// Kills the node, and waits for those.
+    /// Kills the node, and waits for the workers.
     fn kill(&mut self, workers: &[PidFd]) -> Duration {
         let start = Instant::now();
         self.child.kill().unwrap();
@@ -108,7 +108,7 @@ fn memory_of(pid: u32) -> HashSet<(u64, u64)> {
         let links = entries.filter(|entry| {
             fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().contains("memfd:"))
         });
-        // Of the file behind the link.
+        // The identity of the file behind the link.
         links
             .filter_map(|entry| fs::metadata(entry.path()).ok())
             .map(|file| (file.dev(), file.ino()))
@@ -131,7 +131,7 @@ fn all_pids() -> Vec<u32> {
     names(Path::new("/proc")).iter().filter_map(|name| name.parse().ok()).collect()
 }
 
-/// Whether a process runs. One that nobody has waited for has ended all the same.
+/// Returns whether a process runs. A process for which nobody has waited has ended all the same.
 fn runs(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
@@ -158,7 +158,7 @@ fn a_node_that_is_killed_in_the_middle_of_traffic_leaves_nothing(_: Builder) {
         let memory: HashSet<_> = pids.iter().flat_map(|pid| memory_of(*pid)).collect();
         assert!(memory.len() > 2 * pids.len(), "the look finds memory while it is there: {memory:?}");
         if round > 0 {
-            // Those who cannot act any more end too.
+            // Processes that cannot act any more end too.
             stop(pids[round]);
         }
         let took = running.kill(&workers);
@@ -183,7 +183,8 @@ fn a_node_that_is_killed_leaves_no_daemon_and_none_of_its_files(_: Builder) {
     nothing_is_left(&running, &pids, &memory);
 }
 
-/// Whether this program was started as a node that is to be killed. It is over then.
+/// Plays a scene where this program was started as a node that is to be killed; returns whether it was. The
+/// scene is over then.
 pub(crate) fn play() -> bool {
     let Ok(sharing) = std::env::var(SCENE) else { return false };
     // A worker of it never returns from the start either.

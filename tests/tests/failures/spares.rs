@@ -1,4 +1,5 @@
-//! Spare workers: what has ended goes on in a process that had waited, whatever becomes of that (DEATH-2).
+//! Spare workers: an actor that has ended goes on in a process that had waited, whatever happens to that
+//! process (DEATH-2).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -19,10 +20,10 @@ use tensorpost_tests::holder::{Check, End, Health, Hold, Holder, How, Make, Read
 use tensorpost_tests::log;
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
-/// Restarts that come at once, as many as anybody needs here.
+/// Restarts at once, as often as any test here needs.
 const SOON: Restart = Restart::on_failure(50).backoff(Duration::from_millis(1), Duration::from_millis(5));
 
-/// Stands at a door in its `create`, in all lives but the first.
+/// Waits at a door in its `create`, in all lives but the first.
 struct Gated(u32);
 
 impl Actor for Gated {
@@ -61,14 +62,14 @@ fn status(node: &Node, worker: WorkerId) -> WorkerStatus {
     node.supervisor().worker(worker).expect("it is listed")
 }
 
-/// The processes that wait for this worker, and are ready or not.
+/// Returns the processes that wait for this worker, either the ready ones or the others.
 fn spares(node: &Node, worker: WorkerId, ready: bool) -> Vec<WorkerStatus> {
     let mut all = node.workers();
     all.retain(|status| status.state == WorkerState::Spare { of: worker, ready });
     all
 }
 
-/// The processes that wait for this worker, once there are so many.
+/// Returns the processes that wait for this worker, once there are this many.
 fn until_spares(node: &Node, worker: WorkerId, count: usize) -> Vec<WorkerStatus> {
     let mut found = Vec::new();
     until("there are spares", || {
@@ -90,7 +91,7 @@ fn exists(pid: u32) -> bool {
     test_kill_process(pid_of(pid)).is_ok()
 }
 
-/// Asks until there is an answer: an ask that a life ends with is lost.
+/// Asks until there is an answer: an ask that is under way when a life ends is lost.
 fn at_last<M: GpuMessage>(node: &Node, address: &Address<M>, message: impl Fn() -> M) -> M::Reply {
     loop {
         match node.block_on(address.ask(message())) {
@@ -100,7 +101,7 @@ fn at_last<M: GpuMessage>(node: &Node, address: &Address<M>, message: impl Fn() 
     }
 }
 
-/// How it is in its next life, after that in which it was so.
+/// Returns its health in the life after the one in `before`.
 fn next(node: &Node, holder: &Spawned<Holder>, before: &Health) -> Health {
     loop {
         let now = at_last(node, &holder.address(), || Check);
@@ -110,7 +111,7 @@ fn next(node: &Node, holder: &Spawned<Holder>, before: &Health) -> Health {
     }
 }
 
-/// No process is started between a death and the next life: it was there, and known, before.
+/// No process is started between a death and the next life: the spare existed, and was known, before.
 fn the_next_life_is_a_process_that_waited(builder: Builder) {
     let node = builder.start().unwrap();
     let stream = node.host_stream().unwrap();
@@ -122,7 +123,7 @@ fn the_next_life_is_a_process_that_waited(builder: Builder) {
         let spare = until_spares(&node, holder.worker(), 1).remove(0);
         assert_eq!((spare.name.as_str(), spare.actors), ("holder (spare)", 0));
         assert!(spare.worker != holder.worker() && spare.pid != before.pid);
-        // Never the life of a slot that somebody had.
+        // It is never the life of a slot that another process had.
         assert!(lives.insert(status(&node, holder.worker()).process) && !lives.contains(&spare.process));
         let metrics = node.metrics().unwrap();
         let shown = metrics.processes.iter().find(|of| of.process == spare.process).expect("it is shown");
@@ -143,8 +144,8 @@ fn the_next_life_is_a_process_that_waited(builder: Builder) {
         );
         let listed = node.workers().iter().filter(|status| status.name == "holder").count();
         assert_eq!(listed, 1, "in one slot");
-        // Who looks its name up finds it, what its earlier lives made is read right, and its own memory is a
-        // new life's.
+        // A look-up by name finds it, tensors that its earlier lives made are read right, and its own memory
+        // is a new life's.
         let named = node.lookup::<Seen>("holder").unwrap();
         assert!(ask(&node, &named, Seen).is_empty());
         for (made, life) in kept.iter().zip(1..) {
@@ -192,7 +193,7 @@ fn a_spare_that_ends_is_replaced_and_nobody_is_charged(builder: Builder) {
     assert!(report.is_clean() && report.restarts.is_empty(), "{report:?}");
 }
 
-/// A death of a spare that nobody has heard of yet is no life that is charged.
+/// The death of a spare of which nobody has heard yet is not charged to the worker.
 fn when_its_spare_has_died_too_a_worker_gets_a_new_process(builder: Builder) {
     let node = builder.start().unwrap();
     let holder = node.spawn::<Holder>(()).restart(SOON).spares(1).start().unwrap();
@@ -207,7 +208,7 @@ fn when_its_spare_has_died_too_a_worker_gets_a_new_process(builder: Builder) {
     }
 }
 
-/// One that is taken over is the worker: its end is charged, and the next one follows.
+/// A spare that has taken over is the worker: its end is charged, and the next spare follows.
 fn one_that_dies_while_it_takes_over_is_followed_by_the_next(builder: Builder) {
     let node = builder.start().unwrap();
     let gate = Gate::new();
@@ -216,7 +217,7 @@ fn one_that_dies_while_it_takes_over_is_followed_by_the_next(builder: Builder) {
     assert_eq!(life, 0);
     let mut waiting: HashSet<u32> =
         until_spares(&node, gated.worker(), 2).iter().map(|spare| spare.pid).collect();
-    // It stands in its `create`, in a process that was a spare.
+    // It waits in its `create`, in a process that was a spare.
     let mut after = |dies: u32| {
         kill(dies);
         let arrival = gate.arrival();
@@ -235,7 +236,7 @@ fn one_that_dies_while_it_takes_over_is_followed_by_the_next(builder: Builder) {
     assert_eq!(status(&node, gated.worker()).restarts, 2);
 }
 
-/// A spare that is still starting goes on as the worker when it has started: another process would be later.
+/// A spare that is still starting becomes the worker when it has started: another process would be later.
 fn a_worker_waits_for_its_spare_that_is_starting(builder: Builder) {
     let node = builder.start().unwrap();
     let holder = node.spawn::<Holder>(()).name("holder").restart(SOON).start().unwrap();
@@ -289,10 +290,10 @@ fn spares_that_cannot_start_do_not_take_the_machines_time(builder: Builder) {
     let texts: Vec<_> = said.iter().map(|(_, text)| text.as_str()).collect();
     assert_eq!(texts.len(), 3, "of the first, the second and the fourth: {texts:?}");
     assert!(texts[0].contains("another is started in 30ms (1 in a row): signal: 9 (SIGKILL)"), "{texts:?}");
-    // The log is written by another thread, later than what it tells of.
+    // Another thread writes the log, later than the events in it.
     let took = said[2].0.duration_since(began);
     assert!(took >= Duration::from_millis(30 + 60 + 120), "{took:?}");
-    // One that lists its workers finds no heap of dead spares.
+    // A list of the workers shows no heap of dead spares.
     assert!(node.workers().len() <= 2, "{:?}", node.workers());
     assert_eq!(ask(&node, &holder.address(), Check).pid, before.pid);
     node.supervisor().disarm_starts();
@@ -300,7 +301,7 @@ fn spares_that_cannot_start_do_not_take_the_machines_time(builder: Builder) {
     assert_eq!(status(&node, holder.worker()).restarts, 0);
 }
 
-/// Spares of what does not come back any more end by themselves.
+/// Spares of an actor that does not come back any more end by themselves.
 fn spares_end_with_what_they_wait_for(builder: Builder) {
     let node = builder.start().unwrap();
     for stops in [true, false] {
@@ -318,7 +319,7 @@ fn spares_end_with_what_they_wait_for(builder: Builder) {
     assert!(report.is_clean(), "{report:?}");
 }
 
-/// Whether they are ready or have just been started.
+/// Some spares are ready, others have just been started.
 fn a_shutdown_ends_spares_at_once(builder: Builder) {
     let node = builder.start().unwrap();
     let spawn = |name: &str| node.spawn::<Holder>(()).name(name).restart(SOON).start().unwrap();

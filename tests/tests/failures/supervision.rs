@@ -1,4 +1,5 @@
-//! Restarts: what comes back, where its addresses lead meanwhile, and when a supervisor gives up (DEATH-2).
+//! Restarts: which actors come back, where their addresses lead meanwhile, and when a supervisor gives up
+//! (DEATH-2).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,16 +15,16 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::holder::{Check, End, Health, Hold, Holder, How, LetGo, Make, Read, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
-/// Restarts that come at once, as many as anybody needs here.
+/// Restarts at once, as often as any test here needs.
 const SOON: Restart = Restart::on_failure(50).backoff(Duration::from_millis(1), Duration::from_millis(5));
 
-/// Restarts that leave time to look.
+/// Restarts after a delay in which a test can look.
 const LATE: Restart = Restart::on_failure(50).backoff(Duration::from_millis(400), Duration::from_millis(400));
 
-/// How long a send that is to fail may wait.
+/// How long a send that has to fail may wait.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Its `create` does what its file says.
+/// Its `create` follows the orders in its file.
 struct Fragile {
     incarnation: u32,
 }
@@ -60,7 +61,7 @@ impl RemoteActor for Premature {
     type Args = (Address<Here>, Door, bool);
 
     fn create((to, door, exits): Self::Args, env: &Env) -> anyhow::Result<Self> {
-        // Tried until the link is there: `create` cannot wait.
+        // The send is tried until the link is there: `create` cannot wait.
         let mut here = Here(env.address());
         while let Err(error) = to.try_send(here) {
             anyhow::ensure!(error.is_retryable(), "{error}");
@@ -153,7 +154,7 @@ fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
 }
 
-/// Kills a worker's process, and waits until its supervisor has seen it and this process knows.
+/// Kills a worker's process, and waits until its supervisor has seen the end and this process knows of it.
 fn kill_and_see(node: &Node, worker: WorkerId) {
     let WorkerStatus { pid, process, .. } = status(node, worker);
     kill(pid);
@@ -161,7 +162,7 @@ fn kill_and_see(node: &Node, worker: WorkerId) {
         let now = status(node, worker);
         now.process != process || !matches!(now.state, WorkerState::Running)
     });
-    // It is listed before everybody is told, by one thread that answers when both are done.
+    // The end is listed before it is announced to all, by one thread that answers when both are done.
     node.supervisor().report().unwrap();
 }
 
@@ -175,7 +176,7 @@ fn a_killed_worker_comes_back_under_the_same_address_and_name(builder: Builder) 
         let before = health(&node, &holder);
         ask(&node, &holder.address(), Hold::with(7, numbers(&stream, 0, 8)));
         kill(before.pid);
-        // Not a word of it to anybody: it is sent until it arrives in the next life.
+        // This process is told nothing of the death: the message is sent until it arrives in the next life.
         let after = loop {
             match node.block_on(holder.address().ask(Check)) {
                 Ok(health) if health.pid != before.pid => break health,
@@ -185,7 +186,7 @@ fn a_killed_worker_comes_back_under_the_same_address_and_name(builder: Builder) 
         };
         assert_eq!(after.actor, before.actor);
         assert!(ask(&node, &holder.address(), Seen).is_empty(), "what it knew is lost with its life");
-        // Those who had sent to the earlier life too, and those who look its name up.
+        // A process that had sent to the earlier life reaches the new one, and so does a look-up by name.
         ask(&node, &relay.address(), Pass(u64::from(life))).unwrap();
         let named = node.lookup::<Seen>("holder").unwrap();
         assert_eq!(ask(&node, &named, Seen), [u64::from(life)]);
@@ -318,7 +319,7 @@ fn each_way_to_end_has_a_reason_of_its_own(builder: Builder) {
     end(Some(How::PanicLater), |why| matches!(why, EndReason::HandlerPanic(_)));
     end(Some(How::Exit), |why| *why == EndReason::Exit(3));
     end(None, |why| matches!(why, EndReason::KilledByNode(_)));
-    // What it wanted itself is no failure.
+    // A stop that the actor itself wanted is no failure.
     deliver(&node, &holder.address(), End { how: How::Stop, door: None });
     until("it has stopped", || match node.block_on(holder.address().send(Hold::label(1))) {
         Ok(()) => false,
@@ -361,7 +362,7 @@ fn one_that_dies_while_it_starts_is_given_up_at_its_budget(builder: Builder) {
         assert_eq!(ask(&node, &fragile.address(), Life), 0);
         std::fs::write(&file, mood).unwrap();
         kill_and_see(&node, fragile.worker());
-        // It waits until there is nothing to wait for.
+        // The ask waits until there is nothing to wait for.
         let error = node.block_on(fragile.address().ask(Life)).unwrap_err();
         assert!(!error.is_retryable(), "{error}");
         let AskError::NotSent(error) = error else { panic!("{error:?}") };
@@ -398,13 +399,13 @@ fn a_first_start_that_fails_is_reported_and_not_repeated(builder: Builder) {
     let node = builder.start().unwrap();
     let error = node.spawn::<Fragile>(file).restart(SOON).start().unwrap_err();
     assert!(error.to_string().contains("it does not want to"), "{error}");
-    // Nor does the worker stay that was started for it.
+    // The worker that was started for it does not stay either.
     let has_exited = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Exited { .. });
     until("its worker has ended", || node.workers().iter().all(has_exited));
     assert!(node.shutdown(Duration::from_secs(20)).unwrap().restarts.is_empty());
 }
 
-/// In whichever way one looks, and at once: no send is accepted for the dead, or told that its place is
+/// The end shows at once and in every way: no send is accepted for the dead actor, or told that its place is
 /// unknown.
 fn who_has_waited_for_an_end_finds_it_everywhere(builder: Builder) {
     let node = builder.start().unwrap();
@@ -501,7 +502,7 @@ fn an_actor_that_comes_back_finds_others_that_have_moved(builder: Builder) {
         passed.unwrap();
         assert_eq!(ask(&node, &holder.address(), Seen), [round]);
     }
-    // And one that was never there before.
+    // And an actor that was never there before.
     let late = node.spawn::<Relay>(holder.address()).start().unwrap();
     ask(&node, &late.address(), Pass(9)).unwrap();
     assert_eq!(ask(&node, &holder.address(), Seen), [2, 9]);
@@ -519,7 +520,7 @@ fn a_shutdown_does_not_wait_for_what_is_to_come_back(builder: Builder) {
     assert!(matches!(error.reason, SendFailure::GaveUp(_)) && error.message.label == 1, "{error}");
 }
 
-/// DEATH-2: the page of the mailbox says that it comes back, and the node that it does not.
+/// DEATH-2: the page of the mailbox says that it comes back, and the node says that it does not.
 fn one_without_a_restart_left_in_a_shared_worker_fails_who_waits(builder: Builder) {
     let node = builder.start().unwrap();
     let worker = node.worker("house").unwrap();
@@ -533,15 +534,15 @@ fn one_without_a_restart_left_in_a_shared_worker_fails_who_waits(builder: Builde
         let sends = [1, 2].map(|label| holder.address::<Hold>().send(Hold::label(label)));
         arrival.open();
         let sent = node.block_on(async { join_all(sends.map(|send| send.timeout(PATIENCE))).await });
-        // The first may have found the room that the panic left, and is lost with the life. The second
-        // cannot.
+        // The first message may have found the room that the panic left, and is lost with the life. The
+        // second cannot have found room.
         let reason = sent.into_iter().next_back().unwrap().unwrap_err().reason;
         assert!(matches!(reason, SendFailure::GaveUp(EndReason::HandlerPanic(_))), "{reason:?}");
     }
     health(&node, &other);
 }
 
-/// As above, where it is the shutdown that leaves it no restart.
+/// As above, but here the shutdown is the reason that it has no restart left.
 fn one_that_fails_while_the_node_drains_fails_who_waits(builder: Builder) {
     let node = builder.start().unwrap();
     let (worker, apart) = (node.worker("house").unwrap(), node.worker("apart").unwrap());
@@ -578,7 +579,7 @@ fn who_watches_one_that_does_not_start_hears_of_it(builder: Builder) {
             let starting = threads.spawn(|| node.spawn::<Premature>(args).own_thread().start());
             let Here(address) = channel.blocking_recv().unwrap();
             let mut watch = node.watch(&address);
-            // The node has heard of it: it answers in order.
+            // The node has heard of it, because it answers in order.
             node.supervisor().report().unwrap();
             gate.arrival().open();
             starting.join().unwrap().unwrap_err();

@@ -1,4 +1,4 @@
-//! Arithmetic that is the host's, asked of tensors that are elsewhere.
+//! The host's arithmetic, called with tensors that are elsewhere.
 
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::Builder;

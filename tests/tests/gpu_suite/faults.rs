@@ -1,4 +1,4 @@
-//! What goes wrong with a device, and who is told what.
+//! Faults of a device, and the processes that learn of them.
 
 #![expect(unsafe_code, reason = "launches a kernel that faults")]
 
@@ -30,12 +30,12 @@ const PTX: &str = "\
 }
 ";
 
-/// "Launch a kernel that faults, and make no call after that." Never replies.
+/// "Launch a kernel that faults, and make no call after that." The actor never replies.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 struct Fault;
 
-/// Faults where it is told to.
+/// Makes a kernel fault on request.
 struct Faulty {
     stream: DeviceStream,
     kernel: CudaFunction,
@@ -68,10 +68,11 @@ impl Handler<Fault> for Faulty {
         let mut launch = self.stream.launch_builder(&self.kernel).expect("a GPU");
         launch.arg(&mut out).arg(&8_u64);
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: none; that it writes where it must not is what is tested, and only this process is harmed.
+        // SAFETY: none; the test is about a write where the kernel must not write, and only this process is
+        // harmed.
         unsafe { launch.launch(config) }.expect("a launch");
         self.kept = Some(out.freeze());
-        // From here on the actor waits, as one does that has nothing to do.
+        // From here on the actor waits, as an idle actor does.
         Box::pin(std::future::pending())
     }
 }
@@ -81,7 +82,7 @@ impl Handler<Fault> for Faulty {
 #[gpu_message(reply = Tensor)]
 pub(crate) struct Double(Tensor);
 
-/// Sends back what it got, copied on its device.
+/// Sends its tensor back, copied on its device.
 pub(crate) struct Doubler {
     stream: DeviceStream,
 }
@@ -116,8 +117,8 @@ pub(crate) fn doubles(node: &Node, stream: &DeviceStream, doubler: &Address<Doub
     doubles_at_last(node, stream, doubler, 0);
 }
 
-/// As [`doubles`], of one whose process may be about to die, at most `deaths` times: what it has taken goes
-/// with it, and its asker is told that it comes back.
+/// As [`doubles`], for an actor whose process may be about to die, at most `deaths` times: messages that it
+/// has taken go with it, and its asker is told that it comes back.
 pub(crate) fn doubles_at_last(node: &Node, stream: &DeviceStream, doubler: &Address<Double>, deaths: usize) {
     let one = stream.from_slice(&[3], &[1.0_f32, 2.0, 3.0]).expect("room").freeze();
     let mut left = deaths;
@@ -138,7 +139,7 @@ pub(crate) fn a_device_that_is_not_there_is_named(builder: Builder) {
     let are_gpus = Device::all().iter().any(|device| device.kind() == DeviceKind::Cuda);
     let error = Device::cuda(4096).expect_err("nobody has as many GPUs").to_string();
     assert!(error.contains(if are_gpus { "cuda:4096" } else { "CUDA" }), "{error}");
-    // One that the node may see and the worker does not: it comes as an identity.
+    // A device that the node may see and the worker does not: it comes as an identity.
     #[derive(Serialize)]
     struct Forged {
         id: tensorpost::device::DeviceId,
@@ -172,7 +173,7 @@ pub(crate) fn a_device_without_room_says_who_holds_it(builder: Builder) {
     // More than an address space, and than any GPU.
     says_so(1 << 47, 64 << 20);
     if is_gpu {
-        // Most of it is free, but not twice.
+        // Most of the memory is free, but not twice as much.
         let most = (stream.pool().backend().total_bytes() * 6 / 10) as usize;
         let large = stream.empty(DType::U8, &[most]).unwrap();
         says_so(most, most as u64);
@@ -182,7 +183,7 @@ pub(crate) fn a_device_without_room_says_who_holds_it(builder: Builder) {
     drop(held);
 }
 
-/// DEATH-2: its sender and the node are told who and why; nobody else notices.
+/// DEATH-2: its sender and the node are told the worker and the reason; nobody else notices.
 pub(crate) fn a_kernel_that_faults_ends_its_worker_alone(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().unwrap();
@@ -233,8 +234,8 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
         let error = node.block_on(asked).unwrap_err();
         println!("round {round}, after {:?}: {error}", start.elapsed());
         assert!(matches!(error, AskError::NoReply(AskFailure::ProcessExited(_))), "{error}");
-        // What is sent meanwhile waits for the next life, which works on the GPU again; or it was taken by
-        // the last one.
+        // Messages that are sent meanwhile wait for the next life, which works on the GPU again, or the last
+        // life took them.
         doubles_at_last(&node, &stream, &companion.address(), 1);
         println!("it serves again after {:?}", start.elapsed());
         until("both are back", || {
@@ -251,8 +252,8 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
         };
         let ends = [ends(faulty.worker()), ends(companion.worker())];
         println!("{ends:?}");
-        // Under MPS each client has the fault, and whoever says so first is the one that failed; the others'
-        // ends name it.
+        // Under MPS each client has the fault, and the client that reports it first is the one that failed;
+        // the others' ends name it.
         for end in &ends {
             let (EndReason::GpuFault(why) | EndReason::Group(why)) = end else { panic!("{ends:?}") };
             assert!(why.contains("CUDA_ERROR"), "{ends:?}");
@@ -261,7 +262,7 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
             assert_eq!(is_named, matches!(end, EndReason::Group(_)), "{ends:?}");
         }
     }
-    // Without a policy it ends with the others all the same, and is gone.
+    // Without a policy it ends with the others all the same, and does not come back.
     assert!(matches!(status(mortal.worker()).state, WorkerState::Exited { .. }));
     let error = mortal.address::<Double>().try_send(Double(stream.zeros(DType::F32, &[3]).unwrap().freeze()));
     assert!(!error.expect_err("it is gone").is_retryable());

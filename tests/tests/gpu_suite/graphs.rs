@@ -1,5 +1,5 @@
-//! Kernels that are launched as one graph, again and again with other tensors: the same bits as by single
-//! launches.
+//! Kernels that are launched as one graph, again and again with other tensors: the results are the same bits
+//! as by single launches.
 
 #![expect(unsafe_code, reason = "launches kernels")]
 
@@ -13,12 +13,12 @@ use tensorpost_tests::harness::Builder;
 use super::device;
 
 const BLOCK: u32 = 128;
-/// Kernels of a chain.
+/// Kernels in a chain.
 const STEPS: u32 = 20;
-/// Of the GPU's clock, for a kernel that is to be under way still: some 20 us.
+/// Cycles of the GPU's clock for a kernel that has to be under way still: some 20 us.
 pub(crate) const SLOW: u64 = 40_000;
 
-/// `step(from, to, add, n, cycles)`: `to[i] = 3 * from[i] + add`, after so many cycles.
+/// `step(from, to, add, n, cycles)`: `to[i] = 3 * from[i] + add`, after this many cycles.
 const PTX: &str = "\
 .version 7.0
 .target sm_70
@@ -55,7 +55,7 @@ done:
 }
 ";
 
-/// What a chain of so many steps makes of an element.
+/// Returns an element as a chain of this many steps changes it.
 pub(crate) fn expected(element: u32, steps: u32) -> u32 {
     (0..steps).fold(element, |value, step| value.wrapping_mul(3).wrapping_add(step))
 }
@@ -84,7 +84,7 @@ impl Steps {
         Ok(Steps { stream: stream.clone(), kernel, graph: stream.launch_graph() })
     }
 
-    /// `steps` kernels from `input` to a fresh tensor, to and fro between two others, in one launch.
+    /// Runs `steps` kernels from `input` to a fresh tensor, to and fro between two others, in one launch.
     pub(crate) fn chain(&mut self, input: &Tensor, steps: u32, cycles: u64) -> anyhow::Result<Tensor> {
         let empty = || self.stream.empty(DType::U32, input.shape());
         let (mut even, mut odd, mut output) = (empty()?, empty()?, empty()?);
@@ -114,7 +114,7 @@ impl Steps {
         Ok(output.freeze())
     }
 
-    /// The same by single launches.
+    /// Does the same by single launches.
     fn one_by_one(&self, input: &Tensor, steps: u32) -> anyhow::Result<Tensor> {
         let Some(kernel) = &self.kernel else { anyhow::bail!("the host has closures") };
         let n = input.len() as u32;
@@ -167,8 +167,7 @@ fn all_expected(stream: &DeviceStream, tensor: &Tensor, first: u32, steps: u32) 
     assert!(found == wanted, "{:?} instead of {:?}", &found[..4], &wanted[..4]);
 }
 
-/// Other tensors, other sizes and other arguments are set in the graph that is there; other kernels make
-/// another.
+/// Other tensors, other sizes and other arguments are set in the existing graph; other kernels make another.
 pub(crate) fn a_graph_with_other_tensors_makes_the_same_bits(builder: Builder) {
     let (device, is_gpu) = device();
     let node = builder.start().unwrap();
@@ -197,8 +196,8 @@ pub(crate) fn a_graph_with_other_tensors_makes_the_same_bits(builder: Builder) {
     assert_eq!(steps.graph.times_made(), if is_gpu { 3 } else { 0 });
 }
 
-/// CLOCK-2: a launch is a use of all its tensors until it is through, also when the same graph is launched
-/// again meanwhile, and the tensors are gone.
+/// CLOCK-2: a launch is a use of all its tensors until it is through. That also holds when the same graph is
+/// launched again meanwhile, and the tensors are gone.
 pub(crate) fn a_graph_is_launched_again_while_it_runs(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().unwrap();
@@ -206,7 +205,7 @@ pub(crate) fn a_graph_is_launched_again_while_it_runs(builder: Builder) {
     let mut steps = Steps::new(&stream).unwrap();
     let mut outputs = Vec::new();
     for round in 0..60_u32 {
-        // Written by the host side where the last one was: it was let go of while its kernels had not begun.
+        // The host side writes this where the last one was, which was let go of before its kernels had begun.
         let input = steps.counted(4096, round << 16).unwrap();
         outputs.push(steps.chain(&input, STEPS, SLOW / 4).unwrap());
     }
@@ -220,7 +219,7 @@ pub(crate) fn a_graph_is_launched_again_while_it_runs(builder: Builder) {
     all_expected(&stream, &output, 5, STEPS);
 }
 
-/// A pass that fails, or is given up, launches nothing of it, and the next one is whole.
+/// A pass that fails, or is given up, launches none of its kernels, and the next one is whole.
 pub(crate) fn a_pass_that_fails_launches_nothing(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().unwrap();
@@ -258,12 +257,12 @@ pub(crate) fn a_pass_that_fails_launches_nothing(builder: Builder) {
     let foreign = given_up(None, true);
     assert!(foreign.contains("tensor of another pass"), "{foreign}");
     assert_eq!(given_up(None, false), "");
-    // No GPU has blocks of so many threads: refused while the graph is made,
+    // No GPU has blocks of that many threads: the launch is refused while the graph is made,
     let too_many = given_up(Some(100_000), false);
     println!("{too_many}");
     assert!(too_many.contains("cuGraph"), "{too_many}");
     assert_eq!(stream.download::<u32>(&output.freeze()).unwrap(), [0; 256]);
-    // and while it is set, behind kernels that were.
+    // and while it is set, behind kernels that were accepted.
     all_expected(&stream, &steps.chain(&input, 3, 0).unwrap(), 1, 3);
     let mut output = stream.zeros(DType::U32, &[256]).unwrap();
     let mut pass = steps.graph.begin();
@@ -285,7 +284,7 @@ pub(crate) fn a_pass_that_fails_launches_nothing(builder: Builder) {
     all_expected(&stream, &steps.chain(&input, 3, 0).unwrap(), 1, 3);
 }
 
-/// "Make your steps with this."
+/// "Run your steps on this."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]
 struct Step(Tensor);
@@ -316,8 +315,8 @@ impl Handler<Step> for Stage {
     }
 }
 
-/// CLOCK-1, both ways: a stage's graph waits for what is still being written, and whoever has the result
-/// waits for the graph.
+/// CLOCK-1, both ways: a stage's graph waits for a tensor that is still being written, and the holder of the
+/// result waits for the graph.
 fn between_processes(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().unwrap();
@@ -328,7 +327,7 @@ fn between_processes(builder: Builder) {
         let asks: Vec<_> = (0..8_u32)
             .map(|at| {
                 let input = steps.counted(2048, (round * 8 + at) << 12).unwrap();
-                // Not there yet when it is sent.
+                // The tensor is not ready yet when it is sent.
                 stage.ask(Step(steps.chain(&input, 3, SLOW).unwrap()))
             })
             .collect();

@@ -1,4 +1,4 @@
-//! A stream of the device that stands at a wait: what the hang report says of it.
+//! A stream of the device that stands at a wait, and the hang report about it.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_millis(500);
 #[gpu_message(reply = Tensor)]
 struct Late(Door);
 
-/// "Give me a tensor of this one's shape, behind the wait for it." Nothing waits for the device.
+/// "Give me a tensor of this one's shape, behind the wait for it." No thread waits for the device.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]
 struct Behind(Tensor);
@@ -68,7 +68,7 @@ impl Handler<Behind> for Blocked {
     }
 }
 
-/// The reports of waits, once there is one of `who` for `whom`.
+/// Returns the reports of waits, once there is one of `who` for `whom`.
 fn report_of(node: &Node, who: &str, whom: &str) -> HangReport {
     let mut found = None;
     until(&format!("`{who}` is found to wait for `{whom}`"), || {
@@ -81,9 +81,9 @@ fn report_of(node: &Node, who: &str, whom: &str) -> HangReport {
     found.unwrap()
 }
 
-/// Three in a row: the second's stream waits for the first's, the third's for the second's. A GPU says
-/// nothing of where it stands; the clocks and the waits that were put on the stream do. The last in the row
-/// is killed, and nobody else.
+/// Three actors in a row: the second's stream waits for the first's, the third's for the second's. A GPU does
+/// not say where it stands; the clocks and the waits that were put on the stream do. The last in the row is
+/// killed, and nobody else.
 pub(crate) fn a_stream_that_stands_still_is_named_with_whom_it_waits_for(builder: Builder) {
     let (device, _) = device();
     let node = builder.hang_limit(LIMIT, OnHang::Restart).start().unwrap();
@@ -93,7 +93,7 @@ pub(crate) fn a_stream_that_stands_still_is_named_with_whom_it_waits_for(builder
     };
     let slow = spawn("slow", Device::host());
     let (second, third) = (spawn("second", device.clone()), spawn("third", device.clone()));
-    // What is slow at the first use of a device is over before anything is timed.
+    // Anything that is slow at the first use of a device happens here, before anything is timed.
     let warm = node.host_stream().unwrap().zeros(DType::F32, &[4]).unwrap().freeze();
     let warm = ask(&node, &second.address(), Behind(warm));
     ask(&node, &third.address(), Behind(warm));
@@ -118,7 +118,7 @@ pub(crate) fn a_stream_that_stands_still_is_named_with_whom_it_waits_for(builder
     }
     until("the one to blame is restarted", || node.supervisor().worker(slow.worker()).unwrap().restarts > 0);
     drop(arrival);
-    // DEATH-1, DEATH-3: both streams go on, and what they made of nothing is known to be lost.
+    // DEATH-1, DEATH-3: both streams go on, and the results that depend on the dead are known to be lost.
     let lost = |tensor: &Tensor| matches!(tensor.wait(None), Err(TensorError::Tainted { .. }));
     assert!(lost(&behind) && lost(&last));
     let reports = node.report().unwrap().hangs;

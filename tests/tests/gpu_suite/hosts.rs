@@ -1,7 +1,7 @@
 //! Tensors of the device between two hosts: two programs of this machine, on one device, that are one node.
 //!
 //! The other host is this program again, with [`OTHER`] in its environment. On the host device its gateway
-//! sends and takes all tensors by slots, as those of a GPU go.
+//! sends and takes all tensors by slots, as it does with those of a GPU.
 
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::graphs::{SLOW, Steps, elements_from, expected};
 /// Has this program be the other host.
 const OTHER: &str = "TENSORPOST_TEST_HOST";
 
-/// Of each process on its devices: less than a test sends in one direction.
+/// The budget of each process on its devices: less than a test sends in one direction.
 const BUDGET: u64 = 512 << 20;
 
 /// "Give them back, and say where they were."
@@ -41,7 +41,7 @@ struct PassOn {
     check: Check,
 }
 
-/// "Is this what a chain of so many steps makes of the numbers from this one on?"
+/// "Is this the result of a chain of this many steps over the numbers from this one on?"
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 struct Check {
     number: u32,
@@ -49,7 +49,7 @@ struct Check {
     tensor: Tensor,
 }
 
-/// "How many were it, and what was wrong?"
+/// "How many were right, and which were wrong?"
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Verdict)]
 struct Tell;
@@ -60,8 +60,8 @@ struct Verdict {
     wrong: Vec<String>,
 }
 
-/// "Make so many, each of this many elements by this many steps, and send them there while the device makes
-/// them."
+/// "Make this many tensors, each of this many elements by this many steps, and send them there while the
+/// device makes them."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Make {
@@ -119,7 +119,7 @@ impl Checker {
     }
 
     fn look_at(&mut self, Check { number, steps, tensor }: &Check) -> anyhow::Result<()> {
-        // Another maker begins again.
+        // A maker that replaces another begins again.
         anyhow::ensure!([0, self.next].contains(number), "where {} comes next", self.next);
         self.next = number + 1;
         let stream = self.env.stream();
@@ -144,7 +144,7 @@ impl Maker {
         Ok(Maker { env: env.clone() })
     }
 
-    /// How many were not there yet when they were sent.
+    /// How many were not ready yet when they were sent.
     #[handler]
     fn make(&mut self, make: Make) -> ResponseFuture<u32> {
         let Make { to, messages, elements, steps, cycles } = make;
@@ -162,14 +162,15 @@ impl Maker {
     }
 }
 
-/// Of a pipeline: its items, and the elements of each.
+/// The items of a pipeline, and the elements of each.
 const ITEMS: u32 = 40;
 const ELEMENTS: usize = 100_000;
 /// The steps of its source, and of the stage behind it; each numbers its own from 0.
 const MADE: u32 = 3;
 const CHAINED: u32 = 2;
 
-/// What is wrong with the elements of an item over which these chains have gone, and whose they are instead.
+/// Returns the mistakes in the elements of an item over which these chains have gone, and the item to which
+/// they belong instead.
 fn differs(found: &[u32], number: u32, chains: &[u32]) -> Option<String> {
     let made = |number: u32, chains: &[u32]| -> Vec<u32> {
         let from = elements_from(ELEMENTS, number).into_iter();
@@ -181,7 +182,7 @@ fn differs(found: &[u32], number: u32, chains: &[u32]) -> Option<String> {
     }
     let wrong: Vec<usize> = (0..ELEMENTS).filter(|at| found[*at] != wanted[*at]).collect();
     let (first, last) = (*wrong.first()?, *wrong.last()?);
-    // An expectation that is wrong is so for every element; data that is, seldom.
+    // A wrong expectation is wrong for every element; wrong data seldom is.
     let what = |other: u32, chains: &[u32]| format!("of item {other} behind chains of {chains:?} steps");
     let one = chains.iter().sum::<u32>();
     let others =
@@ -207,7 +208,7 @@ fn differs(found: &[u32], number: u32, chains: &[u32]) -> Option<String> {
     ))
 }
 
-/// Tensors of the device, while it makes them.
+/// Tensors of the device that are sent while the device makes them.
 struct Made {
     chain: Steps,
     numbers: std::ops::Range<u32>,
@@ -228,7 +229,7 @@ impl Source for Made {
     }
 }
 
-/// Makes more steps of them, on its own device, in a worker of the program with this id.
+/// Runs more steps on them, on its own device, in a worker of the program with this id.
 struct Chained {
     env: Env,
     chain: Steps,
@@ -254,7 +255,7 @@ impl Stage for Chained {
         anyhow::ensure!(tensor.device() == stream.device_id(), "item {number} came on {}", tensor.device());
         let made = self.chain.chain(&tensor, CHAINED, SLOW)?;
         if number % 2 == 1 {
-            // What came. The others leave while the device is still at work.
+            // The items that came. The other items leave while the device is still at work.
             let wrong = differs(&stream.download::<u32>(&tensor)?, number, &[MADE]);
             anyhow::ensure!(
                 wrong.is_none(),
@@ -267,7 +268,7 @@ impl Stage for Chained {
     }
 }
 
-/// Looks whether both chains have gone over each element.
+/// Checks that both chains have gone over each element.
 struct LookedAt {
     env: Env,
 }
@@ -294,8 +295,8 @@ impl Sink for LookedAt {
     }
 }
 
-/// The other host, if this process is to be it: an agent with one actor of each kind, until its standard
-/// input ends.
+/// Becomes the other host, if this process was started as it: an agent with one actor of each kind, until its
+/// standard input ends.
 pub(crate) fn be_the_other() -> bool {
     if std::env::var_os(OTHER).is_none() {
         return false;
@@ -317,7 +318,7 @@ pub(crate) fn be_the_other() -> bool {
     std::process::exit(i32::from(!report.is_clean()));
 }
 
-/// The other host, as the tests see it. Dropped, it is killed.
+/// The other host, as the tests see it. Dropping it kills the host.
 struct Other {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -340,7 +341,7 @@ impl Other {
         other
     }
 
-    /// Tells it to end, and waits until it has, in order.
+    /// Tells it to end, and waits until it has ended in order.
     fn end(mut self) {
         drop(self.stdin.take());
         let status = self.child.wait().expect("it ends");
@@ -364,7 +365,7 @@ fn two_hosts(builder: Builder) -> (Node, Other, DeviceStream) {
     (node, other, stream)
 }
 
-/// An actor of the other host, once it is there.
+/// Returns an actor of the other host, once it is there.
 fn find<M: GpuMessage>(node: &Node, name: &str) -> Address<M> {
     let mut found = None;
     until(&format!("`{name}` is there"), || {
@@ -374,7 +375,7 @@ fn find<M: GpuMessage>(node: &Node, name: &str) -> Address<M> {
     found.expect("it was seen")
 }
 
-/// Nobody holds memory of the head's program on the device any more.
+/// Waits until nobody holds memory of the head's program on the device any more.
 fn until_free(node: &Node, stream: &DeviceStream) {
     let transport = node.transport();
     until_allocations_of(stream.pool(), 0, || {
@@ -382,7 +383,7 @@ fn until_free(node: &Node, stream: &DeviceStream) {
     });
 }
 
-/// Asks with tensors, and looks at what comes back.
+/// Asks with tensors, and checks the ones that come back.
 fn echoed(node: &Node, stream: &DeviceStream, echo: &Address<Echo>, tensors: Vec<Tensor>) {
     let (device, is_gpu) = device();
     let look = |tensors: &[Tensor]| -> Vec<_> {
@@ -395,7 +396,7 @@ fn echoed(node: &Node, stream: &DeviceStream, echo: &Address<Echo>, tensors: Vec
     assert!(were_on.iter().all(|on| *on == device.id()), "they were on {were_on:?} there");
     for tensor in &came {
         assert_eq!(tensor.device() != DeviceId::HOST, is_gpu, "it came back on {}", tensor.device());
-        // The gateway's memory, not this program's.
+        // The memory is the gateway's, not this program's.
         assert_ne!(tensor.lease().owner(), stream.clocked().domain().own());
     }
     assert!(look(&came) == sent, "{:?}", sent.iter().map(|(_, shape, _)| shape).collect::<Vec<_>>());
@@ -406,7 +407,8 @@ fn numbers(stream: &DeviceStream, elements: usize, first: u32) -> Tensor {
     stream.from_slice(&[elements], &numbers).expect("room").freeze()
 }
 
-/// Both ways, in more bytes than any pool has; views and slices as what they show.
+/// Tensors go both ways, in more bytes than any pool has; views and slices arrive as the elements that they
+/// show.
 fn tensors_of_the_device_go_there_and_back_to_the_bit(builder: Builder) {
     let (node, other, stream) = two_hosts(builder);
     let echo = find::<Echo>(&node, "echo");
@@ -453,7 +455,7 @@ fn a_tensor_of_the_device_is_passed_on_from_host_to_host(builder: Builder) {
     other.end();
 }
 
-/// CLOCK-1 between hosts: what is sent while the device makes it, is right.
+/// CLOCK-1 between hosts: a tensor that is sent while the device makes it is right.
 fn what_a_kernel_still_writes_leaves_when_it_is_there(builder: Builder) {
     let (node, other, _) = two_hosts(builder);
     let (elements, messages) = if device().1 { (4 << 20, 60) } else { (100_000, 20) };
@@ -477,7 +479,8 @@ fn what_a_kernel_still_writes_leaves_when_it_is_there(builder: Builder) {
     other.end();
 }
 
-/// LEASE-4, DEATH-3, HOST-6: what it had finished may arrive, and is right; what it had not, does not.
+/// LEASE-4, DEATH-3, HOST-6: tensors that it had finished may arrive, and are right; the others do not
+/// arrive.
 fn a_sender_that_is_killed_while_its_tensors_are_copied_costs_its_own_messages(builder: Builder) {
     let (node, other, stream) = two_hosts(builder);
     let elements = if device().1 { 4 << 20 } else { 500_000 };
@@ -497,7 +500,7 @@ fn a_sender_that_is_killed_while_its_tensors_are_copied_costs_its_own_messages(b
         // The others' go on.
         echoed(&node, &stream, &echo, vec![numbers(&stream, 300_000, round)]);
     }
-    // What still came of the last, too.
+    // This comes behind the items of the last round that still arrived.
     let last = Check { number: 0, steps: 0, tensor: elements_as_tensor(&stream) };
     deliver(&node, &checker, last);
     assert_eq!(ask(&node, &tell, Tell).wrong, Vec::<String>::new());

@@ -1,5 +1,5 @@
-//! Every image kernel against the host's function, on photographs and on sizes at which grids and borders go
-//! wrong.
+//! Compares every image kernel with the host's function, on photographs and on sizes at which grids and
+//! borders go wrong.
 //!
 //! On the host device the same cases show that the operations on tensors are the functions on slices.
 
@@ -13,7 +13,7 @@ use tensorpost_actors::ready::{Code, Grid, MapKernel, MapKernelArgs, Named};
 use tensorpost_core::testing::thorough;
 use tensorpost_tests::harness::Builder;
 
-/// The examples' photographs: the binary is to run where there are no files.
+/// The examples' photographs, built in because the binary has to run where there are no files.
 pub(super) const PHOTOGRAPHS: [(&str, &[u8]); 5] = [
     ("camera.png", include_bytes!("../../../examples/data/camera.png")),
     ("chelsea.png", include_bytes!("../../../examples/data/chelsea.png")),
@@ -39,7 +39,7 @@ fn shape(size: ImageSize) -> [usize; 3] {
     [3, size.height() as usize, size.width() as usize]
 }
 
-/// So many photographs, and noise in the odd sizes.
+/// Returns this many photographs, and noise in the odd sizes.
 fn images(photographs: usize) -> Vec<Image> {
     let photographs = PHOTOGRAPHS.iter().take(photographs).map(|(name, bytes)| {
         let image = decode::decode_bytes(*name, bytes).expect("a photograph");
@@ -160,7 +160,7 @@ pub(super) fn convolutions_agree(builder: Builder) {
 pub(super) fn gray_bytes_agree(builder: Builder) {
     on_device(builder, |stream, image| {
         let mut values = planes(image);
-        // What is clamped, and halves.
+        // Values that are clamped, and halves.
         for (value, edge) in
             values.iter_mut().zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.5, 0.5, 1e9])
         {
@@ -177,7 +177,8 @@ pub(super) fn gray_bytes_agree(builder: Builder) {
     });
 }
 
-/// All but mean and deviation to the bit; those within [`stats::TOLERANCE`], and the same twice over.
+/// All but mean and deviation agree to the bit. Those agree within [`stats::TOLERANCE`], and are the same
+/// when computed twice.
 pub(super) fn statistics_agree(builder: Builder) {
     on_device(builder, |stream, image| {
         let mut values = planes(image);
@@ -212,7 +213,7 @@ pub(super) fn parts_of_tensors_agree(builder: Builder) {
         check::floats(&stream, "edges of a part", &found, &wanted, 0.0).expect("equal to the bit");
     }
 
-    // Gathered and uploaded into parts: what a batcher does.
+    // They are gathered and uploaded into parts, as a batcher does.
     let mut gathered = stream.empty(DType::F32, &[2, 3, 5, 7]).expect("room");
     for (to, from) in [3, 1].into_iter().enumerate() {
         let image = batch.index(0, from).expect("an image");
@@ -226,7 +227,7 @@ pub(super) fn parts_of_tensors_agree(builder: Builder) {
     check::floats(&stream, "an upload", &uploaded.freeze(), &values, 0.0).expect("equal to the bit");
 }
 
-/// A kernel of the user's as a stage; on the host, an error that says what it needs.
+/// A kernel of the user's as a stage; on the host, an error names the requirement.
 pub(super) fn a_kernel_of_the_users_is_a_stage(builder: Builder) {
     const SOURCE: &str = r#"
         extern "C" __global__ void shift(const float *in, float *out, unsigned long long n, float by) {

@@ -1,5 +1,5 @@
-//! What a device has to get right between processes, on the device that `TENSORPOST_DEVICE` names: `cuda:0`
-//! on a machine with a GPU, the host otherwise.
+//! The properties that a device must have between processes, tested on the device that `TENSORPOST_DEVICE`
+//! names: `cuda:0` on a machine with a GPU, the host otherwise.
 //!
 //! On a GPU, run it with `--test-threads=1`: some cases look at what is free there.
 //!
@@ -80,7 +80,7 @@ use parts::{
 #[unsafe(link_section = ".init_array")]
 static BEFORE: extern "C" fn() = count_the_other_way_round;
 
-/// Has the workers count the GPUs from the other end: what a device is, must not depend on its number.
+/// Makes the workers count the GPUs from the other end: a device's identity must not depend on its number.
 extern "C" fn count_the_other_way_round() {
     let is_worker = std::env::var_os("TENSORPOST_WORKER").is_some();
     if !is_worker || scenes::take_order() || std::env::var_os(VISIBLE).is_some() {
@@ -90,7 +90,7 @@ extern "C" fn count_the_other_way_round() {
         (0..16).filter(|number| std::path::Path::new(&format!("/dev/nvidia{number}")).exists()).count();
     let order: Vec<String> = (0..gpus).rev().map(|number| number.to_string()).collect();
     if gpus > 1 {
-        // SAFETY: the first thing that the program does; there is no other thread.
+        // SAFETY: this is the first call of the program; there is no other thread.
         unsafe { std::env::set_var(VISIBLE, order.join(",")) };
     }
 }
@@ -174,7 +174,8 @@ fn device() -> (Device, bool) {
     (device, is_gpu)
 }
 
-/// For cases that have nothing to test on the host. Where a GPU is required they fail without one.
+/// The condition of cases that have nothing to test on the host. Where a GPU is required they fail without
+/// one.
 fn there_is_a_gpu() -> Result<(), String> {
     let (device, is_gpu) = device();
     is_gpu.then_some(()).ok_or_else(|| format!("TENSORPOST_DEVICE is {device}, which is no GPU"))
@@ -190,22 +191,23 @@ fn a_gpu_is_there_if_one_is_required(_: Builder) {
     println!("{device} is {}", if is_gpu { "a GPU" } else { "the host" });
 }
 
-/// Has a chain multiply `repetitions` times, with several results under way, and says how right they were.
+/// Has a chain multiply `repetitions` times, with several results under way, and reports how right they were.
 fn chain(builder: Builder, repetitions: u64, skip_waits: bool) -> Verdict {
     let (device, is_gpu) = device();
-    // Large enough that the device is still at work when the message comes.
+    // The matrices are large enough that the device is still at work when the message comes.
     let size = match (is_gpu, cfg!(debug_assertions)) {
         (true, _) => 512,
         (false, true) => 32,
         (false, false) => 96,
     };
-    // Memory goes round in steps that 13 has nothing in common with: what is left there is another chain's.
+    // Memory goes round in steps with which 13 has nothing in common, so the old contents are another
+    // chain's.
     let task = Task { size, products: 50, starts: 13 };
     // Without waits the device has to be at work when the result comes: half a millisecond for each copy.
     let head_start = if is_gpu && skip_waits { 1 << 30 } else { 0 };
     let node = builder.start().expect("a node");
     let checker = node.spawn::<Checker>(CheckerArgs { task, skip_waits }).device(device.clone());
-    // Few results at a time: their memory goes round, and what is left there of others is wrong.
+    // Few results exist at a time: their memory goes round, and old contents there are wrong.
     let checker = checker.mailbox(4).start().expect("a checker");
     let next: Address<Outcome> = checker.address();
     let chain =
@@ -213,7 +215,7 @@ fn chain(builder: Builder, repetitions: u64, skip_waits: bool) -> Verdict {
     let (chain, tally) = (chain.address::<Run>(), checker.address::<Tally>());
     let verdict = node.block_on(async {
         for repetition in 0..repetitions {
-            // Until the checker's mailbox has the result, not until the device is through with it.
+            // This waits until the checker's mailbox has the result, not until the device is through with it.
             chain.ask(Run { repetition }).await.expect("a chain that runs");
         }
         tally.ask(Tally { repetitions }).await.expect("a verdict")
@@ -239,7 +241,7 @@ fn a_chain_of_products_is_right_every_time_under_mps(builder: Builder) {
     assert_eq!(verdict.wrong, 0, "{verdict:?}");
 }
 
-/// The test above would notice.
+/// Shows that the test above would notice.
 fn a_chain_of_products_is_wrong_when_the_wait_is_taken_out(builder: Builder) {
     // Under MPS, where there is a GPU: with time slices of its own, the second process comes after the first
     // has had one.

@@ -16,8 +16,8 @@ const BYTES: usize = 256 << 20;
 /// The driver may keep a little more or less for itself than before.
 const SLACK: usize = 16 << 20;
 
-/// Two transports in this process, each with a pool: one makes, the other holds. The looks for what is idle
-/// are made at once, and not five seconds apart.
+/// Two transports in this process, each with a pool: one makes tensors, the other holds them. They look for
+/// idle memory at once, and not five seconds apart.
 pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
     let (device, _) = device();
     let backend = CudaBackend::open(device.ordinal().unwrap_or(0)).unwrap();
@@ -30,20 +30,20 @@ pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
     let cluster = Cluster::with_device(2, options, || CudaBackend::open(backend.ordinal()).unwrap());
     let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
     cluster.connect();
-    // What the driver takes for a first use is not given back.
+    // The driver does not give back the memory of a first use.
     drop(cluster.stream(0).from_slice(&[1], &[1_u32]).unwrap());
     cluster.stream(0).synchronize().unwrap();
     let with_first = free();
     until("the first chunk goes back", || {
         cluster.look_for_idle(0);
-        // The driver has it when nobody keeps it for a copy any more, which may be later.
+        // The driver has the memory when nobody keeps it for a copy any more, which may be later.
         cluster.stream(0).memory().chunk_bytes == 0 && free() + SLACK >= with_first + BYTES
     });
     let before = free();
     for round in 0..3_u8 {
         let mut made = cluster.stream(0).zeros(DType::U8, &[BYTES]).unwrap();
         if round > 0 {
-            // Work of both streams on it, whose end nobody waits for.
+            // Both streams have work on it, for whose end nobody waits.
             made = cluster.stream(0).copy(&made.freeze()).unwrap();
         }
         cluster.send(0, &to, made.freeze());
@@ -76,8 +76,8 @@ pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// Of a worker on a GPU the figures have its memory there, its context and what it has allocated, and the
-/// share of the time in which its kernels ran.
+/// The figures of a worker on a GPU have its memory there, its context and its allocations, and the share of
+/// the time in which its kernels ran.
 pub(crate) fn what_a_worker_uses_of_a_gpu_is_in_the_figures(builder: Builder) {
     let (device, is_gpu) = device();
     let folder = tempfile::tempdir().unwrap();
@@ -94,7 +94,7 @@ pub(crate) fn what_a_worker_uses_of_a_gpu_is_in_the_figures(builder: Builder) {
     let bytes = node.stream(&device).unwrap().zeros(DType::U8, &[BYTES]).unwrap().freeze();
     let _held = node.block_on(maker.ask(Copied(bytes))).unwrap();
     until("the library has answered", || of(console.look().unwrap(), "Maker").gpu.is_some());
-    // Asked again since then, so that this is of after the copy.
+    // The process was asked again since then, so the figures are of a time after the copy.
     until("it is what it holds now", || {
         of(console.look().unwrap(), "Maker").gpu.is_some_and(|share| share.bytes >= Some(BYTES as u64))
     });

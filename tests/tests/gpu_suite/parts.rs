@@ -18,7 +18,7 @@ extern "C" __global__ void add(unsigned *part, unsigned rows, unsigned columns, 
     if (i < rows * columns) part[i / columns * stride + i % columns] += what;
 }"#;
 
-/// "Add this to your part, so often." It comes back before that is done.
+/// "Add this to your part, this many times." The part comes back before the additions are done.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = TensorPart)]
 struct Add {
@@ -28,7 +28,7 @@ struct Add {
     times: u32,
 }
 
-/// "Set your part to zero." It has to be packed.
+/// "Set your part to zero." The part has to be packed.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = TensorPart)]
 struct Clear(TensorPart);
@@ -124,7 +124,7 @@ fn scatter_and_gather(builder: Builder) {
         let asks: Vec<_> = (0..)
             .zip(parts)
             .map(|(index, part)| {
-                // Another writer for each part in each round.
+                // Another worker writes each part in each round.
                 let to = &workers[(index + round as usize) % 3];
                 to.ask(Add { part, what: 1 + index as u32, times: 5 })
             })
@@ -152,7 +152,7 @@ pub(crate) fn several_workers_write_columns_of_one_tensor_under_mps(builder: Bui
     scatter_and_gather(builder.sharing(Sharing::Mps));
 }
 
-/// A part of some rows is packed, and goes to cudarc's own functions as a view.
+/// A part that consists of rows is packed, and goes to cudarc's own functions as a view.
 pub(crate) fn a_packed_part_is_a_view(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().expect("a node");

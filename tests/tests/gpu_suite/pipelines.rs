@@ -5,12 +5,12 @@ use tensorpost::tensor::TensorStatus;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::pipes::{Count, CountArgs, Numbered};
 
-/// Elements of what a sink makes, and how often it makes it again: some 100 ms of work, on a GPU and on the
-/// host.
+/// Elements of a sink's tensor, and how often the sink makes it again: some 100 ms of work, on a GPU and on
+/// the host.
 const LARGE: (usize, usize) = (128 << 20, 400);
 const SMALL: (usize, usize) = (1 << 20, 200);
 
-/// Takes what comes.
+/// A sink that takes all items.
 struct Takes;
 
 impl Sink for Takes {
@@ -26,7 +26,7 @@ impl Sink for Takes {
     }
 }
 
-/// Gives its stream much to do, and sends what comes of it to the program at once.
+/// Gives its stream much work, and sends the result to the program at once.
 struct Slow {
     stream: DeviceStream,
     to: Address<Numbered>,
@@ -57,8 +57,8 @@ impl Sink for Slow {
     }
 }
 
-/// Its workers end with it, but not before their streams are through: a program may hold what they are still
-/// making.
+/// Its workers end with it, but not before their streams are through: a program may hold tensors that they
+/// are still making.
 pub(super) fn a_pipelines_last_work_is_done_before_its_workers_end(builder: Builder) {
     let (device, _) = super::device();
     let node = builder.start().expect("a node");
@@ -88,7 +88,8 @@ pub(super) fn a_pipelines_last_work_is_done_before_its_workers_end(builder: Buil
     }
 }
 
-/// Two workers of a pipeline on one GPU overlap where MPS is, and where they do not, the report says why.
+/// Two workers of a pipeline on one GPU overlap where there is MPS. Where they do not overlap, the report
+/// says why.
 pub(super) fn a_report_says_why_workers_took_turns_on_a_gpu(builder: Builder) {
     let (device, _) = super::device();
     let on_gpu = device.kind() == DeviceKind::Cuda;
@@ -97,7 +98,7 @@ pub(super) fn a_report_says_why_workers_took_turns_on_a_gpu(builder: Builder) {
         let pipeline = flow.sink::<Takes>(()).on(device.clone()).pipeline();
         node.run_pipeline(&pipeline).expect("it starts").wait().expect("it ends well")
     };
-    // Of several ways, the one that was said first.
+    // If several ways were set, the first one counts.
     let isolated = Node::builder().sharing(Sharing::Isolated).sharing_or(Sharing::Auto);
     let report = run(isolated.start().expect("a node"));
     let why = on_gpu.then_some("the node was built with `Sharing::Isolated`");

@@ -1,4 +1,4 @@
-//! Ready-made stages on the device to test against the same on the host.
+//! Compares ready-made stages on the device with the same stages on the host.
 
 use std::path::Path;
 
@@ -16,14 +16,14 @@ use tensorpost_tests::harness::Builder;
 
 const SIZE: u32 = 24;
 
-/// What came out: files by name, statistics, and products.
+/// The results: files by name, statistics, and products.
 struct Made {
     files: Vec<(String, Vec<u8>)>,
     stats: Vec<Stats>,
     products: Vec<f32>,
 }
 
-/// Gives an item to a stage, and takes what comes out.
+/// Gives an item to a stage, and returns the results.
 fn through<S: Stage>(stage: &mut S, item: S::In) -> Vec<S::Out> {
     let mut out = Out::new();
     stage.process(item, &mut out).expect("processed");
@@ -81,7 +81,7 @@ fn make(stream: &DeviceStream, photographs: &Path) -> Made {
     Made { files, stats, products }
 }
 
-/// All but means, deviations and cuBLAS's products to the bit.
+/// All but means, deviations and cuBLAS's products are equal to the bit.
 pub(super) fn ready_made_stages_agree_with_the_host(builder: Builder) {
     let (device, _) = super::device();
     let photographs = tempfile::tempdir().expect("a folder");

@@ -15,7 +15,7 @@ struct Read {
     part: Option<Tensor>,
 }
 
-/// What a [`Reader`] saw.
+/// The findings of a [`Reader`].
 #[derive(Debug, Serialize, Deserialize)]
 struct Seen {
     devices: Vec<DeviceId>,
@@ -37,7 +37,7 @@ impl Actor for Reader {
 }
 
 impl RemoteActor for Reader {
-    /// Whether GPUs are to be thought unable to reach each other.
+    /// Whether to pretend that the GPUs cannot reach each other.
     type Args = bool;
 
     fn create(deny: bool, env: &Env) -> anyhow::Result<Self> {
@@ -57,10 +57,10 @@ impl Handler<Read> for Reader {
         let stream = self.env.stream();
         let (stats, me) = (self.env.stats(), stream.clocked().domain().own());
         let part = read.part.as_ref();
-        // What is on the host is for the host to read, whatever the actor's device.
+        // The host reads tensors on the host, whatever the actor's device.
         let numbers = |tensor: &Tensor| match tensor.to_vec::<u32>() {
             Ok(numbers) => numbers,
-            // A kernel's way to the memory, then the host's.
+            // A kernel can reach the memory, and then the host can read the copy.
             Err(_) => stream.download(&stream.copy(tensor).expect("reach").freeze()).expect("numbers"),
         };
         MessageResult(Seen {
@@ -118,7 +118,7 @@ fn matrix(stream: &DeviceStream, first: u32) -> (Tensor, Vec<u32>) {
     (stream.from_slice(&[ROWS, COLUMNS], &numbers).expect("room").freeze(), numbers)
 }
 
-/// Every device there is, the one that the suite runs on first.
+/// Returns every device, beginning with the one on which the suite runs.
 fn devices() -> Vec<Device> {
     let (first, is_gpu) = device();
     let mut all = vec![first.clone()];
@@ -128,7 +128,7 @@ fn devices() -> Vec<Device> {
     all
 }
 
-/// From each device to each.
+/// Tensors go from each device to each.
 pub(crate) fn an_actor_gets_tensors_where_it_wants_them(builder: Builder) {
     let node = builder.start().unwrap();
     let devices = devices();
@@ -172,7 +172,7 @@ fn seen_of(node: &Node, reader: &Address<Read>, read: Read) -> Seen {
     node.block_on(reader.ask(read)).expect("a reply")
 }
 
-/// What comes the short way, as a value, is copied as well.
+/// A tensor that comes the short way, as a value, is copied as well.
 pub(crate) fn tensors_from_the_same_process_are_brought_too(builder: Builder) {
     let node = builder.start().unwrap();
     let devices = devices();
@@ -192,7 +192,7 @@ pub(crate) fn tensors_from_the_same_process_are_brought_too(builder: Builder) {
     }
 }
 
-/// The first two GPUs, or why there are none.
+/// Returns the first two GPUs, or the reason why there are none.
 pub(crate) fn two_gpus() -> Result<[Device; 2], String> {
     crate::there_is_a_gpu()?;
     let mut gpus = devices().into_iter().filter(|device| device.kind() == DeviceKind::Cuda);
@@ -200,7 +200,7 @@ pub(crate) fn two_gpus() -> Result<[Device; 2], String> {
     two.map(|(first, second)| [first, second]).ok_or_else(|| "there are no two GPUs".to_owned())
 }
 
-/// Nothing is copied but by whoever reads. The workers count the GPUs the other way round (see `main`).
+/// Only the reader copies anything. The workers count the GPUs the other way round (see `main`).
 pub(crate) fn a_gpu_reads_the_memory_of_another_where_it_is(builder: Builder) {
     let [from, to] = two_gpus().unwrap();
     let node = builder.start().unwrap();
@@ -218,8 +218,8 @@ pub(crate) fn a_gpu_reads_the_memory_of_another_where_it_is(builder: Builder) {
     }
 }
 
-/// Without peer access the tensors come all the same, through host memory; it is counted, and the log names
-/// the pair.
+/// Without peer access the tensors come all the same, through host memory; the copies are counted, and the
+/// log names the pair.
 pub(crate) fn a_gpu_out_of_reach_is_copied_from_through_the_host(builder: Builder) {
     let [from, to] = two_gpus().unwrap();
     let node = builder.start().unwrap();

@@ -17,14 +17,15 @@ use crate::device;
 
 const BLOCK: u32 = 256;
 const ELEMENTS: u32 = 256 * BLOCK;
-/// About a second of kernels: they end by themselves.
+/// Kernels for about a second; they end by themselves.
 const LAUNCHES: u32 = 50_000;
-/// Of these, so many are under way or queued when the process is killed.
+/// This many of them are under way or queued when the process is killed.
 const BEFORE: u32 = 400;
-/// Of the GPU's clock, for each kernel: some 20 us.
+/// Cycles of the GPU's clock for each kernel: some 20 us.
 const CYCLES: u64 = 40_000;
 
-/// Writes its second argument into each element over and over, for as many cycles as its third says.
+/// A kernel that writes its second argument into each element over and over, for as many cycles as its third
+/// says.
 const PTX: &str = "\
 .version 7.0
 .target sm_70
@@ -104,8 +105,8 @@ impl Writer {
     }
 }
 
-/// LEASE-4, for a stream that is not waited for: kernels that the dead has queued write no more when the
-/// owner writes again.
+/// LEASE-4, for a stream for which nobody waits: kernels that the dead process has queued do not write after
+/// the owner writes again.
 fn stays_its_owners(builder: Builder, sharing: Sharing) {
     let (device, _) = device();
     let node = builder.sharing(sharing).start().unwrap();
@@ -131,7 +132,7 @@ fn stays_its_owners(builder: Builder, sharing: Sharing) {
         node.block_on(writer.address().send(Overwrite { tensor, door: gate.door() })).unwrap();
         let arrival = gate.arrival();
         let pid = node.supervisor().worker(writer.worker()).expect("it was started").pid;
-        // It goes on with its launches meanwhile.
+        // The worker goes on with its launches meanwhile.
         arrival.open();
         kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
         let value = 100 + round;

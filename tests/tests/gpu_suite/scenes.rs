@@ -1,5 +1,5 @@
-//! Nodes of their own, in programs of their own: one that is killed, and one whose workers count the GPUs
-//! differently.
+//! Nodes of their own, in programs of their own: a node that is killed, and a node whose workers count the
+//! GPUs differently.
 //!
 //! A scene is this program again, with [`SCENE`] in its environment; its workers inherit that, and become
 //! workers.
@@ -24,27 +24,27 @@ use tensorpost_tests::wait::until;
 
 use crate::device;
 
-/// Which scene this process plays.
+/// The scene that this process plays.
 const SCENE: &str = "TENSORPOST_TESTS_SCENE";
-/// A file with what the next worker is to find in [`VISIBLE`].
+/// A file with the value of [`VISIBLE`] for the next worker.
 const ORDER: &str = "TENSORPOST_TESTS_ORDER";
 pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// A process may have a little more or less of the driver's memory than before.
 const MEMORY_SLACK: u64 = 64 << 20;
 
-/// What a worker does before anything else: it takes the order in which its test wants it to see the GPUs.
-/// Whether there was one.
+/// A worker calls this first: it takes the order in which its test wants it to see the GPUs. Returns whether
+/// there was one.
 pub(crate) fn take_order() -> bool {
     let order = env::var_os(ORDER).and_then(|file| fs::read_to_string(file).ok());
     if let Some(order) = order.as_ref().filter(|order| !order.is_empty()) {
-        // SAFETY: the first thing that the program does; there is no other thread.
+        // SAFETY: this is the first call of the program; there is no other thread.
         unsafe { env::set_var(VISIBLE, order) };
     }
     order.is_some()
 }
 
-/// Plays the scene that this process is for, if it is.
+/// Plays the scene for which this process was started, if any.
 pub(crate) fn play() -> bool {
     let Ok(scene) = env::var(SCENE) else { return false };
     let builder = Node::builder();
@@ -70,8 +70,8 @@ fn scene(name: &str) -> Command {
 /// The node that is to be killed.
 fn balls(builder: Builder) -> anyhow::Result<()> {
     let (device, _) = device();
-    // Pools grow up to a quarter of their budget rather than wait; how fast the system takes gigabytes back
-    // is not asked.
+    // Pools grow up to a quarter of their budget rather than wait; the test does not ask how fast the system
+    // takes gigabytes back.
     let node = builder.host_budget(256 << 20).gpu_budget(1 << 30).start()?;
     players::play_for_ever(&node, &device, 3, 1 << 20)
 }
@@ -97,7 +97,7 @@ impl Running {
         Running { child, lines }
     }
 
-    /// The next line that begins so, without its beginning.
+    /// Returns the next line that begins with this, without its beginning.
     fn line(&mut self, with: &str) -> String {
         for line in self.lines.by_ref().map(Result::unwrap) {
             assert!(!line.starts_with("failed "), "{line}");
@@ -116,14 +116,14 @@ impl Drop for Running {
     }
 }
 
-/// Free bytes of the GPU; `None` on the host, whose memory everybody uses.
+/// Returns the free bytes of the GPU, or `None` on the host, whose memory everybody uses.
 fn free_bytes() -> Option<u64> {
     let (_, is_gpu) = device();
     is_gpu.then(|| Running::start(scene("free")).line("free ").parse().unwrap())
 }
 
-/// The processes whose environment names this folder: a scene's node, whose temporary files are there, what
-/// it has started, and what that has.
+/// Returns the processes whose environment names this folder: a scene's node, whose temporary files are
+/// there, its children, and their children.
 fn processes_of(folder: &Path) -> Vec<(u32, String)> {
     let wanted = folder.as_os_str().as_encoded_bytes();
     let pids =
@@ -141,7 +141,7 @@ fn names(folder: &Path) -> HashSet<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Kills a node with workers on the device in the middle of traffic, and looks at what is left.
+/// Kills a node with workers on the device in the middle of traffic, and checks for leftovers.
 fn is_killed_and_leaves_nothing(sharing: &str) {
     let free = free_bytes();
     let shared = names(Path::new("/dev/shm"));
@@ -152,7 +152,7 @@ fn is_killed_and_leaves_nothing(sharing: &str) {
     let pids: Vec<u32> = running.line("pids ").split(' ').map(|pid| pid.parse().unwrap()).collect();
     let workers: Vec<_> = pids[1..].iter().map(|pid| PidFd::open(*pid).unwrap()).collect();
     while running.line("hops ").parse::<u64>().unwrap() < 200 {}
-    // What is looked for later is there now.
+    // Everything that is searched for later exists now.
     let there = processes_of(folder.path());
     println!("{sharing}: {there:?}");
     assert!(pids.iter().all(|pid| there.iter().any(|(other, _)| other == pid)), "{there:?}");
@@ -164,7 +164,7 @@ fn is_killed_and_leaves_nothing(sharing: &str) {
     if let Some(free) = free {
         assert!(free_bytes().unwrap() + MEMORY_SLACK < free, "the workers use memory of the GPU");
     }
-    // One that cannot act any more ends too.
+    // A process that cannot act any more ends too.
     kill_process(Pid::from_raw(pids[1].cast_signed()).unwrap(), Signal::STOP).unwrap();
     let start = Instant::now();
     running.child.kill().unwrap();
@@ -188,7 +188,7 @@ fn is_killed_and_leaves_nothing(sharing: &str) {
     }
 }
 
-/// On a GPU its free memory is looked at, so nothing else may use it meanwhile: `--test-threads=1`.
+/// On a GPU the test compares the free memory, so nothing else may use it meanwhile: `--test-threads=1`.
 pub(crate) fn a_node_that_is_killed_leaves_nothing_on_the_device(_: Builder) {
     is_killed_and_leaves_nothing("isolated");
 }
@@ -198,7 +198,7 @@ pub(crate) fn a_node_that_is_killed_leaves_no_mps_daemon(_: Builder) {
     is_killed_and_leaves_nothing("mps");
 }
 
-/// "How do you count, and what is in this?" Passed on first, if there is somebody to pass it on to.
+/// "How do you count, and what is in this?" It is passed on first, if there is an actor to pass it on to.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Vec<Counted>)]
 struct Count {
@@ -207,13 +207,13 @@ struct Count {
     next: Option<Address<Count>>,
 }
 
-/// What a worker says of its devices.
+/// A worker's report on its devices.
 #[derive(Debug, Serialize, Deserialize)]
 struct Counted {
     visible: Option<String>,
     /// In its order.
     all: Vec<DeviceId>,
-    /// The number there of the device that was told, and of the tensor's.
+    /// The worker's numbers of the device that the message named, and of the tensor's.
     numbers: [Option<usize>; 2],
     tensor: DeviceId,
     elements: Vec<u32>,
@@ -289,7 +289,7 @@ fn orders(builder: Builder) -> anyhow::Result<()> {
             anyhow::ensure!(all.len() == gpus.len() + 1, "it sees other devices: {all:?}");
         }
         let differ = counted[0].numbers != counted[1].numbers;
-        // The one in the middle of an odd number has the same number from both ends.
+        // Of an odd number of GPUs, the one in the middle has the same number from both ends.
         let middle = device.ordinal().is_none_or(|number| 2 * number + 1 == gpus.len());
         anyhow::ensure!(differ != middle, "both count alike: {counted:?}");
     }

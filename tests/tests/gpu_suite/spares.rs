@@ -22,7 +22,7 @@ fn status(node: &Node, worker: WorkerId) -> WorkerStatus {
     node.supervisor().worker(worker).expect("it was started")
 }
 
-/// The process that waits for it, when it is ready.
+/// Returns the process that waits for it, when it is ready.
 fn until_spare(node: &Node, doubler: &Spawned<Doubler>) -> u32 {
     let is_ready = WorkerState::Spare { of: doubler.worker(), ready: true };
     let mut pid = None;
@@ -37,7 +37,8 @@ fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid.cast_signed()).expect("a process"), Signal::KILL).expect("it runs");
 }
 
-/// Kills its process while a spare waits, and says when it serves again. The process, and that of the spare.
+/// Kills its process while a spare waits, and prints how long it took to serve again. Returns the new
+/// process, and that of the new spare.
 fn killed_and_back(node: &Node, stream: &DeviceStream, doubler: &Spawned<Doubler>) -> (u32, u32) {
     doubles(node, stream, &doubler.address());
     let (before, spare) = (status(node, doubler.worker()).pid, until_spare(node, doubler));
@@ -59,8 +60,8 @@ pub(crate) fn a_worker_goes_on_in_a_spare_that_has_opened_the_device(builder: Bu
     }
 }
 
-/// DEATH-2: a client that is killed while nothing of its runs takes nothing from the others, and goes on in
-/// its spare.
+/// DEATH-2: a client that is killed while none of its kernels runs takes nothing from the others, and goes on
+/// in its spare.
 pub(crate) fn a_client_of_mps_that_is_killed_at_rest_costs_nobody_else(builder: Builder) {
     let (device, node) = node_under_mps(builder);
     let stream = node.stream(&device).unwrap();
@@ -77,7 +78,7 @@ pub(crate) fn a_client_of_mps_that_is_killed_at_rest_costs_nobody_else(builder: 
     }
 }
 
-/// Works for so many nanoseconds, by the clock of the device.
+/// A kernel that works for this many nanoseconds, by the clock of the device.
 const PTX: &str = "\
 .version 7.0
 .target sm_70
@@ -101,7 +102,7 @@ again:
 /// Longer than a process takes to end.
 const WORK: u64 = 2_000_000_000;
 
-/// "Begin a kernel that takes long." The answer is there when it has begun.
+/// "Begin a kernel that takes long." The answer arrives when the kernel has begun.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 struct Toil;
@@ -154,7 +155,7 @@ pub(crate) fn spares_end_with_their_mps_group_and_are_replaced(builder: Builder)
         let (now, ended) = (now(), node.report().unwrap().restarts);
         assert!(now.pid != before && now.pid != spare && now.restarts == restarts, "{now:?}");
         let ended = ended.iter().find(|past| past.worker == doubler.worker()).expect("it was restarted");
-        // A client may see the loss, and say so, before the end of the one that was killed is seen.
+        // A client may see the loss, and report it, before anybody sees the end of the one that was killed.
         assert!(matches!(ended.ends.last(), Some(EndReason::Group(_) | EndReason::GpuFault(_))), "{ended:?}");
         assert_ne!(until_spare(&node, &doubler), spare);
         until("the first is back", || status(&node, toiler.worker()).state == WorkerState::Running);

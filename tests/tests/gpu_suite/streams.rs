@@ -6,15 +6,15 @@ use tensorpost_tests::harness::Builder;
 
 use super::device;
 
-/// Workers of one actor that one server of MPS has to take.
+/// The workers of one actor that one server of MPS has to take.
 const MANY: usize = 40;
 
-/// "How many streams can you make beside your own, and what is said of one more?"
+/// "How many streams can you make beside your own, and what does the error for one more say?"
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (usize, String))]
 struct Make;
 
-/// Another like it.
+/// "Copy this."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]
 pub(crate) struct Copied(pub(crate) Tensor);
@@ -68,7 +68,7 @@ pub(crate) fn spawn(node: &Node, device: &Device, streams: usize) -> Result<Spaw
         .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
-/// MBX-2: a worker that a spawn made has the streams that were asked for, and says how to get more.
+/// MBX-2: a worker that a spawn made has the streams that were asked for, and its error says how to get more.
 pub(crate) fn a_worker_has_as_many_streams_as_its_spawn_says(builder: Builder) {
     let (device, is_gpu) = device();
     let node = builder.start().unwrap();
@@ -81,7 +81,7 @@ pub(crate) fn a_worker_has_as_many_streams_as_its_spawn_says(builder: Builder) {
 }
 
 /// Forty workers of one actor serve on one GPU under MPS. Workers that ask for more streams are refused past
-/// some number, and told why.
+/// some number, with the reason.
 pub(crate) fn forty_workers_share_a_gpu_under_mps(builder: Builder) {
     let (device, is_gpu) = device();
     let builder = if is_gpu { builder.sharing(Sharing::Mps) } else { builder };
@@ -103,6 +103,6 @@ pub(crate) fn forty_workers_share_a_gpu_under_mps(builder: Builder) {
     let (number, refused) = refused.expect("there is no end to workers");
     println!("worker {number}: {refused}");
     assert!(refused.contains("CUDA_DEVICE_MAX_CONNECTIONS") && refused.contains("MPS"), "{refused}");
-    // Those that are there go on.
+    // The workers that exist go on.
     node.block_on(makers[0].ask(Copied(one(3)))).unwrap();
 }
